@@ -28,8 +28,8 @@ import torch.distributed as dist
 from benchmarks.bystanders import CpuUsage, wait_until_quiet
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.report_file import add_output, write_report
+from specdec.kernels.collectives import Collectives, ProcessGroupCollectives
 from specdec.kernels.cpu import SharedMemory, native_library
-from specdec.kernels.tensor_parallel import Collectives, ProcessGroupCollectives
 
 _TIMEOUT_S = 60.0
 _QUIET_LIMIT_S = 120.0
@@ -119,7 +119,7 @@ def run_rank(
     assert dist.group.WORLD is not None
     ways: dict[str, Collectives] = {
         "shared memory": SharedMemory(library, rank, size, directory / "shared", _TIMEOUT_S),
-        "gloo": ProcessGroupCollectives(dist.group.WORLD),
+        "gloo": ProcessGroupCollectives(dist.group.WORLD, "Gloo"),
     }
     for work in CASES.values():
         times = measure(work, ways, rounds)

@@ -55,6 +55,7 @@ from benchmarks.gpu.page import page, summary
 from benchmarks.gpu.parts import Context, Part, PartReport, Run, run_parts
 from benchmarks.gpu.processes import ForkedPart, forked
 from benchmarks.gpu.prompts import measure_prompts
+from benchmarks.gpu.ranks import compare_ranks
 from benchmarks.gpu.steps import measure_grid, measure_main_steps
 from benchmarks.gpu.throughput import compare_speculation, compare_transformers
 from benchmarks.gpu.trees import measure_trees
@@ -87,6 +88,7 @@ PARTS = (
     Part("equality of drafters", compare_drafters, is_timed=False),
     Part("equality of features", compare_features, is_timed=False),
     Part("equality of formats", compare_formats, is_timed=False),
+    _measurement("ranks", compare_ranks, 120.0),
     _measurement("main steps", measure_main_steps, 100.0),
     _measurement("prompts", measure_prompts, 60.0),
     _measurement("trees", measure_trees, 60.0),

@@ -34,8 +34,9 @@ from benchmarks.step_bench import PRECISIONS, Shape, StepBench
 from benchmarks.summary import Bar, at_most, print_bars
 from benchmarks.workloads import MODEL
 from cluster.workers.ranks import BRIEF_SPINNING
+from specdec.kernels.collectives import ProcessGroupCollectives
 from specdec.kernels.cpu import native_library
-from specdec.kernels.tensor_parallel import ProcessGroupCollectives, TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.resolve import resolve
 from specdec.worker import Rendezvous
 
@@ -113,7 +114,7 @@ def _join(spec: RankSpec) -> TensorParallelGroup:
         world_size=spec.size,
     )
     assert dist.group.WORLD is not None
-    collectives = ProcessGroupCollectives(dist.group.WORLD)
+    collectives = ProcessGroupCollectives(dist.group.WORLD, "Gloo")
     return TensorParallelGroup(spec.rank, spec.size, collectives)
 
 

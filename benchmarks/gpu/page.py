@@ -19,6 +19,7 @@ _TREE_COLUMNS = (
 )
 _EXTRAS_PART = "penalties, grammars, log-probabilities"
 _EXTRAS_COLUMNS = ("batch", "request", "sequences with it", "ms on the device", "ms by the host")
+_SUM_COLUMNS = ("type", "KiB", "in one shot, us", "NCCL, us")
 
 
 def page(report: PartReport) -> str:
@@ -33,6 +34,9 @@ def page(report: PartReport) -> str:
     ]
     if aims := list(_aim_rows(plain["parts"])):
         lines += ["", "## Aims", "", markdown_table(_AIM_COLUMNS, aims)]
+    if sums := plain["parts"].get("ranks", {}).get("sums"):
+        rows = [_sum_row(each) for each in sums]
+        lines += ["", "## Sums over two ranks", "", markdown_table(_SUM_COLUMNS, rows)]
     if cells := plain["parts"].get("prompts", {}).get("prompt_cells"):
         rows = [_prompt_row(each) for each in cells]
         lines += ["", "## Steps of 8B with a prompt", "", markdown_table(_PROMPT_COLUMNS, rows)]
@@ -72,6 +76,11 @@ def _aim_rows(parts: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             sign = "at most" if "at_most" in aim else "at least"
             result = "met" if is_met else "missed"
             yield name, part_name, f"{value:.3g}", f"{sign} {limit:.3g}", result
+
+
+def _sum_row(each: dict[str, Any]) -> tuple[str, ...]:
+    times = (f"{each[key]:.1f}" for key in ("one_shot_us", "nccl_us"))
+    return (each["dtype"], str(each["bytes"] // 2**10), *times)
 
 
 def _prompt_row(cell: dict[str, Any]) -> tuple[str, ...]:
@@ -132,7 +141,7 @@ def _details(part: Result) -> Iterator[str]:
 _LONG = {
     "rates",
     *("passed", "error", "traceback", "log", "stack", "seconds", "cases", "cells", "aims"),
-    *("prompt_cells", "extras_cells", "tree_cells"),
+    *("prompt_cells", "extras_cells", "tree_cells", "sums"),
     *("profiles", "plans", "steps", "command", "output", "medusa", "dspark"),
 }
 _MAX_DETAIL_CHARS = 400

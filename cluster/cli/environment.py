@@ -164,7 +164,20 @@ def _cuda_and_nccl(torch_probe: Probe) -> tuple[Probe, Probe]:
     cuda = Probe("CUDA", answer=torch.version.cuda)
     if not dist.is_nccl_available():
         return cuda, Probe("NCCL", error="this build of torch has no NCCL")
-    return cuda, Probe("NCCL", answer=".".join(map(str, torch.cuda.nccl.version())))
+    version = ".".join(map(str, torch.cuda.nccl.version()))
+    return cuda, Probe("NCCL", answer=f"{version}; {_sums_of(torch.cuda.device_count())}")
+
+
+def _sums_of(num_gpus: int) -> str:
+    """Return how ranks on these GPUs sum small tensors."""
+    import torch
+
+    from specdec.kernels.nvlink import nvlink_fault
+
+    faults = (nvlink_fault(torch.device("cuda", index)) for index in range(num_gpus))
+    if fault := next(filter(None, faults), ""):
+        return f"sums by NCCL alone: {fault}"
+    return "small sums in one shot over NVLink"
 
 
 def _kernels_fault() -> str:

@@ -52,6 +52,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
                 "enforce_eager",
                 "deterministic",
             ),
+            *("disable_custom_all_reduce", "compare_ranks"),
             "step_timeout_s",
         ),
         "Memory": (

@@ -26,6 +26,7 @@ SAME = (
     ),
     *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "stream_interval"),
     *("hf_overrides", "async_scheduling", "enforce_eager", "enable_prefix_caching"),
+    "disable_custom_all_reduce",
     *("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "lora_modules"),
     *("speculative_config", "host", "otlp_traces_endpoint", "tool_call_parser"),
     *("seed", "chat_template", "reasoning_parser"),

@@ -104,4 +104,5 @@ def _group_spec(
         logs=config.logs,
         gpus_per_rank=gpus_per_rank(config),
         options=config.model_options if is_target else DEFAULT_MODEL_OPTIONS,
+        disable_custom_all_reduce=config.disable_custom_all_reduce,
     )

@@ -10,7 +10,7 @@ from cluster.workers.adapter_messages import is_for_adapters
 from cluster.workers.adapter_orders import execute_adapter_order
 from cluster.workers.draft_partition import DraftPartition
 from cluster.workers.frames import Frames
-from specdec.worker import DraftModelRunner
+from specdec.worker import DraftModelRunner, RankComparison
 
 
 class DraftSteps:
@@ -26,11 +26,14 @@ class DraftSteps:
         rank: int,
         partition: DraftPartition | None = None,
         share: Callable[[], float] = lambda: 1.0,
+        comparison: RankComparison | None = None,
     ) -> None:
+        """comparison: of the drafts of all ranks, in front of each answer; None without."""
         self._runner = runner
         self._rank = rank
         self._partition = partition
         self._share = share
+        self._comparison = comparison
 
     def __call__(self, frames: Frames, is_interrupted: Callable[[], bool]) -> Iterator[Frames]:
         """Execute a step, or an order for adapters, and yield its answers.
@@ -44,6 +47,8 @@ class DraftSteps:
         if partition is not None:
             step = partition.to_worker(step)
         drafts = self._runner.draft(step)
+        if self._comparison is not None:
+            self._comparison.check_drafts(step, drafts)
         if step.drafts:
             own = drafts if partition is None else partition.drafts(drafts)
             yield draft_serialization.encode_draft_output(own)
@@ -53,6 +58,8 @@ class DraftSteps:
             yield serialization.CAUGHT_UP
         if step.ahead:
             ahead = self._runner.draft_ahead(step, is_interrupted)
+            if self._comparison is not None:
+                self._comparison.check_ahead(step, ahead)
             ahead = replace(ahead, share=self._share())
             yield draft_serialization.encode_ahead_output(
                 ahead if partition is None else partition.ahead(ahead)

@@ -80,7 +80,8 @@ class GroupSpec:
     num_replicas: groups like this one that share the cores of a node.
     bundle_index: of the placement group. transport: None uses ipc on this node and tcp to others.
     vocabulary: tokens that a draft model shares with the target, where their vocabularies differ.
-    head: the draft head beside a target, if any.
+    head: the draft head beside a target, if any. disable_custom_all_reduce: whether ranks on GPUs
+    sum by NCCL alone.
     """
 
     name: str
@@ -101,6 +102,7 @@ class GroupSpec:
     head: HeadSource | None = None
     gpus_per_rank: float = 1.0
     options: ModelOptions = DEFAULT_MODEL_OPTIONS
+    disable_custom_all_reduce: bool = False
 
 
 @dataclass(frozen=True)

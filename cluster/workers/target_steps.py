@@ -18,8 +18,8 @@ from cluster.workers.group_spec import ModelSource
 from cluster.workers.head_messages import LoadReport, is_for_heads
 from cluster.workers.head_messages import order_in as order_for_heads
 from specdec.types.drafters import HeadFile
-from specdec.types.messages import StepInput
-from specdec.worker import TargetModelRunner
+from specdec.types.messages import StepInput, VerifyOutput
+from specdec.worker import RankComparison, TargetModelRunner
 
 _POLL_S = 50e-6
 
@@ -28,13 +28,18 @@ class TargetSteps:
     """Executes the messages of a target in order; each step has one answer."""
 
     def __init__(
-        self, runner: TargetModelRunner, rank: int, sleep: Callable[[float], None] = time.sleep
+        self,
+        runner: TargetModelRunner,
+        rank: int,
+        sleep: Callable[[float], None] = time.sleep,
+        comparison: RankComparison | None = None,
     ) -> None:
-        """sleep: waits some seconds for a message, or for the device."""
+        """sleep: waits some seconds for a message, or for the device.
+
+        comparison: of the answers of all ranks, in front of each; None without.
+        """
         self._runner, self._rank, self._sleep = runner, rank, sleep
-        # Ranks would differ in what they know when a step begins, and so in the shapes of their
-        # collective operations.
-        self._may_begin = runner.group.size == 1
+        self._comparison = comparison
 
     def __call__(self, frames: Frames, has_message: Callable[[], bool]) -> Iterator[Frames]:
         """Execute a step, or an order for the versions of the draft head or for adapters.
@@ -53,18 +58,28 @@ class TargetSteps:
     def finish(self) -> Iterator[Frames]:
         """Wait for the steps in flight; yield their answers."""
         while self._runner.num_in_flight:
-            yield serialization.encode_output(self._runner.collect())
+            yield self._answer(self._runner.collect())
+        self._runner.settle()
+
+    def _answer(self, output: VerifyOutput) -> Frames:
+        if self._comparison is not None:
+            self._comparison.check(output)
+        return serialization.encode_output(output)
 
     def _step(self, step: StepInput, has_message: Callable[[], bool]) -> Iterator[Frames]:
-        if not (self._may_begin and self._runner.begin(step)):
+        if self._comparison is not None:
+            self._comparison.note(step)
+        if self._runner.needs_results(step):
             yield from self.finish()
-            yield serialization.encode_output(self._runner.execute(step))
+        if not self._runner.begin(step):
+            yield from self.finish()
+            yield self._answer(self._runner.execute(step))
             return
         while self._runner.num_in_flight:
             if self._runner.num_in_flight == 1 and has_message():
                 return  # it may be a step to begin behind this one
             if self._runner.num_in_flight > 1 or self._runner.is_step_done:
-                yield serialization.encode_output(self._runner.collect())
+                yield self._answer(self._runner.collect())
             else:
                 self._sleep(_POLL_S)
 

@@ -17,6 +17,7 @@ from cluster.workers.frames import Frames
 from cluster.workers.group_spec import GroupSpec, HeadSource
 from cluster.workers.profile_messages import WorkerProfileOrder, is_for_profiles, order_in
 from cluster.workers.target_steps import TargetSteps
+from specdec.config.engine import EngineConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.profile import WorkerProfile
@@ -24,6 +25,7 @@ from specdec.worker import (
     DraftModelRunner,
     HeadFiles,
     ModelRunner,
+    RankComparison,
     RankModel,
     Rendezvous,
     StepProfiler,
@@ -71,9 +73,10 @@ def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
         spec.options,
     )
     runner = load_warm(model, _join_group(spec, rank, directory))
+    comparison = RankComparison.of(runner.group, is_wanted=spec.limits.compare_ranks)
     if isinstance(runner, DraftModelRunner):
-        return ModelWorker(runner, DraftSteps(runner, rank), rank)
-    steps = TargetSteps(runner, rank)
+        return ModelWorker(runner, DraftSteps(runner, rank, comparison=comparison), rank)
+    steps = TargetSteps(runner, rank, comparison=comparison)
     return ModelWorker(runner, steps, rank, steps.finish)
 
 
@@ -86,9 +89,16 @@ def _join_group(spec: GroupSpec, rank: int, directory: Path) -> TensorParallelGr
     # be on another node, so the directory may not exist here.
     directory.mkdir(mode=0o700, exist_ok=True)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    group = Rendezvous(rank, size, spec.device, directory, _COLLECTIVE_TIMEOUT).join()
-    name = type(group.collectives).__name__
-    logger.info("rank %d of %d exchanges tensors by %s", rank, size, name)
+    group = Rendezvous(
+        rank,
+        size,
+        spec.device,
+        directory,
+        _COLLECTIVE_TIMEOUT,
+        is_custom=not spec.disable_custom_all_reduce,
+        is_ordered=isinstance(spec.limits, EngineConfig) and spec.limits.deterministic,
+    ).join()
+    logger.info("rank %d of %d exchanges tensors by %s", rank, size, group.describe())
     return group
 
 

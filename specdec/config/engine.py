@@ -105,6 +105,7 @@ class EngineConfig:
     enforce_eager: whether a GPU launches the operators of each step one by one, without graphs.
     deterministic: whether the bits of a token's logits must not depend on the batch, nor on how its
         text was divided into steps.
+    compare_ranks: whether several ranks compare their tokens and drafts in each step.
     kv_cache_dtype: of keys and values; auto: the data type of the model.
     """
 
@@ -120,6 +121,7 @@ class EngineConfig:
     async_scheduling: bool = False
     enforce_eager: bool = False
     deterministic: bool = False
+    compare_ranks: bool = False
     kv_cache_dtype: KVCacheDType = "auto"
     speculation: SpeculativeConfig | None = None
     adapters: AdapterLimits | None = None
@@ -157,7 +159,7 @@ class DraftLimits:
     parallel_drafting, draft_window: as in DraftModelConfig.
     token_map: its `speculative_token_map`.
     max_num_seqs, enforce_eager: as in EngineConfig; a GPU drafts for more sequences with the host.
-    kv_cache_dtype: as in EngineConfig.
+    compare_ranks, kv_cache_dtype: as in EngineConfig.
     adapters: limits of its LoRA adapters; None where none can be loaded.
     """
 
@@ -172,6 +174,7 @@ class DraftLimits:
     token_map: str | None = None
     max_num_seqs: int = 1
     enforce_eager: bool = False
+    compare_ranks: bool = False
     kv_cache_dtype: KVCacheDType = "auto"
     adapters: AdapterLimits | None = None
 

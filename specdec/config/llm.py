@@ -211,8 +211,21 @@ class LLMConfig:
         False,
         BOOLEAN,
         "Return the same tokens for a prompt, parameters and seed whatever else is in the batch; "
-        "on a GPU matrix products are slower, and one rank, Triton's kernels, RMSNorm and no "
-        "adapters are required; a CPU with native kernels always does",
+        "on a GPU matrix products are slower, and Triton's kernels, RMSNorm and no adapters are "
+        "required; a CPU with native kernels always does",
+    )
+    disable_custom_all_reduce: bool = setting(
+        False,
+        BOOLEAN,
+        "Sum over the ranks on GPUs by NCCL alone; otherwise small sums are one kernel over "
+        "memory that the GPUs share, where NVLink joins them and torch supports it",
+    )
+    compare_ranks: bool = setting(
+        False,
+        BOOLEAN,
+        "Compare the tokens and drafts of all ranks in each step, and end the ranks with an error "
+        "that names rank, sequence and position where they differ; for debugging, as ranks then "
+        "wait for each other's hosts",
     )
     kv_cache_dtype: KVCacheDType = setting(
         "auto",

@@ -88,8 +88,6 @@ def _check_deterministic(config: Settings) -> None:
     limit = None
     if config.kernels == "torch":
         limit = "False where kernels is torch, whose sums depend on the batch"
-    elif config.device != "cpu" and config.tensor_parallel_size > 1:
-        limit = "False where a GPU holds one of several ranks: NCCL may add in any order"
     elif config.device != "cpu" and config.enable_lora:
         limit = "False with adapters on a GPU, whose products depend on the batch"
     if limit is not None:

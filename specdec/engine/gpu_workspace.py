@@ -28,6 +28,10 @@ _LIBRARY_BYTES = _GIB
 """The context of CUDA, the code and workspaces of its libraries, and fragmentation."""
 _SAMPLING_BYTES = 400 * _MIB
 """Of the rows that are sampled at once, whatever the batch is (`specdec.sampling`)."""
+_NCCL_BYTES = 512 * _MIB
+"""Buffers of the communicator of several ranks."""
+_EXCHANGED_LOGITS = 2**26
+"""Logits that several ranks exchange at once (`specdec.sampling.device_sampler`)."""
 _GRAPHS_BYTES = 6 * _MIB
 """Device memory of the four graphs of one size: the forward pass has a node for each kernel."""
 _HEAD_GRAPHS_BYTES = 3 * _MIB
@@ -53,6 +57,7 @@ def gpu_workspace_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) 
         + attention_bytes(config, model) * (2 if captures else 1)
         + _activation_bytes(config, model)
         + _logit_bytes(model, _scored_tokens(config, drafts=drafts), captures=captures)
+        + _rank_bytes(config, model, drafts=drafts, captures=captures)
         + (0 if drafts else _count_bytes(config, model))
         + _graph_bytes(config, drafts=drafts) * num_sizes
         + _dequantized_bytes(config, model)
@@ -149,6 +154,22 @@ def _logit_bytes(model: ModelConfig, num_tokens: int, *, captures: bool) -> int:
     float32_bytes = 4
     of_graphs = min(num_tokens, MAX_GRAPH_TOKENS) if captures else 0
     return (num_tokens + of_graphs) * model.vocab_size * float32_bytes + _SAMPLING_BYTES
+
+
+def _rank_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool, captures: bool) -> int:
+    """Return the bytes of what several ranks exchange; 0 of one rank.
+
+    Of logits: those that are sent, received, and put together to whole rows.
+    """
+    draft, size = config.draft_model, config.tensor_parallel_size
+    if drafts and draft is not None:
+        size = draft.draft_tensor_parallel_size
+    if size == 1:
+        return 0
+    num_logits = _scored_tokens(config, drafts=drafts) * model.vocab_size
+    num_copies, float32_bytes = 3 * (2 if captures else 1), 4
+    exchanged = min(num_logits, max(_EXCHANGED_LOGITS, size * model.vocab_size))
+    return _NCCL_BYTES + num_copies * exchanged * float32_bytes // size
 
 
 def _count_bytes(config: LLMConfig, model: ModelConfig) -> int:

@@ -132,6 +132,7 @@ def _engine_config(
         async_scheduling=config.async_scheduling and (config.device == "cuda" or not in_process),
         enforce_eager=config.enforce_eager,
         deterministic=config.deterministic,
+        compare_ranks=config.compare_ranks,
         kv_cache_dtype=config.kv_cache_dtype,
         speculation=speculation.without_drafts_ahead if in_process and speculation else speculation,
         adapters=config.adapter_limits,
@@ -157,6 +158,7 @@ def _draft_limits(config: LLMConfig, pool: _Pool, num_blocks: int) -> DraftLimit
         token_map=drafting.speculative_token_map,
         max_num_seqs=config.max_num_seqs,
         enforce_eager=config.enforce_eager,
+        compare_ranks=config.compare_ranks,
         kv_cache_dtype=config.kv_cache_dtype,
         adapters=draft_adapter_limits(config, pool.model),
     )

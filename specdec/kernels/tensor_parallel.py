@@ -6,47 +6,21 @@ import uuid
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from specdec.kernels.collectives import (
+    Collectives,
+    OrderedCollectives,
+    ProcessGroupCollectives,
+    gpu_collectives,
+)
 from specdec.kernels.cpu import SharedMemory, native_library
 from specdec.types.sharding import partition
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-class Collectives(Protocol):
-    """Collective communication between the ranks of a group.
-
-    Every rank must call the same collectives in the same order. Calls raise RuntimeError when a
-    peer dies.
-    """
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Sum `tensor` over the ranks, in place."""
-
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        """Stack every rank's `tensor` (equal shapes) to [size, *tensor.shape]."""
-
-
-@dataclass(frozen=True)
-class ProcessGroupCollectives:
-    """Collectives of `torch.distributed`: NCCL between GPUs, Gloo on CPUs."""
-
-    process_group: dist.ProcessGroup
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Sum `tensor` over the ranks in place, in the order of the backend."""
-        dist.all_reduce(tensor, group=self.process_group)
-
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        """Return every rank's `tensor`, [size, *tensor.shape]."""
-        parts = [torch.empty_like(tensor) for _ in range(self.process_group.size())]
-        dist.all_gather(parts, tensor.contiguous(), group=self.process_group)
-        return torch.stack(parts)
 
 
 @dataclass(frozen=True)
@@ -69,6 +43,21 @@ class TensorParallelGroup:
             return tensor.unsqueeze(0)
         return self.collectives.all_gather(tensor)
 
+    def all_to_all(self, parts: Tensor) -> Tensor:
+        """Send `parts[rank]` to each rank, [size, ...]; return what each rank sent here."""
+        return parts if self.collectives is None else self.collectives.all_to_all(parts)
+
+    @property
+    def adds_in_order(self) -> bool:
+        """Return whether sums add the ranks in order, so that no bit depends on a tensor's size."""
+        return self.collectives is None or isinstance(
+            self.collectives, OrderedCollectives | SharedMemory
+        )
+
+    def describe(self) -> str:
+        """Return how tensors are exchanged, for the log."""
+        return "nothing" if self.collectives is None else self.collectives.describe()
+
     def share_of(self, total: int) -> range:
         """Return this rank's shard of range(total)."""
         return partition(total, self.size)[self.rank]
@@ -79,7 +68,8 @@ class Rendezvous:
     """Arguments with which one rank joins its group.
 
     device: device type. directory: shared by all ranks and private to them, initially empty.
-    timeout: limit for the ranks to join, and for each collective.
+    timeout: limit for the ranks to join, and for each collective. is_custom: whether GPUs may sum
+    in one shot. is_ordered: whether the sums of GPUs have to add the ranks in order.
     """
 
     rank: int
@@ -87,35 +77,55 @@ class Rendezvous:
     device: str
     directory: Path
     timeout: timedelta
+    is_custom: bool = True
+    is_ordered: bool = False
 
     def join(self) -> TensorParallelGroup:
         """Join the group; returns when every rank has joined. Call it once per process.
 
-        Ranks on GPUs use NCCL. Ranks on the CPUs of one node use shared memory if all of them have
-        the native kernels. Other ranks use Gloo.
+        Ranks on GPUs use NCCL, and sum small tensors in one shot where all of them can. Ranks on
+        the CPUs of one node use shared memory if all of them have the native kernels. Other ranks
+        use Gloo.
         """
         if self.size == 1:
             return TensorParallelGroup()
-        return TensorParallelGroup(self.rank, self.size, self._collectives())
+        joined = self._on_gpus() if self.device == "cuda" else self._on_cpus()
+        return TensorParallelGroup(self.rank, self.size, joined)
 
-    def _collectives(self) -> Collectives:
-        dist.init_process_group(
-            "gloo" if self.device == "cpu" else "nccl",
-            init_method=f"file://{self.directory / 'rendezvous'}",
-            rank=self.rank,
-            world_size=self.size,
-            timeout=self.timeout,
-        )
-        assert dist.group.WORLD is not None
-        process_group = ProcessGroupCollectives(dist.group.WORLD)
-        if self.device != "cpu" or not _can_share_memory(process_group):
-            return process_group
+    def _on_gpus(self) -> Collectives:
+        """Join with NCCL for tensors on the GPU, and Gloo for what the hosts agree on.
+
+        The device that is named makes NCCL connect now: a communicator cannot be created while a
+        graph is captured.
+        """
+        device = torch.device("cuda", torch.cuda.current_device())
+        group = self._process_group("cpu:gloo,cuda:nccl", "NCCL", device)
+        return gpu_collectives(group, device, is_custom=self.is_custom, is_ordered=self.is_ordered)
+
+    def _on_cpus(self) -> Collectives:
+        group = self._process_group("gloo", "Gloo")
+        if not _can_share_memory(group):
+            return group
         library = native_library()
         assert library is not None, "the kernels were available during the check"
         address, timeout_s = self.directory / "shared-memory", self.timeout.total_seconds()
         shared_memory = SharedMemory(library, self.rank, self.size, address, timeout_s)
         dist.destroy_process_group()
         return shared_memory
+
+    def _process_group(
+        self, backend: str, name: str, device: torch.device | None = None
+    ) -> ProcessGroupCollectives:
+        dist.init_process_group(
+            backend,
+            init_method=f"file://{self.directory / 'rendezvous'}",
+            rank=self.rank,
+            world_size=self.size,
+            timeout=self.timeout,
+            device_id=device,
+        )
+        assert dist.group.WORLD is not None
+        return ProcessGroupCollectives(dist.group.WORLD, name)
 
 
 def _can_share_memory(group: ProcessGroupCollectives) -> bool:

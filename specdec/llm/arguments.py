@@ -65,6 +65,8 @@ class LLMArguments(TypedDict, total=False):
     trust_remote_code: bool
     enforce_eager: bool
     deterministic: bool
+    disable_custom_all_reduce: bool
+    compare_ranks: bool
 
 
 @dataclass(frozen=True)

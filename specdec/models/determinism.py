@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.traits import NormKind, QkNorm
 from specdec.types.errors import UnsupportedModelError
 
 
-def require_deterministic(config: ModelConfig, num_ranks: int, device: torch.device) -> None:
+def require_deterministic(
+    config: ModelConfig, group: TensorParallelGroup, device: torch.device
+) -> None:
     """Raise UnsupportedModelError where some part of a model's pass has no invariant kernel.
 
     On a CPU the native decoder has one for every part that it runs.
@@ -20,7 +23,7 @@ def require_deterministic(config: ModelConfig, num_ranks: int, device: torch.dev
         faults |= {
             "LayerNorm": traits.norm is not NormKind.RMS,
             "norms over all heads": config.has_qk_norm and traits.qk_norm is QkNorm.ALL_HEADS,
-            "several ranks, whose results NCCL adds in an order of its choice": num_ranks > 1,
+            "ranks whose results are added in an order of NCCL's choice": not group.adds_in_order,
         }
     if found := [name for name, is_found in faults.items() if is_found]:
         raise UnsupportedModelError(

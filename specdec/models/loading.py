@@ -137,7 +137,7 @@ def load_model(
     none of the output tokens.
     """
     if deterministic:
-        require_deterministic(config, group.size, device)
+        require_deterministic(config, group, device)
     if config.transformers is not None:
         sizes = (max_model_len, block_size)
         return _load_transformers(

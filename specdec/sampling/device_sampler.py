@@ -1,8 +1,9 @@
 """Sampling in tensors of fixed shape: the device samples and verifies without the host.
 
 The tokens are those of `sampler`, which selects rows and chunks on the host to save arithmetic.
-Here the noise of the whole vocabulary is computed, and one gather carries the best score, its token
-and the faults of a row over all ranks. This is the reference for device kernels.
+Here the noise of the whole vocabulary is computed. Of several ranks, one gather carries the best
+logit of a row, its token and faults where all rows are greedy; others are sampled as whole rows, of
+which each rank has a share (`row_exchange`). This is the reference for device kernels.
 """
 
 from __future__ import annotations
@@ -14,14 +15,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.kernels.sample_rows import RowArgmax
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.kernels.triton.availability import has_triton
 from specdec.sampling.device_truncation import DeviceLimits, device_floors
-from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, gumbel_noise
+from specdec.sampling.gumbel import NoiseKeys, gumbel_noise
+from specdec.sampling.row_exchange import gather_rows, own_rows, whole_rows
 from specdec.sampling.sampler import LEAST_SCORE
 from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
 
 _SLAB_LOGITS = 2**23
-"""Logits of all ranks that are sampled at once, which take about 50 bytes each."""
+"""Logits that torch's operators sample at once, which take about 50 bytes each."""
+
+_EXCHANGED_LOGITS = 2**26
+"""Logits of all ranks that are exchanged at once, which take up to 6 bytes each on a rank."""
 
 
 class SamplingKind(IntEnum):
@@ -67,26 +74,61 @@ def sample_on_device(
     rules: None for GREEDY. Rows of temperature 0 take the argmax, whatever the kind is.
     """
     logits = logits[:, : shard.vocab_size - shard.first_token]
-    if shard.group.size == 1 and has_triton(logits.device):
-        return _triton_sample(logits, rules, kind)
-    size = max(1, _SLAB_LOGITS // shard.vocab_size)
-    slabs = [slice(start, start + size) for start in range(0, len(logits), size)]
-    parts = [
-        _best(logits[slab]) if rules is None else _sampled(logits[slab], rules[slab], kind, shard)
-        for slab in slabs
-    ]
-    best = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if shard.group.size == 1:
+        return _sample_whole(logits, rules, kind)
     if rules is None:
-        best[:, 1] += shard.first_token
-    return _best_of_ranks(shard.group.all_gather(best))
+        return _best_of_ranks(logits, shard)
+    size = max(shard.group.size, _EXCHANGED_LOGITS // shard.vocab_size)
+    slabs = [slice(start, start + size) for start in range(0, len(logits), size)]
+    parts = [_sample_exchanged(logits[slab], rules[slab], kind, shard) for slab in slabs]
+    return DeviceSample(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+
+def _best_of_ranks(logits: Tensor, shard: VocabShard) -> DeviceSample:
+    """Return the best tokens of all ranks; one gather."""
+    best = _argmax(logits)
+    columns = (best.values, best.token_ids + shard.first_token, best.has_nan)
+    own = torch.stack([column.double() for column in columns], 1)  # float64 holds each exactly
+    values, token_ids, has_nan = shard.group.all_gather(own).unbind(2)  # [size, num_rows] each
+    # Of ranks with equal scores, argmax takes the first, which has the lowest token ids.
+    ranks = values.argmax(0, keepdim=True)
+    is_empty = values.amax(0) == -torch.inf
+    found = token_ids.gather(0, ranks).squeeze(0).long()
+    return DeviceSample(found, is_empty | (has_nan.amax(0) > 0))
+
+
+def _sample_exchanged(
+    logits: Tensor, rules: DeviceRules, kind: SamplingKind, shard: VocabShard
+) -> tuple[Tensor, Tensor]:
+    """Return the columns of a DeviceSample; an exchange of the logits, and a gather."""
+    num_rows, rows = len(logits), own_rows(len(logits), shard)
+    whole = whole_rows(logits, shard)
+    own = torch.zeros(len(whole), 2, dtype=torch.int64, device=logits.device)
+    if len(whole) > 0:
+        sample = _sample_whole(whole, rules[rows], kind)
+        own[:, 0], own[:, 1] = sample.token_ids, sample.is_invalid
+    token_ids, is_invalid = gather_rows(own, num_rows, shard).unbind(1)
+    return token_ids, is_invalid > 0
+
+
+def _sample_whole(logits: Tensor, rules: DeviceRules | None, kind: SamplingKind) -> DeviceSample:
+    """Sample rows of the whole vocabulary on this rank; as `sample_on_device`."""
+    if has_triton(logits.device):
+        return _triton_sample(logits, rules, kind)
+    if rules is None:
+        best = _torch_argmax(logits)
+        return DeviceSample(best.token_ids, best.has_nan | (best.values == -torch.inf))
+    size = max(1, _SLAB_LOGITS // logits.shape[1])
+    slabs = [slice(start, start + size) for start in range(0, len(logits), size)]
+    parts = [_torch_sample(logits[slab], rules[slab], kind) for slab in slabs]
+    return DeviceSample(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
 def _triton_sample(logits: Tensor, rules: DeviceRules | None, kind: SamplingKind) -> DeviceSample:
-    """Sample the whole vocabulary on this rank; as `sample_on_device`."""
-    from specdec.kernels.triton.sample import RowSampling, TileArgmax, sample_rows  # imports Triton
+    from specdec.kernels.triton.sample import RowSampling, sample_rows  # imports Triton
 
     if rules is None:
-        argmax = TileArgmax(logits).reduce()
+        argmax = _argmax(logits)
         token_ids = argmax.token_ids
     else:
         limits, keys = rules.limits, rules.keys
@@ -99,6 +141,37 @@ def _triton_sample(logits: Tensor, rules: DeviceRules | None, kind: SamplingKind
         sampled = sample_rows(logits, sampling, LEAST_SCORE, truncates=truncates)
         token_ids, argmax = sampled.token_ids, sampled.argmax
     return DeviceSample(token_ids, argmax.has_nan | (argmax.values == -torch.inf))
+
+
+def _torch_sample(logits: Tensor, rules: DeviceRules, kind: SamplingKind) -> tuple[Tensor, Tensor]:
+    """Return the columns of a DeviceSample, by torch's operators."""
+    best = _torch_argmax(logits)
+    chunks = ScoreChunks.of_logits(logits, 0)
+    chunks.scale(rules.temperatures.masked_fill(rules.temperatures == 0, 1), TensorParallelGroup())
+    scores = chunks.scores.flatten(1)
+    perturbed = scores + _noise(rules.keys, chunks).view_as(scores)
+    if kind is SamplingKind.TRUNCATED:
+        floors = device_floors(scores, rules.limits)
+        perturbed.masked_fill_(scores < floors.unsqueeze(1), -torch.inf)
+    token_ids = torch.where(rules.temperatures > 0, perturbed.argmax(1), best.token_ids)
+    return token_ids, best.has_nan | (best.values == -torch.inf)
+
+
+def _argmax(logits: Tensor) -> RowArgmax:
+    """Return the argmax of each row, by one of the kernels of the device."""
+    if has_triton(logits.device):
+        from specdec.kernels.triton.sample import TileArgmax  # imports Triton
+
+        return TileArgmax(logits).reduce()
+    return _torch_argmax(logits)
+
+
+def _torch_argmax(logits: Tensor) -> RowArgmax:
+    """Return the argmax of each row; of a row with NaN or +inf any token. Reads no value."""
+    values = logits.amax(1)  # propagates NaN
+    has_nan = ~(values < torch.inf)
+    # Of equals the first; of a row with NaN, the NaN.
+    return RowArgmax(values.masked_fill(has_nan, torch.inf).float(), logits.argmax(1), has_nan)
 
 
 @dataclass(frozen=True)
@@ -154,48 +227,6 @@ def _walked_chains(sample: DeviceSample, drafts: DeviceChains) -> VerifiedChains
     chains = (drafts.token_ids, parents, drafts.num_drafts, drafts.num_kept)
     walked = walk_trees(sample.token_ids, sample.is_invalid, *chains)
     return VerifiedChains(walked.token_ids, walked.num_tokens)
-
-
-def _best(logits: Tensor) -> Tensor:
-    """Return the best of each row on this rank: score, index, greatest logit, and whether it fails.
-
-    Returns [num_rows, 4] float64, which holds each exactly. NaN and +inf are faults.
-    """
-    greatest = logits.amax(1, keepdim=True)  # propagates NaN
-    columns = logits.argmax(1, keepdim=True)  # of equals the first; of a row with NaN, the NaN
-    is_faulty = ~(greatest < torch.inf)
-    return torch.cat(
-        [greatest.double(), columns.double(), greatest.double(), is_faulty.double()], 1
-    )
-
-
-def _sampled(logits: Tensor, rules: DeviceRules, kind: SamplingKind, shard: VocabShard) -> Tensor:
-    """Return the best of each row as `_best`, by score with noise where the row is not greedy.
-
-    The index is a token id. A collective call.
-    """
-    greedy = _best(logits)
-    greedy[:, 1] += shard.first_token
-    chunks = ScoreChunks.of_logits(logits, shard.first_token)
-    chunks.scale(rules.temperatures.masked_fill(rules.temperatures == 0, 1), shard.group)
-    scores = chunks.scores.flatten(1)
-    perturbed = scores + _noise(rules.keys, chunks).view_as(scores)
-    if kind is SamplingKind.TRUNCATED:
-        floors = device_floors(scores, rules.limits, shard.group)
-        perturbed.masked_fill_(scores < floors.unsqueeze(1), -torch.inf)
-    columns = perturbed.argmax(1, keepdim=True)
-    token_ids = columns + chunks.first_chunk * CHUNK_TOKENS
-    best = torch.cat([perturbed.gather(1, columns).double(), token_ids.double(), greedy[:, 2:]], 1)
-    return torch.where((rules.temperatures > 0).unsqueeze(1), best, greedy)
-
-
-def _best_of_ranks(best: Tensor) -> DeviceSample:
-    """Return the best token of each row; best: [size, num_rows, 4], as from `_best` by rank."""
-    # Of ranks with equal scores, argmax takes the first, which has the lowest token ids.
-    ranks = best[:, :, 0].argmax(0, keepdim=True)
-    token_ids = best[:, :, 1].gather(0, ranks).squeeze(0).long()
-    is_empty = best[:, :, 2].amax(0) == -torch.inf
-    return DeviceSample(token_ids, is_empty | (best[:, :, 3].amax(0) > 0))
 
 
 def _noise(keys: NoiseKeys, chunks: ScoreChunks) -> Tensor:

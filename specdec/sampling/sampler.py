@@ -28,6 +28,7 @@ from specdec.sampling.gumbel import (
     gumbel_noise,
     largest_noise,
 )
+from specdec.sampling.row_exchange import gather_rows, own_rows, whole_rows
 from specdec.sampling.truncation import Truncation, min_score, truncation_floors
 from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
 
@@ -164,8 +165,8 @@ def sample(
     is_alone = shard.group.size == 1
     if is_alone and not batch.is_any_sampled:
         return _row_argmax(logits, batch).token_ids
-    if is_alone and has_triton(logits.device):
-        return _triton_sample(logits, batch)
+    if batch.is_any_sampled and has_triton(logits.device):
+        return _triton_sample(logits, batch) if is_alone else _by_rows(logits, batch, shard)
     sampled = sample_tokens(logits, batch.params) if is_alone else None
     if sampled is None:
         return torch_sample(logits, batch, shard)
@@ -174,6 +175,15 @@ def sample(
         rest = logits[torch.from_numpy(open_rows)], batch.take(open_rows)
         sampled[open_rows] = torch_sample(*rest, shard).numpy()
     return torch.from_numpy(sampled)
+
+
+def _by_rows(logits: Tensor, batch: SamplingBatch, shard: VocabShard) -> Tensor:
+    """Sample a share of the rows on each rank, with the bits of a single rank; [num_rows] int64."""
+    rows, whole = own_rows(len(logits), shard), whole_rows(logits, shard)
+    tokens = torch.zeros(len(whole), dtype=torch.int64, device=logits.device)
+    if len(whole) > 0:
+        tokens = _triton_sample(whole, batch.take(np.arange(rows.start, rows.stop)))
+    return gather_rows(tokens, len(logits), shard)
 
 
 def _triton_sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
@@ -189,7 +199,7 @@ def torch_sample(
     batch: SamplingBatch,
     shard: VocabShard,
 ) -> Tensor:
-    """Sample in torch: the reference, used with several ranks and on devices other than a CPU.
+    """Sample in torch: the reference, used with several ranks where there is no Triton.
 
     Returns [num_rows] int64.
     """

@@ -12,6 +12,7 @@ from specdec.worker.loading import HeadFiles, RankModel, load_draft_runner, load
 from specdec.worker.local import LocalDraftWorker, LocalTarget
 from specdec.worker.model_runner import ModelRunner
 from specdec.worker.profiler import StepProfiler
+from specdec.worker.rank_comparison import RankComparison, RankMismatchError
 from specdec.worker.target_model_runner import TargetModelRunner
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "LocalDraftWorker",
     "LocalTarget",
     "ModelRunner",
+    "RankComparison",
+    "RankMismatchError",
     "RankModel",
     "Rendezvous",
     "StepProfiler",

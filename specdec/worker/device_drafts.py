@@ -37,9 +37,13 @@ class _BegunStep(NamedTuple):
 class DeviceDrafts:
     """Drafts on the device, for sequences whose tokens need nothing from the host."""
 
-    def __init__(self, steps: DeviceSteps, state: BatchState) -> None:
-        """Use steps with room for MAX_IN_FLIGHT of them, and for MAX_NEW_DRAFT_TOKENS of a row."""
-        self._steps, self._state = steps, state
+    def __init__(self, steps: DeviceSteps, state: BatchState, *, may_fail: bool) -> None:
+        """Use steps with room for MAX_IN_FLIGHT of them, and for MAX_NEW_DRAFT_TOKENS of a row.
+
+        may_fail: whether the host can draft where there is no memory. With several ranks the others
+        would wait for this one.
+        """
+        self._steps, self._state, self._may_fail = steps, state, may_fail
 
     def close(self) -> None:
         """Destroy the graphs; no draft may follow."""
@@ -74,6 +78,8 @@ class DeviceDrafts:
         try:
             begun = self._begin(rows, first)
         except torch.OutOfMemoryError:
+            if not self._may_fail:
+                raise
             logger.warning("out of memory in drafts of %d sequences on the device", len(rows))
             return {}
         return _collected(rows, begun)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from specdec.types.messages import StepRow, VerifiedRow, VerifyOutput
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.types.messages import StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.worker import device_rows
 from specdec.worker.batch_state import SequenceState
 from specdec.worker.device_buffers import PendingTokens
@@ -34,40 +35,77 @@ class _BegunStep:
     by_host: frozenset[int]
 
 
+@dataclass(frozen=True)
+class _Result:
+    """What a step has yielded: its rows without pending tokens, and the new tokens of each."""
+
+    rows: Sequence[StepRow]
+    verified: tuple[VerifiedRow, ...]
+
+
 class DeviceQueue:
-    """Begins steps on the device, and turns their results into outputs."""
+    """Begins steps on the device, and turns their results into outputs.
 
-    def __init__(self, steps: DeviceSteps, head: HeadRunner | None, *, may_fail: bool) -> None:
-        """head: drafts at the end of each step.
+    A step is collected when its result is needed, and settled when the states of its sequences get
+    this result. How far each rank has collected depends on its time. So that several ranks know the
+    same when they begin a step, they settle at places in the order of messages alone.
+    """
 
-        may_fail: whether a step that finds no memory can be run by the host. With several ranks the
-        others would wait for this one.
-        """
-        self._steps, self._head, self._may_fail = steps, head, may_fail
-        self._begun: deque[_BegunStep] = deque()
+    def __init__(
+        self, steps: DeviceSteps, head: HeadRunner | None, group: TensorParallelGroup
+    ) -> None:
+        """head: drafts at the end of each step. group: of the ranks that run the same steps."""
+        self._steps, self._head = steps, head
+        # Whether a step that finds no memory can be run by the host; other ranks would wait for it.
+        self._may_fail = group.size == 1
+        self._settles_late = group.size > 1
+        self._begun: deque[_BegunStep] = deque()  # and not settled
+        self._collected: _Result | None = None  # of the first of them
 
-    def __len__(self) -> int:
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that were not collected."""
+        return len(self._begun) - (self._collected is not None)
+
+    @property
+    def num_unsettled(self) -> int:
+        """Steps whose results the states of their sequences lack."""
         return len(self._begun)
 
     @property
-    def is_full(self) -> bool:
-        """Return whether as many steps are in flight as there may be."""
-        return len(self._begun) == MAX_IN_FLIGHT
-
-    @property
     def is_done(self) -> bool:
-        """Return whether the oldest step has ended."""
-        return self._begun[0].tokens.is_done
+        """Return whether the oldest step in flight has ended."""
+        return self._begun[self._collected is not None].tokens.is_done
 
     def waits_for(self, released: Iterable[int]) -> bool:
-        """Return whether the release of sequences has to wait for the steps in flight.
+        """Return whether the release of sequences has to wait for the steps in front.
 
-        A head records these steps by sequence when they are collected.
+        A head records these steps by sequence when they are settled.
         """
         if self._head is None or not self._begun:
             return False
         running = {row.seq_id for step in self._begun for row in step.rows}
         return not running.isdisjoint(released)
+
+    def needs_results(self, step: StepInput) -> bool:
+        """Return whether all steps in front have to be collected before a step begins.
+
+        Of several ranks, all have to know those results or none: a step with pending tokens begins
+        without them, and others with them, whether they have arrived or not. One rank uses what it
+        has.
+        """
+        if not self._settles_late:
+            return False
+        self._settle_all_but_last()
+        return not any(row.is_pending for row in step.rows) or self.waits_for(step.released)
+
+    def has_room(self, step: StepInput) -> bool:
+        """Return whether a step may begin behind those in front, whose results it may need."""
+        if self.needs_results(step):
+            if self.num_in_flight:
+                return False
+            self.settle()
+        return len(self._begun) < MAX_IN_FLIGHT and not self.waits_for(step.released)
 
     def begin(self, step_id: int, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> bool:
         """Begin a step behind those in flight; return False where the device cannot run it."""
@@ -95,11 +133,41 @@ class DeviceQueue:
         return fits_head and self._steps.can_run(rows, states)
 
     def collect(self) -> VerifyOutput:
-        """Wait for the oldest step in flight; return its output without the rows of the host.
+        """Wait for the oldest step in flight; return its output without the rows of the host."""
+        self.settle()
+        step = self._begun[0]
+        self._collected = result = self._result(step)
+        if not self._settles_late:
+            self.settle()
+        return VerifyOutput(step.step_id, result.verified)
 
-        The states of the sequences in it then have its tokens.
-        """
-        step = self._begun.popleft()
+    def collect_settled(self) -> VerifyOutput:
+        """Collect the oldest step, which the states of its sequences know then."""
+        output = self.collect()
+        self.settle()
+        return output
+
+    def settle(self) -> None:
+        """Give the states of sequences the result of the step that was collected last, if any."""
+        if (result := self._collected) is None:
+            return
+        self._collected, step = None, self._begun.popleft()
+        verified = {row.seq_id: row for row in result.verified}
+        for row, state in zip(result.rows, step.states, strict=True):
+            if row.samples and row.seq_id not in step.by_host:
+                own = verified[row.seq_id]
+                state.append_output(row, own.token_ids)
+                state.held_draft = own.next_draft_token_ids if self._head is not None else ()
+        if self._head is not None:
+            self._head.note_device_step(result.rows, result.verified)
+
+    def _settle_all_but_last(self) -> None:
+        """Settle the step that was collected, unless it is the last one."""
+        if len(self._begun) > 1:
+            self.settle()
+
+    def _result(self, step: _BegunStep) -> _Result:
+        """Wait for a step, behind which all in front of it are settled."""
         rows, verified = [], []
         tokens, drafted = step.tokens.collect(), step.tokens.drafts()
         notes = zip(step.tokens.logprobs(tokens), step.tokens.confidences(drafted), strict=True)
@@ -110,8 +178,6 @@ class DeviceQueue:
             if row.seq_id in step.by_host:
                 continue
             if row.samples:
-                state.append_output(row, token_ids)
-                state.held_draft = drafts if self._head is not None else ()
                 verified.append(
                     VerifiedRow(
                         row.seq_id,
@@ -124,13 +190,12 @@ class DeviceQueue:
                 )
             elif not token_ids:
                 verified.append(VerifiedRow(row.seq_id, (), has_bad_logits=True))
-        if self._head is not None:
-            self._head.note_device_step(rows, tuple(verified))
-        return VerifyOutput(step.step_id, tuple(verified))
+        return _Result(rows, tuple(verified))
 
     def clear(self) -> None:
         """Drop the steps in flight; none may follow."""
         self._begun.clear()
+        self._collected = None
 
 
 def verified_by_host(rows: Sequence[StepRow], states: Sequence[SequenceState]) -> frozenset[int]:

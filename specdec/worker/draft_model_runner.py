@@ -133,7 +133,7 @@ class DraftModelRunner(ModelRunner):
             max_draft_tokens=MAX_NEW_DRAFT_TOKENS - 1,
             num_in_flight=MAX_IN_FLIGHT,
         )
-        self.device_drafts = DeviceDrafts(steps, self._batch_state)
+        self.device_drafts = DeviceDrafts(steps, self._batch_state, may_fail=self.group.size == 1)
         return report
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.worker.adapters import RankAdapters
+from specdec.worker.agreed_graphs import graphs_of_ranks
 from specdec.worker.batch_state import BatchState
 from specdec.worker.device_decoder import DeviceDecoder
 from specdec.worker.device_head import DrafterParts
@@ -72,6 +73,8 @@ class ModelRunner:
     ) -> tuple[DeviceSteps, GraphReport]:
         """Return steps on the device over this pool, with the graphs that the backend captures.
 
+        A collective call: all ranks have graphs, or none has.
+
         max_step_tokens: of a step with prompts; 0 where the host runs these. max_tree_nodes: as in
         DeviceStepLimits. drafter: as in DeviceSteps.
         """
@@ -86,7 +89,7 @@ class ModelRunner:
         )
         model = cast(DeviceDecoder, self.model)
         graphs = StepGraphs(
-            backend,
+            graphs_of_ranks(backend, self.group),
             max_num_seqs=sizes.max_num_seqs,
             max_draft_tokens=sizes.max_draft_tokens,
             num_blocks=sizes.blocks_of_longest,

@@ -10,7 +10,7 @@ import gc
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -121,11 +121,18 @@ class RaggedShape(NamedTuple):
     has_trees: bool = False
 
 
+class GraphCaptureError(RuntimeError):
+    """Work of a step that runs, but of which the device can make no graph."""
+
+
 class GraphBackend(Protocol):
     """Captures the launches of a function, to be replayed."""
 
     def capture(self, function: Callable[[], None]) -> Replay:
-        """Run the function once or more, and return how to launch the same work again."""
+        """Run the function once or more, and return how to launch the same work again.
+
+        Raises GraphCaptureError where it runs and cannot be captured.
+        """
         ...
 
     @property
@@ -155,15 +162,31 @@ class CudaGraphs:
             function()
             torch.cuda.synchronize(self._device)
             free_bytes, _ = torch.cuda.mem_get_info(self._device)
-            graph = torch.cuda.CUDAGraph()
-            graph.capture_begin(self._pool, capture_error_mode="thread_local")
-            try:
-                function()
-            finally:
-                graph.capture_end()
+            graph = self._captured(function)
         current.wait_stream(self._stream)
         self._num_bytes += max(0, free_bytes - torch.cuda.mem_get_info(self._device)[0])
         return graph.replay
+
+    def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Capture on the current stream.
+
+        Only calls of this thread may fail it: that of NCCL which watches for errors queries events
+        meanwhile.
+        """
+        graph = torch.cuda.CUDAGraph()
+        try:
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
+                function()
+            except BaseException:
+                with suppress(RuntimeError):  # the capture is invalid
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        except RuntimeError as error:  # of CUDA, and of memory
+            reason = f"{error}; --enforce-eager runs without graphs"
+            raise GraphCaptureError(f"a graph could not be captured: {reason}") from error
+        return graph
 
     @property
     def num_bytes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,10 @@ from specdec.config.engine import EngineConfig
 from specdec.kernels.forward_batch import ModelInput, SlotMove
 from specdec.kernels.sample import row_argmax
 from specdec.models.heads.base import DraftHead
-from specdec.sampling.logprobs import KeptLogits, prompt_logprobs
+from specdec.sampling.logprobs import KeptLogits
 from specdec.sampling.vocab_shard import all_ranks_argmax
 from specdec.types.messages import (
     BlockTableDelta,
-    PromptLogprobs,
     SequenceAdmission,
     StepInput,
     StepRow,
@@ -34,6 +33,7 @@ from specdec.worker.device_steps import DeviceSteps
 from specdec.worker.head_runner import HeadRunner
 from specdec.worker.head_versions import HeadVersions, LoadHead
 from specdec.worker.model_runner import ModelRunner
+from specdec.worker.prompt_outputs import prompt_logprobs_of
 from specdec.worker.step_graphs import GraphBackend, GraphReport
 from specdec.worker.step_rows import (
     invalid_chunks,
@@ -109,7 +109,7 @@ class TargetModelRunner(ModelRunner):
             max_step_tokens=limits.max_num_batched_tokens,
             drafter=None if self.head is None else self.head.drafter_parts,
         )
-        self._queue = DeviceQueue(self.device_steps, self.head, may_fail=self.group.size == 1)
+        self._queue = DeviceQueue(self.device_steps, self.head, self.group)
         return report
 
     def _replace_drafter(self) -> None:
@@ -126,7 +126,7 @@ class TargetModelRunner(ModelRunner):
 
     def execute(self, step: StepInput) -> VerifyOutput:
         """Run one step; return the same output on every rank. None may be in flight."""
-        assert not self.num_in_flight, "steps are collected in order"
+        self.settle()
         self._update(step)
         if not step.rows:
             return VerifyOutput(step.step_id, ())
@@ -136,7 +136,7 @@ class TargetModelRunner(ModelRunner):
             if drafts_trees := any(row.next_draft_depth for row in rows):
                 own = without_next_drafts(rows)
             if self._queue.begin(step.step_id, own, states):
-                output = self._verified_by_host(self.collect(), rows, states)
+                output = self._verified_by_host(self._queue.collect_settled(), rows, states)
                 return self._with_trees(output, rows) if drafts_trees else output
         return self._run(step.step_id, rows)
 
@@ -145,20 +145,32 @@ class TargetModelRunner(ModelRunner):
 
         Returns False where the device cannot run it, or the step has to wait for the result of
         that one. Only the sequences may have been updated then, as `execute` or the next call for
-        the same step does not do again.
+        the same step does not do again. Several ranks return the same behind `needs_results`.
         """
         queue = self._queue
-        if queue is None or not step.rows or queue.is_full or queue.waits_for(step.released):
+        if queue is None or not step.rows:
             return False
         if any(row.next_draft_depth for row in step.rows):
             return False  # the host has to draft behind it
-        is_behind = len(queue) > 0
+        if not queue.has_room(step):
+            return False
+        is_behind = queue.num_unsettled > 0
         if is_behind and any(row.drafts_by_token for row in step.rows):
             return False
         self._update(step)
         rows = step.rows if is_behind else self._batch_state.resolve_pending(step.rows)
         states = self._batch_state.states(rows)
         return not verified_by_host(rows, states) and queue.begin(step.step_id, rows, states)
+
+    def needs_results(self, step: StepInput) -> bool:
+        """Return whether all steps in flight have to be collected in front of one, on all ranks."""
+        return self._queue is not None and self._queue.needs_results(step)
+
+    def settle(self) -> None:
+        """Apply the results of the steps that were collected, of which none may be in flight."""
+        assert not self.num_in_flight, "steps are collected in order"
+        if self._queue is not None:
+            self._queue.settle()
 
     def _verified_by_host(
         self, output: VerifyOutput, rows: Sequence[StepRow], states: Sequence[SequenceState]
@@ -190,7 +202,7 @@ class TargetModelRunner(ModelRunner):
     @property
     def num_in_flight(self) -> int:
         """Steps that the device runs, and that were not collected."""
-        return 0 if self._queue is None else len(self._queue)
+        return 0 if self._queue is None else self._queue.num_in_flight
 
     @property
     def is_step_done(self) -> bool:
@@ -230,9 +242,8 @@ class TargetModelRunner(ModelRunner):
             state.update_histories(rows)
             batch = state.model_input(rows)
             hidden, states = self._forward(batch)
-            prompt_logprobs = (
-                tuple(self._prompt_logprobs(rows, hidden)) if state.has_prompt_logprobs else ()
-            )
+            compute_logits = self.model.compute_logits
+            prompt_logprobs = prompt_logprobs_of(rows, hidden, state, compute_logits, self._shard)
             verified = (*self._verify(rows, hidden), *invalid_chunks(rows, hidden))
         except torch.OutOfMemoryError:
             if self.group.size > 1 or not split_rows(rows):
@@ -284,7 +295,7 @@ class TargetModelRunner(ModelRunner):
 
     def execute_on_host(self, step: StepInput) -> VerifyOutput:
         """Run a step of a row or more by operators that the host launches, and none in flight."""
-        assert not self.num_in_flight, "steps are collected in order"
+        self.settle()
         self._update(step)
         return self._run(step.step_id, step.rows)
 
@@ -372,14 +383,3 @@ class TargetModelRunner(ModelRunner):
             return ()
         tokens = {row.seq_id: row.token_ids for row in verified}
         return self._batch_state.compaction(rows, tokens)
-
-    def _prompt_logprobs(self, rows: Sequence[StepRow], hidden: Tensor) -> Iterator[PromptLogprobs]:
-        """Yield log-probabilities of the prompt tokens after those of `rows`, where requested."""
-        first = 0
-        for row in rows:
-            num_best = self._batch_state.rules(row.seq_id).prompt_logprobs
-            if num_best is not None and (tokens := self._batch_state.next_prompt_tokens(row)):
-                own, compute_logits = hidden[first : first + len(tokens)], self.model.compute_logits
-                logprobs = prompt_logprobs(own, tokens, num_best, compute_logits, self._shard)
-                yield PromptLogprobs(row.seq_id, row.num_computed_tokens + 1, logprobs)
-            first += len(row.token_ids)

@@ -19,6 +19,7 @@ from benchmarks.gpu import (
     host_parts,
     profiled,
     prompts,
+    ranks,
     steps,
     trees,
 )
@@ -32,6 +33,11 @@ from benchmarks.gpu.random_models import random_decoder
 from benchmarks.gpu.steps import aims, measure_grid, measure_main_steps
 from benchmarks.gpu.throughput import compare_speculation, compare_transformers
 from benchmarks.gpu_check import PARTS
+from benchmarks.tiny_model import write_tiny_llama
+from specdec.kernels.collectives import OneShotCollectives
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from tests.specdec.fakes import run_ranks
+from tests.specdec.kernels.test_collectives import ThreadCollectives, memory_of
 
 
 @pytest.fixture
@@ -53,7 +59,7 @@ def test_the_parts_are_complete():
         *("checks", "equality of n-gram", "equality of drafters", "equality of features"),
         *("equality of formats", "steps", "memory plans", "counts", "compilation", "kernels"),
     ]
-    assert len(PARTS) == 31
+    assert len(PARTS) == 32
     groups = (equality.NGRAM, equality.DRAFTERS, equality.FEATURES, equality.FORMATS)
     compared = [name for select in groups for name in select]
     assert sorted(compared) == sorted(case.name for case in equality.cases())
@@ -154,6 +160,44 @@ def test_edits_of_logits_are_compared(small, monkeypatch):
 
     monkeypatch.setattr(extras, "apply_edits", wrong)
     assert not extras.check_edits(small)["passed"]
+
+
+def test_ranks_have_the_tokens_of_one(tmp_path):
+    rank = ranks._Rank(0, "cpu", tmp_path, write_tiny_llama(tmp_path))
+    alone = ranks._tokens(rank, TensorParallelGroup(), enforce_eager=True)
+    assert [len(each) for each in alone] == [24] * 8
+    found = run_ranks(2, lambda group: ranks._tokens(rank, group, enforce_eager=True))
+    assert found == [alone] * 2
+
+
+@pytest.mark.slow
+def test_two_ranks_are_compared_with_one(small, tmp_path):
+    """On a CPU, in shared memory or by Gloo; sums of GPUs are not measured there."""
+    found = ranks.compare_ranks(small)
+    assert found["passed"], found
+    assert found["exchange"] in ("shared memory", "Gloo")
+    assert found["sums"] == []
+    assert set(found["differing"].values()) == {0.0}
+    with pytest.raises(PartSkippedError, match="needs 2 GPUs, of which 0 are here"):
+        ranks.compare_ranks(Context(torch.device("cpu"), tmp_path))
+
+
+def test_sums_of_ranks_are_timed_and_compared():
+    def on_rank(group):
+        others = ThreadCollectives(group)
+        memory = memory_of(group, max_bytes=2**20).open(None, torch.device("cpu"))
+        return ranks._sums(OneShotCollectives(others, memory), torch.device("cpu"))
+
+    first, _ = run_ranks(2, on_rank)
+    assert [(each["dtype"], each["bytes"]) for each in first[::4]] == [
+        ("bfloat16", 8192),
+        ("float32", 8192),
+    ]
+    assert all(each["differing_bits"] == 0 for each in first)
+    assert all(min(each["one_shot_us"], each["nccl_us"]) > 0 for each in first)
+    report = PartReport(None, {"device": "two", "torch": "2"})
+    report.add("ranks", {"passed": True, "sums": first, "seconds": 1.0})
+    assert "| bfloat16 | 8 |" in page(report)
 
 
 def test_deterministic_mode_is_measured_where_triton_runs(small, monkeypatch):

@@ -50,6 +50,10 @@ class ThreadGroup(TensorParallelGroup):
         self.called.append("all_gather")
         return torch.stack(self.exchange.swap(self.rank, tensor))
 
+    def all_to_all(self, parts: Tensor) -> Tensor:
+        self.called.append("all_to_all")
+        return torch.stack([sent[self.rank] for sent in self.exchange.swap(self.rank, parts)])
+
 
 def run_ranks(size: int, work: Callable[[ThreadGroup], Result]) -> list[Result]:
     """Return the result of `work` on each of `size` concurrent ranks."""

@@ -12,6 +12,7 @@ from cluster.cli import doctor, environment
 from cluster.cli.doctor import CHECKS, examine
 from cluster.cli.environment import Environment, GpuState, Probe
 from cluster.cli.main import main
+from specdec.kernels import nvlink
 from specdec.models.resolve import packaged_directory
 from specdec.worker import native_library_fault
 from tests.specdec.client.fake_service import FakeService, running
@@ -212,3 +213,15 @@ def test_a_cache_that_cannot_be_written(monkeypatch, tmp_path):
 
 def test_a_library_that_cannot_be_imported():
     assert "ModuleNotFoundError" in environment._imported("no_such_library").error
+
+
+@pytest.mark.parametrize(
+    ("faults", "words"),
+    [
+        (("", ""), "small sums in one shot over NVLink"),
+        (("", "the GPU has no active NVLink"), "sums by NCCL alone: the GPU has no active NVLink"),
+    ],
+)
+def test_the_way_in_which_gpus_sum_is_reported(faults, words, monkeypatch):
+    monkeypatch.setattr(nvlink, "nvlink_fault", lambda device: faults[device.index])
+    assert environment._sums_of(2) == words

@@ -1,5 +1,8 @@
 """Steps of a rank whose device runs one while the next is begun."""
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from cluster.workers import serialization
@@ -14,6 +17,7 @@ from specdec.types.messages import (
     StepRow,
 )
 from specdec.types.sampling_spec import SamplingRules
+from specdec.worker import RankComparison, RankMismatchError
 from specdec.worker.device_buffers import PendingTokens
 from tests.specdec.engines import engine_config
 from tests.specdec.fakes import run_ranks
@@ -102,12 +106,47 @@ def test_a_profile_waits_for_the_step_in_flight(runner, expected, tmp_path):
     assert runner.num_in_flight == 0
 
 
-def test_several_ranks_run_one_step_at_a_time(tiny_model_dir, expected):
-    """Several ranks must know the same at the start of a step, so that their collectives match."""
+def test_several_ranks_begin_a_step_behind_another(tiny_model_dir, expected):
+    """One rank has a result before the next message arrives, and the other one has not."""
 
     def on_rank(group):
         runner = device_runner(tiny_model_dir, engine_config(0), group=group)
         steps = TargetSteps(runner, group.rank)
-        return [tokens_of(answer) for index in range(2) for answer in steps(message(index), yes)]
+        answers = list(steps(message(0), [yes, no][group.rank]))
+        assert runner.num_in_flight == 1 - group.rank
+        assert not runner.needs_results(serialization.decode_step(message(1)))
+        for index in (1, 2):
+            answers += steps(message(index), yes)
+            assert runner.num_in_flight == 1
+        answers += steps(message(3), no)
+        return [tokens_of(answer) for answer in answers]
 
-    assert run_ranks(2, on_rank) == [expected[:2]] * 2
+    assert run_ranks(2, on_rank) == [expected] * 2
+
+
+def with_other_token(output):
+    [row] = output.rows
+    return replace(output, rows=(row._replace(token_ids=(row.token_ids[0] + 1,)),))
+
+
+def test_ranks_compare_their_answers(tiny_model_dir, expected):
+    def on_rank(group):
+        runner = device_runner(tiny_model_dir, engine_config(0), group=group)
+        comparison = RankComparison.of(group, is_wanted=True)
+        steps = TargetSteps(runner, group.rank, comparison=comparison)
+        answers = [tokens_of(each) for index in range(2) for each in steps(message(index), no)]
+        if group.rank == 1:  # as after an error of its device
+            collect = runner.collect
+            runner.collect = lambda: with_other_token(collect())
+        with pytest.raises(RankMismatchError) as error:
+            list(steps(message(2), no))
+        return answers, str(error.value)
+
+    (answers, error), other = run_ranks(2, on_rank)
+    assert other == (answers, error)
+    assert answers == expected[:2]
+    assert re.fullmatch(
+        r"rank 1 has computed token \d+ at position 5 of sequence 0, and rank 0 token \d+ at "
+        "position 5 of sequence 0",
+        error,
+    )

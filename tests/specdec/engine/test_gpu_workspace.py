@@ -79,3 +79,15 @@ def test_trees_have_graphs_and_more_logits(model, max_num_seqs, num_scored):
     )
     beside = reserved(model, **sizes, speculative_config=trees) - reserved(model, **sizes)
     assert beside == found + parts + of_graphs * model.vocab_size * 4 + num_graphs * 6 * 2**20
+
+
+@pytest.mark.parametrize(("is_eager", "num_copies"), [(True, 3), (False, 6)])
+def test_what_ranks_exchange_is_counted(model, is_eager, num_copies):
+    """Of logits a share of the rows, as they are sent, received and put together."""
+    changes = {"enforce_eager": is_eager}
+    alone = reserved(model, **changes)
+    found = reserved(model, tensor_parallel_size=2, **changes) - alone
+    assert found == 512 * 2**20 + num_copies * (16 * 4 * model.vocab_size) * 4 // 2
+    many = dataclasses.replace(model, vocab_size=2**20)
+    found = reserved(many, tensor_parallel_size=4, **changes) - reserved(many, **changes)
+    assert found == 512 * 2**20 + num_copies * 2**26 * 4 // 4

@@ -1,10 +1,12 @@
 import os
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from specdec.kernels import tensor_parallel as group_module
+from specdec.kernels.collectives import OrderedCollectives, ProcessGroupCollectives
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.worker import Rendezvous
@@ -25,6 +27,12 @@ def exchange(rank, size, directory, ranks_without_kernels):
     sums = group.all_reduce(torch.full((2, 3), float(rank + 1)))
     assert (sums == size * (size + 1) / 2).all()
     assert group.all_gather(torch.tensor([rank])).flatten().tolist() == [*range(size)]
+    assert group.all_gather(torch.tensor(rank)).tolist() == [*range(size)]
+    of_ranks = group.all_gather(torch.full((2, 3), rank, dtype=torch.float64))
+    assert of_ranks[:, 1, 2].tolist() == [*range(size)]
+    sent = torch.arange(2 * size).view(size, 2) + 100 * rank
+    assert group.all_to_all(sent)[:, 0].tolist() == [100 * each + 2 * rank for each in range(size)]
+    assert group.collectives.describe() in ("shared memory", "Gloo")
     return type(group.collectives).__name__
 
 
@@ -59,3 +67,35 @@ def test_killed_peer_raises_with_either_backend(tmp_path, ranks_without_kernels)
 def test_single_rank_needs_no_rendezvous(tmp_path):
     assert join(0, 1, tmp_path) == TensorParallelGroup()
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(("is_custom", "is_ordered"), [(True, False), (False, True)])
+def test_gpus_connect_before_graphs_are_captured(tmp_path, monkeypatch, is_custom, is_ordered):
+    """NCCL connects when the group is joined if it is given the device; the hosts use Gloo."""
+    joined, chosen = {}, {}
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    distributed = SimpleNamespace(
+        init_process_group=lambda backend, **given: joined.update(backend=backend, **given),
+        group=SimpleNamespace(WORLD=object()),
+    )
+    monkeypatch.setattr(group_module, "dist", distributed)
+    monkeypatch.setattr(
+        group_module,
+        "gpu_collectives",
+        lambda group, device, **options: chosen.update(device=device, **options) or group,
+    )
+    timeout = timedelta(seconds=3)
+    rendezvous = Rendezvous(1, 2, "cuda", tmp_path, timeout, is_custom, is_ordered)
+    group = rendezvous.join()
+    assert (group.rank, group.size, group.describe()) == (1, 2, "NCCL")
+    assert joined["backend"] == "cpu:gloo,cuda:nccl"
+    assert (joined["device_id"], joined["rank"]) == (torch.device("cuda", 1), 1)
+    wanted = {"is_custom": is_custom, "is_ordered": is_ordered}
+    assert chosen == {"device": joined["device_id"], **wanted}
+
+
+def test_sums_in_order_are_known():
+    assert TensorParallelGroup().adds_in_order
+    of_gpus = ProcessGroupCollectives(None, "NCCL")
+    assert not TensorParallelGroup(0, 2, of_gpus).adds_in_order
+    assert TensorParallelGroup(0, 2, OrderedCollectives(of_gpus)).adds_in_order

@@ -7,6 +7,8 @@ import torch
 
 from specdec.config.llm import LLMConfig
 from specdec.kernels.backend import KernelBackend
+from specdec.kernels.collectives import OrderedCollectives, ProcessGroupCollectives
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.determinism import require_deterministic
 from specdec.models.traits import NormKind
@@ -14,6 +16,7 @@ from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from tests.specdec.models.families import save_family
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
+ALONE = TensorParallelGroup()
 
 
 def test_torch_kernels_are_refused():
@@ -38,7 +41,6 @@ def test_triton_has_a_backend_for_it(monkeypatch, deterministic):
     "changes",
     [
         {"kernels": "torch"},
-        {"device": "cuda", "tensor_parallel_size": 2},
         {"device": "cuda", "enable_lora": True},
     ],
     ids=str,
@@ -53,22 +55,27 @@ def test_models_without_invariant_kernels_are_refused_on_a_gpu(tmp_path):
     save_family(tmp_path, "olmo2")
     config = ModelConfig.from_directory(tmp_path)
     with pytest.raises(UnsupportedModelError, match="norms over all heads"):
-        require_deterministic(config, 1, GPU)
-    require_deterministic(config, 1, CPU)
+        require_deterministic(config, ALONE, GPU)
+    require_deterministic(config, ALONE, CPU)
 
 
 @pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss", "deepseek-v3"])
 def test_experts_sinks_and_latents_have_invariant_kernels(tmp_path, family):
     save_family(tmp_path, family)
-    require_deterministic(ModelConfig.from_directory(tmp_path), 1, GPU)
+    require_deterministic(ModelConfig.from_directory(tmp_path), ALONE, GPU)
 
 
 def test_ranks_and_other_norms_are_refused_on_a_gpu(tiny_model_dir):
     config = ModelConfig.from_directory(tiny_model_dir)
-    require_deterministic(config, 1, GPU)
-    require_deterministic(config, 2, CPU)
-    with pytest.raises(UnsupportedModelError, match="several ranks"):
-        require_deterministic(config, 2, GPU)
+    by_nccl, in_order = (
+        TensorParallelGroup(0, 2, collectives)
+        for collectives in (ProcessGroupCollectives(None, "NCCL"), OrderedCollectives(None))
+    )
+    require_deterministic(config, ALONE, GPU)
+    require_deterministic(config, in_order, GPU)
+    require_deterministic(config, by_nccl, CPU)
+    with pytest.raises(UnsupportedModelError, match="an order of NCCL's choice on device cuda"):
+        require_deterministic(config, by_nccl, GPU)
     layer = replace(config, traits=replace(config.traits, norm=NormKind.LAYER))
     with pytest.raises(UnsupportedModelError, match="LayerNorm"):
-        require_deterministic(layer, 1, GPU)
+        require_deterministic(layer, ALONE, GPU)

@@ -71,8 +71,10 @@ def shards(group):
 
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_tokens_are_those_of_the_reference(size, seed):
-    logits, batch = rows(40, seed)
+@pytest.mark.parametrize("count", [40, 2])
+def test_the_tokens_are_those_of_the_reference(size, seed, count):
+    """Of 2 rows a third rank has none, and of 40 the last one has fewer than the others."""
+    logits, batch = rows(count, seed)
 
     def on_rank(group):
         own, shard = shards(group)
@@ -81,6 +83,48 @@ def test_the_tokens_are_those_of_the_reference(size, seed):
 
     expected = torch_sample(logits, batch, VocabShard(ALONE, 0, VOCAB)).tolist()
     assert run_ranks(size, on_rank) == [(expected, False)] * size
+
+
+@pytest.mark.parametrize(
+    ("kind", "called"),
+    [
+        (SamplingKind.GREEDY, ["all_gather"]),
+        (SamplingKind.SAMPLED, ["all_to_all", "all_gather"]),
+        (SamplingKind.TRUNCATED, ["all_to_all", "all_gather"]),
+    ],
+)
+@pytest.mark.parametrize("fault", [torch.nan, torch.inf])
+def test_collectives_of_a_step(kind, called, fault):
+    """Each kind has its number, whatever the values are; faults of any rank are found by all."""
+    logits, batch = rows(5)
+    logits[0, 7] = logits[1, -1] = fault
+    logits[2] = -torch.inf
+    logits[3, :300] = -torch.inf
+    rules = None if kind is SamplingKind.GREEDY else rules_of(batch)
+
+    def on_rank(group):
+        own, shard = shards(group)
+        sampled = sample_on_device(logits[:, own], rules, kind, shard)
+        return group.called, sampled.is_invalid.tolist(), sampled.token_ids[3:].tolist()
+
+    (counts, is_invalid, tokens), other = run_ranks(2, on_rank)
+    assert counts == called
+    assert is_invalid == [True, True, True, False, False]
+    assert other == (counts, is_invalid, tokens)
+    assert tokens[0] >= 300
+
+
+def test_rows_of_large_steps_are_exchanged_in_slabs(monkeypatch):
+    logits, batch = rows(11)
+    monkeypatch.setattr(device_sampler, "_EXCHANGED_LOGITS", 4 * VOCAB)
+
+    def on_rank(group):
+        own, shard = shards(group)
+        sampled = sample_on_device(logits[:, own], rules_of(batch), SamplingKind.TRUNCATED, shard)
+        return sampled.token_ids.tolist(), group.called.count("all_to_all")
+
+    expected = torch_sample(logits, batch, VocabShard(ALONE, 0, VOCAB)).tolist()
+    assert run_ranks(2, on_rank) == [(expected, 3)] * 2
 
 
 def test_rows_are_sampled_in_slabs_of_bounded_memory(monkeypatch):
@@ -132,28 +176,22 @@ def test_rows_without_a_token_are_invalid(kind):
     assert sampled.token_ids[3] >= 300
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_floors_are_those_of_the_radix_select(size):
+def test_floors_are_those_of_the_radix_select():
     logits, batch = rows(60, seed=9)
     temperatures = torch.where(rules_of(batch).temperatures > 0, rules_of(batch).temperatures, 1)
-
-    def on_rank(group):
-        own, shard = shards(group)
-        chunks = ScoreChunks.of_logits(logits[:, own], shard.first_token)
-        chunks.scale(temperatures, group)
-        expected = truncation_floors(chunks, Truncation.of(batch.params, logits.device), group)
-        found = device_floors(chunks.scores.flatten(1), rules_of(batch).limits, group)
-        kept = [chunks.scores.flatten(1) >= each[:, None] for each in (expected, found)]
-        return bool((kept[0] == kept[1]).all())
-
-    assert all(run_ranks(size, on_rank))
+    chunks = ScoreChunks.of_logits(logits, 0)
+    chunks.scale(temperatures, ALONE)
+    scores = chunks.scores.flatten(1)
+    expected = truncation_floors(chunks, Truncation.of(batch.params, logits.device), ALONE)
+    found = device_floors(scores, rules_of(batch).limits)
+    assert torch.equal(scores >= expected[:, None], scores >= found[:, None])
 
 
 def test_a_floor_of_min_p_is_its_logarithm():
     limits = DeviceLimits(
         torch.tensor([0]), torch.ones(1, dtype=torch.float64), torch.tensor([min_score(0.25)])
     )
-    floors = device_floors(torch.tensor([[0.0, -1.0, -2.0]]), limits, ALONE)
+    floors = device_floors(torch.tensor([[0.0, -1.0, -2.0]]), limits)
     assert floors.tolist() == pytest.approx([math.log(0.25)])
 
 

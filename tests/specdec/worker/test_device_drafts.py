@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from specdec.config.engine import DraftLimits
@@ -221,6 +222,28 @@ def test_a_draft_ends_before_invalid_logits(tiny_model_dir):
     runner.model.compute_logits = faulty
     found = drafted(runner, ROWS)
     assert found == {**expected, 0: expected[0][:2]}
+
+
+def without_memory(self, rows, states, num_kept=None):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_drafts_without_memory_are_made_by_the_host(tiny_model_dir, monkeypatch):
+    monkeypatch.setattr(DeviceSteps, "begin", without_memory)
+    runner = device_draft_runner(tiny_model_dir, LIMITS)
+    assert drafted(runner, ROWS) == drafted(host_runner(tiny_model_dir), ROWS)
+
+
+def test_several_ranks_fail_together_without_memory(tiny_model_dir, monkeypatch):
+    """The host of one rank would draft in passes in which the others do not take part."""
+    monkeypatch.setattr(DeviceSteps, "begin", without_memory)
+
+    def on_rank(group):
+        with pytest.raises(torch.OutOfMemoryError):
+            drafted(device_draft_runner(tiny_model_dir, LIMITS, group=group), ROWS)
+        return True
+
+    assert run_ranks(2, on_rank) == [True, True]
 
 
 def test_a_closed_model_has_no_graphs(tiny_model_dir):

@@ -14,6 +14,7 @@ from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.step_graphs import StepShape
 from tests.specdec.engines import engine_config
+from tests.specdec.fakes import run_ranks
 from tests.specdec.tiny import tiny_llama_dir
 from tests.specdec.worker.device import device_runner
 from tests.specdec.worker.operators import (
@@ -43,7 +44,15 @@ def model_dir(tmp_path_factory):
 
 def begun(directory, rules, drafts, dtype=torch.float32):
     """Return a runner behind a prompt, and the operators of the begin of its next step."""
-    runner = device_runner(directory, CONFIG, dtype=dtype)
+    runner, step = behind_prompt(directory, rules, drafts, dtype)
+    with Operators() as operators:
+        assert runner.begin(step)
+    return runner, operators
+
+
+def behind_prompt(directory, rules, drafts, dtype=torch.float32, group=None):
+    """Return a runner behind a prompt, and its next step."""
+    runner = device_runner(directory, CONFIG, dtype=dtype, group=group)
     table = BlockTableDelta(0, 0, (0, 1, 2, 3))
     prompt = StepRow(0, 0, PROMPT, 0, True)
     admission = SequenceAdmission(0, len(PROMPT), rules)
@@ -53,9 +62,7 @@ def begun(directory, rules, drafts, dtype=torch.float32):
     tree = parents if drafts == "tree" else None
     row = StepRow(0, len(PROMPT), tokens, len(parents), True, parents=tree)
     runner.execute(StepInput(1, (), (), (), (row,)))  # puts the table onto the device
-    with Operators() as operators:
-        assert runner.begin(StepInput(2, (), (), (), (row,)))
-    return runner, operators
+    return runner, StepInput(2, (), (), (), (row,))
 
 
 @pytest.mark.parametrize("drafts", DRAFTS)
@@ -86,6 +93,31 @@ def test_one_copy_goes_each_way(model_dir, rules, drafts):
     assert_one_copy_goes_each_way(runner.device_steps, operators)
     from_host = [name for name in operators.counts if "_to_copy" in name or "lift_fresh" in name]
     assert not from_host, "a tensor was made from values of the host"
+
+
+@pytest.mark.parametrize("drafts", DRAFTS)
+@pytest.mark.parametrize(
+    ("rules", "of_sampling"),
+    [
+        (SamplingRules(temperature=0.0), ["all_gather"]),
+        (SamplingRules(), ["all_to_all", "all_gather"]),
+        (SamplingRules(top_p=0.9, top_k=5), ["all_to_all", "all_gather"]),
+    ],
+    ids=["greedy", "sampled", "truncated"],
+)
+def test_ranks_add_up_twice_in_a_layer_and_gather_once_in_a_step(
+    model_dir, rules, of_sampling, drafts
+):
+    directory = model_dir(3)
+
+    def on_rank(group):
+        runner, step = behind_prompt(directory, rules, drafts, group=group)
+        group.called.clear()
+        assert runner.begin(step)
+        return group.called
+
+    of_pass = ["all_reduce"] * (1 + 2 * 3)  # of the embedding, and behind attention and MLP
+    assert run_ranks(2, on_rank) == [of_pass + of_sampling] * 2
 
 
 @pytest.mark.parametrize("kind", SamplingKind)

@@ -7,10 +7,12 @@ from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.loading import load_model
+from tests.specdec.fakes import run_ranks
 from tests.specdec.models.families import save_family
 from tests.specdec.tiny import tiny_llama_dir
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 12
+ALONE = TensorParallelGroup()
 
 
 @pytest.fixture(scope="module")
@@ -18,12 +20,12 @@ def directory(tmp_path_factory):
     return tiny_llama_dir(tmp_path_factory.mktemp("model"), layers=2)
 
 
-def logits_of(directory, passes, *, deterministic=True):
+def logits_of(directory, passes, *, deterministic=True, group=ALONE):
     """Run passes on an empty pool; return the logits of the last one's tokens."""
     model = load_model(
         directory,
         ModelConfig.from_directory(directory),
-        TensorParallelGroup(),
+        group,
         dtype=torch.float32,
         max_model_len=128,
         block_size=BLOCK_SIZE,
@@ -64,3 +66,15 @@ def test_bits_depend_neither_on_the_batch_nor_on_the_steps(directory):
 def test_bits_of_experts_sinks_and_latents(tmp_path, family):
     save_family(tmp_path, family)
     check(tmp_path)
+
+
+@pytest.mark.usefixtures("one_launch_at_a_time")
+def test_bits_of_several_ranks_do_not_depend_on_the_batch(directory):
+    text, other = [(7 * index) % 300 + 3 for index in range(6)], Chunk([9, 8, 7], 0, [4])
+
+    def on_rank(group):
+        whole = logits_of(directory, [[Chunk(text, 0, [1])]], group=group)
+        beside = logits_of(directory, [[other, Chunk(text, 0, [1])]], group=group)
+        return torch.equal(beside[len(other.token_ids) :], whole)
+
+    assert run_ranks(2, on_rank) == [True, True]

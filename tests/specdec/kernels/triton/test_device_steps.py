@@ -13,6 +13,7 @@ from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
 from tests.specdec.engines import engine_config, make_engine, request, run
+from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.test_device_sampler import ALONE, VOCAB, rows, rules_of
 from tests.specdec.tiny import tiny_llama_dir
 from tests.specdec.worker.device import FakeGraphs, device_runner, device_target
@@ -123,6 +124,24 @@ def test_kernels_sample_the_tokens_of_the_reference(monkeypatch, kind):
     sampled = sample_on_device(logits, rules, kind, shard)
     assert sampled.token_ids.tolist() == expected.tolist()
     assert not sampled.is_invalid.any()
+
+
+@pytest.mark.usefixtures("one_launch_at_a_time")
+@pytest.mark.parametrize("kind", [SamplingKind.GREEDY, SamplingKind.SAMPLED])
+def test_ranks_sample_the_tokens_of_one(monkeypatch, kind):
+    """Each samples a share of the rows by the kernels; of four rows one of three ranks has none."""
+    monkeypatch.setattr(device_sampler, "has_triton", lambda device: True)
+    logits, batch = rows(4, seed=2)
+    rules = None if kind is SamplingKind.GREEDY else rules_of(batch)
+    expected = sample_on_device(logits, rules, kind, VocabShard(ALONE, 0, VOCAB))
+
+    def on_rank(group):
+        tokens = group.share_of(VOCAB)
+        shard = VocabShard(group, tokens.start, VOCAB)
+        found = sample_on_device(logits[:, tokens.start : tokens.stop], rules, kind, shard)
+        return found.token_ids.tolist()
+
+    assert run_ranks(3, on_rank) == [expected.token_ids.tolist()] * 3
 
 
 @pytest.mark.parametrize("kind", [SamplingKind.GREEDY, SamplingKind.SAMPLED])

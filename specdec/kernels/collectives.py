@@ -1,0 +1,197 @@
+"""Collectives between the ranks of a tensor-parallel group, and how GPUs of one sum."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from specdec.kernels.symmetric_memory import SymmetricMemory
+
+logger = logging.getLogger(__name__)
+
+_GATHERED_BYTES = 2**24
+"""Part of a tensor that is gathered from every rank at once, to be summed in order."""
+
+
+class Collectives(Protocol):
+    """Collective communication between the ranks of a group.
+
+    Every rank must call the same collectives in the same order. Calls raise RuntimeError when a
+    peer dies.
+    """
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum `tensor` over the ranks, in place."""
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Stack every rank's `tensor` (equal shapes) to [size, *tensor.shape]."""
+
+    def all_to_all(self, parts: Tensor) -> Tensor:
+        """Send `parts[rank]` to each rank; return what each rank sent here, of the same shape.
+
+        parts: [size, ...], of equal shapes on all ranks.
+        """
+
+    def describe(self) -> str:
+        """Return how tensors are exchanged, for the log."""
+
+
+@dataclass(frozen=True)
+class ProcessGroupCollectives:
+    """Collectives of `torch.distributed`: NCCL between GPUs, Gloo between CPUs."""
+
+    process_group: dist.ProcessGroup
+    name: str
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum `tensor` over the ranks in place, in the order of the backend."""
+        dist.all_reduce(tensor, group=self.process_group)
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Return every rank's `tensor`, [size, *tensor.shape]."""
+        own = tensor.contiguous()
+        gathered = own.new_empty(self.process_group.size(), *own.shape)
+        dist.all_gather_single(gathered.view(-1), own.view(-1), group=self.process_group)
+        return gathered
+
+    def all_to_all(self, parts: Tensor) -> Tensor:
+        """See Collectives."""
+        own = parts.contiguous()
+        received = torch.empty_like(own)
+        dist.all_to_all_single(received, own, group=self.process_group)
+        return received
+
+    def describe(self) -> str:
+        """See Collectives."""
+        return self.name
+
+
+@dataclass(frozen=True)
+class OneShotCollectives:
+    """Collectives whose small sums are one kernel over symmetric memory.
+
+    Which of the two ways a sum takes follows from its shape and type, so it is equal on all ranks.
+    """
+
+    others: Collectives
+    memory: SymmetricMemory
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum `tensor` over the ranks in place; a small one in the order of the ranks."""
+        if self.memory.fits(tensor):
+            self.memory.all_reduce(tensor)
+        else:
+            self.others.all_reduce(tensor)
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """See Collectives."""
+        return self.others.all_gather(tensor)
+
+    def all_to_all(self, parts: Tensor) -> Tensor:
+        """See Collectives."""
+        return self.others.all_to_all(parts)
+
+    def describe(self) -> str:
+        """See Collectives."""
+        limit = f"{self.memory.max_bytes / 2**20:g} MiB"
+        return f"{self.others.describe()}, and sums of up to {limit} in one shot"
+
+
+@dataclass(frozen=True)
+class OrderedCollectives:
+    """Collectives whose sums add the ranks in order, whatever the size of a tensor is.
+
+    So the bits of a row depend neither on its batch nor on the topology of the GPUs. Numbers are
+    added one after the other in the type of the tensor. memory: None where there is none; the ranks
+    then gather what they sum.
+    """
+
+    others: Collectives
+    memory: SymmetricMemory | None = None
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum `tensor` over the ranks in place, in their order."""
+        contiguous = tensor.contiguous()
+        self._add_up(contiguous.view(-1))
+        if contiguous is not tensor:
+            tensor.copy_(contiguous)
+
+    def _add_up(self, flat: Tensor) -> None:
+        memory = self.memory
+        if memory is not None and memory.takes(flat):
+            for part in flat.split(memory.max_bytes // flat.element_size()):
+                memory.all_reduce(part)
+            return
+        for part in flat.split(_GATHERED_BYTES // flat.element_size()):
+            first, *others = self.others.all_gather(part)
+            for other in others:
+                first += other
+            part.copy_(first)
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """See Collectives."""
+        return self.others.all_gather(tensor)
+
+    def all_to_all(self, parts: Tensor) -> Tensor:
+        """See Collectives."""
+        return self.others.all_to_all(parts)
+
+    def describe(self) -> str:
+        """See Collectives."""
+        way = "gathered" if self.memory is None else "in one shot"
+        return f"{self.others.describe()}, and sums {way}, in the order of the ranks"
+
+
+def gpu_collectives(
+    group: ProcessGroupCollectives,
+    device: torch.device,
+    *,
+    is_custom: bool,
+    is_ordered: bool,
+    kind: type[SymmetricMemory] = SymmetricMemory,
+) -> Collectives:
+    """Return the collectives of ranks on GPUs of one node; a collective call.
+
+    All ranks sum in one shot, or none does: where one of them cannot, the reason is logged.
+
+    is_custom: whether sums in one shot are wanted. is_ordered: whether every sum has to add the
+    ranks in order.
+    """
+    memory = _common_memory(group, device, kind) if is_custom else None
+    if is_ordered:
+        return OrderedCollectives(group, memory)
+    return group if memory is None else OneShotCollectives(group, memory)
+
+
+def _common_memory(
+    group: ProcessGroupCollectives, device: torch.device, kind: type[SymmetricMemory]
+) -> SymmetricMemory | None:
+    """Return symmetric memory that sums correctly on every rank, or None on all of them.
+
+    After each part the ranks agree whether to go on, so that none waits for another in the next.
+    """
+    rank, size = group.process_group.rank(), group.process_group.size()
+    memory, fault = None, kind.local_fault(device)
+    if _all_agree(group, not fault):
+        try:
+            memory = kind.open(group.process_group, device)
+        except RuntimeError as error:
+            fault = str(error)
+        if _all_agree(group, memory is not None):
+            assert memory is not None
+            fault = memory.fault(rank, size)
+            if _all_agree(group, not fault):
+                return memory
+    reason = fault or "another rank cannot sum in one shot"
+    logger.info("rank %d sums by %s: %s", rank, group.name, reason)
+    return None
+
+
+def _all_agree(group: ProcessGroupCollectives, is_fine: bool) -> bool:
+    """Return whether a flag is set on every rank; exchanged between the hosts."""
+    return bool(group.all_gather(torch.tensor([is_fine], dtype=torch.int32)).all())

@@ -1,0 +1,58 @@
+"""Rows of logits of all ranks, divided over them by row instead of by token.
+
+Each rank computes the logits of its shard of the vocabulary, for all rows. Noise and truncation of
+a row need its best token, and sums over its tokens in the order of their scores, which would take
+an all-reduce for each bit of a floor. So the ranks exchange their logits once: each receives whole
+rows, a share of them, samples these as a single rank would, with the same bits, and the ranks
+gather the tokens. A rank sends (size - 1) / size of its logits; gathering them on every rank, as
+others do, sends all of them to each.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.sampling.vocab_shard import VocabShard
+from specdec.types.sharding import partition
+
+
+def own_rows(num_rows: int, shard: VocabShard) -> slice:
+    """Return the rows that this rank samples; there may be none."""
+    count, rank = _rows_of_rank(num_rows, shard), shard.group.rank
+    return slice(min(count * rank, num_rows), min(count * (rank + 1), num_rows))
+
+
+def whole_rows(logits: Tensor, shard: VocabShard) -> Tensor:
+    """Exchange logits [num_rows, num_tokens] of this rank; return whole rows, those of `own_rows`.
+
+    A collective call, one all-to-all. Returns [len(own_rows), vocab_size].
+    """
+    num_rows, num_tokens = logits.shape
+    shares = partition(shard.vocab_size, shard.group.size)
+    assert shares[shard.group.rank] == range(shard.first_token, shard.first_token + num_tokens)
+    count, widest = _rows_of_rank(num_rows, shard), max(map(len, shares))
+    missing = (count * shard.group.size - num_rows, widest - num_tokens)
+    if any(missing):
+        logits = F.pad(logits, (0, missing[1], 0, missing[0]))
+    received = shard.group.all_to_all(logits.reshape(shard.group.size, count, widest))
+    rows = own_rows(num_rows, shard)
+    own = received[:, : rows.stop - rows.start]
+    return torch.cat([part[:, : len(share)] for part, share in zip(own, shares, strict=True)], 1)
+
+
+def gather_rows(values: Tensor, num_rows: int, shard: VocabShard) -> Tensor:
+    """Return the values of all rows, [num_rows, ...], on every rank; a collective call.
+
+    values: [len(own_rows), ...] of the rows of this rank.
+    """
+    missing = _rows_of_rank(num_rows, shard) - len(values)
+    if missing:
+        values = torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
+    return shard.group.all_gather(values).flatten(0, 1)[:num_rows]
+
+
+def _rows_of_rank(num_rows: int, shard: VocabShard) -> int:
+    """Return the most rows that a rank samples."""
+    return -(-num_rows // shard.group.size)

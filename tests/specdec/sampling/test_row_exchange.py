@@ -1,0 +1,55 @@
+"""Rows of logits that ranks exchange, so that each has whole ones."""
+
+import pytest
+import torch
+
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.sampling import sampler
+from specdec.sampling.row_exchange import gather_rows, own_rows, whole_rows
+from specdec.sampling.sampler import torch_sample
+from specdec.sampling.vocab_shard import VocabShard
+from tests.specdec.fakes import run_ranks
+from tests.specdec.sampling.test_device_sampler import VOCAB, rows
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("num_rows", [1, 2, 6, 7])
+@pytest.mark.parametrize("vocab_size", [12, 13])
+def test_each_row_is_whole_on_one_rank(size, num_rows, vocab_size):
+    logits = torch.arange(num_rows * vocab_size, dtype=torch.float32).view(num_rows, vocab_size)
+
+    def on_rank(group):
+        tokens = group.share_of(vocab_size)
+        shard = VocabShard(group, tokens.start, vocab_size)
+        whole = whole_rows(logits[:, tokens.start : tokens.stop], shard)
+        assert torch.equal(whole, logits[own_rows(num_rows, shard)])
+        of_all = gather_rows(whole.sum(1), num_rows, shard)
+        assert group.called == ["all_to_all", "all_gather"]
+        return of_all.tolist()
+
+    assert run_ranks(size, on_rank) == [logits.sum(1).tolist()] * size
+
+
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_the_host_samples_shares_of_rows_where_kernels_do(num_rows, monkeypatch):
+    logits, batch = rows(num_rows, seed=3)
+    alone = VocabShard(TensorParallelGroup(), 0, VOCAB)
+    expected = torch_sample(logits, batch, alone).tolist()
+    monkeypatch.setattr(sampler, "has_triton", lambda device: True)
+    monkeypatch.setattr(sampler, "_triton_sample", lambda *given: torch_sample(*given, alone))
+
+    def on_rank(group):
+        tokens = group.share_of(VOCAB)
+        shard = VocabShard(group, tokens.start, VOCAB)
+        found = sampler.sample(logits[:, tokens.start : tokens.stop], batch, shard)
+        return found.tolist(), group.called
+
+    assert run_ranks(2, on_rank) == [(expected, ["all_to_all", "all_gather"])] * 2
+
+
+def test_logits_of_another_division_are_refused():
+    def on_rank(group):
+        with pytest.raises(AssertionError):
+            whole_rows(torch.zeros(2, 5), VocabShard(group, 5 * group.rank, 12))
+
+    run_ranks(2, on_rank)
