@@ -97,7 +97,10 @@ def _measure(steps: Steps, batch: int, length: int, name: str, num_rows: int) ->
 
 
 def check_edits(context: Context) -> Result:
-    """Compare penalties, biases and masks on the device with the reference, bit for bit."""
+    """Compare penalties, biases and masks on the device with the reference, bit for bit.
+
+    The bits of a NaN are not compared: the same operation gives another one on a CPU.
+    """
     if (fault := triton_fault(context.device)) is not None:
         raise PartSkippedError(fault)
     vocab = 5000 if context.is_small else 128256
@@ -108,7 +111,8 @@ def check_edits(context: Context) -> Result:
     found, expected = (
         _edited(logits, paths, device) for device in (context.device, torch.device("cpu"))
     )
-    num_differing = int((found.view(torch.int32) != expected.view(torch.int32)).sum())
+    is_equal = found.view(torch.int32) == expected.view(torch.int32)
+    num_differing = int((~(is_equal | (found.isnan() & expected.isnan()))).sum())
     return {"passed": num_differing == 0, "num_differing": num_differing}
 
 

@@ -124,7 +124,7 @@ def load_warm(spec: RankModel, group: TensorParallelGroup) -> TargetModelRunner 
         draft.warm_up(min(limits.max_catch_up_tokens, longest))
         return draft
     target = _load_target(spec, limits, group)
-    target.warm_up(min(limits.max_num_batched_tokens, longest))
+    target.warm_up(min(limits.max_num_batched_tokens, longest), limits.max_model_len)
     return target
 
 

@@ -51,6 +51,10 @@ from specdec.worker.verification import (
 
 logger = logging.getLogger(__name__)
 
+_WARM_UP_DRAFTS = 2
+_NUM_BEHIND_WARM_UP = 3 + _WARM_UP_DRAFTS
+"""Tokens behind the prompt: the decoded one and the next, drafts, and one of the target."""
+
 
 class TargetModelRunner(ModelRunner):
     """Executes steps in order; with several ranks each gets the same steps.
@@ -272,21 +276,25 @@ class TargetModelRunner(ModelRunner):
             return hidden, hidden
         return self.model.forward_with_taps(batch, self.kv_cache, self.head.taps)
 
-    def warm_up(self, num_tokens: int) -> None:
-        """Run one prefill of `num_tokens` and one decode, so that the first request is not slow.
+    def warm_up(self, num_tokens: int, max_model_len: int) -> None:
+        """Run a prefill of `num_tokens` and a decode, so that the first request is not slow.
 
-        A head drafts behind both. With a device both run there and by the host's operators. Its
-        kernels for penalties are compiled, and its counts of tokens allocated.
-        Overwrites the first blocks of the pool, which must be unused.
+        The prefill is shorter where a sequence of `max_model_len` tokens, at which the block tables
+        end, has no room for the rest. A head drafts behind both, if it can have room. With a device
+        both run there and by the host's operators. Its kernels for penalties are compiled, and its
+        counts of tokens allocated. Overwrites the first blocks of the pool, which must be unused.
         """
-        num_behind = 1 if self.head is None else 4  # the token that is decoded, and drafts
-        num_blocks = min(self.num_blocks, -(-(num_tokens + num_behind) // self.block_size))
+        has_drafts = self.head is not None and max_model_len > _NUM_BEHIND_WARM_UP
+        num_next = _WARM_UP_DRAFTS if has_drafts else 0  # without a head the host would run them
+        num_behind = _NUM_BEHIND_WARM_UP if has_drafts else 1  # at least the decoded token
+        num_tokens = min(num_tokens, max_model_len - num_behind)
+        num_blocks = -(-(num_tokens + num_behind) // self.block_size)
         token_ids = (0,) * num_tokens
         rules = SamplingRules(top_p=0.9, presence_penalty=0.1, logprobs=1)
         admission = SequenceAdmission(-1, num_tokens, rules, token_ids)
         table = BlockTableDelta(-1, 0, tuple(range(num_blocks)))
-        prefill = StepRow(-1, 0, token_ids, 0, True, num_next_drafts=2)
-        decode = StepRow(-1, num_tokens, (0,), 0, True, num_next_drafts=2)
+        prefill = StepRow(-1, 0, token_ids, 0, True, num_next_drafts=num_next)
+        decode = StepRow(-1, num_tokens, (0,), 0, True, num_next_drafts=num_next)
         runs = [self.execute] if self._queue is None else [self.execute, self.execute_on_host]
         for run in runs:
             run(StepInput(-1, (), (admission,), (table,), (prefill,)))

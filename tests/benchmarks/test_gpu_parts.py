@@ -161,6 +161,16 @@ def test_edits_of_logits_are_compared(small, monkeypatch):
     monkeypatch.setattr(extras, "apply_edits", wrong)
     assert not extras.check_edits(small)["passed"]
 
+    def with_other_nan(logits, *arguments):
+        edited(logits, *arguments)
+        is_nan = logits.isnan()
+        assert is_nan.any()
+        calls.append(logits.view(torch.int32)[is_nan].add_(len(calls)))
+        logits.view(torch.int32)[is_nan] = calls[-1]
+
+    monkeypatch.setattr(extras, "apply_edits", with_other_nan)
+    assert extras.check_edits(small)["passed"]
+
 
 def test_ranks_have_the_tokens_of_one(tmp_path):
     rank = ranks._Rank(0, "cpu", tmp_path, write_tiny_llama(tmp_path))

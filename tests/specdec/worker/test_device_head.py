@@ -267,7 +267,7 @@ def test_the_warm_up_runs_a_prompt_on_the_device_and_on_the_host(
         return forward(batch, kv_cache, taps)
 
     runner.model.forward_with_taps = recorded
-    runner.warm_up(40)
+    runner.warm_up(40, config.max_model_len)
     assert next(len(row.token_ids) for rows in on_device for row in rows) == 40
     assert 40 in passes
     assert runner.num_in_flight == 0

@@ -97,6 +97,20 @@ def test_ranks_agree(tiny_model_dir, head_dir, expected):
     assert found[0][0] == expected
 
 
+@pytest.mark.parametrize(("max_model_len", "num_tokens"), [(64, 59), (5, 4)])
+def test_the_longest_warm_up_fits_the_block_tables(
+    tiny_model_dir, head_dir, on_device, max_model_len, num_tokens
+):
+    """A prompt with drafts behind it is no longer than a sequence may be."""
+    directory = head_dir("medusa")
+    config = config_of("medusa", directory, max_model_len=max_model_len)
+    runner = device_runner(tiny_model_dir, config, head=directory)
+    runner.warm_up(max_model_len - 1, max_model_len)
+    assert [len(row.token_ids) for rows in on_device for row in rows] == [num_tokens, 1]
+    assert num_with_drafts(on_device) == (2 if max_model_len == 64 else 0)
+    assert runner.num_in_flight == 0
+
+
 def test_another_head_has_its_own_graphs(tiny_model_dir, head_dir):
     """Graphs of the target's stages stay."""
     graphs, method = FakeGraphs(), "medusa"

@@ -251,8 +251,10 @@ def test_invalid_logits_end_a_request(tiny_model_dir):
     assert sum(each.error is not None for each in transcripts.values()) == 1
 
 
-def test_the_longest_warm_up_fits_the_block_tables(tiny_model_dir):
+def test_the_longest_warm_up_fits_the_block_tables(tiny_model_dir, monkeypatch):
     """An index behind a table ends the context of a GPU."""
+    on_device = recorded_device_steps(monkeypatch)
     runner = device_runner(tiny_model_dir, engine_config(max_model_len=64))
-    runner.warm_up(63)
+    runner.warm_up(63, 64)
+    assert [len(row.token_ids) for rows in on_device for row in rows] == [63, 1]
     assert runner.num_in_flight == 0
