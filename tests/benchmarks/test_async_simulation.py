@@ -123,7 +123,9 @@ class Steps(Metrics):
 
 def test_the_recorder_sees_that_drafting_and_verification_overlap(tiny_model_dir):
     simulated = Simulated(tiny_model_dir, "outcomes", 4, ratio=0.1)
-    simulated.engine._recorder = simulated.engine._steps._recorder = steps = Steps(simulated.clock)
+    steps = Steps(simulated.clock)
+    for recording in (simulated.engine._steps, simulated.engine._drafts):
+        recording._recorder = steps
     simulated.run(60)
     assert len(steps.overlaps) > 20
     for (began_s, ended_s), (first_s, last_s) in steps.overlaps:

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from specdec.models.config import ModelConfig
 from specdec.models.heads.formats.source import Fields
 
@@ -34,16 +31,6 @@ class Taps:
     def order(self) -> tuple[int, ...]:
         """The index in `ascending` of each part of the concatenation."""
         return tuple(self.ascending.index(each) for each in self.layer_ids)
-
-    def concatenated(self, states: Tensor) -> Tensor:
-        """Return the parts side by side, [T, len(layer_ids) * size].
-
-        states: of the layers `ascending`, [T, len(ascending), size]. Without an index, which would
-        be copied to a device, as a CUDA graph forbids.
-        """
-        if self.order == tuple(range(states.shape[1])):
-            return states.flatten(1)
-        return torch.cat([states[:, place] for place in self.order], dim=1)
 
     def describe(self) -> str:
         """Return the ids in both numberings."""

@@ -22,7 +22,7 @@ from specdec.models.heads.formats.dflash import DFlashShape
 from specdec.models.heads.networks.layers import FIRST_SLOT, HeadAttention, decoder_layer
 from specdec.models.heads.networks.markov import MarkovHead, MarkovState
 from specdec.models.heads.networks.projection import SharedInputLinear
-from specdec.models.heads.networks.target import TargetRank
+from specdec.models.heads.networks.target import TargetRank, concatenated
 from specdec.models.heads.networks.vocabulary import (
     read_embedding,
     read_lm_head,
@@ -112,7 +112,7 @@ class DFlashHead(nn.Module):
     @torch.inference_mode()
     def features(self, states: Tensor) -> Tensor:
         """See DraftHead."""
-        inputs = self.shape.layers_read.concatenated(states)
+        inputs = concatenated(states, self.shape.layers_read)
         features: Tensor = self.feature_norm(self.fc(inputs.to(self.attention.dtype)))
         return features
 

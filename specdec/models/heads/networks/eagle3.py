@@ -9,7 +9,7 @@ from specdec.models.heads.formats.eagle3 import Eagle3Shape
 from specdec.models.heads.networks.layers import HeadAttention, LayerPass, decoder_layer
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.heads.networks.recurrent import RecurrentHead
-from specdec.models.heads.networks.target import TargetRank
+from specdec.models.heads.networks.target import TargetRank, concatenated
 from specdec.models.heads.networks.vocabulary import (
     read_embedding,
     read_lm_head,
@@ -48,7 +48,7 @@ class FeatureProjection(nn.Module):
         """
         if self.layers_read is None:
             return self.project(states.flatten(1))
-        return self.project(self.layers_read.concatenated(states))
+        return self.project(concatenated(states, self.layers_read))
 
     def project(self, inputs: Tensor) -> Tensor:
         """Return features [T, feature_size] of the inputs [T, num_inputs * target_size]."""

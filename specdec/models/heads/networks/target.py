@@ -10,6 +10,7 @@ from torch import Tensor
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
+from specdec.models.heads.formats.taps import Taps
 from specdec.models.layers.linear import VocabEmbedding, VocabHead
 from specdec.models.llama import CausalDecoder
 
@@ -51,3 +52,14 @@ class TargetRank:
     def token_ids(self, tokens: list[int]) -> Tensor:
         """Return token ids as an index, [T] int64."""
         return torch.tensor(tokens, dtype=torch.int64, device=self.device)
+
+
+def concatenated(states: Tensor, taps: Taps) -> Tensor:
+    """Return the states of the layers that a head reads side by side, [T, num_parts * size].
+
+    states: of `taps.ascending`, [T, num_layers, size]. Without an index, which would be copied to a
+    device, as a CUDA graph forbids.
+    """
+    if taps.order == tuple(range(states.shape[1])):
+        return states.flatten(1)
+    return torch.cat([states[:, place] for place in taps.order], dim=1)
