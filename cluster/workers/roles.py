@@ -1,4 +1,4 @@
-"""What differs between workers of the target and of a draft model."""
+"""Differences between workers of the target and of a draft model."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ BY_OUTPUTS, BY_INPUTS = "colwise", "rowwise"
 """Styles of a layer that divides its outputs, and of one whose inputs are divided."""
 
 PACKED_BY_OUTPUTS, PACKED_BY_INPUTS = "packed_colwise", "packed_rowwise"
-"""The same for a tensor of two projections side by side, of which each is divided."""
+"""Styles for a tensor of two projections side by side, of which each is divided."""
 
 SUMMED_EXPERTS = "moe_tp_experts"
 """Style of a mixture whose experts' hidden units are divided: ranks add up its results."""

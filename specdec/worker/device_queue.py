@@ -37,7 +37,7 @@ class _BegunStep:
 
 @dataclass(frozen=True)
 class _Result:
-    """What a step has yielded: its rows without pending tokens, and the new tokens of each."""
+    """Result of a step: its rows without pending tokens, and the new tokens of each."""
 
     rows: Sequence[StepRow]
     verified: tuple[VerifiedRow, ...]

@@ -83,7 +83,7 @@ def test_trees_have_graphs_and_more_logits(model, max_num_seqs, num_scored):
 
 @pytest.mark.parametrize(("is_eager", "num_copies"), [(True, 3), (False, 6)])
 def test_what_ranks_exchange_is_counted(model, is_eager, num_copies):
-    """Of logits a share of the rows, as they are sent, received and put together."""
+    """A share of the rows of logits counts as sent, as received and as put together."""
     changes = {"enforce_eager": is_eager}
     alone = reserved(model, **changes)
     found = reserved(model, tensor_parallel_size=2, **changes) - alone

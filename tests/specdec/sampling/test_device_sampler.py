@@ -73,7 +73,7 @@ def shards(group):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("count", [40, 2])
 def test_the_tokens_are_those_of_the_reference(size, seed, count):
-    """Of 2 rows a third rank has none, and of 40 the last one has fewer than the others."""
+    """With 2 rows a third rank has none, with 40 the last one has fewer than the others."""
     logits, batch = rows(count, seed)
 
     def on_rank(group):

@@ -78,7 +78,7 @@ def test_a_layer_launches_few_operators(model_dir, drafts):
 
 @pytest.mark.parametrize(("drafts", "most"), [("decode", 80), ("chain", 95), ("tree", 180)])
 def test_operators_around_the_layers(model_dir, drafts, most):
-    """Of a greedy step: its input, the head, the argmax and the verification.
+    """Counted are the input, the head, the argmax and the verification of a greedy step.
 
     The kernels in whose place torch walks through a tree and moves KV are three.
     """

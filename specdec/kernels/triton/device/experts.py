@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 _NONE = tl.constexpr(1 << 30)
-_TILE_WORDS = tl.constexpr(3)
+TILE_WORDS = tl.constexpr(3)
 
 
 @triton.jit
@@ -122,7 +122,7 @@ def plan_tiles(
     for block in range(first_tile, next_tile, BLOCK_P):
         tile = block + lanes
         first = start + (tile - first_tile) * BLOCK_M
-        at, is_tile = tiles + tile * _TILE_WORDS, tile < next_tile
+        at, is_tile = tiles + tile * TILE_WORDS, tile < next_tile
         tl.store(at, tl.where(first < end, own, -1), mask=is_tile)
         tl.store(at + 1, first, mask=is_tile)
         tl.store(at + 2, end + tl.zeros([BLOCK_P], tl.int32), mask=is_tile)
@@ -175,7 +175,7 @@ def hidden_units(
     BLOCK_K: tl.constexpr,
 ):
     """Compute hidden units of the pairs of a tile; grid (num_tiles, ceil(size / BLOCK_N))."""
-    tile = tiles + tl.program_id(0) * _TILE_WORDS
+    tile = tiles + tl.program_id(0) * TILE_WORDS
     expert = tl.load(tile)
     if expert >= 0:
         places = tl.load(tile + 1) + tl.arange(0, BLOCK_M)
@@ -224,7 +224,7 @@ def expert_results(
     BLOCK_K: tl.constexpr,
 ):
     """Compute the results of the pairs of a tile; grid (num_tiles, ceil(size / BLOCK_N))."""
-    tile = tiles + tl.program_id(0) * _TILE_WORDS
+    tile = tiles + tl.program_id(0) * TILE_WORDS
     expert = tl.load(tile)
     if expert >= 0:
         places = tl.load(tile + 1) + tl.arange(0, BLOCK_M)

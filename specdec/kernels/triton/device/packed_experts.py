@@ -3,10 +3,8 @@
 import triton
 import triton.language as tl
 
-from specdec.kernels.triton.device.experts import activate
+from specdec.kernels.triton.device.experts import TILE_WORDS, activate
 from specdec.kernels.triton.device.packed import INT4, byte_product, int4_product
-
-_TILE_WORDS = tl.constexpr(3)
 
 
 @triton.jit
@@ -70,7 +68,7 @@ def packed_hidden_units(
     BLOCK_K: tl.constexpr,
 ):
     """Compute hidden units of the pairs of a tile, as `experts.hidden_units`."""
-    tile = tiles + tl.program_id(0) * _TILE_WORDS
+    tile = tiles + tl.program_id(0) * TILE_WORDS
     expert = tl.load(tile)
     if expert >= 0:
         places = tl.load(tile + 1) + tl.arange(0, BLOCK_M)
@@ -120,7 +118,7 @@ def packed_expert_results(
     BLOCK_K: tl.constexpr,
 ):
     """Compute the results of the pairs of a tile, as `experts.expert_results`."""
-    tile = tiles + tl.program_id(0) * _TILE_WORDS
+    tile = tiles + tl.program_id(0) * TILE_WORDS
     expert = tl.load(tile)
     if expert >= 0:
         places = tl.load(tile + 1) + tl.arange(0, BLOCK_M)

@@ -88,7 +88,7 @@ def test_logits_that_are_not_numbers_have_routes_to_experts(rule):
 @pytest.mark.parametrize("num_pairs", [1, 3, 100, 1200])
 @pytest.mark.parametrize("kind", ["mixed", "one", "elsewhere"])
 def test_tiles_hold_each_pair_once(kind, num_pairs, num_rows):
-    """Of the experts 2 to 6, in their order; those of other ranks have none."""
+    """The tiles are those of experts 2 to 6, in order; experts of other ranks have none."""
     chosen = torch.arange(num_pairs, dtype=torch.int32)[:, None] * 7 % 8
     chosen = chosen * 0 + {"one": 5, "elsewhere": 1}[kind] if kind != "mixed" else chosen
     plan = plan_tiles(chosen, 2, 5, num_rows)
