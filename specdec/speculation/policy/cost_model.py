@@ -167,8 +167,8 @@ class CostModel:
     """Cost table with corrections by the steps that were run.
 
     One correction is that of all steps, and follows them within a second: a machine that has become
-    slower, by other load or a lower clock, is slower for all shapes, and says nothing about which
-    one is best. The others are what remains for each draft shape and range of batch sizes. They
+    slower, by other load or a lower clock, is slower for all shapes, which changes nothing about
+    the best one. The others are what remains for each draft shape and range of batch sizes. They
     learn more slowly, and without samples decay with a half-life of two minutes, so that a shape
     that once was slow is tried again. A step that never ran takes that of the nearest one, by
     number of draft tokens first.

@@ -83,7 +83,7 @@ def ratio_of_drafts(costs, now_s):
     return costs.step_s(4, chain(2), now_s) / costs.step_s(4, chain(0), now_s)
 
 
-def test_a_slower_machine_says_nothing_about_the_best_shape():
+def test_a_slower_machine_does_not_change_the_best_shape():
     costs = CostModel(TABLE)
     for count, seconds in ((0, 0.02), (2, 0.03)) * 20:
         for _ in range(5):
