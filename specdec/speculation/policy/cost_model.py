@@ -201,9 +201,7 @@ class CostModel:
         if ratio is not None:
             self._learn(num_decoding, shape, math.log(ratio), now_s)
 
-    def _learn(
-        self, num_decoding: int, shape: DraftShape, log_ratio: float, now_s: float
-    ) -> None:
+    def _learn(self, num_decoding: int, shape: DraftShape, log_ratio: float, now_s: float) -> None:
         """Divide the error of an estimate between all steps and those of its kind.
 
         The very first one is that of the machine: the shapes were profiled side by side.
