@@ -44,6 +44,7 @@ from tests.specdec.kernels.test_collectives import ThreadCollectives, memory_of
 def small(tmp_path, monkeypatch):
     for module in (drafting, extras, profiled, prompts, steps, trees):
         monkeypatch.setattr(module, "_ROUNDS", 1)
+    monkeypatch.setattr(steps, "bandwidth", lambda device: 1e11)  # test_gpu_checks measures it
     return Context(torch.device("cpu"), tmp_path, is_small=True)
 
 
