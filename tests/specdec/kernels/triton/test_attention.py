@@ -7,7 +7,7 @@ import torch
 
 from specdec.config.attention_splits import SEGMENT_TOKENS, SEGMENTS_PER_LEVEL, num_segments_of
 from specdec.kernels import Rotation, TorchAttention
-from specdec.kernels.attention import QueryKeyNorms
+from specdec.kernels.attention import QueryKeyNorms, Visible
 from specdec.kernels.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.kv_scales import KVScales, stored_values
 from specdec.kernels.triton import attention_plan
@@ -38,7 +38,7 @@ def run(pages, attention=None):
     """Run the batch; its own KV is written by the pass."""
     case = pages.case
     attention = attention or attention_of(case)
-    plan = attention.plan(pages.batch, case.dtype, case.window, case.kv_start)
+    plan = attention.plan(pages.batch, case.dtype, Visible(case.window, case.kv_start))
     cache, kv = pages.cache.clone(), pages.own_kv
     cache[torch.from_numpy(pages.batch.slot_mapping).long()] = torch.nan
     output = attention.run(pages.query, kv, cache, plan, pages.sinks)
@@ -115,7 +115,7 @@ def test_slots_before_the_first_one_with_kv_are_not_read(kv_start):
     expected = pages.expected()
     for slots in pages.slots:
         pages.cache[slots[:kv_start]] = torch.nan
-    plan = attention_of(case).plan(pages.batch, case.dtype, None, kv_start)
+    plan = attention_of(case).plan(pages.batch, case.dtype, Visible(kv_start=kv_start))
     found = attention_of(case).attend(pages.query, pages.cache, plan)
     assert (found.double() - expected).abs().max() < 2e-6
 
@@ -148,7 +148,7 @@ def test_batch_of_fixed_shape(window):
         context_lens=torch.from_numpy(pages.batch.context_lens).long(),
         query_len=2,
     )
-    plan = attention.plan_on_device(batch, case.dtype, window)
+    plan = attention.plan_on_device(batch, case.dtype, Visible(window))
     found = attention.attend(pages.query[rows].contiguous(), pages.cache, plan)
     assert (found.double() - pages.expected()[rows]).abs().max() < 2e-6
 
@@ -169,10 +169,10 @@ def test_blocks_whose_queries_see_ahead(window, num_ahead):
     expected = _seen_ahead(pages, window, num_ahead)
     for kind in (TritonAttention, TorchAttention):
         attention = kind(case.heads, case.head_dim, case.block_size, CPU)
-        plan = attention.plan_on_device(batch, case.dtype, window, num_ahead=num_ahead)
+        plan = attention.plan_on_device(batch, case.dtype, Visible(window, num_ahead=num_ahead))
         found = attention.run(pages.query, pages.own_kv, pages.cache.clone(), plan)
         assert (found.double() - expected).abs().max() < 2e-6
-    causal = attention.plan_on_device(batch, case.dtype, window)
+    causal = attention.plan_on_device(batch, case.dtype, Visible(window))
     found = attention.run(pages.query, pages.own_kv, pages.cache.clone(), causal)
     assert (found.double() - expected).abs().max() > 1e-2
 
@@ -225,7 +225,7 @@ def check_ragged(case, decode_len=4, **options):
     for kind in (TritonAttention, TorchAttention):
         own = options if kind is TritonAttention else {}
         attention = kind(case.heads, case.head_dim, case.block_size, CPU, **own)
-        plan = attention.plan_on_device(batch, case.dtype, case.window)
+        plan = attention.plan_on_device(batch, case.dtype, Visible(case.window))
         padded = torch.cat([pages.query, torch.zeros_like(pages.query[:3])])
         kv = torch.cat([pages.own_kv, torch.full_like(pages.own_kv[:3], torch.nan)])
         found = attention.run(padded, kv, pages.cache.clone(), plan)[:num_tokens]

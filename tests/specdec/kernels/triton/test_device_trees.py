@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specdec.config.attention_splits import most_rows
+from specdec.kernels.attention import Visible
 from specdec.kernels.attention_masks import mask_nodes
 from specdec.kernels.device_batch import DeviceBatch, TreeNodes
 from specdec.kernels.torch_attention import TorchAttention
@@ -43,7 +44,7 @@ def check(case, make):
     expected = pages.expected()[tokens]
     for kind in (TritonAttention, TorchAttention):
         attention = kind(case.heads, case.head_dim, case.block_size, CPU)
-        plan = attention.plan_on_device(batch, case.dtype, case.window)
+        plan = attention.plan_on_device(batch, case.dtype, Visible(case.window))
         index = torch.full((len(batch.input_ids),), 0)
         index[: len(tokens)] = tokens
         kv = pages.own_kv[index]
