@@ -12,7 +12,8 @@ from specdec.config.engine import EngineConfig
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.gpu_workspace import attention_bytes, gpu_workspace_bytes
-from specdec.engine.memory_plan import _draft_bytes_without_kv, memory_plan
+from specdec.engine.host_memory import draft_bytes_without_kv
+from specdec.engine.memory_plan import memory_plan
 from specdec.engine.model_limits import draft_adapter_limits
 from specdec.engine.model_resolution import Models
 from specdec.engine.weight_memory import weight_bytes
@@ -278,7 +279,7 @@ def test_adapters_of_both_models_are_counted(model):
     assert draft_adapter_limits(config, foreign) is None
     size = adapter_bytes(model, 16, "float32")
     both, alone = (
-        _draft_bytes_without_kv(each, Models(model, model), in_process=False)
+        draft_bytes_without_kv(each, Models(model, model), in_process=False)
         for each in (config, dataclasses.replace(config, enable_lora=False))
     )
     assert both - alone == config.adapter_limits.max_loaded * size
