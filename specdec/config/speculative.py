@@ -27,6 +27,8 @@ from specdec.config.speculative_checks import (
     DEFAULT_BATCH_BUDGET_MAX,
     check_adaptive_length,
     check_budget,
+    check_options,
+    check_policy,
     check_schedule,
     check_tree_choices,
     check_tree_size,
@@ -44,7 +46,6 @@ from specdec.types.sampling_params import (
     SERVED_VERIFIERS,
     VERIFIERS,
     AcceptanceThreshold,
-    SpeculationOptions,
     VerifierName,
 )
 from specdec.types.validation import require_choice, require_range
@@ -55,8 +56,7 @@ DEFAULT_SPECULATION_THRESHOLD = 32
 DEFAULT_GOODPUT_THRESHOLD = 256
 """Goodput turns drafts off by itself; this bound is for loads beyond its estimates."""
 
-_ROLES = ("drafter", "first", "fallback")
-_NO_KEYS = ("left_out", *_ROLES)
+_NO_KEYS = ("left_out", "drafter", "first", "fallback")
 """Fields that are not read from keys of the same name."""
 
 
@@ -204,9 +204,7 @@ class SpeculativeConfig:
     def _check_policy(self) -> None:
         name, threshold = "speculative_config.speculation_threshold", self.speculation_threshold
         require_range(name, threshold, 0, MAX_SPECULATION_THRESHOLD)
-        if self.policy not in (None, *get_args(PolicyName)):
-            limit = f"one of {', '.join(get_args(PolicyName))}, or left out"
-            raise InvalidValueError("speculative_config.policy", self.policy, limit)
+        check_policy(self.policy, get_args(PolicyName))
         rows, is_table = self.num_speculative_tokens_per_batch_size, self.chosen_policy == "table"
         check_schedule(rows, self.num_speculative_tokens, is_wanted=is_table)
 
@@ -219,16 +217,12 @@ class SpeculativeConfig:
         check_budget(self.batch_budget_max, count, is_wanted=self.batch_budget)
 
     def _check_verifiers(self) -> None:
-        try:
-            SpeculationOptions(
-                verifier=self.verifier,
-                typical_epsilon=self.typical_epsilon,
-                typical_delta=self.typical_delta,
-                acceptance_threshold=self.acceptance_threshold,
-            )
-        except InvalidValueError as error:
-            field = error.field.replace("speculation.", "speculative_config.")
-            raise InvalidValueError(field, error.value, error.limit) from None
+        check_options(
+            verifier=self.verifier,
+            typical_epsilon=self.typical_epsilon,
+            typical_delta=self.typical_delta,
+            acceptance_threshold=self.acceptance_threshold,
+        )
         self.require_allowed(self.allowed_verifiers)
         self._synthetic_acceptance.check(self.allowed_verifiers)
 

@@ -1,4 +1,4 @@
-"""Checks of the numbers of draft tokens in a SpeculativeConfig; see there.
+"""Checks of the fields of a SpeculativeConfig; see there.
 
 All raise InvalidValueError.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from specdec.config.methods import METHODS, MethodConfig
 from specdec.types.draft_length import LengthRule, LengthSchedule
 from specdec.types.draft_tree import MAX_TREE_NODES
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
+from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS, SpeculationOptions
 from specdec.types.validation import require_range
 
 DEFAULT_BATCH_BUDGET_MAX = 8
@@ -57,6 +58,22 @@ def check_tree_size(
         least = f"above num_speculative_tokens ({num_speculative_tokens})"
         limit = f"0, or {least} and at most {MAX_TREE_NODES}"
         raise InvalidValueError(_TREE_SIZE, num_nodes, limit)
+
+
+def check_policy(policy: str | None, names: Sequence[str]) -> None:
+    """Check the name of a policy; None leaves it out."""
+    if policy not in (None, *names):
+        limit = f"one of {', '.join(names)}, or left out"
+        raise InvalidValueError("speculative_config.policy", policy, limit)
+
+
+def check_options(**options: Any) -> None:
+    """Check the fields of SpeculationOptions for requests that leave them out."""
+    try:
+        SpeculationOptions(**options)
+    except InvalidValueError as error:
+        field = error.field.replace("speculation.", "speculative_config.")
+        raise InvalidValueError(field, error.value, error.limit) from None
 
 
 def check_schedule(
