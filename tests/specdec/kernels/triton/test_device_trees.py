@@ -12,9 +12,10 @@ from specdec.kernels.device_batch import DeviceBatch, TreeNodes
 from specdec.kernels.torch_attention import TorchAttention
 from specdec.kernels.triton import attention_plan
 from specdec.kernels.triton.attention import TritonAttention
+from specdec.models.weights.checkpoint import CPU
 from specdec.types.draft_tree import ancestors, depths, signed_words
 from tests.specdec.kernels.triton.pages import Case, Pages
-from tests.specdec.kernels.triton.test_attention import CPU, ragged
+from tests.specdec.kernels.triton.test_ragged_attention import ragged
 
 DEEP = (-1, -1, 1, 2, 3, 0, 4)
 WIDE = (-1, -1, -1, 0, 1)
