@@ -6,7 +6,7 @@ for theirs, and adds up all of them: one exchange of signals, and `size` times t
 for small tensors. The kernel is torch's (`torch.distributed._symmetric_memory`), and adds the ranks
 in order: the sums have equal bits on all of them. A graph can hold it.
 
-The operand is copied by a launch of its own. Torch's kernel that copies it too
+A separate launch copies the operand. Torch's kernel that copies it too
 (`one_shot_all_reduce_copy`) lets the first warp of a block signal the peers before the other warps
 have written their part: `sync_remote_blocks` waits for no warp, and nothing else does in front.
 """
