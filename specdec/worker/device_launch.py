@@ -164,21 +164,21 @@ class StepLauncher:
     def _run(self, stage: Stage, shape: StepShape) -> None:
         self._graphs.run(stage, shape, self._stages[stage])
 
+    @torch.inference_mode()
     def _launch_draft(self, plan: StepPlan) -> None:
         """Launch the draft tokens of a head; by operators where they have changes of logits."""
         extras = plan.extras
+        if self._pairs is not None and plan.shape.has_trees:
+            self._pairs.gather(self._sources(plan.shape).flatten())
         edits = None if extras is None or extras.draft_edits.is_empty else extras.draft_edits
         if isinstance(self._pairs, PairDrafts):
             self._launch_pair_draft(self._pairs, plan, edits)
         elif (drafts := self._pairs or self._states) is not None:
             self._launch_whole_draft(drafts, plan, edits)
 
-    @torch.inference_mode()
     def _launch_pair_draft(
         self, drafts: PairDrafts, plan: StepPlan, edits: LogitEdits | None
     ) -> None:
-        if plan.shape.has_trees:
-            drafts.gather(self._sources(plan.shape).flatten())
         self._run(Stage.PAIRS, plan.shape)
         one = plan.shape._replace(query_len=1, has_trees=False)
         for index in range(plan.num_next):
@@ -189,7 +189,6 @@ class StepLauncher:
             else:
                 drafts.select(plan.kind, one, edits)
 
-    @torch.inference_mode()
     def _launch_whole_draft(
         self, drafts: StateDrafts | BlockDrafts, plan: StepPlan, edits: LogitEdits | None
     ) -> None:
