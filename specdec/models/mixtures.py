@@ -13,13 +13,22 @@ from specdec.models.family_traits import (
     deepseek_v3_experts,
     gpt_oss_experts,
     gpt_oss_traits,
+    minimax_m2_experts,
+    minimax_m2_traits,
     mixtral_experts,
     mixtral_traits,
     olmoe_experts,
     olmoe_traits,
     qwen3_moe_experts,
 )
-from specdec.models.layer_patterns import one_window, periodic_windows, window_if_used
+from specdec.models.layer_patterns import (
+    last_layers_windows,
+    one_window,
+    partial_rope,
+    periodic_windows,
+    window_if_used,
+)
+from specdec.models.rope import rotary_fraction, rotary_fraction_of_dim
 from specdec.models.traits import Activation
 
 _DEEPSEEK_DEFAULTS = {
@@ -34,6 +43,7 @@ _DEEPSEEK_DEFAULTS = {
     "n_shared_experts": 2,
     "moe_intermediate_size": 1407,
 }
+_SIGMOID_EXPERTS_DEFAULTS = {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0}
 
 MIXTURES: Mapping[str, Architecture] = MappingProxyType(
     {
@@ -98,6 +108,69 @@ MIXTURES: Mapping[str, Architecture] = MappingProxyType(
             traits=deepseek_traits,
             latent=deepseek_latent,
             experts=deepseek_v3_experts,
+        ),
+        "Glm4MoeForCausalLM": Architecture(
+            "glm4_moe",
+            ("GLM-4.5, 4.5-Air, 4.6, 4.7",),
+            "rotation of half of each head; queries and keys normalized by `use_qk_norm`; experts "
+            "as in DeepSeek-V3",
+            {
+                "num_key_value_heads": 8,
+                "partial_rotary_factor": 0.5,
+                **_SIGMOID_EXPERTS_DEFAULTS,
+                "n_routed_experts": 128,
+                "n_shared_experts": 1,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 1408,
+                "first_k_dense_replace": 1,
+                "norm_topk_prob": True,
+            },
+            qkv_bias="attention_bias",
+            qk_norm="use_qk_norm",
+            ropes=partial_rope,
+            rotary_fraction=rotary_fraction,
+            experts=deepseek_v3_experts,
+        ),
+        "Dots1ForCausalLM": Architecture(
+            "dots1",
+            ("dots.llm1",),
+            "queries and keys normalized by head; windows on the last layers; experts as in "
+            "DeepSeek-V3",
+            {
+                "num_key_value_heads": 32,
+                "rms_norm_eps": 1e-6,
+                "sliding_window": 4096,
+                "max_window_layers": 62,
+                "use_sliding_window": True,
+                **_SIGMOID_EXPERTS_DEFAULTS,
+                "first_k_dense_replace": 0,
+                "norm_topk_prob": False,
+                "moe_intermediate_size": 1408,
+            },
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            qk_norm=True,
+            windows=last_layers_windows,
+            experts=deepseek_v3_experts,
+        ),
+        "MiniMaxM2ForCausalLM": Architecture(
+            "minimax_m2",
+            ("MiniMax-M2, M2.1",),
+            "a mixture of experts on each layer, chosen by sigmoids and a bias; rotation of a part "
+            "of each head; queries and keys normalized over all heads",
+            {
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "rope_theta": 5_000_000.0,
+                "rms_norm_eps": 1e-6,
+                "num_local_experts": 256,
+                "num_experts_per_tok": 8,
+            },
+            qk_norm=True,
+            ropes=partial_rope,
+            rotary_fraction=rotary_fraction_of_dim,
+            traits=minimax_m2_traits,
+            experts=minimax_m2_experts,
         ),
         "OlmoeForCausalLM": Architecture(
             "olmoe",

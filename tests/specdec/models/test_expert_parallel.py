@@ -23,7 +23,10 @@ from tests.specdec.processes import results, run_processes
 from tests.specdec.tiny import train_tokenizer
 
 WHOLE = ModelOptions(divides_by_expert=True)
-MIXTURES = ["mixtral", "qwen3-moe", "olmoe", "gpt-oss", "deepseek-v2", "deepseek-v3"]
+MIXTURES = [
+    *("mixtral", "qwen3-moe", "olmoe", "gpt-oss", "deepseek-v2", "deepseek-v3"),
+    *("glm4-moe", "dots1", "minimax-m2"),
+]
 QUICK = ["qwen3-moe", "gpt-oss", "deepseek-v3"]
 
 needs_kernels = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
