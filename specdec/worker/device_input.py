@@ -44,7 +44,8 @@ class Word(IntEnum):
     that of the StepRow. NUM_KEPT: as in DeviceChains. NUM_NEXT: draft tokens that the head makes
     behind the row, 0 if it does not sample. END: of its tokens among those of all rows. SAMPLES: 0
     for a chunk of a prompt that more of it follows. HAS_HEAD: whether the head runs its tokens.
-    ADAPTER: the place of its adapter, 0 without one.
+    ADAPTER: the place of its adapter, 0 without one. NEXT_DEPTH: of the tree behind the row, 0 for
+    a chain.
     TOKENS: the last known token, then drafts, in all further columns.
     """
 
@@ -60,7 +61,8 @@ class Word(IntEnum):
     SAMPLES = PARAM_WORDS + 9
     HAS_HEAD = PARAM_WORDS + 10
     ADAPTER = PARAM_WORDS + 11
-    TOKENS = PARAM_WORDS + 12
+    NEXT_DEPTH = PARAM_WORDS + 12
+    TOKENS = PARAM_WORDS + 13
 
 
 class Packed(NamedTuple):
@@ -196,7 +198,7 @@ class StepPacker:
         num_next = row.num_next_drafts
         behind = (row.max_end, num_next * row.samples, end, int(row.samples), int(num_next > 0))
         adapter = 0 if row.adapter_id == BASE_MODEL else self._adapter_places[row.adapter_id]
-        return (*head, *behind, adapter, *tokens, *padding)
+        return (*head, *behind, adapter, row.next_draft_depth, *tokens, *padding)
 
     def unpack(self, words: Tensor, shape: StepShape) -> Packed:
         """Read the input buffer; for pending rows their token and position from the state."""

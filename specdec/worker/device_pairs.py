@@ -20,6 +20,7 @@ from specdec.kernels.logit_edits import LogitEdits
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device_head import BlockParts, DraftRows, HeadDrafts, PairParts
 from specdec.worker.device_state import DeviceState, DeviceStepLimits, slots_at
+from specdec.worker.draft_layout import DraftLayout
 from specdec.worker.step_graphs import StepShape
 
 Parts = TypeVar("Parts", PairParts, BlockParts)
@@ -40,9 +41,10 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
         limits: DeviceStepLimits,
         hidden_size: int,
         drafts: Tensor,
+        layout: DraftLayout,
     ) -> None:
-        """hidden_size: of the target. drafts: as in HeadDrafts."""
-        super().__init__(parts.sampler, state, limits, drafts)
+        """hidden_size: of the target. drafts, layout: as in HeadDrafts."""
+        super().__init__(parts.sampler, state, limits, drafts, layout)
         self._parts: Parts = parts
         page, num_rows = parts.features, limits.max_num_seqs
         num_tokens = max(limits.max_scored_tokens, limits.max_step_tokens)

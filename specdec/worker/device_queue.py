@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.types.draft_tree import chain_of
 from specdec.types.messages import StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.worker import device_rows
 from specdec.worker.batch_state import SequenceState
@@ -157,7 +158,7 @@ class DeviceQueue:
             if row.samples and row.seq_id not in step.by_host:
                 own = verified[row.seq_id]
                 state.append_output(row, own.token_ids)
-                state.held_draft = own.next_draft_token_ids if self._head is not None else ()
+                state.held_draft = chain_of(own.next_draft_token_ids, own.next_draft_parents)
         if self._head is not None:
             self._head.note_device_step(result.rows, result.verified)
 
@@ -170,9 +171,14 @@ class DeviceQueue:
         """Wait for a step, behind which all in front of it are settled."""
         rows, verified = [], []
         tokens, drafted = step.tokens.collect(), step.tokens.drafts()
-        notes = zip(step.tokens.logprobs(tokens), step.tokens.confidences(drafted), strict=True)
+        notes = zip(
+            step.tokens.logprobs(tokens),
+            step.tokens.parents(drafted),
+            step.tokens.confidences(drafted),
+            strict=True,
+        )
         found = zip(step.rows, step.states, tokens, drafted, notes, strict=True)
-        for pending, state, token_ids, drafts, (logprobs, confidences) in found:
+        for pending, state, token_ids, drafts, (logprobs, parents, confidences) in found:
             row = state.resolved(pending) if pending.is_pending else pending
             rows.append(row)
             if row.seq_id in step.by_host:
@@ -185,6 +191,7 @@ class DeviceQueue:
                         logprobs,
                         has_bad_logits=not token_ids,
                         next_draft_token_ids=drafts,
+                        next_draft_parents=parents,
                         next_draft_confidences=confidences,
                     )
                 )

@@ -136,12 +136,14 @@ class TargetModelRunner(ModelRunner):
             return VerifyOutput(step.step_id, ())
         rows = self._batch_state.resolve_pending(step.rows)
         if self._queue is not None:
-            states, own = self._batch_state.states(rows), rows
-            if drafts_trees := any(row.next_draft_depth for row in rows):
-                own = without_next_drafts(rows)
-            if self._queue.begin(step.step_id, own, states):
+            states = self._batch_state.states(rows)
+            if self._queue.begin(step.step_id, rows, states):
+                return self._verified_by_host(self._queue.collect_settled(), rows, states)
+            own = without_next_drafts(rows)
+            drafts_trees = any(row.next_draft_depth for row in rows)
+            if drafts_trees and self._queue.begin(step.step_id, own, states):
                 output = self._verified_by_host(self._queue.collect_settled(), rows, states)
-                return self._with_trees(output, rows) if drafts_trees else output
+                return self._with_trees(output, rows)
         return self._run(step.step_id, rows)
 
     def begin(self, step: StepInput) -> bool:
@@ -154,8 +156,6 @@ class TargetModelRunner(ModelRunner):
         queue = self._queue
         if queue is None or not step.rows:
             return False
-        if any(row.next_draft_depth for row in step.rows):
-            return False  # the host has to draft behind it
         if not queue.has_room(step):
             return False
         is_behind = queue.num_unsettled > 0
