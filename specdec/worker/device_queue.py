@@ -128,9 +128,7 @@ class DeviceQueue:
     def _can_run(self, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> bool:
         """Return whether the device can run a step behind that in flight, and draft behind it."""
         in_front = self._begun[-1].rows if self._begun else ()
-        fits_head = self._head is None or (
-            self._head.fits_device(rows, in_front) and not verified_by_host(rows, states)
-        )
+        fits_head = self._head is None or self._head.fits_device(rows, in_front)
         return fits_head and self._steps.can_run(rows, states)
 
     def collect(self) -> VerifyOutput:

@@ -155,6 +155,12 @@ class HeadRunner:
         for row in rows:
             self._kv.note_step(row, tokens.get(row.seq_id, ()))
 
+    def note_output(self, verified: Sequence[VerifiedRow]) -> None:
+        """Record the new tokens of rows that the host has verified, of a step on the device."""
+        if self._kv is not None:
+            for row in verified:
+                self._kv.append_output(row.seq_id, row.token_ids)
+
     @property
     def taps(self) -> tuple[int, ...]:
         """See DraftHead."""
