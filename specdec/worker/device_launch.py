@@ -242,6 +242,7 @@ class StepLauncher:
         state.last_tokens.index_copy_(0, packed.places, last_tokens)
         if self.buffers.layout.width:
             state.held_drafts[:, 0].index_fill_(0, packed.places, 0)
+            state.held_trees[:, 0].index_fill_(0, packed.places, 0)
         torch.cat([counts[:, None], tokens], 1, out=self.buffers.results(shape))
 
     @torch.inference_mode()

@@ -146,8 +146,9 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
         self, token_ids: Tensor, positions: Tensor, is_written: Tensor, shape: StepShape
     ) -> DeviceBatch:
         """Return the input of a pass; all [num_rows, Q]. is_written: tokens whose KV is stored."""
-        size = self._limits.block_size
-        positions = positions.clamp_max(shape.num_blocks * size - 1)  # of rows that have ended
+        size, last = self._limits.block_size, shape.num_blocks * self._limits.block_size - 1
+        is_written = is_written & (positions <= last)  # a row that has ended may be behind it
+        positions = positions.clamp_max(last)
         tables = self._state.tables[self._rows.places[: shape.num_rows], : shape.num_blocks]
         slots = slots_at(positions, tables, size)
         return DeviceBatch(

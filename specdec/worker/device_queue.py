@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.types.draft_tree import chain_of
 from specdec.types.messages import StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.worker import device_rows
 from specdec.worker.batch_state import SequenceState
@@ -156,7 +155,7 @@ class DeviceQueue:
             if row.samples and row.seq_id not in step.by_host:
                 own = verified[row.seq_id]
                 state.append_output(row, own.token_ids)
-                state.held_draft = chain_of(own.next_draft_token_ids, own.next_draft_parents)
+                state.hold_draft(own)
         if self._head is not None:
             self._head.note_device_step(result.rows, result.verified)
 

@@ -111,7 +111,8 @@ class DeviceSteps:
         if not _grows_trees(rows):
             num_next = max(row.num_next_drafts * row.samples for row in rows)
             return num_next <= self._most_next_drafts
-        return all(
+        has_room = self._shape(rows, 0).num_rows <= self._limits.max_growing_rows
+        return has_room and all(
             self._launcher.holds_tree(row.num_next_drafts, row.next_draft_depth)
             for row in rows
             if row.samples
@@ -151,7 +152,8 @@ class DeviceSteps:
         A chain may be as long as a tree, where a proposer found no other continuation.
         """
         most = max(map(device_rows.num_drafts, rows))
-        has_trees = most > self._limits.max_draft_tokens or any(row.parents for row in rows)
+        is_tree = any(row.parents or row.held_depth for row in rows)
+        has_trees = is_tree or most > self._limits.max_draft_tokens
         return self._graphs.padded(StepShape(len(rows), 1 + most, num_blocks, has_trees))
 
     def _is_ragged(self, rows: Sequence[StepRow]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specdec.kernels.device_batch import DeviceBatch, TreeNodes
 from specdec.kernels.logit_edits import LogitEdits
@@ -142,16 +143,20 @@ class TreePairDrafts(PairDrafts):
         return self._limits.num_blocks * self._limits.block_size
 
     def _keep(self, growth: TreeGrowth, num_rows: int) -> None:
-        """Write the trees to the output, and their first paths where the next step takes them."""
+        """Write the trees to the output, and with their first paths where the next step reads them.
+
+        The latter hold `max_tree_nodes` nodes, as the trees do.
+        """
         trees, chains = growth.best(), growth.chains()
         num_nodes = trees.token_ids.shape[1]
         self._tree_tokens[:num_rows, 0] = trees.counts
         self._tree_tokens[:num_rows, 1 : 1 + num_nodes] = trees.token_ids
         self._tree_parents[:num_rows, :num_nodes] = trees.parents
-        held, rows = self._state.held_drafts, self._own_rows(num_rows)
-        missing = (0, held.shape[1] - 1 - chains.token_ids.shape[1])
-        tokens = torch.nn.functional.pad(chains.token_ids, missing)
-        held.index_copy_(0, rows.places, torch.cat([chains.counts[:, None], tokens], 1))
+        places, held = self._own_rows(num_rows).places, self._state.held_drafts
+        tokens = pad(chains.token_ids, (0, held.shape[1] - 1 - chains.token_ids.shape[1]))
+        held.index_copy_(0, places, torch.cat([chains.counts[:, None], tokens], 1))
+        nodes = torch.cat([trees.counts[:, None], trees.token_ids, trees.parents], 1)
+        self._state.held_trees.index_copy_(0, places, nodes)
 
 
 class _RunNodes:

@@ -243,7 +243,7 @@ class HeadRunner:
         num_left = self._max_pairs
         chunks, drafts, members = list[Chunk](), list[HeadDraft](), list[int]()
         for row in active:
-            end = kv.num_tokens(row.seq_id) if row.samples else row.end
+            end = kv.pairs_end(row)
             num_missing = kv.num_missing(row.seq_id, end)
             if not (count := min(num_missing, num_left)):
                 continue

@@ -11,7 +11,7 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
-from specdec.worker.device_plan import StepPlan
+from specdec.worker.device_state import DeviceStepLimits
 from specdec.worker.head_runner import HeadRunner
 from specdec.worker.step_graphs import StepShape
 from tests.specdec.attention_heads import fitted_head_dir
@@ -130,8 +130,7 @@ def test_steps_with_trees_run_on_the_device(
     assert len(on_device) == counts.num_steps
     assert num_trees > 5
     assert sum(tree_counts) == (0 if method == "eagle3" else num_trees)
-    with_trees = [rows for rows in on_device if any(row.parents for row in rows)]
-    assert len(with_trees) > 3
+    assert sum(any(row.parents or row.held_depth for row in rows) for rows in on_device) > 3
     assert counts.speculation.num_accepted_tokens > 0
     if method != "dflash":
         assert len(tree_counts) < counts.num_steps
@@ -186,19 +185,22 @@ def up_to(length):
 
 
 @pytest.mark.parametrize(
-    ("method", "asked", "changes"),
+    ("asked", "changes"),
     [
-        ("mtp", requests(), {"max_num_batched_tokens": 40}),
-        ("eagle3", shaped()[:3], {}),
-        ("eagle3", up_to(40), {"max_model_len": 40, "num_blocks": 40}),
+        (requests(max_tokens=16)[1:], {"max_num_batched_tokens": 40}),
+        (shaped()[:3], {}),
+        (up_to(40), {"max_model_len": 40, "num_blocks": 40}),
     ],
     ids=["sampled", "changed logits", "to the longest sequence"],
 )
 def test_the_trees_are_those_of_the_host(
-    tiny_model_dir, head_dir, on_device, tree_counts, method, asked, changes
+    tiny_model_dir, head_dir, on_device, tree_counts, asked, changes
 ):
-    """Trees end as chains where the longest sequence has no room for their nodes."""
-    run = [tiny_model_dir, head_dir(method), method]
+    """A step begins behind one with trees, and verifies the next ones before the host has them.
+
+    Trees end as chains where the longest sequence has no room for their nodes.
+    """
+    run = [tiny_model_dir, head_dir("eagle3"), "eagle3"]
     options = {"asked": asked, "changes": changes}
     tokens, host, _ = run_trees(*run, runs_on_device=False, **options)
     num_trees = sum(tree_counts)
@@ -209,6 +211,8 @@ def test_the_trees_are_those_of_the_host(
     assert len(on_device) == counts.num_steps
     assert num_trees > 5
     assert not tree_counts, "the host drafts nothing"
+    assert target.most_in_flight == 2
+    assert any(row.held_depth for rows in on_device for row in rows)
 
 
 def drafts_of(target):
@@ -220,9 +224,8 @@ def drafts_of(target):
 
 def test_the_host_reads_nothing_between_the_levels_of_a_tree(tiny_model_dir, head_dir):
     runner = runner_of("eagle3", tiny_model_dir, head_dir)
-    shape = StepShape(2, 1 + NUM_NODES, 5, has_trees=True)
-    plan = StepPlan(shape, SamplingKind.TRUNCATED, NUM_NODES, grows_trees=True)
-    assert_host_reads_nothing(lambda: runner.device_steps._launcher.launch(plan))
+    drafts, shape = runner.device_steps._launcher._pairs, StepShape(2, 1, 5)
+    assert_host_reads_nothing(lambda: drafts.grow(SamplingKind.TRUNCATED, shape))
 
 
 class SilentGraphs(FakeGraphs):
@@ -264,6 +267,18 @@ def test_a_tree_that_is_too_wide_is_drafted_by_the_host(tiny_model_dir, head_dir
     [verified] = runner.execute(StepInput(1, (), (), (), (row,))).rows
     assert verified.next_draft_parents == (-1,) * NUM_NODES
     assert [each.num_next_drafts for each in on_device[-1]] == [0]
+
+
+def test_trees_are_drafted_for_as_many_sequences_as_the_next_step_holds(
+    tiny_model_dir, head_dir, monkeypatch
+):
+    """More have an empty graph, and the host drafts their trees."""
+    monkeypatch.setattr(DeviceStepLimits, "max_growing_rows", 0)
+    runner = runner_of("eagle3", tiny_model_dir, head_dir, graphs=FakeGraphs())
+    row = started(runner)
+    assert not runner.begin(StepInput(1, (), (), (), (row,)))
+    [verified] = runner.execute(StepInput(1, (), (), (), (row,))).rows
+    assert len(verified.next_draft_parents) == NUM_NODES
 
 
 def runner_of(method, model_dir, head_dir, **options):
