@@ -26,6 +26,7 @@ from typing import get_args
 
 from tqdm import tqdm
 
+from benchmarks.async_results import MODES, Case, CaseResult, ModeResult
 from benchmarks.async_simulation_chart import chart
 from benchmarks.report_file import add_output, command_line, write_report, write_text
 from benchmarks.simulated_models import (
@@ -54,7 +55,6 @@ from specdec.types.stats import AheadCounts
 RATIOS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
 ACCEPTANCES = (0.5, 0.65, 0.8, 0.9, 0.95)
 STREAMS = (1, 4, 16, 64)
-MODES = ("none", "synchronous", "continuing", "outcomes", "auto")
 MAX_DRAFT_TOKENS = 8
 TARGET_S = 0.02
 MIN_ROWS = 2500
@@ -67,15 +67,6 @@ _ASYNC: dict[str, AsyncDrafting] = {
 _NONE = AheadCounts()
 _BLOCK_SIZE = 64
 _MAX_MODEL_LEN = 1 << 15
-
-
-@dataclass(frozen=True)
-class Case:
-    """Ratio of the draft model's pass to the target's, acceptance, and concurrent streams."""
-
-    ratio: float
-    acceptance: float
-    num_streams: int
 
 
 @dataclass(frozen=True)
@@ -93,43 +84,6 @@ class Settings:
     def num_passes(self, case: Case) -> int:
         """Return the number of passes of the target to measure."""
         return max(self.num_measured, MIN_ROWS // case.num_streams)
-
-
-@dataclass(frozen=True)
-class ModeResult:
-    """What a mode yields in a case.
-
-    hit_rate: part of the rows with a draft that was made ahead. wasted: part of the tokens drafted
-        ahead that were not sent to the target. draft_use: part of the time in which the draft
-        model's device runs. num_waits: steps that waited for the draft model.
-    """
-
-    tokens_per_s: float
-    hit_rate: float = 0.0
-    wasted: float = 0.0
-    draft_use: float = 0.0
-    num_waits: int = 0
-
-
-@dataclass(frozen=True)
-class CaseResult:
-    """One case, by mode."""
-
-    case: Case
-    modes: dict[str, ModeResult]
-
-    def speed(self, mode: str) -> float:
-        """Return the tokens per second of a mode."""
-        return self.modes[mode].tokens_per_s
-
-    def over_synchronous(self, mode: str) -> float:
-        """Return the speed of a mode over that of synchronous drafting."""
-        return self.speed(mode) / self.speed("synchronous")
-
-    @property
-    def auto_share(self) -> float:
-        """Auto's speed over that of the best mode."""
-        return self.speed("auto") / max(self.speed(mode) for mode in MODES if mode != "auto")
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-if TYPE_CHECKING:
-    from benchmarks.async_simulation import CaseResult
+from benchmarks.async_results import CaseResult
 
 _PANEL_WIDTH, _PANEL_HEIGHT, _MARGIN = 230, 150, 46  # pixels
 _LOW, _HIGH = 0.5, 2.5

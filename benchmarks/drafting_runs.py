@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+import torch
+
 from benchmarks.pinned_draft import PinnedRanks
 from benchmarks.recorded_texts import RecordedText, RecordedTexts
 from benchmarks.simulated_models import SimulatedClock, SimulatedDraftWorker, SimulatedTarget
@@ -20,6 +22,7 @@ from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
+from specdec.models.weights.checkpoint import CPU
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftModelProposer
@@ -68,7 +71,7 @@ class Run:
         return median(self.tokens_per_s)
 
 
-class _Models(NamedTuple):
+class Models(NamedTuple):
     """The models of a run. times: to record the host's part of steps in."""
 
     target: Target
@@ -76,7 +79,7 @@ class _Models(NamedTuple):
     times: ModelTimes
 
 
-class _Engines:
+class Engines:
     """Engines for one stream, with the observations of each mode kept from run to run."""
 
     def __init__(self, directory: Path, temperature: float, clock: Callable[[], float]) -> None:
@@ -88,7 +91,7 @@ class _Engines:
         self._planners: dict[str, OutcomePlanner] = {}
 
     def run(
-        self, run: Run, models: _Models, prompt: tuple[int, ...], max_tokens: int
+        self, run: Run, models: Models, prompt: tuple[int, ...], max_tokens: int
     ) -> tuple[int, ...]:
         """Generate behind a prompt, record the speed without prefill, and return the tokens."""
         proposer = DraftModelProposer(models.worker, LIMITS, clock=self._clock)
@@ -143,7 +146,7 @@ class _Engines:
         )
 
 
-class Pinned(_Engines):
+class Pinned(Engines):
     """Runs on one target and one draft model. times: by mode."""
 
     def __init__(
@@ -172,7 +175,7 @@ class Pinned(_Engines):
         before_s = self._ranks.cpu_s
         worker = TimedWorker(self._worker, times)
         target = TimedTarget(self._target, times)
-        tokens = self.run(run, _Models(target, worker, times), prompt, max_tokens)
+        tokens = self.run(run, Models(target, worker, times), prompt, max_tokens)
         known = self._tokens.setdefault((prompt, max_tokens), tokens)
         assert known == tokens, "speculation has changed the tokens"
         run.draft_cpu_s += self._ranks.cpu_s - before_s
@@ -183,7 +186,7 @@ class Pinned(_Engines):
         return {prompt: each for (prompt, most), each in self._tokens.items() if most == max_tokens}
 
 
-class SimulatedRuns(_Engines):
+class SimulatedRuns(Engines):
     """Runs on simulated devices that take the measured times, with recorded texts."""
 
     def __init__(
@@ -199,7 +202,7 @@ class SimulatedRuns(_Engines):
         speeds, texts = _Measured(self._times[run.mode]), RecordedTexts({0: text})
         target = SimulatedTarget(self._now, speeds, texts)
         worker = SimulatedDraftWorker(self._now, speeds, texts)
-        models = _Models(target, worker, ModelTimes())
+        models = Models(target, worker, ModelTimes())
         tokens = self.run(run, models, text.prompt, len(text.output))
         assert tokens == text.output, "a simulated target has other tokens"
 
@@ -234,10 +237,21 @@ class _Measured:
         return self.times.levels.seconds(num_tokens)
 
 
-def local_target(directory: Path, quantization: QuantizationMethod | None = None) -> LocalTarget:
-    """Load the target on this process's cores, in float32."""
+def local_target(
+    directory: Path,
+    quantization: QuantizationMethod | None = None,
+    device: torch.device = CPU,
+    speculation: SpeculativeConfig | None = None,
+) -> LocalTarget:
+    """Load the target in this process, in float32. speculation: for the graphs of a GPU."""
     config = EngineConfig(
-        max_model_len=_MAX_MODEL_LEN, num_blocks=_NUM_BLOCKS, block_size=_BLOCK_SIZE, max_num_seqs=1
+        max_model_len=_MAX_MODEL_LEN,
+        num_blocks=_NUM_BLOCKS,
+        block_size=_BLOCK_SIZE,
+        max_num_seqs=1,
+        speculation=speculation,
     )
     group = TensorParallelGroup()
-    return LocalTarget(load_runner(directory, "float32", config, group, quantization=quantization))
+    return LocalTarget(
+        load_runner(directory, "float32", config, group, quantization=quantization, device=device)
+    )

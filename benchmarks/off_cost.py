@@ -43,7 +43,7 @@ from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationChange
 
-_PAIRS_PER_ROUND = {1: 4, 8: 4, 32: 2}  # by the number of streams
+_PAIRS_PER_ROUND = {1: 12, 8: 8, 32: 3}  # by the number of streams
 _MOST_PROMPTS = 48
 _LEAST_MEDIAN, _LEAST_MEDIAN_OF_KINDS, _LEAST_BOUND = 0.98, 0.99, 0.95
 """Minimum of the median ratio with a plain draft model, the same with a head or drafts ahead, and

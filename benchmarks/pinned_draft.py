@@ -25,14 +25,17 @@ _STEP_TIMEOUT_S = 30.0
 
 
 def draft_spec(
-    directory: Path, limits: DraftLimits, quantization: QuantizationMethod | None
+    directory: Path,
+    limits: DraftLimits,
+    quantization: QuantizationMethod | None,
+    device: str = "cpu",
 ) -> GroupSpec:
     """Return the specification of a draft model of one rank, in float32."""
     return GroupSpec(
         name="draft model",
         model=ModelSource(directory.name, directory),
         dtype="float32",
-        device="cpu",
+        device=device,
         quantization=quantization,
         kernels="auto",
         tensor_parallel_size=1,

@@ -19,6 +19,7 @@ _TREE_COLUMNS = (
 )
 _EXTRAS_PART = "penalties, grammars, log-probabilities"
 _EXTRAS_COLUMNS = ("batch", "request", "sequences with it", "ms on the device", "ms by the host")
+_ASYNC_COLUMNS = ("process", "drafts", "tokens/s", "hit rate", "draft model busy", "overlap")
 _SUM_COLUMNS = ("type", "KiB", "in one shot, us", "NCCL, us")
 
 
@@ -37,6 +38,9 @@ def page(report: PartReport) -> str:
     if sums := plain["parts"].get("ranks", {}).get("sums"):
         rows = [_sum_row(each) for each in sums]
         lines += ["", "## Sums over two ranks", "", markdown_table(_SUM_COLUMNS, rows)]
+    if placements := plain["parts"].get("asynchronous drafting", {}).get("placements"):
+        rows = list(_async_rows(placements))
+        lines += ["", "## Asynchronous drafting", "", markdown_table(_ASYNC_COLUMNS, rows)]
     if cells := plain["parts"].get("prompts", {}).get("prompt_cells"):
         rows = [_prompt_row(each) for each in cells]
         lines += ["", "## Steps of 8B with a prompt", "", markdown_table(_PROMPT_COLUMNS, rows)]
@@ -81,6 +85,16 @@ def _aim_rows(parts: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 def _sum_row(each: dict[str, Any]) -> tuple[str, ...]:
     times = (f"{each[key]:.1f}" for key in ("one_shot_us", "nccl_us"))
     return (each["dtype"], str(each["bytes"] // 2**10), *times)
+
+
+def _async_rows(placements: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each mode; shares are of the draft model's rounds, the time, and its time."""
+    for name, modes in placements.items():
+        for mode, found in modes.items():
+            if isinstance(found, dict):
+                shares = (found.get(key) for key in ("hit_rate", "draft_busy", "overlap"))
+                cells = ("" if each is None else f"{each:.0%}" for each in shares)
+                yield (name, mode, f"{found['tokens_per_s']:.1f}", *cells)
 
 
 def _prompt_row(cell: dict[str, Any]) -> tuple[str, ...]:
@@ -142,7 +156,7 @@ _LONG = {
     "rates",
     *("passed", "error", "traceback", "log", "stack", "seconds", "cases", "cells", "aims"),
     *("prompt_cells", "extras_cells", "tree_cells", "sums"),
-    *("profiles", "plans", "steps", "command", "output", "medusa", "dspark"),
+    *("profiles", "plans", "steps", "command", "output", "medusa", "dspark", "placements"),
     *("trees of 24", "trees of 60"),
 }
 _MAX_DETAIL_CHARS = 400

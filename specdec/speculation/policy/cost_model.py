@@ -19,9 +19,11 @@ from specdec.types.errors import InvalidValueError
 from specdec.types.stats import Additive
 
 _SAMPLES_PER_MEDIAN = 5
-_LEARNING_RATE = 0.4
-_MAX_LOG_CHANGE = math.log(4)
-"""Most that one median, however wrong, changes the logarithm of a correction."""
+_MACHINE_RATE, _SHAPE_RATE, _FIRST_SHAPE_RATE = 0.4, 0.2, 0.6
+"""Parts of an error that correct all steps, those of its kind, and these for the first time."""
+
+_MAX_LOG_ERROR = math.log(4)
+"""Most that one median, however wrong, counts for: the logarithm of its ratio to the estimate."""
 
 _HALF_LIFE_S = 120.0
 
@@ -122,32 +124,29 @@ def _interpolate(places: Sequence[int], values: Sequence[float], at: int) -> flo
 
 @dataclass
 class _Cell:
-    """Correction of the table for one kind of step. log_factor: its logarithm, as of at_s."""
+    """Steps of one kind: recent ratios of measured to profiled seconds, not learned yet.
+
+    log_factor: correction of the table beyond that of all steps, as of at_s: its logarithm.
+    """
 
     log_factor: float | None = None
     at_s: float = 0.0
     samples: list[float] = field(default_factory=list)
 
-    def add(self, ratio: float, now_s: float) -> None:
+    def median_of(self, ratio: float) -> float | None:
+        """Add a ratio, and return the median of the last ones once these are enough."""
         self.samples.append(ratio)
-        if len(self.samples) == _SAMPLES_PER_MEDIAN:
-            self._learn(math.log(median(self.samples)), now_s)
-            self.samples.clear()
+        if len(self.samples) < _SAMPLES_PER_MEDIAN:
+            return None
+        found = median(self.samples)
+        self.samples.clear()
+        return found
 
     def estimate(self, now_s: float) -> float | None:
         """Return the correction's logarithm, decayed since the last sample; None before one."""
         if self.log_factor is None:
             return None
         return self.log_factor * math.pow(0.5, max(0.0, now_s - self.at_s) / _HALF_LIFE_S)
-
-    def _learn(self, measured: float, now_s: float) -> None:
-        known = self.estimate(now_s)
-        if known is None:
-            self.log_factor = measured
-        else:
-            change = max(-_MAX_LOG_CHANGE, min(_MAX_LOG_CHANGE, measured - known))
-            self.log_factor = known + _LEARNING_RATE * change
-        self.at_s = now_s
 
 
 @dataclass
@@ -167,10 +166,12 @@ class StepSeconds(Additive):
 class CostModel:
     """Cost table with corrections by the steps that were run.
 
-    Corrections are kept for each draft shape and for ranges of batch sizes. Without samples they
-    decay with a half-life of two minutes, so that a shape that once was slow is tried again. A step
-    that never ran takes the correction of the nearest one, by number of draft tokens first, so that
-    a machine that has become slower is slower for all shapes.
+    One correction is that of all steps, and follows them within a second: a machine that has become
+    slower, by other load or a lower clock, is slower for all shapes, which changes nothing about
+    the best one. The others are what remains for each draft shape and range of batch sizes. They
+    learn more slowly, and without samples decay with a half-life of two minutes, so that a shape
+    that once was slow is tried again. A step that never ran takes that of the nearest one, by
+    number of draft tokens first.
     """
 
     def __init__(
@@ -184,6 +185,7 @@ class CostModel:
         self._table = table
         self._ahead = ahead
         self._drafting = drafting
+        self._log_machine: float | None = None  # correction of all steps: its logarithm
         self._cells: dict[DraftShape, dict[int, _Cell]] = {}  # by shape, then by range
         self.observed = StepSeconds()
 
@@ -194,13 +196,31 @@ class CostModel:
         by_range = self._cells.setdefault(shape, {})
         cell = by_range.setdefault(_range_of(num_decoding), _Cell())
         profiled_s = self._profiled_s(num_decoding, shape)
-        cell.add(seconds / profiled_s, now_s)
         self.observed.add(shape.num_draft_tokens, seconds, profiled_s)
+        ratio = cell.median_of(seconds / profiled_s)
+        if ratio is not None:
+            self._learn(num_decoding, shape, math.log(ratio), now_s)
+
+    def _learn(self, num_decoding: int, shape: DraftShape, log_ratio: float, now_s: float) -> None:
+        """Divide the error of an estimate between all steps and those of its kind.
+
+        The very first one is that of the machine: the shapes were profiled side by side.
+        """
+        index = _range_of(num_decoding)
+        cell = self._cells[shape][index]
+        if self._log_machine is None:
+            self._log_machine, cell.log_factor, cell.at_s = log_ratio, 0.0, now_s
+            return
+        of_shape = self._log_of_shape(index, shape, now_s)
+        error = log_ratio - self._log_machine - of_shape
+        error = max(-_MAX_LOG_ERROR, min(_MAX_LOG_ERROR, error))
+        rate = _FIRST_SHAPE_RATE if cell.log_factor is None else _SHAPE_RATE
+        self._log_machine += _MACHINE_RATE * error
+        cell.log_factor, cell.at_s = of_shape + rate * error, now_s
 
     def step_s(self, num_decoding: int, shape: DraftShape, now_s: float) -> float:
         """Return the expected seconds of a step."""
-        factor = self._log_factor(_range_of(num_decoding), shape, now_s)
-        return self._profiled_s(num_decoding, shape) * math.exp(factor)
+        return self._profiled_s(num_decoding, shape) * self._factor(num_decoding, shape, now_s)
 
     def prompt_s(
         self, num_decoding: int, num_draft_tokens: int, num_prompt_tokens: int, now_s: float
@@ -213,7 +233,7 @@ class CostModel:
         num_rows = num_decoding * (1 + num_draft_tokens)
         table = self._table
         added_s = table.pass_s(num_rows + num_prompt_tokens) - table.pass_s(num_rows)
-        return added_s * math.exp(self._log_factor(_range_of(num_decoding), chain(0), now_s))
+        return added_s * self._factor(num_decoding, chain(0), now_s)
 
     def draft_s(self, num_decoding: int, shape: DraftShape) -> float:
         """Return the profiled seconds of making drafts that a step waits for."""
@@ -227,7 +247,13 @@ class CostModel:
             table = self._ahead
         return table.step_s(num_decoding, shape.num_draft_tokens)
 
-    def _log_factor(self, wanted: int, shape: DraftShape, now_s: float) -> float:
+    def _factor(self, num_decoding: int, shape: DraftShape, now_s: float) -> float:
+        """Return the correction of a step."""
+        of_shape = self._log_of_shape(_range_of(num_decoding), shape, now_s)
+        return math.exp((self._log_machine or 0.0) + of_shape)
+
+    def _log_of_shape(self, wanted: int, shape: DraftShape, now_s: float) -> float:
+        """Return the correction of the nearest kind of steps: its logarithm, 0 without one."""
         known = [
             (
                 each.ahead is not shape.ahead,

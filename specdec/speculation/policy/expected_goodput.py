@@ -17,6 +17,10 @@ from specdec.types.draft_decision import DraftAhead, DraftShape, PromptLoad, cha
 
 _ESTIMATE_HOLDS_S = 0.5
 _BESIDE_PROMPTS_HOLDS_S = 0.05
+_LEAST_RETURN_BESIDE_PROMPTS = 2.0
+"""Least seconds that drafts have to save later for each second by which they delay prompts: no
+table has what they cost there, as a head runs the tokens of the prompts too, and the sequences that
+are still to come make later tokens cheaper."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +115,8 @@ class ExpectedGoodput:
     ) -> bool:
         """Return whether the drafts of a shape pay in a step that also computes prompts.
 
-        They pay where they cost less than their accepted tokens would in later steps without
-        drafts, in which the sequences of the prompts decode too.
+        They pay where they cost at most half of what their accepted tokens would in later steps
+        without drafts, in which the sequences of the prompts decode too.
         """
         known = self._beside_prompts
         if not shape.num_draft_tokens:
@@ -128,7 +132,8 @@ class ExpectedGoodput:
         [tokens] = self.acceptance.expected_tokens([shape], now_s)
         num_later = num_decoding + prompts.num_sequences
         token_s = self.costs.step_s(num_later, chain(0), now_s) / num_later
-        pays = num_decoding * (tokens - 1) * token_s > drafted_s - plain_s
+        saved_s = num_decoding * (tokens - 1) * token_s
+        pays = saved_s > _LEAST_RETURN_BESIDE_PROMPTS * (drafted_s - plain_s)
         self._beside_prompts = _BesidePrompts(now_s, num_decoding, shape, pays)
         return pays
 

@@ -140,14 +140,19 @@ class GoodputChooser:
         self._is_paused = False
         return self._decision(now_s, num_decoding, shape, DecisionReason.GOODPUT)
 
-    def shape_behind(self, prompts: PromptLoad, now_s: float) -> DraftShape | None:
+    def shape_behind(
+        self, prompts: PromptLoad, now_s: float, shapes: Sequence[DraftShape]
+    ) -> DraftShape | None:
         """Return the shape to draft behind prompts, in a step in which no sequence decodes.
 
         It is the present one, or no draft where that is better once their sequences decode; None
-        before the first choice.
+        before the first choice, and where the present one is not among `shapes`.
         """
         present = self._chosen
-        if present is None or not present.num_draft_tokens or not prompts.num_sequences:
+        if present not in shapes:
+            return None
+        assert present is not None
+        if not present.num_draft_tokens or not prompts.num_sequences:
             return present
         plain, drafted = self.goodputs(now_s, prompts.num_sequences, [chain(0), present])
         least = plain * self._least_gain(prompts.num_sequences)

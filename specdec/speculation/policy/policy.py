@@ -49,8 +49,6 @@ _CAPACITY_PERIOD_S = 1.0
 
 MAX_BATCHED_TOKENS = 2**20
 
-_OF_CHOOSER = (DecisionReason.GOODPUT, DecisionReason.PROBE, DecisionReason.PREFILL)
-
 _NO_CHOOSERS: Mapping[str | None, GoodputChooser] = MappingProxyType({})
 
 
@@ -216,13 +214,14 @@ class SpeculationPolicy:
 
     def _before_decoding(self, prompts: PromptLoad) -> Decision:
         """Return the decision of a step with prompts alone, behind which a head may draft."""
-        last, chooser = self._decision, self._chooser
-        if chooser is None or last.reason not in _OF_CHOOSER:
+        last, chooser, control = self._decision, self._chooser, self._control
+        if chooser is None or control.mode != "auto" or not self._load.is_within:
             return last
-        shape = chooser.shape_behind(prompts, self._clock())
+        shapes = self._shapes(max(1, prompts.num_sequences))
+        shape = chooser.shape_behind(prompts, self._clock(), shapes)
         if shape is None:
             return last
-        return Decision(shape, last.reason, self._control.num_speculative_tokens)
+        return Decision(shape, DecisionReason.GOODPUT, control.num_speculative_tokens)
 
     def _note_drafting(self, decision: Decision, now_s: float) -> None:
         """Note since when drafts are wanted, by time and by steps."""

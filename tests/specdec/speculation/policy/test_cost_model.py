@@ -79,12 +79,33 @@ def test_a_correction_also_applies_to_shapes_without_measurements():
     assert costs.step_s(4, chain(0), 0.0) == pytest.approx(0.04)
 
 
-def test_corrections_decay():
+def ratio_of_drafts(costs, now_s):
+    return costs.step_s(4, chain(2), now_s) / costs.step_s(4, chain(0), now_s)
+
+
+def test_a_slower_machine_does_not_change_the_best_shape():
     costs = CostModel(TABLE)
-    for _ in range(5):
+    for count, seconds in ((0, 0.02), (2, 0.03)) * 20:
+        for _ in range(5):
+            costs.observe(4, chain(count), seconds, 0.0)
+    for _ in range(10):  # three times as slow, when only steps without drafts run
+        costs.observe(4, chain(0), 0.06, 0.0)
+    assert costs.step_s(4, chain(0), 0.0) > 0.04
+    assert ratio_of_drafts(costs, 0.0) > 1.0, "drafts do not look free"
+    for _ in range(50):
+        costs.observe(4, chain(0), 0.06, 0.0)
+        costs.observe(4, chain(2), 0.09, 0.0)
+    assert ratio_of_drafts(costs, 0.0) == pytest.approx(1.5, rel=0.1)
+
+
+def test_what_a_shape_costs_beyond_the_others_is_forgotten():
+    costs = CostModel(TABLE)
+    for _ in range(100):
+        costs.observe(4, chain(0), 0.02, 0.0)
         costs.observe(4, chain(2), 0.12, 0.0)
-    assert costs.step_s(4, chain(2), 120.0) == pytest.approx(0.06)
-    assert costs.step_s(4, chain(2), 3600.0) == pytest.approx(0.03)
+    assert ratio_of_drafts(costs, 0.0) == pytest.approx(6.0, rel=0.05)
+    assert ratio_of_drafts(costs, 120.0) == pytest.approx(3.0, rel=0.05)
+    assert ratio_of_drafts(costs, 3600.0) == pytest.approx(1.5, rel=0.05)
 
 
 def test_a_pass_costs_as_much_as_the_cheapest_step_of_as_many_tokens_or_more():

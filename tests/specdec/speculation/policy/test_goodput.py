@@ -276,8 +276,8 @@ FEW_FREE_ROWS = CostTable((1, 4, 64), (0, 1), ((1.0, 1.0), (1.0, 2.0), (16.0, 32
     [
         (PromptLoad(0, 0), DecisionReason.GOODPUT),
         (PromptLoad(1, 1), DecisionReason.GOODPUT),  # its rows are free too
-        (PromptLoad(8, 1), DecisionReason.GOODPUT),  # two rows cost as much as a token alone
-        (PromptLoad(8, 30), DecisionReason.PREFILL),  # and twice that of a token in a large batch
+        (PromptLoad(8, 0), DecisionReason.GOODPUT),  # a row costs a quarter of a token alone
+        (PromptLoad(8, 1), DecisionReason.PREFILL),  # and half of one of two sequences
     ],
 )
 def test_drafts_beside_prompts_have_to_be_worth_the_later_steps_that_they_save(prompts, reason):
@@ -290,10 +290,11 @@ def test_drafts_beside_prompts_have_to_be_worth_the_later_steps_that_they_save(p
 
 def test_a_head_drafts_behind_prompts_if_that_pays_for_all_of_them():
     chooser = GoodputChooser(CostModel(FEW_FREE_ROWS))
-    assert chooser.shape_behind(PromptLoad(8, 1), 0.0) is None
+    assert chooser.shape_behind(PromptLoad(8, 1), 0.0, chains(1)) is None
     chooser.choose(0.0, 1, chains(1))
-    assert chooser.shape_behind(PromptLoad(8, 1), 0.0) == chain(1)
-    assert chooser.shape_behind(PromptLoad(8, 16), 0.0) == chain(0)
+    assert chooser.shape_behind(PromptLoad(8, 1), 0.0, chains(1)) == chain(1)
+    assert chooser.shape_behind(PromptLoad(8, 16), 0.0, chains(1)) == chain(0)
+    assert chooser.shape_behind(PromptLoad(8, 1), 0.0, chains(0)) is None, "a lower limit"
 
 
 def test_drafts_are_left_at_once_and_resumed_after_two_dwells():
