@@ -3,8 +3,8 @@
 Tokens, positions and the number of tokens stay on the device: the next step takes them there, and
 the host receives them with the result of this one. `device_pairs` has heads with KV that draft
 token by token, `device_tree_growth` their trees, `device_block` has heads of a block, and
-`device_state_head` those without KV. The
-drafts are those of `head_runner`, which serves all other steps on the same features and KV.
+`device_state_head` those without KV. The drafts are those of `head_runner`, which serves all other
+steps on the same features and KV.
 """
 
 from __future__ import annotations

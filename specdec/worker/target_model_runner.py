@@ -387,15 +387,10 @@ class TargetModelRunner(ModelRunner):
 
         Returns the moves, which whatever else is stored by slot has to follow.
         """
-        moves = self._moves(rows, verified)
-        if moves:
-            self.model.move_kv(self.kv_cache, moves)
-        return moves
-
-    def _moves(
-        self, rows: Sequence[StepRow], verified: Sequence[VerifiedRow]
-    ) -> Sequence[SlotMove]:
         if not any(row.parents for row in rows):
             return ()
         tokens = {row.seq_id: row.token_ids for row in verified}
-        return self._batch_state.compaction(rows, tokens)
+        moves = self._batch_state.compaction(rows, tokens)
+        if moves:
+            self.model.move_kv(self.kv_cache, moves)
+        return moves

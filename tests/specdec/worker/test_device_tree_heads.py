@@ -188,7 +188,7 @@ def up_to(length):
     ("asked", "changes"),
     [
         (requests(max_tokens=16)[1:], {"max_num_batched_tokens": 40}),
-        (shaped()[:3], {}),
+        (shaped()[:2], {}),
         (up_to(40), {"max_model_len": 40, "num_blocks": 40}),
     ],
     ids=["sampled", "changed logits", "to the longest sequence"],
@@ -225,7 +225,7 @@ def drafts_of(target):
 def test_the_host_reads_nothing_between_the_levels_of_a_tree(tiny_model_dir, head_dir):
     runner = runner_of("eagle3", tiny_model_dir, head_dir)
     drafts, shape = runner.device_steps._launcher._pairs, StepShape(2, 1, 5)
-    assert_host_reads_nothing(lambda: drafts.grow(SamplingKind.TRUNCATED, shape))
+    assert_host_reads_nothing(lambda: drafts.grow(SamplingKind.SAMPLED, shape))
 
 
 class SilentGraphs(FakeGraphs):
