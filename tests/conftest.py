@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,13 @@ from specdec.models.resolve import resolve
 from tests.specdec.tiny import tiny_llama_dir
 
 SERVICE_TESTS = "tests/e2e/"
+
+# Modules that hide slow packages which nothing here uses, also from processes that tests start.
+LIGHT_IMPORTS = str(Path(__file__).parent / "light_imports")
+sys.path.insert(0, LIGHT_IMPORTS)
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [LIGHT_IMPORTS, os.environ.get("PYTHONPATH")])
+)
 
 # More threads do not speed up models this small, and wait for each other on busy cores.
 torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.gpu.attention_shapes import ALL_DTYPES, SHAPES, Shape
 from benchmarks.gpu.parts import Case, Context, PartSkippedError, Result, run_cases
 from specdec.kernels import TorchAttention
-from specdec.kernels.attention import PagedAttention, QueryKeyNorms, Rotation
+from specdec.kernels.attention import PagedAttention, QueryKeyNorms, Rotation, Visible
 from specdec.kernels.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.forward_batch import Chunk, Indices, ModelInput, SlotMove
 from specdec.kernels.moves import AcceptedPaths, move_on_device, path_moves
@@ -75,15 +75,15 @@ def _attention(shape: Shape, dtype: torch.dtype, device: torch.device) -> Result
         query.float(),
         kv.float(),
         cache.float(),
-        plain.plan(batch, torch.float32, shape.window),
+        plain.plan(batch, torch.float32, Visible(shape.window)),
         sinks.float() if shape.has_sinks else None,
     )
     stored = cache.to(device)
     if shape.layout == "host":
-        plan = attention.plan(batch, dtype, shape.window)
+        plan = attention.plan(batch, dtype, Visible(shape.window))
     else:
         own = (_fixed if shape.layout == "fixed" else _ragged)(shape, batch, device)
-        plan = attention.plan_on_device(own, dtype, shape.window)
+        plan = attention.plan_on_device(own, dtype, Visible(shape.window))
     own_sinks = sinks.to(device) if shape.has_sinks else None
     found = attention.run(query.to(device), kv.to(device), stored, plan, own_sinks)
     cache[torch.from_numpy(batch.slot_mapping).long()] = kv

@@ -21,6 +21,9 @@ MAX_NEW_DRAFT_TOKENS = 2
 The first step of a draft has two where the target has accepted the whole draft before.
 """
 
+MAX_EXCHANGED_LOGITS = 2**26
+"""Logits of all ranks that these exchange at once; each then has up to 6 bytes for one of them."""
+
 FEW_RAGGED_ROWS = 8
 """Sequences up to which a step with prompts has separate graphs: attention divides few contexts
 among more programs."""

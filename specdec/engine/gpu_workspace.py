@@ -13,6 +13,7 @@ from specdec.config.attention_splits import (
 )
 from specdec.config.engine import DTYPE_BYTES, LEAST_UPDATE_PART, MOST_UPDATE_PARTS
 from specdec.config.graph_sizes import (
+    MAX_EXCHANGED_LOGITS,
     MAX_GRAPH_TOKENS,
     MAX_NEW_DRAFT_TOKENS,
     num_graph_sizes,
@@ -31,8 +32,6 @@ _SAMPLING_BYTES = 400 * _MIB
 """Of the rows that are sampled at once, whatever the batch is (`specdec.sampling`)."""
 _NCCL_BYTES = 512 * _MIB
 """Buffers of the communicator of several ranks."""
-_EXCHANGED_LOGITS = 2**26
-"""Logits that several ranks exchange at once (`specdec.sampling.device_sampler`)."""
 _GRAPHS_BYTES = 6 * _MIB
 """Device memory of the four graphs of one size: the forward pass has a node for each kernel."""
 _HEAD_GRAPHS_BYTES = 3 * _MIB
@@ -173,7 +172,7 @@ def _rank_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool, captures
         return 0
     num_logits = _scored_tokens(config, drafts=drafts) * model.vocab_size
     num_copies, float32_bytes = 3 * (2 if captures else 1), 4
-    exchanged = min(num_logits, max(_EXCHANGED_LOGITS, size * model.vocab_size))
+    exchanged = min(num_logits, max(MAX_EXCHANGED_LOGITS, size * model.vocab_size))
     return _NCCL_BYTES + num_copies * exchanged * float32_bytes // size
 
 

@@ -8,7 +8,7 @@ ranks a share of the rows. The operators of torch here are the reference of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from specdec.kernels.triton.availability import has_triton
 from specdec.sampling.device_sampler import (
-    EXCHANGED_LOGITS,
     SLAB_LOGITS,
     DeviceRules,
     SamplingKind,
@@ -26,7 +25,7 @@ from specdec.sampling.device_sampler import (
     row_sampling,
     torch_argmax,
 )
-from specdec.sampling.row_exchange import gather_rows, own_rows, whole_rows
+from specdec.sampling.row_exchange import exchanged_slabs, gather_rows, own_rows, whole_rows
 from specdec.sampling.top_children import (
     NUM_WEIGHED,
     confidences_of_logits,
@@ -59,18 +58,17 @@ def children_on_device(
     logits = logits[:, : shard.vocab_size - shard.first_token]
     if shard.group.size == 1:
         return _whole_children(logits, rules, kind, count)
-    size = max(shard.group.size, EXCHANGED_LOGITS // shard.vocab_size)
-    return _by_slabs(logits, rules, size, partial(_exchanged, kind=kind, count=count, shard=shard))
+    slabs = exchanged_slabs(len(logits), shard)
+    return _by_slabs(logits, rules, slabs, partial(_exchanged, kind=kind, count=count, shard=shard))
 
 
 def _by_slabs(
     logits: Tensor,
     rules: DeviceRules | None,
-    size: int,
+    slabs: Sequence[slice],
     children: Callable[[Tensor, DeviceRules | None], DeviceChildren],
 ) -> DeviceChildren:
-    """Return the children of rows, of `size` of them at once."""
-    slabs = [slice(start, start + size) for start in range(0, len(logits), size)]
+    """Return the children of rows, of one slab of them at once."""
     parts = [children(logits[slab], None if rules is None else rules[slab]) for slab in slabs]
     return DeviceChildren(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
@@ -101,7 +99,8 @@ def _whole_children(
         found = best_children(logits, sampling, count, NUM_WEIGHED, truncates=truncates)
         return DeviceChildren(*found)
     size = max(1, SLAB_LOGITS // logits.shape[1])
-    return _by_slabs(logits, rules, size, partial(_torch_children, kind=kind, count=count))
+    slabs = [slice(start, start + size) for start in range(0, len(logits), size)]
+    return _by_slabs(logits, rules, slabs, partial(_torch_children, kind=kind, count=count))
 
 
 def _torch_children(

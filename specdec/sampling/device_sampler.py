@@ -20,7 +20,7 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.kernels.triton.availability import has_triton
 from specdec.sampling.device_truncation import DeviceLimits, device_floors
 from specdec.sampling.gumbel import NoiseKeys, gumbel_noise
-from specdec.sampling.row_exchange import gather_rows, own_rows, whole_rows
+from specdec.sampling.row_exchange import exchanged_slabs, gather_rows, own_rows, whole_rows
 from specdec.sampling.sampler import LEAST_SCORE
 from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
 
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 SLAB_LOGITS = 2**23
 """Logits that torch's operators sample at once, which take about 50 bytes each."""
-
-EXCHANGED_LOGITS = 2**26
-"""Logits of all ranks that are exchanged at once, which take up to 6 bytes each on a rank."""
 
 
 class SamplingKind(IntEnum):
@@ -81,8 +78,7 @@ def sample_on_device(
         return _sample_whole(logits, rules, kind)
     if rules is None:
         return _best_of_ranks(logits, shard)
-    size = max(shard.group.size, EXCHANGED_LOGITS // shard.vocab_size)
-    slabs = [slice(start, start + size) for start in range(0, len(logits), size)]
+    slabs = exchanged_slabs(len(logits), shard)
     parts = [_sample_exchanged(logits[slab], rules[slab], kind, shard) for slab in slabs]
     return DeviceSample(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 

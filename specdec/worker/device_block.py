@@ -82,10 +82,12 @@ class BlockDrafts(KvDrafts[BlockParts]):
     def _block_batch(self, token_ids: Tensor, shape: StepShape) -> DeviceBatch:
         """Return the input of a pass over blocks [num_rows, Q], behind the last tokens."""
         num_rows, size = shape.num_rows, self._limits.block_size
-        ends, own = self._ends[:num_rows, None], self._own_rows(num_rows)
+        own = self._own_rows(num_rows)
+        # A row that wants no draft may have its last token behind its pages.
+        ends = self._ends[:num_rows, None].clamp_max(shape.num_blocks * size)
         offsets = torch.arange(token_ids.shape[1], device=token_ids.device)
         positions = ends + offsets
-        tables = self._tables_with_scratch(own.places, shape)
+        tables = self._tables_with_scratch(own.places, ends, shape)
         slots = slots_at(positions, tables, size)
         has_none = (own.num_wanted == 0)[:, None]
         return DeviceBatch(
@@ -97,12 +99,15 @@ class BlockDrafts(KvDrafts[BlockParts]):
             query_len=token_ids.shape[1],
         )
 
-    def _tables_with_scratch(self, places: Tensor, shape: StepShape) -> Tensor:
-        """Return block tables whose pages behind the last token are those of the row itself."""
-        scratch, num_rows = self._scratch[: shape.num_rows], shape.num_rows
+    def _tables_with_scratch(self, places: Tensor, ends: Tensor, shape: StepShape) -> Tensor:
+        """Return block tables whose pages behind the last token are those of the row itself.
+
+        ends: [num_rows, 1], lengths of the sequences.
+        """
+        scratch = self._scratch[: shape.num_rows]
         tables = self._state.tables[places, : shape.num_blocks]
         wide = torch.cat([tables, scratch], 1)
-        last = (self._ends[:num_rows, None] - 1) // self._limits.block_size
+        last = (ends - 1) // self._limits.block_size
         behind = torch.arange(wide.shape[1], device=wide.device) - last - 1
         return torch.where(
             behind < 0, wide, scratch.gather(1, behind.clamp(0, scratch.shape[1] - 1))

@@ -142,10 +142,10 @@ class _Cell:
         self.samples.clear()
         return found
 
-    def estimate(self, now_s: float) -> float | None:
-        """Return the correction's logarithm, decayed since the last sample; None before one."""
+    def estimate(self, now_s: float) -> float:
+        """Return the correction's logarithm, decayed since the last sample; 0 before one."""
         if self.log_factor is None:
-            return None
+            return 0.0
         return self.log_factor * math.pow(0.5, max(0.0, now_s - self.at_s) / _HALF_LIFE_S)
 
 
@@ -187,6 +187,7 @@ class CostModel:
         self._drafting = drafting
         self._log_machine: float | None = None  # correction of all steps: its logarithm
         self._cells: dict[DraftShape, dict[int, _Cell]] = {}  # by shape, then by range
+        self._nearest: dict[tuple[DraftShape, int], _Cell | None] = {}  # the same kinds, and others
         self.observed = StepSeconds()
 
     def observe(self, num_decoding: int, shape: DraftShape, seconds: float, now_s: float) -> None:
@@ -208,10 +209,12 @@ class CostModel:
         """
         index = _range_of(num_decoding)
         cell = self._cells[shape][index]
+        of_shape = self._log_of_shape(index, shape, now_s)
+        if cell.log_factor is None:
+            self._nearest.clear()
         if self._log_machine is None:
             self._log_machine, cell.log_factor, cell.at_s = log_ratio, 0.0, now_s
             return
-        of_shape = self._log_of_shape(index, shape, now_s)
         error = log_ratio - self._log_machine - of_shape
         error = max(-_MAX_LOG_ERROR, min(_MAX_LOG_ERROR, error))
         rate = _FIRST_SHAPE_RATE if cell.log_factor is None else _SHAPE_RATE
@@ -254,6 +257,14 @@ class CostModel:
 
     def _log_of_shape(self, wanted: int, shape: DraftShape, now_s: float) -> float:
         """Return the correction of the nearest kind of steps: its logarithm, 0 without one."""
+        kind = shape, wanted
+        if kind not in self._nearest:
+            self._nearest[kind] = self._nearest_cell(*kind)
+        cell = self._nearest[kind]
+        return 0.0 if cell is None else cell.estimate(now_s)
+
+    def _nearest_cell(self, shape: DraftShape, wanted: int) -> _Cell | None:
+        """Return the nearest cell with a correction."""
         known = [
             (
                 each.ahead is not shape.ahead,
@@ -265,10 +276,7 @@ class CostModel:
             for index, cell in by_range.items()
             if cell.log_factor is not None
         ]
-        if not known:
-            return 0.0
-        *_, nearest = min(known, key=lambda each: each[:3])
-        return nearest.estimate(now_s) or 0.0
+        return min(known, key=lambda each: each[:3])[3] if known else None
 
 
 def _range_of(num_decoding: int) -> int:

@@ -31,6 +31,10 @@ they are evidence of acceptance, and the others do not have to catch up."""
 _CERTAIN_GAIN = 1.3
 """Expected gain of drafts above which no error of a profile is likely to hide a loss."""
 
+_LASTING_S = 0.3
+"""Time for which a smaller gain has to last before drafts begin: the drafter first has to catch up,
+which a batch that is about to end does not repay."""
+
 
 class _Comparison(NamedTuple):
     """The goodput of each shape, and the best one.
@@ -96,6 +100,7 @@ class GoodputChooser:
         self._has_prompts = False  # whether it has
         self._is_paused = False  # whether the last steps had none of the chosen drafts
         self._num_paying = 1  # decoding sequences for which drafts were last found to pay
+        self._gains_since_s: float | None = None  # drafts in place of none; None while they do not
 
     def choose(
         self,
@@ -280,11 +285,22 @@ class GoodputChooser:
         self._reviewed_at_s = now_s
         goodputs, best, is_losing = self._compare(now_s, num_decoding, shapes)
         if best == self._chosen:
+            self._gains_since_s = None
             self._begin_probe(now_s, num_decoding, shapes, goodputs)
             return
-        dwell_s = self._dwell_s * (2 if self._chosen == shapes[0] else 1)
-        if is_losing or now_s - self._changed_at_s >= dwell_s:
+        is_entry = self._chosen == shapes[0]
+        dwell_s = self._dwell_s * (2 if is_entry else 1)
+        is_due = is_losing or now_s - self._changed_at_s >= dwell_s
+        if is_due and not (
+            is_entry and self._is_brief(now_s, goodputs[shapes.index(best)] / goodputs[0])
+        ):
             self._change(now_s, best)
+
+    def _is_brief(self, now_s: float, gain: float) -> bool:
+        """Return whether a gain of drafts over none may still be that of a moment."""
+        if self._gains_since_s is None:
+            self._gains_since_s = now_s
+        return gain < _CERTAIN_GAIN and now_s - self._gains_since_s < _LASTING_S
 
     def _begin_probe(
         self,
@@ -337,6 +353,7 @@ class GoodputChooser:
     def _change(self, now_s: float, chosen: DraftShape) -> None:
         """Change the shape, and probe beside it soon, but within the share that probes may lose."""
         self._chosen, self._changed_at_s, self._reviewed_at_s = chosen, now_s, now_s
+        self._gains_since_s = None
         self._probe = self._probe.restarted(now_s)
 
 

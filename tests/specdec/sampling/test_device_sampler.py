@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.sampling import device_sampler
+from specdec.sampling import device_sampler, row_exchange
 from specdec.sampling.device_sampler import (
     DeviceChains,
     DeviceRules,
@@ -116,7 +116,7 @@ def test_collectives_of_a_step(kind, called, fault):
 
 def test_rows_of_large_steps_are_exchanged_in_slabs(monkeypatch):
     logits, batch = rows(11)
-    monkeypatch.setattr(device_sampler, "EXCHANGED_LOGITS", 4 * VOCAB)
+    monkeypatch.setattr(row_exchange, "MAX_EXCHANGED_LOGITS", 4 * VOCAB)
 
     def on_rank(group):
         own, shard = shards(group)

@@ -13,12 +13,12 @@ from specdec.sampling.device_sampler import SamplingKind
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.worker.device_plan import StepPlan
 from specdec.worker.head_runner import HeadRunner
-from specdec.worker.step_graphs import RaggedShape, Stage, StepShape
+from specdec.worker.step_graphs import Stage, StepShape
 from tests.specdec.engines import engine_config, local_engine, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.heads import HEADS
 from tests.specdec.worker.device import FakeGraphs, device_runner, recorded_device_steps
-from tests.specdec.worker.operators import Operators, assert_host_reads_nothing
+from tests.specdec.worker.operators import Operators
 from tests.specdec.worker.test_device_head import (
     NUM_DRAFTS,
     SHAPED,
@@ -188,23 +188,6 @@ def test_a_draft_behind_a_step_without_padding_has_no_further_rows(
     steps._launcher.launch(StepPlan(shape, SamplingKind.GREEDY, 2))
     assert [each.num_rows for _, each in launched] == [3] * 4
     assert launched[-1] == (Stage.CHAIN_GREEDY, shape._replace(query_len=3))
-
-
-@pytest.mark.parametrize(
-    ("method", "kind"),
-    [
-        ("medusa", SamplingKind.GREEDY),
-        ("hydra", SamplingKind.GREEDY),
-        ("mlp_speculator", SamplingKind.SAMPLED),
-    ],
-)
-def test_the_host_reads_nothing_between_the_tokens_of_a_draft(
-    tiny_model_dir, head_dir, method, kind
-):
-    config = config_of(method, head_dir(method), max_num_seqs=2)
-    runner = device_runner(tiny_model_dir, config, head=head_dir(method))
-    plan = StepPlan(StepShape(2, 2, 5), kind, 2, RaggedShape(24, 2, 5), True)
-    assert_host_reads_nothing(lambda: runner.device_steps._launcher.launch(plan))
 
 
 def test_a_draft_launches_few_operators(tiny_model_dir, head_dir):

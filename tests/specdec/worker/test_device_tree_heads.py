@@ -137,7 +137,7 @@ def test_steps_with_trees_run_on_the_device(
         assert num_with_drafts(on_device) > 0
 
 
-@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+@pytest.mark.parametrize("method", ["eagle3", "medusa", "dflash"])
 def test_a_chain_is_drafted_on_the_device_behind_a_tree(
     tiny_model_dir, head_dir, expected, on_device, method
 ):

@@ -297,6 +297,16 @@ def test_a_head_drafts_behind_prompts_if_that_pays_for_all_of_them():
     assert chooser.shape_behind(PromptLoad(8, 1), 0.0, chains(0)) is None, "a lower limit"
 
 
+@pytest.mark.parametrize(("drafted_s", "enters_at_s"), [(1.48, 10.4), (1.0, 10.0)])
+def test_a_small_gain_has_to_last_before_drafts_begin(drafted_s, enters_at_s):
+    """With one sequence 1.7 tokens take 1.48 or 1 s, with eight no draft pays."""
+    chooser = GoodputChooser(CostModel(CostTable((1, 8), (0, 1), ((1.0, drafted_s), (8.0, 16.0)))))
+    assert chooser.choose(0.0, 8, chains(1)).shape == chain(0)
+    assert chooser.choose(5.0, 8, chains(1)).shape == chain(0)
+    chosen = {now_s: chooser.choose(now_s, 1, chains(1)).shape for now_s in (10.0, 10.2, 10.4)}
+    assert min(now_s for now_s, shape in chosen.items() if shape == chain(1)) == enters_at_s
+
+
 def test_drafts_are_left_at_once_and_resumed_after_two_dwells():
     chooser = GoodputChooser(CostModel(FEW_FREE_ROWS), dwell_s=1.0)
     chosen = {
