@@ -100,7 +100,7 @@ class GoodputChooser:
         self._has_prompts = False  # whether it has
         self._is_paused = False  # whether the last steps had none of the chosen drafts
         self._num_paying = 1  # decoding sequences for which drafts were last found to pay
-        self._gains_since_s: float | None = None  # drafts in place of none; None while they do not
+        self._gains_since_s: float | None = None  # another shape; None while the present is best
 
     def choose(
         self,
@@ -165,7 +165,7 @@ class GoodputChooser:
 
     def pause(self, now_s: float) -> None:
         """Cancel a probe and postpone the review, in a step that something else decides."""
-        self._reviewed_at_s = now_s
+        self._reviewed_at_s, self._gains_since_s = now_s, None
         if self._probe.shape is not None:
             self._probe.cancel(now_s)
 
@@ -288,6 +288,8 @@ class GoodputChooser:
             self._gains_since_s = None
             self._begin_probe(now_s, num_decoding, shapes, goodputs)
             return
+        if self._gains_since_s is None:
+            self._gains_since_s = now_s
         is_entry = self._chosen == shapes[0]
         dwell_s = self._dwell_s * (2 if is_entry else 1)
         is_due = is_losing or now_s - self._changed_at_s >= dwell_s
@@ -298,8 +300,7 @@ class GoodputChooser:
 
     def _is_brief(self, now_s: float, gain: float) -> bool:
         """Return whether a gain of drafts over none may still be that of a moment."""
-        if self._gains_since_s is None:
-            self._gains_since_s = now_s
+        assert self._gains_since_s is not None
         return gain < _CERTAIN_GAIN and now_s - self._gains_since_s < _LASTING_S
 
     def _begin_probe(
