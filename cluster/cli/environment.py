@@ -164,20 +164,19 @@ def _cuda_and_nccl(torch_probe: Probe) -> tuple[Probe, Probe]:
     cuda = Probe("CUDA", answer=torch.version.cuda)
     if not dist.is_nccl_available():
         return cuda, Probe("NCCL", error="this build of torch has no NCCL")
-    version = ".".join(map(str, torch.cuda.nccl.version()))
-    return cuda, Probe("NCCL", answer=f"{version}; {_sums_of(torch.cuda.device_count())}")
+    version, num_gpus = ".".join(map(str, torch.cuda.nccl.version())), torch.cuda.device_count()
+    sums = f"; {_sums_of(num_gpus)}" if num_gpus > 1 else ""
+    return cuda, Probe("NCCL", answer=f"{version}{sums}")
 
 
 def _sums_of(num_gpus: int) -> str:
     """Return how ranks on these GPUs sum small tensors."""
     import torch
 
-    from specdec.kernels.nvlink import nvlink_fault
+    from specdec.kernels.nvlink import gpu_id, nvlink_fault
 
-    faults = (nvlink_fault(torch.device("cuda", index)) for index in range(num_gpus))
-    if fault := next(filter(None, faults), ""):
-        return f"sums by NCCL alone: {fault}"
-    return "small sums in one shot over NVLink"
+    fault = nvlink_fault([gpu_id(torch.device("cuda", index)) for index in range(num_gpus)])
+    return f"sums by NCCL alone: {fault}" if fault else "small sums in one shot over NVLink"
 
 
 def _kernels_fault() -> str:

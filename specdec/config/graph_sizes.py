@@ -21,6 +21,9 @@ MAX_NEW_DRAFT_TOKENS = 2
 The first step of a draft has two where the target has accepted the whole draft before.
 """
 
+MAX_EXCHANGED_LOGITS = 2**26
+"""Logits of all ranks that these exchange at once; each then has up to 6 bytes for one of them."""
+
 FEW_RAGGED_ROWS = 8
 """Sequences up to which a step with prompts has separate graphs: attention divides few contexts
 among more programs."""
@@ -114,6 +117,17 @@ def num_ragged_graphs(max_num_seqs: int, max_num_tokens: int, hidden_size: int) 
 def num_graph_sizes(max_num_seqs: int, max_draft_tokens: int) -> int:
     """Return the number of pairs of both; at most 280, whatever the arguments are."""
     return sum(len(query_lens(max_draft_tokens, rows)) for rows in row_counts(max_num_seqs))
+
+
+def num_growth_sizes(max_num_seqs: int, max_tree_nodes: int, max_scored_tokens: int) -> int:
+    """Return the numbers of sequences of which a head drafts trees on the device.
+
+    max_scored_tokens: of a step, which has to hold the trees; none are drafted for more sequences.
+    """
+    if not max_tree_nodes:
+        return 0
+    most = max_scored_tokens // (1 + max_tree_nodes)
+    return sum(rows <= most for rows in row_counts(max_num_seqs))
 
 
 def num_tree_sizes(max_num_seqs: int, max_tree_nodes: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args, get_type_hints
 
 from specdec.config.fields import refuse_unknown
@@ -23,11 +23,21 @@ from specdec.config.methods import (
     NgramConfig,
     keys_of,
 )
+from specdec.config.speculative_checks import (
+    DEFAULT_BATCH_BUDGET_MAX,
+    check_adaptive_length,
+    check_budget,
+    check_options,
+    check_policy,
+    check_schedule,
+    check_tree_choices,
+    check_tree_size,
+    require_tree_drafter,
+)
 from specdec.config.synthetic_acceptance import SyntheticAcceptance
 from specdec.types.control import MAX_SPECULATION_THRESHOLD, SpeculationControl
 from specdec.types.draft_decision import DraftAhead
 from specdec.types.draft_length import LengthRule, LengthSchedule
-from specdec.types.draft_tree import MAX_TREE_NODES
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import (
     DEFAULT_TYPICAL_DELTA,
@@ -36,7 +46,6 @@ from specdec.types.sampling_params import (
     SERVED_VERIFIERS,
     VERIFIERS,
     AcceptanceThreshold,
-    SpeculationOptions,
     VerifierName,
 )
 from specdec.types.validation import require_choice, require_range
@@ -47,10 +56,7 @@ DEFAULT_SPECULATION_THRESHOLD = 32
 DEFAULT_GOODPUT_THRESHOLD = 256
 """Goodput turns drafts off by itself; this bound is for loads beyond its estimates."""
 
-DEFAULT_BATCH_BUDGET_MAX = 8
-
-_ROLES = ("drafter", "first", "fallback")
-_NO_KEYS = ("left_out", *_ROLES)
+_NO_KEYS = ("left_out", "drafter", "first", "fallback")
 """Fields that are not read from keys of the same name."""
 
 
@@ -171,7 +177,6 @@ class SpeculativeConfig:
         self._check_trees()
         self._check_policy()
         self._check_lengths()
-        self._check_budget()
         self._check_verifiers()
         self._check_roles()
 
@@ -187,84 +192,37 @@ class SpeculativeConfig:
         return "method" in self.left_out and isinstance(self.drafter, DraftModelConfig)
 
     def _check_trees(self) -> None:
-        self._check_tree_choices()
-        name, count = "speculative_config.num_draft_tree_tokens", self.num_draft_tree_tokens
+        num_tokens, count = self.num_speculative_tokens, self.num_draft_tree_tokens
+        check_tree_choices(self.head.tree_choices if self.head else (), count, num_tokens)
         if count == 0:
             return
-        if not self._awaits_method and not any(each.drafts_trees for each in self.drafters):
-            drafters = " or ".join(each for each in METHODS if METHODS[each].drafts_trees)
-            limit = f"0 unless method, first or fallback is {drafters}"
-            raise InvalidValueError(name, count, limit)
-        if self.chosen_policy == "table":
-            limit = "0 with policy table, whose rows are lengths of chains"
-            raise InvalidValueError(name, count, limit)
-        if self.batch_budget:
-            limit = "0 with batch_budget, which divides the tokens of chains"
-            raise InvalidValueError(name, count, limit)
-        if not self.num_speculative_tokens < count <= MAX_TREE_NODES:
-            least = f"above num_speculative_tokens ({self.num_speculative_tokens})"
-            raise InvalidValueError(name, count, f"0, or {least} and at most {MAX_TREE_NODES}")
-
-    def _check_tree_choices(self) -> None:
-        choices = self.head.tree_choices if self.head else ()
-        if not choices:
-            return
-        name, count = "speculative_config.num_draft_tree_tokens", self.num_draft_tree_tokens
-        if count != len(choices):
-            limit = f"left out or {len(choices)}, the number of medusa_choices"
-            raise InvalidValueError(name, count, limit)
-        depth = max(map(len, choices))
-        if depth > self.num_speculative_tokens:
-            name, limit = "speculative_config.num_speculative_tokens", f"at least {depth}"
-            limit += ", the length of the longest path in medusa_choices"
-            raise InvalidValueError(name, self.num_speculative_tokens, limit)
+        if not self._awaits_method:
+            require_tree_drafter(count, self.drafters)
+        is_table, has_budget = self.chosen_policy == "table", self.batch_budget
+        check_tree_size(count, num_tokens, is_table=is_table, has_budget=has_budget)
 
     def _check_policy(self) -> None:
         name, threshold = "speculative_config.speculation_threshold", self.speculation_threshold
         require_range(name, threshold, 0, MAX_SPECULATION_THRESHOLD)
-        if self.policy not in (None, *get_args(PolicyName)):
-            limit = f"one of {', '.join(get_args(PolicyName))}, or left out"
-            raise InvalidValueError("speculative_config.policy", self.policy, limit)
-        name = "speculative_config.num_speculative_tokens_per_batch_size"
-        rows = self.num_speculative_tokens_per_batch_size
-        if bool(rows) != (self.chosen_policy == "table"):
-            raise InvalidValueError(name, rows, "given if policy is table, and left out otherwise")
-        if rows and LengthSchedule(rows).most > self.num_speculative_tokens:
-            limit = f"rows of at most num_speculative_tokens ({self.num_speculative_tokens})"
-            raise InvalidValueError(name, rows, limit)
+        check_policy(self.policy, get_args(PolicyName))
+        rows, is_table = self.num_speculative_tokens_per_batch_size, self.chosen_policy == "table"
+        check_schedule(rows, self.num_speculative_tokens, is_wanted=is_table)
 
     def _check_lengths(self) -> None:
-        rule = self._length_rule
-        if not self.adaptive_length:
-            for name, value in asdict(rule).items():
-                if value != getattr(LengthRule, name):
-                    field = f"speculative_config.adaptive_length_{name.removesuffix('_tokens')}"
-                    raise InvalidValueError(field, value, "left out unless adaptive_length is true")
-            return
-        name, count = "speculative_config.num_speculative_tokens", self.num_speculative_tokens
-        require_range(name, count, rule.min_tokens, rule.max_tokens)
-
-    def _check_budget(self) -> None:
-        if self.batch_budget and self.adaptive_length:
+        count, is_adaptive = self.num_speculative_tokens, self.adaptive_length
+        check_adaptive_length(self._length_rule, count, is_wanted=is_adaptive)
+        if self.batch_budget and is_adaptive:
             limit = "left out where adaptive_length is true, which sets each sequence's own number"
             raise InvalidValueError("speculative_config.batch_budget", True, limit)
-        name, most = "speculative_config.batch_budget_max", self.batch_budget_max
-        if not self.batch_budget and most != DEFAULT_BATCH_BUDGET_MAX:
-            raise InvalidValueError(name, most, "left out unless batch_budget is true")
-        if self.batch_budget:
-            require_range(name, most, self.num_speculative_tokens, MAX_NUM_SPECULATIVE_TOKENS)
+        check_budget(self.batch_budget_max, count, is_wanted=self.batch_budget)
 
     def _check_verifiers(self) -> None:
-        try:
-            SpeculationOptions(
-                verifier=self.verifier,
-                typical_epsilon=self.typical_epsilon,
-                typical_delta=self.typical_delta,
-                acceptance_threshold=self.acceptance_threshold,
-            )
-        except InvalidValueError as error:
-            field = error.field.replace("speculation.", "speculative_config.")
-            raise InvalidValueError(field, error.value, error.limit) from None
+        check_options(
+            verifier=self.verifier,
+            typical_epsilon=self.typical_epsilon,
+            typical_delta=self.typical_delta,
+            acceptance_threshold=self.acceptance_threshold,
+        )
         self.require_allowed(self.allowed_verifiers)
         self._synthetic_acceptance.check(self.allowed_verifiers)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from specdec.config.engine import DraftLimits
 from specdec.config.llm import LLMConfig
 from specdec.engine.gpu_workspace import gpu_workspace_bytes
-from specdec.engine.memory_plan import PROCESS_BYTES, memory_plan
+from specdec.engine.host_memory import PROCESS_BYTES
+from specdec.engine.memory_plan import memory_plan
 from specdec.engine.model_resolution import Models, with_resolved_dtype
 from specdec.engine.weight_memory import weight_bytes
 

@@ -55,6 +55,23 @@ class QueryKeyNorms(NamedTuple):
     key: Norm
 
 
+@dataclass(frozen=True)
+class Visible:
+    """The part of its context that a query sees.
+
+    window: number of visible tokens, its own included; None for no limit. kv_start: slots before
+    it, in the first block, have no KV; no token of a batch is there. num_ahead: tokens behind its
+    own that it sees, as far as the context has them; 0 but in a DeviceBatch.
+    """
+
+    window: int | None = None
+    kv_start: int = 0
+    num_ahead: int = 0
+
+
+ALL_BEFORE = Visible()
+
+
 class AttentionPlan(Protocol):
     """The part of a batch's attention that is the same for all layers, of one implementation."""
 
@@ -114,32 +131,15 @@ class PagedAttention(ABC):
 
     @abstractmethod
     def plan(
-        self,
-        batch: ModelInput,
-        dtype: torch.dtype,
-        window: int | None = None,
-        kv_start: int = 0,
+        self, batch: ModelInput, dtype: torch.dtype, visible: Visible = ALL_BEFORE
     ) -> AttentionPlan:
-        """Plan the attention of a batch for all layers with the same window.
-
-        window: number of tokens that are visible to a query, itself included; None for no limit.
-        kv_start: slots before it, in the first block, have no KV; no token of the batch is there.
-        """
+        """Plan the attention of a batch for all layers in which queries see the same."""
 
     @abstractmethod
     def plan_on_device(
-        self,
-        batch: AnyDeviceBatch,
-        dtype: torch.dtype,
-        window: int | None = None,
-        kv_start: int = 0,
-        num_ahead: int = 0,
+        self, batch: AnyDeviceBatch, dtype: torch.dtype, visible: Visible = ALL_BEFORE
     ) -> AttentionPlan:
-        """Plan a batch of fixed shape, without a value that the host has to read.
-
-        window, kv_start: as in `plan`. num_ahead: tokens behind its own that a query sees, as far
-        as the context has them; 0 for a ragged batch.
-        """
+        """Plan a batch of fixed shape as `plan`, without a value that the host has to read."""
 
     @abstractmethod
     def rotate_and_store(

@@ -168,30 +168,44 @@ def gpu_collectives(
     return group if memory is None else OneShotCollectives(group, memory)
 
 
+class _UnavailableError(Exception):
+    """Symmetric memory that some rank cannot use, with the reason on this one."""
+
+
 def _common_memory(
     group: ProcessGroupCollectives, device: torch.device, kind: type[SymmetricMemory]
 ) -> SymmetricMemory | None:
     """Return symmetric memory that sums correctly on every rank, or None on all of them.
 
-    After each part the ranks agree whether to go on, so that none waits for another in the next.
+    In front of each part in which ranks wait for each other they agree to go on.
     """
     rank, size = group.process_group.rank(), group.process_group.size()
-    memory, fault = None, kind.local_fault(device)
-    if _all_agree(group, not fault):
-        try:
-            memory = kind.open(group.process_group, device)
-        except RuntimeError as error:
-            fault = str(error)
-        if _all_agree(group, memory is not None):
-            assert memory is not None
-            fault = memory.fault(rank, size)
-            if _all_agree(group, not fault):
-                return memory
-    reason = fault or "another rank cannot sum in one shot"
-    logger.info("rank %d sums by %s: %s", rank, group.name, reason)
-    return None
+    try:
+        _agree(group, kind.local_fault())
+        _agree(group, kind.peer_fault(device, group.all_gather))
+        memory = _opened(group, device, kind)
+        _agree(group, memory.fault(rank, size))
+    except _UnavailableError as error:
+        logger.info("rank %d sums by %s: %s", rank, group.name, error)
+        return None
+    return memory
 
 
-def _all_agree(group: ProcessGroupCollectives, is_fine: bool) -> bool:
-    """Return whether a flag is set on every rank; exchanged between the hosts."""
-    return bool(group.all_gather(torch.tensor([is_fine], dtype=torch.int32)).all())
+def _opened(
+    group: ProcessGroupCollectives, device: torch.device, kind: type[SymmetricMemory]
+) -> SymmetricMemory:
+    """Return the memory of this rank; raise _UnavailableError on all ranks where one has none."""
+    memory, fault = None, ""
+    try:
+        memory = kind.open(group.process_group, device)
+    except RuntimeError as error:
+        fault = str(error) or type(error).__name__
+    _agree(group, fault)
+    assert memory is not None
+    return memory
+
+
+def _agree(group: ProcessGroupCollectives, fault: str) -> None:
+    """Raise _UnavailableError on every rank where one has a fault; exchanged between the hosts."""
+    if bool(group.all_gather(torch.tensor([bool(fault)], dtype=torch.int32)).any()):
+        raise _UnavailableError(fault or "another rank cannot sum in one shot")

@@ -5,12 +5,18 @@ has two a layer. In one shot each rank writes its operand to memory that its pee
 for theirs, and adds up all of them: one exchange of signals, and `size` times the bytes, so it is
 for small tensors. The kernel is torch's (`torch.distributed._symmetric_memory`), and adds the ranks
 in order: the sums have equal bits on all of them. A graph can hold it.
+
+A separate launch copies the operand. Torch's kernel that copies it too
+(`one_shot_all_reduce_copy`) lets the first warp of a block signal the peers before the other warps
+have written their part: `sync_remote_blocks` waits for no warp, and nothing else does in front.
 """
 
 from __future__ import annotations
 
 import os
 import time
+import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from specdec.kernels.nvlink import nvlink_fault
+from specdec.kernels.nvlink import gpu_id, nvlink_fault
 
 _DTYPES = (torch.bfloat16, torch.float32)
 _ALIGNMENT = 16
@@ -45,11 +51,19 @@ class SymmetricMemory:
     max_bytes: ClassVar[int] = 2**20
 
     @staticmethod
-    def local_fault(device: torch.device) -> str:
-        """Return why this rank cannot open symmetric memory, or an empty string."""
-        if not hasattr(torch.ops.symm_mem, "one_shot_all_reduce_copy_out"):
-            return "this build of torch has no symmetric memory"
-        return nvlink_fault(device)
+    def local_fault() -> str:
+        """Return why this process cannot open symmetric memory, or an empty string."""
+        has_kernel = hasattr(torch.ops.symm_mem, "one_shot_all_reduce_out")
+        return "" if has_kernel else "this build of torch has no symmetric memory"
+
+    @staticmethod
+    def peer_fault(device: torch.device, gather: Callable[[Tensor], Tensor]) -> str:
+        """Return why the GPUs of the ranks may not signal each other, or an empty string.
+
+        A collective call. gather: returns a tensor of each rank's host, stacked.
+        """
+        own = torch.tensor(list(gpu_id(device).bytes), dtype=torch.int32)
+        return nvlink_fault([uuid.UUID(bytes=bytes(each)) for each in gather(own).tolist()])
 
     @classmethod
     def open(cls, group: dist.ProcessGroup, device: torch.device) -> SymmetricMemory:
@@ -81,10 +95,14 @@ class SymmetricMemory:
         return 0 < tensor.nbytes <= self.max_bytes and self.takes(tensor)
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Sum a tensor that fits over the ranks, in place and in their order; one launch."""
+        """Sum a tensor that fits over the ranks, in place and in their order; two launches.
+
+        The copy may overwrite the operand of the sum before: its kernel ends when all have read.
+        """
         flat = tensor.view(-1)
         own = self.buffer.view(tensor.dtype)[: flat.numel()]
-        torch.ops.symm_mem.one_shot_all_reduce_copy_out(own, flat, "sum", self.group_name, flat)
+        own.copy_(flat)
+        torch.ops.symm_mem.one_shot_all_reduce_out(own, "sum", self.group_name, flat)
 
     def fault(self, rank: int, size: int) -> str:
         """Sum known numbers; return what is wrong with the result, or an empty string.

@@ -10,7 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.config.attention_splits import MAX_SHORT_QUERY_TOKENS
-from specdec.kernels.attention import AttentionPlan, PagedAttention, QueryKeyNorms, Rotation
+from specdec.kernels.attention import (
+    ALL_BEFORE,
+    AttentionPlan,
+    PagedAttention,
+    QueryKeyNorms,
+    Rotation,
+    Visible,
+)
 from specdec.kernels.attention_masks import context_mask, mask_nodes, mask_tree
 from specdec.kernels.device_batch import AnyDeviceBatch, DeviceBatch, RaggedBatch, TreeNodes
 from specdec.kernels.forward_batch import ModelInput, on_device
@@ -46,14 +53,6 @@ class TorchPlan:
 
 
 @dataclass(frozen=True)
-class _Visible:
-    """The context of queries: at most `window` tokens, from the slot `kv_start` on."""
-
-    window: int | None
-    kv_start: int
-
-
-@dataclass(frozen=True)
 class _Member:
     """A sequence of a group, and the first block that is visible to its queries."""
 
@@ -69,25 +68,23 @@ class TorchAttention(PagedAttention):
     _workspace: Tensor | None = None  # in the dtype of the cache
 
     def plan(
-        self,
-        batch: ModelInput,
-        dtype: torch.dtype,
-        window: int | None = None,
-        kv_start: int = 0,
+        self, batch: ModelInput, dtype: torch.dtype, visible: Visible = ALL_BEFORE
     ) -> TorchPlan:
         """Group the sequences of a batch; visible contexts within a group differ by under half."""
-        assert kv_start < self.block_size
+        assert visible.kv_start < self.block_size
+        assert not visible.num_ahead, "queries see ahead in a DeviceBatch alone"
         members: dict[tuple[int, int], list[_Member]] = defaultdict(list)
         for index, context_len in enumerate(batch.context_lens.tolist()):
             query_len = batch.query_len(index)
             nodes = batch.chunks[index].num_nodes
             first_position = context_len - max(query_len, nodes + 1)  # of a tree, that of the base
-            first_visible = 0 if window is None else max(0, first_position - window + 1)
+            first_visible = 0
+            if visible.window is not None:
+                first_visible = max(0, first_position - visible.window + 1)
             member = _Member(index, first_visible // self.block_size)
             num_visible = context_len - member.first_block * self.block_size
             is_long = query_len > MAX_SHORT_QUERY_TOKENS
             members[num_visible.bit_length(), index + 1 if is_long else 0].append(member)
-        visible = _Visible(window, kv_start)
         groups = tuple(self._plan_group(batch, each, visible, dtype) for each in members.values())
         return TorchPlan(on_device(batch.slot_mapping, self.device), groups)
 
@@ -138,30 +135,27 @@ class TorchAttention(PagedAttention):
         as_bytes(kv_cache).index_copy_(0, slots, as_bytes(stored))
 
     def plan_on_device(
-        self,
-        batch: AnyDeviceBatch,
-        dtype: torch.dtype,
-        window: int | None = None,
-        kv_start: int = 0,
-        num_ahead: int = 0,
+        self, batch: AnyDeviceBatch, dtype: torch.dtype, visible: Visible = ALL_BEFORE
     ) -> TorchPlan:
         """Plan a batch as one group; contexts are padded to those of whole tables."""
         if isinstance(batch, RaggedBatch):
-            assert not num_ahead, "queries of a ragged batch see nothing behind them"
+            assert not visible.num_ahead, "queries see ahead in a DeviceBatch alone"
             batch = _one_by_one(batch)
         num_sequences, num_blocks = batch.block_tables.shape
         slots = torch.arange(num_blocks * self.block_size, device=self.device)
         last = batch.context_lens.unsqueeze(1) - 1
-        own = torch.minimum(slots.clamp_min(kv_start), last)  # [B, S]
+        own = torch.minimum(slots.clamp_min(visible.kv_start), last)  # [B, S]
         pages = batch.block_tables.gather(1, own.div(self.block_size, rounding_mode="floor"))
         positions = batch.positions.view(num_sequences, batch.query_len)
-        first_slots = torch.full_like(batch.context_lens, kv_start)
-        is_masked = context_mask(positions, first_slots, len(slots), window, num_ahead)
-        if num_ahead:
+        first_slots = torch.full_like(batch.context_lens, visible.kv_start)
+        is_masked = context_mask(
+            positions, first_slots, len(slots), visible.window, visible.num_ahead
+        )
+        if visible.num_ahead:
             is_masked |= (slots > last)[:, None]
         if batch.trees is not None:
-            words = batch.trees.within(window, batch.positions, batch.rows).view_as(positions)
-            is_masked = mask_nodes(is_masked, words, batch.trees.first_nodes)
+            words = batch.trees.within(visible.window, batch.positions, batch.rows)
+            is_masked = mask_nodes(is_masked, words.view_as(positions), batch.trees.first_nodes)
         mask = torch.zeros(is_masked.shape, dtype=dtype, device=self.device)
         mask.masked_fill_(is_masked, float("-inf"))
         rows = torch.arange(len(batch.input_ids), device=self.device)
@@ -194,7 +188,7 @@ class TorchAttention(PagedAttention):
         return output
 
     def _plan_group(
-        self, batch: ModelInput, members: list[_Member], visible: _Visible, dtype: torch.dtype
+        self, batch: ModelInput, members: list[_Member], visible: Visible, dtype: torch.dtype
     ) -> AttentionGroup:
         """Plan one group; positions are relative to the start of each sequence's first block."""
         device = self.device

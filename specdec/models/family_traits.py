@@ -102,11 +102,24 @@ def cohere_traits(raw: Mapping[str, Any]) -> DecoderTraits:
     )
 
 
+_MIXTRAL_NAMES = TensorNames(
+    gate_up=("w1", "w3"),
+    down="w2",
+    mlp="block_sparse_moe",
+    choice_bias="e_score_correction_bias",
+)
+
+
 def mixtral_traits(raw: Mapping[str, Any]) -> DecoderTraits:
     """Return the traits of Mixtral."""
     del raw
-    names = TensorNames(gate_up=("w1", "w3"), down="w2", mlp="block_sparse_moe")
-    return DecoderTraits(names=names)
+    return DecoderTraits(names=_MIXTRAL_NAMES)
+
+
+def minimax_m2_traits(raw: Mapping[str, Any]) -> DecoderTraits:
+    """Return the traits of MiniMax-M2."""
+    del raw
+    return DecoderTraits(qk_norm=QkNorm.ALL_HEADS, names=_MIXTRAL_NAMES)
 
 
 def mixtral_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
@@ -118,6 +131,12 @@ def mixtral_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
         intermediate_size=count(raw, "intermediate_size"),
         layers=frozenset(range(num_layers)),
     )
+
+
+def minimax_m2_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
+    """Return the experts of MiniMax-M2: chosen by sigmoids and a bias, without groups."""
+    routing = Routing(is_sigmoid=True, num_groups=1, num_chosen_groups=1, has_bias=True, scale=1.0)
+    return replace(mixtral_experts(raw, num_layers), routing=routing)
 
 
 def qwen3_moe_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from specdec.config.engine import AdapterLimits
 from specdec.kernels import AttentionPlan, Rotation
+from specdec.kernels.attention import Visible
 from specdec.kernels.device_batch import AnyDeviceBatch
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
 from specdec.kernels.moves import move_kv
@@ -131,7 +132,8 @@ class CausalDecoder(nn.Module):
     ) -> HiddenStates:
         """See Decoder."""
         plans = {
-            window: self.attention.plan(batch, self.dtype, window) for window in set(self.windows)
+            window: self.attention.plan(batch, self.dtype, Visible(window))
+            for window in set(self.windows)
         }
         input_ids, positions = (
             on_device(indices, self.device) for indices in (batch.input_ids, batch.positions)
@@ -173,7 +175,7 @@ class CausalDecoder(nn.Module):
         if self._adapters is not None:
             self._adapters.begin_device_pass(batch.adapters)
         plans = {
-            window: self.attention.plan_on_device(batch, self.dtype, window)
+            window: self.attention.plan_on_device(batch, self.dtype, Visible(window))
             for window in set(self.windows)
         }
         return self._run_layers(batch.input_ids, batch.positions, kv_cache, plans, taps)

@@ -12,10 +12,6 @@ from types import MappingProxyType
 from specdec.models.architecture import Architecture
 from specdec.models.family_traits import (
     cohere_traits,
-    deepseek_latent,
-    deepseek_traits,
-    deepseek_v2_experts,
-    deepseek_v3_experts,
     ernie_traits,
     exaone4_traits,
     gemma2_traits,
@@ -23,16 +19,9 @@ from specdec.models.family_traits import (
     gemma_traits,
     glm4_traits,
     glm_traits,
-    gpt_oss_experts,
-    gpt_oss_traits,
     granite_traits,
-    mixtral_experts,
-    mixtral_traits,
     olmo2_traits,
-    olmoe_experts,
-    olmoe_traits,
     phi3_traits,
-    qwen3_moe_experts,
     stablelm_traits,
     starcoder2_traits,
 )
@@ -46,9 +35,9 @@ from specdec.models.layer_patterns import (
     rope_on_some_layers,
     rope_on_windows,
     rope_on_windows_if_any,
-    window_if_used,
     windows_without_rope,
 )
+from specdec.models.mixtures import MIXTURES
 from specdec.models.rope import rotary_fraction
 from specdec.models.traits import Activation
 
@@ -70,18 +59,6 @@ _GEMMA2_DEFAULTS = {
     "hidden_activation": _GELU,
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
-}
-_DEEPSEEK_DEFAULTS = {
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "rms_norm_eps": 1e-6,
-    "first_k_dense_replace": 0,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "moe_intermediate_size": 1407,
 }
 _COHERE_DEFAULTS = {"logit_scale": 0.0625, "tie_word_embeddings": True}
 
@@ -338,102 +315,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             ropes=rope_on_windows_if_any,
             traits=exaone4_traits,
         ),
-        "MixtralForCausalLM": Architecture(
-            "mixtral",
-            ("Mixtral 8x7B and 8x22B",),
-            "a mixture of experts on each layer; one sliding window for all layers, or none",
-            {
-                "num_key_value_heads": 8,
-                "num_local_experts": 8,
-                "num_experts_per_tok": 2,
-                "sliding_window": None,
-                "rope_theta": 1_000_000.0,
-            },
-            windows=one_window,
-            traits=mixtral_traits,
-            experts=mixtral_experts,
-        ),
-        "Qwen3MoeForCausalLM": Architecture(
-            "qwen3_moe",
-            ("Qwen 3 30B-A3B and 235B-A22B",),
-            "as Qwen 3, with a mixture of experts on all or some layers",
-            {
-                "num_key_value_heads": 4,
-                "sliding_window": 4096,
-                "decoder_sparse_step": 1,
-                "moe_intermediate_size": 768,
-                "num_experts_per_tok": 8,
-                "num_experts": 128,
-            },
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
-            qk_norm=True,
-            windows=window_if_used,
-            experts=qwen3_moe_experts,
-        ),
-        "DeepseekV2ForCausalLM": Architecture(
-            "deepseek_v2",
-            ("DeepSeek-V2, V2-Lite, V2.5, Coder-V2",),
-            "latent attention; a mixture with shared experts behind the first layers",
-            {**_DEEPSEEK_DEFAULTS, "topk_method": "greedy", "routed_scaling_factor": 1.0},
-            traits=deepseek_traits,
-            latent=deepseek_latent,
-            experts=deepseek_v2_experts,
-        ),
-        "DeepseekV3ForCausalLM": Architecture(
-            "deepseek_v3",
-            ("DeepSeek-V3, V3.1, R1", "Kimi K2", "Moonlight"),
-            "as DeepSeek-V2; experts chosen by groups, with sigmoids and a bias",
-            {
-                **_DEEPSEEK_DEFAULTS,
-                "n_group": 8,
-                "topk_group": 4,
-                "num_experts_per_tok": 8,
-                "norm_topk_prob": True,
-                "routed_scaling_factor": 2.5,
-                "n_routed_experts": 256,
-                "n_shared_experts": 1,
-                "moe_intermediate_size": 2048,
-                "first_k_dense_replace": 3,
-            },
-            traits=deepseek_traits,
-            latent=deepseek_latent,
-            experts=deepseek_v3_experts,
-        ),
-        "OlmoeForCausalLM": Architecture(
-            "olmoe",
-            ("OLMoE 1B-7B",),
-            "a mixture of experts on each layer; queries and keys normalized over all heads",
-            {"num_experts_per_tok": 8, "num_experts": 64},
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
-            qk_norm=True,
-            traits=olmoe_traits,
-            experts=olmoe_experts,
-        ),
-        "GptOssForCausalLM": Architecture(
-            "gpt_oss",
-            ("GPT-OSS 20B and 120B",),
-            "a mixture of experts with biases on each layer, in 4 bits (MXFP4) in the published "
-            "files; clamped SwiGLU; attention sinks; windows on alternating layers",
-            {
-                "head_dim": 64,
-                "num_key_value_heads": 8,
-                "num_local_experts": 128,
-                "num_experts_per_tok": 4,
-                "sliding_window": 128,
-                "rope_theta": 150_000.0,
-                "attention_bias": True,
-                "swiglu_alpha": 1.702,
-                "swiglu_limit": 7.0,
-            },
-            legacy_activations={"silu": Activation.CLAMPED_SWIGLU},
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
-            windows=periodic_windows(2),
-            traits=gpt_oss_traits,
-            experts=gpt_oss_experts,
-        ),
+        **MIXTURES,
     }
 )
 """The architectures by the name that config.json has for them."""

@@ -145,6 +145,14 @@ def rotary_fraction(raw: Mapping[str, Any]) -> float:
     return found
 
 
+def rotary_fraction_of_dim(raw: Mapping[str, Any]) -> float:
+    """Return the fraction, which may also be given by `rotary_dim` (MiniMax-M2)."""
+    dim = raw.get("rotary_dim")
+    return rotary_fraction(
+        raw if dim is None else {"partial_rotary_factor": dim / raw["head_dim"], **raw}
+    )
+
+
 def _parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters by their newer names; if both are given the older one wins."""
     given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}

@@ -48,7 +48,8 @@ class TensorNames:
     """Names of a layer's tensors in a checkpoint.
 
     qkv, gate_up: a single name holds the rows of all its projections, in this order. mlp: prefix of
-    the MLP. router: of a mixture. gate_up and down are also those of each expert.
+    the MLP. router: of a mixture; choice_bias: of its bias in choices. gate_up and down are also
+    those of each expert.
     """
 
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
@@ -56,6 +57,7 @@ class TensorNames:
     down: str = "down_proj"
     mlp: str = "mlp"
     router: str = "gate"
+    choice_bias: str = "gate.e_score_correction_bias"
     mlp_norm: str = "post_attention_layernorm"
     attention_output_norm: str = "post_attention_layernorm"
     mlp_output_norm: str = "post_feedforward_layernorm"

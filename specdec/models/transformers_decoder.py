@@ -21,6 +21,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from specdec.config.engine import AdapterLimits
 from specdec.kernels import PagedAttention
+from specdec.kernels.attention import Visible
 from specdec.kernels.backend import KernelBackend, paged_attention
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
 from specdec.kernels.moves import move_kv
@@ -155,7 +156,7 @@ class TransformersDecoder:
         """Write the batch's KV to `kv_cache`; return hidden states [T, hidden_size]."""
         windows = {layer.window for layer in self.layers}
         planner = self._attentions[0]
-        plans = {window: planner.plan(batch, self.dtype, window) for window in windows}
+        plans = {window: planner.plan(batch, self.dtype, Visible(window)) for window in windows}
         run = PagedPass(self.layers, self._attentions, kv_cache, plans)
         input_ids, positions = (
             on_device(indices, self.device) for indices in (batch.input_ids, batch.positions)

@@ -14,8 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec.config.graph_sizes import MAX_EXCHANGED_LOGITS
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.sharding import partition
+
+
+def exchanged_slabs(num_rows: int, shard: VocabShard) -> list[slice]:
+    """Divide rows into those that are exchanged at once, so that their memory is bounded.
+
+    They have MAX_EXCHANGED_LOGITS, or a row for each rank.
+    """
+    size = max(shard.group.size, MAX_EXCHANGED_LOGITS // shard.vocab_size)
+    return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 
 
 def own_rows(num_rows: int, shard: VocabShard) -> slice:

@@ -28,7 +28,7 @@ from specdec.sampling.gumbel import (
     gumbel_noise,
     largest_noise,
 )
-from specdec.sampling.row_exchange import gather_rows, own_rows, whole_rows
+from specdec.sampling.row_exchange import exchanged_slabs, gather_rows, own_rows, whole_rows
 from specdec.sampling.truncation import Truncation, min_score, truncation_floors
 from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
 
@@ -179,11 +179,20 @@ def sample(
 
 def _by_rows(logits: Tensor, batch: SamplingBatch, shard: VocabShard) -> Tensor:
     """Sample a share of the rows on each rank, with the bits of a single rank; [num_rows] int64."""
-    rows, whole = own_rows(len(logits), shard), whole_rows(logits, shard)
+    index = np.arange(len(logits))
+    slabs = exchanged_slabs(len(logits), shard)
+    return torch.cat([_exchange(logits[slab], batch, index[slab], shard) for slab in slabs])
+
+
+def _exchange(
+    logits: Tensor, batch: SamplingBatch, rows: NDArray[np.int64], shard: VocabShard
+) -> Tensor:
+    """Sample rows of a batch, whose logits are exchanged at once; as `_by_rows`."""
+    own, whole = own_rows(len(rows), shard), whole_rows(logits, shard)
     tokens = torch.zeros(len(whole), dtype=torch.int64, device=logits.device)
     if len(whole) > 0:
-        tokens = _triton_sample(whole, batch.take(np.arange(rows.start, rows.stop)))
-    return gather_rows(tokens, len(logits), shard)
+        tokens = _triton_sample(whole, batch.take(rows[own]))
+    return gather_rows(tokens, len(rows), shard)
 
 
 def _triton_sample(logits: Tensor, batch: SamplingBatch) -> Tensor:

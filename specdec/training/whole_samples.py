@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.kernels.attention import AttentionPlan
+from specdec.kernels.attention import ALL_BEFORE, AttentionPlan, Visible
 from specdec.kernels.forward_batch import ModelInput
 from specdec.kernels.kv_scales import UNIT_SCALES, KVScales
 from specdec.kernels.torch_attention import TorchAttention, TorchPlan
@@ -29,14 +29,10 @@ class WholeSampleAttention(TorchAttention):
     """
 
     def plan(
-        self,
-        batch: ModelInput,
-        dtype: torch.dtype,
-        window: int | None = None,
-        kv_start: int = 0,
+        self, batch: ModelInput, dtype: torch.dtype, visible: Visible = ALL_BEFORE
     ) -> WholePlan:
         """See PagedAttention."""
-        assert window is None, "torch's kernels have no window"
+        assert visible == ALL_BEFORE, "torch's kernels have no window"
         assert all(chunk.start == 0 and chunk.parents is None for chunk in batch.chunks)
         lengths = [batch.query_len(index) for index in range(batch.num_sequences)]
         nothing = torch.empty(0, dtype=torch.int64, device=self.device)

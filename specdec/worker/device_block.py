@@ -19,6 +19,7 @@ from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device_head import BlockParts, DraftRows
 from specdec.worker.device_pairs import KvDrafts
 from specdec.worker.device_state import DeviceState, DeviceStepLimits, slots_at
+from specdec.worker.draft_layout import DraftLayout
 from specdec.worker.step_graphs import StepShape
 
 
@@ -45,9 +46,10 @@ class BlockDrafts(KvDrafts[BlockParts]):
         limits: DeviceStepLimits,
         hidden_size: int,
         drafts: Tensor,
+        layout: DraftLayout,
     ) -> None:
         """Arguments as in KvDrafts."""
-        super().__init__(parts, state, limits, hidden_size, drafts)
+        super().__init__(parts, state, limits, hidden_size, drafts, layout)
         size = (limits.max_num_seqs, limits.max_draft_tokens, self._outputs.shape[1])
         self._block = self._outputs.new_zeros(size)  # outputs of the draft tokens
         count = _pages_of_row(parts.head, limits.max_draft_tokens, limits.block_size)
@@ -80,10 +82,12 @@ class BlockDrafts(KvDrafts[BlockParts]):
     def _block_batch(self, token_ids: Tensor, shape: StepShape) -> DeviceBatch:
         """Return the input of a pass over blocks [num_rows, Q], behind the last tokens."""
         num_rows, size = shape.num_rows, self._limits.block_size
-        ends, own = self._ends[:num_rows, None], self._own_rows(num_rows)
+        own = self._own_rows(num_rows)
+        # A row that wants no draft may have its last token behind its pages.
+        ends = self._ends[:num_rows, None].clamp_max(shape.num_blocks * size)
         offsets = torch.arange(token_ids.shape[1], device=token_ids.device)
         positions = ends + offsets
-        tables = self._tables_with_scratch(own.places, shape)
+        tables = self._tables_with_scratch(own.places, ends, shape)
         slots = slots_at(positions, tables, size)
         has_none = (own.num_wanted == 0)[:, None]
         return DeviceBatch(
@@ -95,12 +99,15 @@ class BlockDrafts(KvDrafts[BlockParts]):
             query_len=token_ids.shape[1],
         )
 
-    def _tables_with_scratch(self, places: Tensor, shape: StepShape) -> Tensor:
-        """Return block tables whose pages behind the last token are those of the row itself."""
-        scratch, num_rows = self._scratch[: shape.num_rows], shape.num_rows
+    def _tables_with_scratch(self, places: Tensor, ends: Tensor, shape: StepShape) -> Tensor:
+        """Return block tables whose pages behind the last token are those of the row itself.
+
+        ends: [num_rows, 1], lengths of the sequences.
+        """
+        scratch = self._scratch[: shape.num_rows]
         tables = self._state.tables[places, : shape.num_blocks]
         wide = torch.cat([tables, scratch], 1)
-        last = (self._ends[:num_rows, None] - 1) // self._limits.block_size
+        last = (ends - 1) // self._limits.block_size
         behind = torch.arange(wide.shape[1], device=wide.device) - last - 1
         return torch.where(
             behind < 0, wide, scratch.gather(1, behind.clamp(0, scratch.shape[1] - 1))

@@ -18,14 +18,21 @@ that fill a tile; a program reads a latent once, for scores and sums.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from specdec.config.attention_splits import heads_per_program
-from specdec.kernels.attention import AttentionPlan, PagedAttention, QueryKeyNorms, Rotation
+from specdec.kernels.attention import (
+    ALL_BEFORE,
+    AttentionPlan,
+    PagedAttention,
+    QueryKeyNorms,
+    Rotation,
+    Visible,
+)
 from specdec.kernels.device_batch import AnyDeviceBatch, RaggedBatch
 from specdec.kernels.forward_batch import ModelInput
 from specdec.kernels.kv_scales import UNIT_SCALES, KVScales, is_quantized
@@ -60,12 +67,6 @@ class _Pass(NamedTuple):
     def sinks_or_any(self) -> Tensor:
         """The sinks, or where there are none a tensor that is not read."""
         return self.output if self.sinks is None else self.sinks
-
-
-class _Options(TypedDict):
-    window: int | None
-    kv_start: int
-    invariant: bool
 
 
 class TritonAttention(PagedAttention):
@@ -105,40 +106,22 @@ class TritonAttention(PagedAttention):
         self._block_d = _block_of(self.value_dim)
 
     def plan(
-        self,
-        batch: ModelInput,
-        dtype: torch.dtype,
-        window: int | None = None,
-        kv_start: int = 0,
+        self, batch: ModelInput, dtype: torch.dtype, visible: Visible = ALL_BEFORE
     ) -> TritonPlan:
         """See PagedAttention."""
-        assert kv_start < self.block_size
-        return plan_batch(
-            batch,
-            self._heads,
-            self.value_dim,
-            self.device,
-            window=window,
-            kv_start=kv_start,
-            invariant=self.invariant,
-        )
+        assert visible.kv_start < self.block_size
+        sizes = (self._heads, self.value_dim, self.device)
+        return plan_batch(batch, *sizes, visible, invariant=self.invariant)
 
     def plan_on_device(
-        self,
-        batch: AnyDeviceBatch,
-        dtype: torch.dtype,
-        window: int | None = None,
-        kv_start: int = 0,
-        num_ahead: int = 0,
+        self, batch: AnyDeviceBatch, dtype: torch.dtype, visible: Visible = ALL_BEFORE
     ) -> TritonPlan:
         """See PagedAttention."""
-        assert kv_start < self.block_size
+        assert visible.kv_start < self.block_size
         sizes = (self._heads, self.value_dim, self.block_size)
-        options = _Options(window=window, kv_start=kv_start, invariant=self.invariant)
         if isinstance(batch, RaggedBatch):
-            assert not num_ahead, "queries of a ragged batch see nothing behind them"
-            return plan_ragged_batch(batch, *sizes, **options)
-        return plan_device_batch(batch, *sizes, num_ahead=num_ahead, **options)
+            return plan_ragged_batch(batch, *sizes, visible, invariant=self.invariant)
+        return plan_device_batch(batch, *sizes, visible, invariant=self.invariant)
 
     def rotate_and_run(
         self,
@@ -246,6 +229,7 @@ class TritonAttention(PagedAttention):
         assert run.query.is_contiguous()
         assert run.kv_cache.is_contiguous()
         plan, shape, parts = run.plan, tiles.shape, tiles.parts
+        visible = plan.visible
         num_parts = 0 if parts is None else parts.values.shape[2]
         splits = min(max(num_parts, 1), _MAX_SPLITS)
         kernels.paged_attention[(len(tiles.sequences), len(self._heads.kv), splits)](
@@ -265,8 +249,8 @@ class TritonAttention(PagedAttention):
             plan.block_tables.stride(0),
             num_parts,
             shape.used_rows,
-            _NO_WINDOW if plan.window is None else plan.window,
-            plan.kv_start,
+            _NO_WINDOW if visible.window is None else visible.window,
+            visible.kv_start,
             self.scale,
             1.0 if self.softcap is None else self.softcap,
             run.scales.key,
@@ -278,7 +262,7 @@ class TritonAttention(PagedAttention):
             PAGE=self.block_size,
             HAS_TREES=plan.ancestors is not None,
             HAS_CAP=self.softcap is not None,
-            NUM_AHEAD=plan.num_ahead,
+            NUM_AHEAD=visible.num_ahead,
             HAS_SEGMENTS=shape.num_segments is not None,
             HAS_PARTS=parts is not None,
             **self._sizes(run, tiles),

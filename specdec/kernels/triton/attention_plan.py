@@ -18,6 +18,7 @@ from specdec.config.attention_splits import (
     num_segments_of,
     short_tiles,
 )
+from specdec.kernels.attention import Visible
 from specdec.kernels.device_batch import AnyDeviceBatch, DeviceBatch
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.types.draft_tree import ancestors, depths, signed_words
@@ -130,9 +131,7 @@ class TritonPlan:
     block_tables: Tensor  # [B, M] integers
     ancestors: Tensor | None  # [T] int64, as in draft_tree.ancestors; None without trees
     launches: tuple[Tiles, ...]
-    window: int | None
-    kv_start: int
-    num_ahead: int = 0  # tokens behind its own that a query sees
+    visible: Visible
 
 
 def plan_batch(
@@ -140,9 +139,8 @@ def plan_batch(
     heads: HeadShard,
     head_dim: int,
     device: torch.device,
+    visible: Visible,
     *,
-    window: int | None,
-    kv_start: int,
     invariant: bool,
 ) -> TritonPlan:
     """Divide a batch into tiles, and copy what the kernels read to the device, in one copy.
@@ -154,7 +152,8 @@ def plan_batch(
         for members in classes_of(batch, invariant=invariant)
         if members
     ]
-    words = _ancestor_words(batch, window)
+    assert not visible.num_ahead, "queries see ahead in a DeviceBatch alone"
+    words = _ancestor_words(batch, visible.window)
     nodes = np.array([chunk.num_nodes for chunk in batch.chunks], np.int32)
     arrays = [
         batch.slot_mapping,
@@ -179,8 +178,7 @@ def plan_batch(
             for tiles in launches
         ),
         ancestors=None if words is None else next(copies).view(torch.int64),
-        window=window,
-        kv_start=kv_start,
+        visible=visible,
     )
 
 
@@ -189,11 +187,9 @@ def plan_device_batch(
     heads: HeadShard,
     head_dim: int,
     block_size: int,
+    visible: Visible,
     *,
-    window: int | None,
-    kv_start: int,
     invariant: bool,
-    num_ahead: int = 0,
 ) -> TritonPlan:
     """Divide a batch of fixed shape into tiles; contexts may be as long as the block tables."""
     device, num_seqs = batch.positions.device, batch.num_sequences
@@ -207,7 +203,7 @@ def plan_device_batch(
     sequences = torch.arange(num_seqs, **options).repeat_interleave(len(starts))
     num_tokens = num_seqs * batch.query_len
     context_lens = batch.context_lens.contiguous()
-    first_nodes, ancestors_of = nodes_of(batch, context_lens, window)
+    first_nodes, ancestors_of = nodes_of(batch, context_lens, visible.window)
     return TritonPlan(
         slot_mapping=batch.slot_mapping.contiguous(),
         positions=batch.positions.contiguous(),
@@ -219,9 +215,7 @@ def plan_device_batch(
         launches=(
             Tiles.allocate(sequences, starts.repeat(num_seqs), shape, len(heads.kv), head_dim),
         ),
-        window=window,
-        kv_start=kv_start,
-        num_ahead=num_ahead,
+        visible=visible,
     )
 
 

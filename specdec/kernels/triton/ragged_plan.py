@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.config.attention_splits import MAX_SHORT_QUERY_TOKENS
+from specdec.kernels.attention import Visible
 from specdec.kernels.device_batch import RaggedBatch
 from specdec.kernels.triton.attention_plan import Tiles, TileShape, TritonPlan, nodes_of
 from specdec.types.sharding import HeadShard
@@ -22,9 +23,8 @@ def plan_ragged_batch(
     heads: HeadShard,
     head_dim: int,
     block_size: int,
+    visible: Visible,
     *,
-    window: int | None,
-    kv_start: int,
     invariant: bool,
 ) -> TritonPlan:
     """Divide a ragged batch into tiles of short queries and of long ones.
@@ -32,6 +32,7 @@ def plan_ragged_batch(
     Contexts may be as long as the block tables. Arguments as in PagedAttention.plan and
     TritonAttention.
     """
+    assert not visible.num_ahead, "queries see ahead in a DeviceBatch alone"
     num_tokens, num_seqs = len(batch.input_ids), len(batch.context_lens)
     longest = batch.block_tables.shape[1] * block_size
     lens = batch.cu_seqlens.diff()
@@ -56,7 +57,7 @@ def plan_ragged_batch(
         own = lens.masked_fill(~is_long, 0)
         launches.append(_tiles(own, shape, num_tokens, heads, head_dim, num_long))
     context_lens = batch.context_lens.contiguous()
-    first_nodes, ancestors = nodes_of(batch, context_lens, window)
+    first_nodes, ancestors = nodes_of(batch, context_lens, visible.window)
     return TritonPlan(
         slot_mapping=batch.slot_mapping.contiguous(),
         positions=batch.positions.contiguous(),
@@ -66,8 +67,7 @@ def plan_ragged_batch(
         block_tables=batch.block_tables.contiguous(),
         ancestors=ancestors,
         launches=tuple(launches),
-        window=window,
-        kv_start=kv_start,
+        visible=visible,
     )
 
 

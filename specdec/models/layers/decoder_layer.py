@@ -136,8 +136,8 @@ def _mixture(
     def expert(name: str, size: int, sharing: TensorParallelGroup) -> MLP:
         return MLP(config, reader, name, sharing, expert_size=size)
 
-    router = config.traits.names.router
-    return SparseMLP(experts, config.hidden_size, reader, prefix, router, group, expert)
+    names = config.traits.names
+    return SparseMLP(experts, config.hidden_size, reader, prefix, names, group, expert)
 
 
 def layer_attention(

@@ -13,7 +13,7 @@ from specdec.kernels.experts import Routes, RoutingRule, route
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.layers.expert_stack import stack_experts
 from specdec.models.layers.linear import ColumnParallelLinear, WeightPart
-from specdec.models.traits import Experts
+from specdec.models.traits import Experts, TensorNames
 from specdec.models.weights.checkpoint import CheckpointReader
 
 
@@ -33,11 +33,11 @@ class SparseMLP(nn.Module):
         hidden_size: int,
         reader: CheckpointReader,
         prefix: str,
-        router: str,
+        names: TensorNames,
         group: TensorParallelGroup,
         read_expert: Callable[[str, int, TensorParallelGroup], nn.Module],
     ) -> None:
-        """prefix: of the tensors. router: name of its tensors.
+        """prefix: of the tensors.
 
         read_expert: reads the share of a rank of a group of the expert with a name and a number of
         hidden units; its results are those of this rank.
@@ -45,23 +45,23 @@ class SparseMLP(nn.Module):
         super().__init__()
         self.config, self.group, self.backend = config, group, reader.backend
         exact = replace(reader, quantization=None)
-        name, count = f"{prefix}.{router}", config.count
+        name, count = f"{prefix}.{names.router}", config.count
         rows = WeightPart(name, count, range(count), has_bias=config.has_bias)
         self.router = ColumnParallelLinear(exact, hidden_size, [rows])
         reader.num_elements_read = exact.num_elements_read
         routing, self.choice_bias = config.routing, None
         if routing is not None and routing.has_bias:
-            bias = reader.read(f"{name}.e_score_correction_bias", (count,), dtype=torch.float32)
-            self.choice_bias = bias
+            bias_name = f"{prefix}.{names.choice_bias}"
+            self.choice_bias = reader.read(bias_name, (count,), dtype=torch.float32)
         self.rule = _rule(config)
         self.shared: nn.Module | None = None
         if config.shared_size:
             self.shared = read_expert(f"{prefix}.shared_experts", config.shared_size, group)
         self.own = config.shard(group.rank, group.size).experts
         sharing = TensorParallelGroup() if config.is_divided_by_expert else group
-        names = (f"{prefix}.experts.{index}" for index in self.own)
+        own = (f"{prefix}.experts.{index}" for index in self.own)
         size = config.intermediate_size
-        self.experts = nn.ModuleList(read_expert(each, size, sharing) for each in names)
+        self.experts = nn.ModuleList(read_expert(each, size, sharing) for each in own)
         self.stack = stack_experts(list(self.experts)) if reader.backend.is_triton else None
 
     @property

@@ -216,12 +216,15 @@ def test_a_library_that_cannot_be_imported():
 
 
 @pytest.mark.parametrize(
-    ("faults", "words"),
+    ("fault", "words"),
     [
-        (("", ""), "small sums in one shot over NVLink"),
-        (("", "the GPU has no active NVLink"), "sums by NCCL alone: the GPU has no active NVLink"),
+        ("", "small sums in one shot over NVLink"),
+        ("NVLink joins 0 and 1 alone", "sums by NCCL alone: NVLink joins 0 and 1 alone"),
     ],
 )
-def test_the_way_in_which_gpus_sum_is_reported(faults, words, monkeypatch):
-    monkeypatch.setattr(nvlink, "nvlink_fault", lambda device: faults[device.index])
+def test_the_way_in_which_gpus_sum_is_reported(fault, words, monkeypatch):
+    asked = []
+    monkeypatch.setattr(nvlink, "gpu_id", lambda device: device.index)
+    monkeypatch.setattr(nvlink, "nvlink_fault", lambda gpus: asked.append(gpus) or fault)
     assert environment._sums_of(2) == words
+    assert asked == [[0, 1]]

@@ -16,7 +16,6 @@ from specdec.config.quantization import (
     QUANTIZATION_METHODS,
 )
 from specdec.config.speculative import SpeculativeConfig
-from specdec.config.speculative_keys import read_value
 from specdec.types.errors import InvalidValueError
 
 BY_DEVICE = ("dtype", "max_num_seqs", "max_num_batched_tokens")
@@ -58,23 +57,6 @@ def test_defaults():
 )
 def test_each_draft_rank_has_a_spare_unless_that_is_turned_off(settings, num_spares):
     assert ServeConfig(**settings).num_spare_ranks == num_spares
-
-
-def test_auto_drafts_with_ngram_for_a_model_without_an_alias():
-    ngram = SpeculativeConfig.of("ngram", 3)
-    assert ServeConfig(model="/models/tiny").speculative_config == ngram
-    assert ServeConfig.from_mapping({"speculative_config": "auto", "model": "tiny"}) == (
-        ServeConfig(model="tiny")
-    )
-    assert not ngram.is_auto
-
-
-def test_a_given_configuration_is_not_replaced_by_a_faster_drafter():
-    default = ServeConfig().speculative_config
-    for given in (default.to_mapping(), {"num_speculative_tokens": 3}, {"policy": "threshold"}):
-        assert not ServeConfig.from_mapping(
-            {"speculative_config": given}
-        ).speculative_config.is_auto
 
 
 @pytest.mark.parametrize(
@@ -191,15 +173,6 @@ def test_an_invalid_value_is_reported_with_its_limit(field, value, limit):
             ServeConfig(**{field: value})
 
 
-def test_a_service_accepts_drafts_by_chance_only_if_a_flag_allows_it():
-    speculation = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}
-    given = {"speculative_config": speculation}
-    with pytest.raises(InvalidValueError, match="unless allow_synthetic_acceptance is given"):
-        ServeConfig.from_mapping(given)
-    config = ServeConfig.from_mapping({**given, "allow_synthetic_acceptance": True})
-    assert config.speculative_config.verifier == "synthetic"
-
-
 @pytest.mark.parametrize(
     "field",
     [
@@ -216,52 +189,6 @@ def test_none_is_allowed_for_optional_settings(field):
 def test_none_selects_the_default_of_the_device(field):
     found = ServeConfig.from_mapping({field: None})
     assert getattr(found, field) == getattr(ServeConfig(), field) is not None
-
-
-@pytest.mark.parametrize(
-    ("value", "field"),
-    [
-        ({"num_speculative_tokens": "3"}, "speculative_config.num_speculative_tokens"),
-        ({"num_speculative_tokens": True}, "speculative_config.num_speculative_tokens"),
-        ({"num_speculative_tokens": 33}, "speculative_config.num_speculative_tokens"),
-        ({"speculation_threshold": 4097}, "speculative_config.speculation_threshold"),
-        ({"method": "oracle"}, "speculative_config.method"),
-        ({"method": ["ngram"]}, "speculative_config.method"),
-    ],
-)
-def test_speculative_config_is_validated(value, field):
-    with pytest.raises(InvalidValueError) as caught:
-        ServeConfig.from_mapping({"speculative_config": value})
-    assert caught.value.field == field
-
-
-def test_values_of_speculation_are_read_by_their_type():
-    names, threshold = tuple[typing.Literal["a", "b"], ...], float | typing.Literal["auto"]
-    assert read_value("names", ["a", "b"], names) == ("a", "b")
-    assert read_value("names", ("a",), names) == ("a",)
-    assert read_value("threshold", 0.5, threshold) == 0.5
-    assert read_value("threshold", "auto", threshold) == "auto"
-    assert read_value("share", 1, float) == 1
-    for name, wrong, expected, message in (
-        ("names", "a", names, "names is 'a'; it must be a list"),
-        ("names", ["a", 3], names, r"names\[1\] is 3; it must be a string"),
-        ("threshold", True, threshold, "threshold is True; it must be a number or a string"),
-        ("share", "1", float, "share is '1'; it must be a number"),
-    ):
-        with pytest.raises(InvalidValueError, match=rf"^{message}$"):
-            read_value(name, wrong, expected)
-
-
-@pytest.mark.parametrize("none", [None, "none"])
-def test_speculation_can_be_turned_off(none):
-    assert ServeConfig.from_mapping({"speculative_config": none}).speculative_config is None
-
-
-def test_speculation_may_be_json():
-    mapping = {"method": "ngram", "num_speculative_tokens": 5}
-    config = ServeConfig.from_mapping({"speculative_config": json.dumps(mapping)})
-    assert config == ServeConfig.from_mapping({"speculative_config": mapping})
-    assert config.speculative_config == SpeculativeConfig.of(num_speculative_tokens=5)
 
 
 @pytest.mark.parametrize(
@@ -290,57 +217,6 @@ def test_tls_needs_both_files_and_the_embedded_ingress(tls_files):
             ServeConfig(**{name: tls_files[name]})
     with pytest.raises(InvalidValueError, match="left out unless ingress is embedded"):
         ServeConfig(**tls_files, ingress="serve")
-
-
-@pytest.mark.parametrize(
-    ("values", "field"),
-    [
-        ({"num_replicas": 2}, "ingress"),
-        ({"max_replicas": 1}, "ingress"),
-        ({"ingress": "serve", "min_replicas": 2}, "min_replicas"),
-        ({"ingress": "serve", "min_replicas": 3, "max_replicas": 2}, "max_replicas"),
-        ({"ingress": "serve", "num_replicas": 2, "max_replicas": 3}, "num_replicas"),
-    ],
-)
-def test_replicas_are_checked_together(values, field):
-    with pytest.raises(InvalidValueError) as error:
-        ServeConfig(**values)
-    assert error.value.field == field
-
-
-def test_minimum_and_maximum_number_of_replicas():
-    fixed = ServeConfig(ingress="serve", num_replicas=3)
-    scaled = ServeConfig(ingress="serve", min_replicas=2, max_replicas=4, drain_timeout_s=0)
-    numbers = [
-        (each.fewest_replicas, each.most_replicas) for each in (ServeConfig(), fixed, scaled)
-    ]
-    assert numbers == [(1, 1), (3, 3), (2, 4)]
-
-
-@pytest.mark.parametrize(
-    ("speculation", "is_accepted"),
-    [
-        ({"method": "medusa", "model": "head"}, True),
-        ({"method": "ngram", "fallback": {"method": "medusa", "model": "head"}}, True),
-        ({"model": "a method that its files determine"}, True),
-        ({"method": "ngram"}, False),
-        ({"method": "draft_model", "model": "draft"}, False),
-        (None, False),
-    ],
-)
-def test_answers_are_kept_only_for_a_draft_head(speculation, is_accepted):
-    settings = {"speculative_config": speculation, "training_buffer_tokens": 1000}
-    if is_accepted:
-        assert ServeConfig.from_mapping(settings).training_buffer_tokens == 1000
-    else:
-        with pytest.raises(InvalidValueError, match="training_buffer_tokens is 1000; it must be 0"):
-            ServeConfig.from_mapping(settings)
-
-
-def test_a_salt_of_training_needs_a_buffer():
-    assert ServeConfig(training_buffer_tokens=9, training_cache_salt="a").training_cache_salt == "a"
-    with pytest.raises(InvalidValueError, match="training_cache_salt is 'a'; it must be left out"):
-        ServeConfig(training_cache_salt="a")
 
 
 def test_loopback_needs_no_warning():
@@ -473,48 +349,3 @@ def test_paths_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = ServeConfig.from_mapping({"profile_dir": "profiles", "state_dir": "state"})
     assert (config.profile_dir, config.state_dir) == (tmp_path / "profiles", tmp_path / "state")
-
-
-DRAFT = SpeculativeConfig.of("draft_model", model="/models/small")
-SEVERAL = {"ingress": "serve", "num_replicas": 5}
-
-
-@pytest.mark.parametrize(
-    ("settings", "num_workers"),
-    [
-        ({}, 0),
-        ({"replicas_per_draft_worker": 2}, 3),
-        ({"replicas_per_draft_worker": 5}, 1),
-        ({"replicas_per_draft_worker": 4, "num_replicas": 1, "max_replicas": 9}, 3),
-    ],
-)
-def test_replicas_share_draft_workers_at_the_highest_load(settings, num_workers):
-    config = ServeConfig(**{**SEVERAL, **settings, "speculative_config": DRAFT})
-    assert config.num_shared_draft_workers == num_workers
-    assert config.shares_draft_workers is (num_workers > 0)
-    assert config.num_spare_ranks == (num_workers == 0)
-
-
-@pytest.mark.parametrize(
-    ("speculation", "settings", "limit"),
-    [
-        (SpeculativeConfig.of("ngram"), {}, "1 unless speculative_config has the method"),
-        (
-            SpeculativeConfig.of("draft_model", draft_tensor_parallel_size=2),
-            {},
-            "its ranks would have to agree",
-        ),
-        (
-            SpeculativeConfig.of("draft_model", share_gpu=True),
-            {"device": "cuda"},
-            "a separate device",
-        ),
-        (DRAFT, {"enable_lora": True}, "numbers the adapters"),
-        (DRAFT, {"replicas_per_draft_worker": 6}, r"at most the number of replicas \(5\)"),
-        (DRAFT, {"replicas_per_draft_worker": 65}, "from 1 to 64"),
-    ],
-)
-def test_shared_draft_workers_are_refused_with_the_reason(speculation, settings, limit):
-    values = {**SEVERAL, "replicas_per_draft_worker": 2, "speculative_config": speculation}
-    with pytest.raises(InvalidValueError, match=rf"replicas_per_draft_worker.*{limit}"):
-        ServeConfig(**{**values, **settings})

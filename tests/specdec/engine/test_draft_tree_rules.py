@@ -36,8 +36,15 @@ RULES = [
 
 
 @pytest.mark.parametrize("rules", RULES, ids=lambda rules: next(iter(rules)))
-@pytest.mark.parametrize("temperature", [0, 0.8])
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    ("size", "temperature"),
+    [
+        (1, 0),
+        (2, 0.8),
+        pytest.param(1, 0.8, marks=pytest.mark.slow),
+        pytest.param(2, 0, marks=pytest.mark.slow),
+    ],
+)
 def test_rules_follow_the_path(tiny_model_dir, rules, temperature, size):
     requests = requests_of(temperature, **rules)
     answers = answers_of(tiny_model_dir, requests)

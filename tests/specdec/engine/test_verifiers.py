@@ -35,6 +35,7 @@ FOR_MANY = {
     "num_blocks": 1000,
     "max_queue_len": 1000,
 }
+LOSSLESS = ["coupled", "rejection", "block"]
 SOMETIMES_SURE = 0.18  # some tokens after the prompt below are more probable, some less
 
 
@@ -126,7 +127,7 @@ def test_mixed_verifiers_generate_the_same_on_every_rank(
             assert tokens == plain[name], "others in the batch changed it"
 
 
-@pytest.mark.parametrize("verifier", ["coupled", "rejection", "block"])
+@pytest.mark.parametrize("verifier", LOSSLESS)
 @pytest.mark.parametrize("k", [1, 3])
 def test_the_target_as_its_own_draft_is_nearly_always_right(tiny_model_dir, verifier, k):
     proposer = draft_model(tiny_model_dir)
@@ -138,7 +139,7 @@ def test_the_target_as_its_own_draft_is_nearly_always_right(tiny_model_dir, veri
     assert speculation.mean_acceptance_length >= 0.98 * (k + 1) - 0.1  # last drafts are cut short
 
 
-@pytest.mark.parametrize("verifier", ["coupled", "rejection", "block"])
+@pytest.mark.parametrize("verifier", LOSSLESS)
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_greedy_text_is_the_same_with_every_lossless_verifier(
     tiny_model_dir, other_model_dir, verifier, method
@@ -181,7 +182,7 @@ def test_short_outputs_end_at_max_tokens(tiny_model_dir, max_tokens):
         assert generated.last.verifier == name.split()[0]
 
 
-@pytest.mark.parametrize("verifier", ["coupled", "rejection", "block"])
+@pytest.mark.parametrize("verifier", LOSSLESS)
 def test_counters_of_a_hand_worked_case(tiny_model_dir, verifier):
     """The target is nearly deterministic; the second of three draft tokens is always wrong.
 
@@ -232,19 +233,23 @@ def triple_probs(tiny_model_dir):
     return probs
 
 
-@pytest.mark.parametrize("verifier", ["coupled", "rejection", "block"])
-@pytest.mark.parametrize(
-    "method",
-    [
-        "ngram",
-        "draft_model",
-        "draft_model while it is sure",
-        "draft_model, budget",
-        "draft_model, outcomes",
-        "medusa",
-        "medusa, budget",
-    ],
-)
+def methods_and_verifiers():
+    """Yield all pairs; make test has all verifiers of both plain methods, and each other method."""
+    quick = {
+        "ngram": LOSSLESS,
+        "draft_model": LOSSLESS,
+        "draft_model while it is sure": ["rejection"],
+        "draft_model, budget": ["block"],
+        "draft_model, outcomes": ["rejection"],
+        "medusa": ["block"],
+        "medusa, budget": ["coupled"],
+    }
+    for method, verifier in product(quick, LOSSLESS):
+        marks = () if verifier in quick[method] else pytest.mark.slow
+        yield pytest.param(method, verifier, marks=marks)
+
+
+@pytest.mark.parametrize(("method", "verifier"), list(methods_and_verifiers()))
 def test_texts_have_the_distribution_of_transformers(
     tiny_model_dir, other_model_dir, near_model_dir, medusa_dir, triple_probs, verifier, method
 ):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.kernels import TorchAttention
+from specdec.kernels.attention import Visible
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.models.weights.checkpoint import CPU
 from specdec.types.sharding import HeadShard
@@ -57,7 +58,7 @@ class Pages:
 
     def run(self, window, kv_start=0):
         attention = TorchAttention(self.heads, HEAD_DIM, BLOCK_SIZE, CPU)
-        plan = attention.plan(self.batch, torch.float32, window, kv_start)
+        plan = attention.plan(self.batch, torch.float32, Visible(window, kv_start))
         kv = self.cache[torch.from_numpy(self.batch.slot_mapping)]
         return attention.run(self.query, kv, self.cache.clone(), plan)
 
@@ -129,12 +130,12 @@ def test_kv_of_other_sequences_is_never_read(window):
 def test_window_of_context_length_needs_no_mask():
     batch = Pages([(9, 1), (9, 1)]).batch
     attention = TorchAttention(HEADS, HEAD_DIM, BLOCK_SIZE, CPU)
-    (group,) = attention.plan(batch, torch.float32, window=9).groups
+    (group,) = attention.plan(batch, torch.float32, Visible(window=9)).groups
     assert group.mask is None
-    (group,) = attention.plan(batch, torch.float32, window=8).groups
+    (group,) = attention.plan(batch, torch.float32, Visible(window=8)).groups
     assert group.mask is not None
     assert len(group.slots) == 2 * 9
-    (group,) = attention.plan(batch, torch.float32, window=5).groups
+    (group,) = attention.plan(batch, torch.float32, Visible(window=5)).groups
     assert len(group.slots) == 2 * 5
 
 

@@ -1,6 +1,7 @@
 """Sums of ranks on GPUs: the choice among NCCL, one kernel and sums in order, without a GPU."""
 
 import ctypes
+import uuid
 from types import SimpleNamespace
 
 import pytest
@@ -44,7 +45,7 @@ class ThreadCollectives:
         return self.name
 
 
-def memory_of(group, *, local="", opens=True, is_wrong=False, max_bytes=64):
+def memory_of(group, *, local="", peers="", opens=True, is_wrong=False, max_bytes=64):
     """Return a kind of memory of one rank, whose sums are those of the kernel."""
     limit = max_bytes
 
@@ -52,8 +53,13 @@ def memory_of(group, *, local="", opens=True, is_wrong=False, max_bytes=64):
         max_bytes = limit
 
         @staticmethod
-        def local_fault(device):
+        def local_fault():
             return local
+
+        @staticmethod
+        def peer_fault(device, gather):
+            gather(torch.tensor(group.rank))
+            return peers
 
         @classmethod
         def open(cls, process_group, device):
@@ -110,7 +116,12 @@ def test_nothing_is_opened_where_the_option_forbids_it():
 
 @pytest.mark.parametrize(
     ("fault", "opened"),
-    [({"local": "no NVLink"}, [0, 0]), ({"opens": False}, [1, 1]), ({"is_wrong": True}, [1, 1])],
+    [
+        ({"local": "no symmetric memory"}, [0, 0]),
+        ({"peers": "no NVLink"}, [0, 0]),
+        ({"opens": False}, [1, 1]),
+        ({"is_wrong": True}, [1, 1]),
+    ],
 )
 def test_no_rank_sums_in_one_shot_where_one_cannot(fault, opened, caplog):
     """Each part is begun on all ranks or on none: in the parts they wait for each other."""
@@ -122,8 +133,9 @@ def test_no_rank_sums_in_one_shot_where_one_cannot(fault, opened, caplog):
     with caplog.at_level("INFO"):
         found = run_ranks(2, on_rank)
     assert found == [(ThreadCollectives, count) for count in opened]
-    reasons = {"local": "no NVLink", "opens": "no peer access", "is_wrong": "a sum in one shot is"}
-    assert f"rank 1 sums by NCCL: {reasons[next(iter(fault))]}" in caplog.text
+    [reason] = fault.values()
+    reasons = {False: "no peer access", True: "a sum in one shot is"}
+    assert f"rank 1 sums by NCCL: {reasons.get(reason, reason)}" in caplog.text
     assert "rank 0 sums by NCCL: another rank cannot" in caplog.text
 
 
@@ -167,19 +179,31 @@ def test_other_collectives_are_those_of_the_process_group():
     assert run_ranks(2, on_rank) == [[[0, 1], [0, 10]] * 2, [[0, 1], [1, 11]] * 2]
 
 
-def test_the_kernel_sums_in_place_from_the_start_of_the_buffer(monkeypatch):
+def test_the_kernel_sums_what_a_launch_in_front_has_copied(monkeypatch):
     """The arguments of torch's operator, which has no CPU kernel."""
     calls = []
-    operators = SimpleNamespace(one_shot_all_reduce_copy_out=lambda *given: calls.append(given))
+
+    def sums(buffer, *given):
+        calls.append((buffer.clone(), buffer.storage_offset(), *given))
+
+    operators = SimpleNamespace(one_shot_all_reduce_out=sums)
     monkeypatch.setattr(symmetric_memory.torch.ops, "symm_mem", operators)
     memory = SymmetricMemory(torch.zeros(SymmetricMemory.max_bytes, dtype=torch.uint8), "7")
-    tensor = torch.ones(2, 8, dtype=torch.bfloat16)
+    tensor = torch.arange(16, dtype=torch.bfloat16).view(2, 8)
     memory.all_reduce(tensor)
-    [(buffer, own, operation, name, output)] = calls
-    assert (buffer.dtype, buffer.shape, buffer.storage_offset()) == (torch.bfloat16, (16,), 0)
-    assert own.data_ptr() == output.data_ptr() == tensor.data_ptr()
-    assert own.shape == output.shape == (16,)
+    [(copied, offset, operation, name, output)] = calls
+    assert (copied.dtype, copied.tolist(), offset) == (torch.bfloat16, list(range(16)), 0)
+    assert output.data_ptr() == tensor.data_ptr()
+    assert output.shape == (16,)
     assert (operation, name) == ("sum", "7")
+
+
+def test_this_build_of_torch_has_the_operator():
+    """By its schema, which the calls follow; a build without CUDA has no kernel for it."""
+    assert not SymmetricMemory.local_fault()
+    schema = torch.ops.symm_mem.one_shot_all_reduce_out.default._schema
+    names = [each.name for each in schema.arguments]
+    assert names == ["input", "reduce_op", "group_name", "out"]
 
 
 @pytest.mark.parametrize(
@@ -201,41 +225,65 @@ def test_what_fits_the_kernel(tensor, fits):
 
 def test_a_build_of_torch_without_symmetric_memory_is_named(monkeypatch):
     monkeypatch.setattr(symmetric_memory.torch.ops, "symm_mem", SimpleNamespace())
-    assert "no symmetric memory" in SymmetricMemory.local_fault(CPU)
+    assert "no symmetric memory" in SymmetricMemory.local_fault()
 
 
-def nvml(active=(), uuids=(b"GPU-1",)):
-    """Return the driver's library, of a GPU with some active links of 12."""
-    library = SimpleNamespace(is_open=None)
+GPUS = [uuid.UUID(int=number) for number in range(3)]
 
-    def state_of(handle, link, state):
-        ctypes.cast(state, ctypes.POINTER(ctypes.c_uint))[0] = link.value in active
-        return 0 if link.value < 12 else 2
+
+def nvml(joined=(), unknown=()):
+    """Return the driver's library. joined: pairs of GPUs, by their number in GPUS."""
+    library, handles = SimpleNamespace(is_open=None), {f"GPU-{gpu}": gpu.int for gpu in GPUS}
+
+    def find(name, handle):
+        number = handles[name.decode()]
+        ctypes.cast(handle, ctypes.POINTER(ctypes.c_void_p))[0] = number
+        return 6 if number in unknown else 0
+
+    def state_of(first, second, capability, status):
+        assert capability == 2  # of NVLink
+        pair = first.value or 0, second.value or 0
+        ctypes.cast(status, ctypes.POINTER(ctypes.c_int))[0] = 0 if pair in joined else 5
+        return 0
 
     def opens(is_open):
         library.is_open = is_open
         return 0
 
     library.nvmlInit_v2, library.nvmlShutdown = lambda: opens(True), lambda: opens(False)
-    library.nvmlDeviceGetHandleByUUID = lambda uuid, handle: 0 if uuid in uuids else 6
-    library.nvmlDeviceGetNvLinkState = state_of
+    library.nvmlDeviceGetHandleByUUID, library.nvmlDeviceGetP2PStatus = find, state_of
     return library
 
 
 @pytest.mark.parametrize(
     ("library", "fault"),
     [
-        (nvml(active=(5,)), ""),
-        (nvml(), "the GPU has no active NVLink"),
-        (nvml(active=(5,), uuids=()), "the GPU has no active NVLink"),
+        (nvml(joined=[(0, 1), (0, 2), (1, 2)]), ""),
+        (nvml(joined=[(0, 1)]), f"NVLink does not join GPU-{GPUS[0]} and GPU-{GPUS[2]}"),
+        (
+            nvml(joined=[(0, 1), (0, 2), (1, 2)], unknown=[1]),
+            f"NVLink does not join GPU-{GPUS[0]} and GPU-{GPUS[1]}",
+        ),
     ],
+    ids=["all", "a pair by a bridge", "not found"],
 )
-def test_nvlink_is_found_by_the_driver(library, fault, monkeypatch):
+def test_nvlink_between_all_gpus_is_found_by_the_driver(library, fault, monkeypatch):
+    """The GPUs of all ranks, whose identities they exchange."""
     monkeypatch.setattr(nvlink.ctypes, "CDLL", lambda name: library)
-    properties = SimpleNamespace(uuid="1")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    assert nvlink.nvlink_fault(CPU) == fault
+    monkeypatch.setattr(symmetric_memory, "gpu_id", lambda device: GPUS[device.index])
+
+    def on_rank(group):
+        device = torch.device("cuda", group.rank)
+        return SymmetricMemory.peer_fault(device, group.all_gather)
+
+    assert run_ranks(3, on_rank) == [fault] * 3
     assert library.is_open is False
+
+
+def test_the_identity_of_a_gpu_is_that_of_the_driver(monkeypatch):
+    properties = SimpleNamespace(uuid=GPUS[2])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert nvlink.gpu_id(CPU) == GPUS[2]
 
 
 def test_a_machine_without_the_driver_has_no_nvlink(monkeypatch):
@@ -243,4 +291,4 @@ def test_a_machine_without_the_driver_has_no_nvlink(monkeypatch):
         raise OSError
 
     monkeypatch.setattr(nvlink.ctypes, "CDLL", missing)
-    assert "is not available" in nvlink.nvlink_fault(CPU)
+    assert "is not available" in nvlink.nvlink_fault(GPUS)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from specdec.kernels import TorchAttention
+from specdec.kernels.attention import Visible
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.kv_scales import KVScales, stored_values
 from specdec.kernels.moves import move_kv
@@ -42,7 +43,7 @@ def test_attention_is_that_of_the_stored_values(dtype, soft_cap):
     cache, kv = stored_values(pages.cache, dtype, SCALES), pages.own_kv
     slots = torch.from_numpy(pages.batch.slot_mapping).long()
     cache.view(torch.uint8)[slots] = 0
-    plan = attention.plan(pages.batch, case.dtype, case.window)
+    plan = attention.plan(pages.batch, case.dtype, Visible(case.window))
     plain = pages.expected()
     found = attention.run(pages.query, kv, cache, plan, scales=SCALES)
     pages.cache = cache.float() * torch.tensor(SCALES).view(2, 1, 1)

@@ -46,6 +46,15 @@ LATENT = {
     "first_k_dense_replace": 1,
 }
 
+SIGMOID_EXPERTS = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 25,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+
 FAMILIES = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -197,6 +206,30 @@ FAMILIES = {
             "rope_parameters": {"rope_theta": 1e4, "mscale": 0.7, "mscale_all_dim": 0.4, **YARN},
         },
     ),
+    "glm4-moe": (
+        "Glm4Moe",
+        {
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "first_k_dense_replace": 1,
+            **SIGMOID_EXPERTS,
+            "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "dots1": (
+        "Dots1",
+        {**SIGMOID_EXPERTS, "n_group": 2, "norm_topk_prob": True, "sliding_window": WINDOW}
+        | {"max_window_layers": 2},
+    ),
+    "minimax-m2": (
+        "MiniMaxM2",
+        {
+            "hidden_size": 144,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
     "olmoe": (
         "Olmoe",
         {
@@ -274,9 +307,9 @@ def save_family(directory, name, **changes):
         for parameter, weight in model.named_parameters():
             if "norm" in parameter:
                 weight.data -= 1
-    if family == "DeepseekV3":
-        for layer in model.model.layers[1:]:
-            torch.nn.init.uniform_(layer.mlp.gate.e_score_correction_bias)
+    for name, bias in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            torch.nn.init.uniform_(bias)
     if family == "GptOss":
         for layer in model.model.layers:
             layer.mlp.experts.gate_up_proj.data *= 3  # some units are clamped

@@ -20,12 +20,17 @@ SIZES = {
 }
 
 
+WITHOUT_DEFAULTS = {
+    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
+    "Dots1ForCausalLM": {"num_experts_per_tok": 6, "n_routed_experts": 8, "n_shared_experts": 1},
+}
+"""Keys of families for which transformers has no defaults."""
+
+
 def sizes(architecture):
     family = ARCHITECTURES.get(architecture)
     norm = {"rms_norm_eps" if family is None else family.norm_eps_key: 1e-6}
-    # transformers has no default for it.
-    experts = {"num_experts_per_tok": 6} if architecture == "DeepseekV2ForCausalLM" else {}
-    return {**SIZES, **norm, **experts}
+    return {**SIZES, **norm, **WITHOUT_DEFAULTS.get(architecture, {})}
 
 
 def read(architecture, **changes):
@@ -88,6 +93,13 @@ def test_missing_factors_have_the_defaults_of_transformers(architecture, field, 
     assert getattr(read(architecture, **{key: 0.25}).traits, field) == 0.25
     with pytest.raises(UnsupportedModelError, match=f"{key} .* must be a number above 0"):
         read(architecture, **{key: -1})
+
+
+def test_the_rotated_part_of_a_head_by_its_dimensions():
+    assert read("MiniMaxM2ForCausalLM", rotary_dim=32).rotary_fraction == 0.25
+    assert read("MiniMaxM2ForCausalLM", partial_rotary_factor=0.5).rotary_fraction == 0.5
+    with pytest.raises(UnsupportedModelError, match=r"partial_rotary_factor .* at most 1"):
+        read("MiniMaxM2ForCausalLM", rotary_dim=256)
 
 
 def test_missing_transforms_of_logits_have_the_defaults_of_transformers():

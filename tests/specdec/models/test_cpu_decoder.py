@@ -29,6 +29,7 @@ FAMILIES += [  # together they have every trait
         *("granite", "smollm3", "olmo3", "phi3", "gemma2", "starcoder2", "cohere"),
         *("mixtral", "qwen3-moe", "olmoe", "gpt-oss"),
         *("deepseek-v2", "deepseek-v2-groups", "deepseek-v3"),
+        *("glm4-moe", "dots1", "minimax-m2"),
     )
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

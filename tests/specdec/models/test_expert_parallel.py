@@ -23,7 +23,10 @@ from tests.specdec.processes import results, run_processes
 from tests.specdec.tiny import train_tokenizer
 
 WHOLE = ModelOptions(divides_by_expert=True)
-MIXTURES = ["mixtral", "qwen3-moe", "olmoe", "gpt-oss", "deepseek-v2", "deepseek-v3"]
+MIXTURES = [
+    *("mixtral", "qwen3-moe", "olmoe", "gpt-oss", "deepseek-v2", "deepseek-v3"),
+    *("glm4-moe", "dots1", "minimax-m2"),
+]
 QUICK = ["qwen3-moe", "gpt-oss", "deepseek-v3"]
 
 needs_kernels = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
@@ -167,7 +170,7 @@ def test_a_model_without_experts_and_more_ranks_than_experts_are_refused(saved, 
 def test_the_plan_of_gpus_is_that_of_the_rank_with_most_experts(saved, monkeypatch):
     """Five experts on three ranks: one has two of them, more than a third."""
     monkeypatch.setattr("specdec.config.llm.resolved_device", lambda device: "cuda")
-    monkeypatch.setattr("specdec.engine.memory_plan.gpu_workspace_bytes", lambda *_, **__: 0)
+    monkeypatch.setattr("specdec.engine.gpu_memory.gpu_workspace_bytes", lambda *_, **__: 0)
     directory, _ = saved("mixtral")
     config = ModelConfig.from_directory(directory)
     by_units, by_expert = config.largest_weight_share(3), config.divided_by_expert()

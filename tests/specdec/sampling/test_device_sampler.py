@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.sampling import device_sampler
+from specdec.sampling import device_sampler, row_exchange
 from specdec.sampling.device_sampler import (
     DeviceChains,
     DeviceRules,
@@ -116,7 +116,7 @@ def test_collectives_of_a_step(kind, called, fault):
 
 def test_rows_of_large_steps_are_exchanged_in_slabs(monkeypatch):
     logits, batch = rows(11)
-    monkeypatch.setattr(device_sampler, "_EXCHANGED_LOGITS", 4 * VOCAB)
+    monkeypatch.setattr(row_exchange, "MAX_EXCHANGED_LOGITS", 4 * VOCAB)
 
     def on_rank(group):
         own, shard = shards(group)
@@ -132,7 +132,7 @@ def test_rows_are_sampled_in_slabs_of_bounded_memory(monkeypatch):
     shard = VocabShard(ALONE, 0, VOCAB)
     whole = sample_on_device(logits, rules_of(batch), SamplingKind.TRUNCATED, shard)
     sizes, noise = [], device_sampler.gumbel_noise
-    monkeypatch.setattr(device_sampler, "_SLAB_LOGITS", 4 * VOCAB)
+    monkeypatch.setattr(device_sampler, "SLAB_LOGITS", 4 * VOCAB)
     monkeypatch.setattr(
         device_sampler, "gumbel_noise", lambda *keys: sizes.append(len(keys[0])) or noise(*keys)
     )

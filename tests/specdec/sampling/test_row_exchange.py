@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.sampling import sampler
+from specdec.sampling import row_exchange, sampler
 from specdec.sampling.row_exchange import gather_rows, own_rows, whole_rows
 from specdec.sampling.sampler import torch_sample
 from specdec.sampling.vocab_shard import VocabShard
@@ -30,8 +30,10 @@ def test_each_row_is_whole_on_one_rank(size, num_rows, vocab_size):
     assert run_ranks(size, on_rank) == [logits.sum(1).tolist()] * size
 
 
-@pytest.mark.parametrize("num_rows", [1, 5])
-def test_the_host_samples_shares_of_rows_where_kernels_do(num_rows, monkeypatch):
+@pytest.mark.parametrize(("num_rows", "num_slabs"), [(1, 1), (5, 1), (5, 2)])
+def test_the_host_samples_shares_of_rows_where_kernels_do(num_rows, num_slabs, monkeypatch):
+    """In slabs, as the device does."""
+    monkeypatch.setattr(row_exchange, "MAX_EXCHANGED_LOGITS", (6 // num_slabs) * VOCAB)
     logits, batch = rows(num_rows, seed=3)
     alone = VocabShard(TensorParallelGroup(), 0, VOCAB)
     expected = torch_sample(logits, batch, alone).tolist()
@@ -44,7 +46,8 @@ def test_the_host_samples_shares_of_rows_where_kernels_do(num_rows, monkeypatch)
         found = sampler.sample(logits[:, tokens.start : tokens.stop], batch, shard)
         return found.tolist(), group.called
 
-    assert run_ranks(2, on_rank) == [(expected, ["all_to_all", "all_gather"])] * 2
+    called = ["all_to_all", "all_gather"] * num_slabs
+    assert run_ranks(2, on_rank) == [(expected, called)] * 2
 
 
 def test_logits_of_another_division_are_refused():

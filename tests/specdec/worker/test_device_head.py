@@ -1,4 +1,4 @@
-"""Drafts of a head in steps on the device: those of the host, and nothing read between."""
+"""Drafts of a head in steps on the device: those of the host."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -8,17 +8,13 @@ import pytest
 import torch
 
 from specdec.config.speculative import SpeculativeConfig
-from specdec.sampling.device_sampler import SamplingKind
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.worker import LocalTarget
-from specdec.worker.device_plan import StepPlan
-from specdec.worker.step_graphs import RaggedShape, StepShape
 from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.worker.device import FakeGraphs, device_runner, recorded_device_steps
-from tests.specdec.worker.operators import assert_host_reads_nothing
 
 NUM_DRAFTS = 3
 SAMPLING = [
@@ -271,22 +267,3 @@ def test_the_warm_up_runs_a_prompt_on_the_device_and_on_the_host(
     assert next(len(row.token_ids) for rows in on_device for row in rows) == 40
     assert 40 in passes
     assert runner.num_in_flight == 0
-
-
-@pytest.mark.parametrize(
-    ("method", "kind"),
-    [
-        ("eagle3", SamplingKind.GREEDY),
-        ("eagle3", SamplingKind.TRUNCATED),
-        ("mtp", SamplingKind.SAMPLED),
-    ],
-)
-def test_the_host_reads_nothing_between_the_tokens_of_a_draft(
-    tiny_model_dir, head_dir, method, kind
-):
-    config = config_of(method, head_dir(method))
-    runner = device_runner(tiny_model_dir, config, head=head_dir(method))
-    launch, shape = runner.device_steps._launcher.launch, StepShape(2, 4, 5)
-    ragged = None if kind is SamplingKind.TRUNCATED else RaggedShape(24, 3, 5)
-    plan = StepPlan(shape, kind, 2, ragged, has_chunks=True, has_head_prompts=True)
-    assert_host_reads_nothing(lambda: launch(plan))

@@ -1,18 +1,24 @@
-"""Drafts of heads without KV in steps on the device: those of the host, all launched at once."""
+"""Drafts of heads without KV in steps on the device: those of the host, all launched at once.
 
+Also drafts of any head beside rows that the host verifies.
+"""
+
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from specdec.config import graph_sizes
 from specdec.sampling.device_sampler import SamplingKind
+from specdec.types.sampling_params import SpeculationOptions
 from specdec.worker.device_plan import StepPlan
-from specdec.worker.step_graphs import RaggedShape, Stage, StepShape
+from specdec.worker.head_runner import HeadRunner
+from specdec.worker.step_graphs import Stage, StepShape
 from tests.specdec.engines import engine_config, local_engine, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.heads import HEADS
 from tests.specdec.worker.device import FakeGraphs, device_runner, recorded_device_steps
-from tests.specdec.worker.operators import Operators, assert_host_reads_nothing
+from tests.specdec.worker.operators import Operators
 from tests.specdec.worker.test_device_head import (
     NUM_DRAFTS,
     SHAPED,
@@ -74,6 +80,37 @@ def test_the_drafts_are_those_of_the_host(
     assert len(on_device) == counts.num_steps
     assert num_with_drafts(on_device) >= 5
     assert counts.speculation.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_the_host_drafts_only_behind_the_rows_that_it_verifies(
+    tiny_model_dir, head_dir, on_device, monkeypatch, method
+):
+    """The device has run the pass of all rows, and drafts behind the others."""
+    verifiers = ["rejection", None, "block"]
+    asked = [
+        replace(each, params=replace(each.params, temperature=0.8, max_tokens=8 + 4 * i))
+        for i, each in enumerate(requests(3))
+    ]
+    asked = [
+        replace(each, params=replace(each.params, speculation=SpeculationOptions(verifier=name)))
+        for each, name in zip(asked, verifiers, strict=True)
+    ]
+    run = [tiny_model_dir, head_dir(method), method]
+    tokens, host, _ = run_target(*run, asked=asked, runs_on_device=False)
+    drafted, draft = [], HeadRunner.draft_behind
+
+    def recorded(self, rows, states, verified):
+        drafted.extend(row.seq_id for row in rows if row.num_next_drafts)
+        return draft(self, rows, states, verified)
+
+    monkeypatch.setattr(HeadRunner, "draft_behind", recorded)
+    found, target, engine = run_target(*run, asked=asked)
+    assert found == tokens
+    assert [each.rows for each in target.outputs] == [each.rows for each in host.outputs]
+    assert len(on_device) == engine.stats().counts.num_steps
+    assert set(drafted) == {0, 2}
+    assert any(row.seq_id == 1 and row.num_next_drafts for rows in on_device for row in rows)
 
 
 @pytest.mark.parametrize("method", ["medusa", "mlp_speculator"])
@@ -151,23 +188,6 @@ def test_a_draft_behind_a_step_without_padding_has_no_further_rows(
     steps._launcher.launch(StepPlan(shape, SamplingKind.GREEDY, 2))
     assert [each.num_rows for _, each in launched] == [3] * 4
     assert launched[-1] == (Stage.CHAIN_GREEDY, shape._replace(query_len=3))
-
-
-@pytest.mark.parametrize(
-    ("method", "kind"),
-    [
-        ("medusa", SamplingKind.GREEDY),
-        ("hydra", SamplingKind.GREEDY),
-        ("mlp_speculator", SamplingKind.SAMPLED),
-    ],
-)
-def test_the_host_reads_nothing_between_the_tokens_of_a_draft(
-    tiny_model_dir, head_dir, method, kind
-):
-    config = config_of(method, head_dir(method), max_num_seqs=2)
-    runner = device_runner(tiny_model_dir, config, head=head_dir(method))
-    plan = StepPlan(StepShape(2, 2, 5), kind, 2, RaggedShape(24, 2, 5), True)
-    assert_host_reads_nothing(lambda: runner.device_steps._launcher.launch(plan))
 
 
 def test_a_draft_launches_few_operators(tiny_model_dir, head_dir):

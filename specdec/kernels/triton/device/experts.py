@@ -157,6 +157,69 @@ def activate(gate, up, IS_CLAMPED: tl.constexpr):
 
 
 @triton.jit
+def pairs_of_tile(tile, order, BLOCK_M: tl.constexpr):
+    """Return the places of a tile's pairs in `order`, which of them there are, and the pairs."""
+    places = tl.load(tile + 1) + tl.arange(0, BLOCK_M)
+    is_row = places < tl.load(tile + 2)
+    return places, is_row, tl.load(order + places, mask=is_row, other=0)
+
+
+@triton.jit
+def own_columns(size, BLOCK_N: tl.constexpr):
+    """Return the columns of a program's tile, and which of them there are."""
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    return columns, columns < size
+
+
+@triton.jit
+def store_units(
+    gate,  # [BLOCK_M, BLOCK_N] float32, like up
+    up,
+    bias,
+    of_gates,  # [BLOCK_N], rows of the gates among those of all experts
+    output,
+    places,
+    columns,
+    is_row,
+    is_column,
+    size,
+    IS_CLAMPED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
+    """Store the hidden units of a tile in the order of its places.
+
+    In the bias the other units of an expert are `size` behind its gates.
+    """
+    if HAS_BIAS:
+        own = bias + of_gates
+        gate += tl.load(own, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        up += tl.load(own + size, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    at = output + places.to(tl.int64)[:, None] * size + columns[None, :]
+    tl.store(at, activate(gate, up, IS_CLAMPED), mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit
+def store_results(
+    total,  # [BLOCK_M, BLOCK_N] float32
+    bias,
+    of_outputs,  # [BLOCK_N], rows of the outputs among those of all experts
+    output,
+    pairs,
+    columns,
+    is_row,
+    is_column,
+    size,
+    HAS_BIAS: tl.constexpr,
+):
+    """Store the results of a tile in the order of all pairs."""
+    if HAS_BIAS:
+        own = tl.load(bias + of_outputs, mask=is_column, other=0.0)
+        total += own.to(tl.float32)[None, :]
+    at = output + pairs.to(tl.int64)[:, None] * size + columns[None, :]
+    tl.store(at, total, mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit
 def hidden_units(
     x,  # [num_rows, inner], rows `x_stride` apart
     gate_up,  # [num_experts, 2 * size, inner]
@@ -178,15 +241,12 @@ def hidden_units(
     tile = tiles + tl.program_id(0) * TILE_WORDS
     expert = tl.load(tile)
     if expert >= 0:
-        places = tl.load(tile + 1) + tl.arange(0, BLOCK_M)
-        is_row = places < tl.load(tile + 2)
-        pairs = tl.load(order + places, mask=is_row, other=0)
-        columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        is_column = columns < size
+        places, is_row, pairs = pairs_of_tile(tile, order, BLOCK_M)
+        columns, is_column = own_columns(size, BLOCK_N)
         of_rows = x + (pairs // PER_TOKEN).to(tl.int64)[:, None] * x_stride
-        first = expert.to(tl.int64) * (2 * size)
-        of_gate = gate_up + (first + columns)[None, :] * inner
-        of_up = gate_up + (first + size + columns)[None, :] * inner
+        of_gates = expert.to(tl.int64) * (2 * size) + columns
+        at_gates = gate_up + of_gates[None, :] * inner
+        at_ups = gate_up + (of_gates + size)[None, :] * inner
         gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for block in range(0, inner, BLOCK_K):
@@ -195,17 +255,14 @@ def hidden_units(
             is_left = is_row[:, None] & is_input[None, :]
             left = tl.load(of_rows + inputs[None, :], mask=is_left, other=0.0)
             is_right = is_input[:, None] & is_column[None, :]
-            of_gates = tl.load(of_gate + inputs[:, None], mask=is_right, other=0.0)
-            gate = tl.dot(left, of_gates, gate, input_precision="ieee")
-            of_ups = tl.load(of_up + inputs[:, None], mask=is_right, other=0.0)
-            up = tl.dot(left, of_ups, up, input_precision="ieee")
-        if HAS_BIAS:
-            own = bias + first + columns
-            gate += tl.load(own, mask=is_column, other=0.0).to(tl.float32)[None, :]
-            up += tl.load(own + size, mask=is_column, other=0.0).to(tl.float32)[None, :]
-        at = output + places.to(tl.int64)[:, None] * size + columns[None, :]
-        is_output = is_row[:, None] & is_column[None, :]
-        tl.store(at, activate(gate, up, IS_CLAMPED), mask=is_output)
+            gates = tl.load(at_gates + inputs[:, None], mask=is_right, other=0.0)
+            gate = tl.dot(left, gates, gate, input_precision="ieee")
+            ups = tl.load(at_ups + inputs[:, None], mask=is_right, other=0.0)
+            up = tl.dot(left, ups, up, input_precision="ieee")
+        store_units(
+            gate, up, bias, of_gates, output, places, columns, is_row, is_column, size,
+            IS_CLAMPED, HAS_BIAS,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -227,20 +284,15 @@ def expert_results(
     tile = tiles + tl.program_id(0) * TILE_WORDS
     expert = tl.load(tile)
     if expert >= 0:
-        places = tl.load(tile + 1) + tl.arange(0, BLOCK_M)
-        is_row = places < tl.load(tile + 2)
-        pairs = tl.load(order + places, mask=is_row, other=0)
-        columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        is_column = columns < size
+        places, is_row, pairs = pairs_of_tile(tile, order, BLOCK_M)
+        columns, is_column = own_columns(size, BLOCK_N)
         of_rows = units + places.to(tl.int64)[:, None] * inner
-        first = expert.to(tl.int64) * size
-        of_columns = down + (first + columns)[None, :] * inner
+        of_outputs = expert.to(tl.int64) * size + columns
+        of_columns = down + of_outputs[None, :] * inner
         total = multiply_tile(of_rows, of_columns, is_row, is_column, inner, BLOCK_K)
-        if HAS_BIAS:
-            own = tl.load(bias + first + columns, mask=is_column, other=0.0)
-            total += own.to(tl.float32)[None, :]
-        at = output + pairs.to(tl.int64)[:, None] * size + columns[None, :]
-        tl.store(at, total, mask=is_row[:, None] & is_column[None, :])
+        store_results(
+            total, bias, of_outputs, output, pairs, columns, is_row, is_column, size, HAS_BIAS
+        )
 
 
 @triton.jit(do_not_specialize=("first_expert", "num_experts"))

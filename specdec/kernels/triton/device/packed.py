@@ -133,6 +133,43 @@ def byte_product(
         return tl.dot(left, (values * factor).to(left.dtype), input_precision="ieee")
 
 
+@triton.jit
+def multiply_codes(
+    of_rows,  # [BLOCK_M, 1] addresses
+    is_row,
+    codes,
+    scales,
+    zeros,
+    columns,  # [BLOCK_N], rows of the codes
+    is_column,
+    start,  # first input, a multiple of BLOCK_K
+    end,  # input behind the last one
+    inner,
+    group_size,
+    num_groups,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    KIND: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    IS_COARSE: tl.constexpr,
+):
+    """Return the products [BLOCK_M, BLOCK_N] of rows and columns over a range of inputs."""
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for block in range(start, end, BLOCK_K):
+        if KIND == INT4:
+            total += int4_product(
+                of_rows, is_row, codes, scales, zeros, columns, is_column, block, inner,
+                group_size, num_groups, BLOCK_M, BLOCK_N, BLOCK_K, HAS_ZEROS, IS_COARSE,
+            )  # fmt: skip
+        else:
+            total += byte_product(
+                of_rows, is_row, codes, scales, columns, is_column, block, inner,
+                group_size, num_groups, BLOCK_M, BLOCK_N, BLOCK_K, KIND, IS_COARSE,
+            )  # fmt: skip
+    return total
+
+
 @triton.jit(do_not_specialize=("num_rows",))
 def packed_product(
     x,  # [num_rows, inner], rows `x_stride` apart
@@ -167,19 +204,11 @@ def packed_product(
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for index in range(1 if IS_PART else NUM_PARTS):
         start = (tl.program_id(2) + index) * part_size
-        part = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for block in range(start, tl.minimum(start + part_size, inner), BLOCK_K):
-            if KIND == INT4:
-                part += int4_product(
-                    of_rows, is_row, codes, scales, zeros, columns, is_column, block, inner,
-                    group_size, num_groups, BLOCK_M, BLOCK_N, BLOCK_K, HAS_ZEROS, IS_COARSE,
-                )  # fmt: skip
-            else:
-                part += byte_product(
-                    of_rows, is_row, codes, scales, columns, is_column, block, inner,
-                    group_size, num_groups, BLOCK_M, BLOCK_N, BLOCK_K, KIND, IS_COARSE,
-                )  # fmt: skip
-        total += part
+        end = tl.minimum(start + part_size, inner)
+        total += multiply_codes(
+            of_rows, is_row, codes, scales, zeros, columns, is_column, start, end, inner,
+            group_size, num_groups, BLOCK_M, BLOCK_N, BLOCK_K, KIND, HAS_ZEROS, IS_COARSE,
+        )  # fmt: skip
     store_tile(
         total, base, output, rows, columns, is_row, is_column, tl.program_id(2), num_rows, size,
         base_stride, IS_PART, HAS_BASE,

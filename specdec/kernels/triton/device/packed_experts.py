@@ -3,43 +3,14 @@
 import triton
 import triton.language as tl
 
-from specdec.kernels.triton.device.experts import TILE_WORDS, activate
-from specdec.kernels.triton.device.packed import INT4, byte_product, int4_product
-
-
-@triton.jit
-def multiply_codes(
-    of_rows,  # [BLOCK_M, 1] addresses
-    is_row,
-    codes,  # of all experts, one below the other; scales and zeros too
-    scales,
-    zeros,
-    columns,  # [BLOCK_N], rows of the codes
-    is_column,
-    inner,
-    group_size,
-    num_groups,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    KIND: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    IS_COARSE: tl.constexpr,
-):
-    """Return the products of rows and columns, [BLOCK_M, BLOCK_N]."""
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for block in range(0, inner, BLOCK_K):
-        if KIND == INT4:
-            total += int4_product(
-                of_rows, is_row, codes, scales, zeros, columns, is_column, block, inner,
-                group_size, num_groups, BLOCK_M, BLOCK_N, BLOCK_K, HAS_ZEROS, IS_COARSE,
-            )  # fmt: skip
-        else:
-            total += byte_product(
-                of_rows, is_row, codes, scales, columns, is_column, block, inner,
-                group_size, num_groups, BLOCK_M, BLOCK_N, BLOCK_K, KIND, IS_COARSE,
-            )  # fmt: skip
-    return total
+from specdec.kernels.triton.device.experts import (
+    TILE_WORDS,
+    own_columns,
+    pairs_of_tile,
+    store_results,
+    store_units,
+)
+from specdec.kernels.triton.device.packed import multiply_codes
 
 
 @triton.jit
@@ -71,28 +42,22 @@ def packed_hidden_units(
     tile = tiles + tl.program_id(0) * TILE_WORDS
     expert = tl.load(tile)
     if expert >= 0:
-        places = tl.load(tile + 1) + tl.arange(0, BLOCK_M)
-        is_row = places < tl.load(tile + 2)
-        pairs = tl.load(order + places, mask=is_row, other=0)
-        columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        is_column = columns < size
+        places, is_row, pairs = pairs_of_tile(tile, order, BLOCK_M)
+        columns, is_column = own_columns(size, BLOCK_N)
         of_rows = x + (pairs // PER_TOKEN).to(tl.int64)[:, None] * x_stride
         of_gates = expert * (2 * size) + columns
         gate = multiply_codes(
-            of_rows, is_row, codes, scales, zeros, of_gates, is_column, inner, group_size,
-            num_groups, BLOCK_M, BLOCK_N, BLOCK_K, KIND, HAS_ZEROS, IS_COARSE,
+            of_rows, is_row, codes, scales, zeros, of_gates, is_column, 0, inner, inner,
+            group_size, num_groups, BLOCK_M, BLOCK_N, BLOCK_K, KIND, HAS_ZEROS, IS_COARSE,
         )  # fmt: skip
         up = multiply_codes(
-            of_rows, is_row, codes, scales, zeros, of_gates + size, is_column, inner, group_size,
-            num_groups, BLOCK_M, BLOCK_N, BLOCK_K, KIND, HAS_ZEROS, IS_COARSE,
+            of_rows, is_row, codes, scales, zeros, of_gates + size, is_column, 0, inner, inner,
+            group_size, num_groups, BLOCK_M, BLOCK_N, BLOCK_K, KIND, HAS_ZEROS, IS_COARSE,
         )  # fmt: skip
-        if HAS_BIAS:
-            own = bias + of_gates
-            gate += tl.load(own, mask=is_column, other=0.0).to(tl.float32)[None, :]
-            up += tl.load(own + size, mask=is_column, other=0.0).to(tl.float32)[None, :]
-        at = output + places.to(tl.int64)[:, None] * size + columns[None, :]
-        is_output = is_row[:, None] & is_column[None, :]
-        tl.store(at, activate(gate, up, IS_CLAMPED), mask=is_output)
+        store_units(
+            gate, up, bias, of_gates, output, places, columns, is_row, is_column, size,
+            IS_CLAMPED, HAS_BIAS,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -121,19 +86,14 @@ def packed_expert_results(
     tile = tiles + tl.program_id(0) * TILE_WORDS
     expert = tl.load(tile)
     if expert >= 0:
-        places = tl.load(tile + 1) + tl.arange(0, BLOCK_M)
-        is_row = places < tl.load(tile + 2)
-        pairs = tl.load(order + places, mask=is_row, other=0)
-        columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        is_column = columns < size
+        places, is_row, pairs = pairs_of_tile(tile, order, BLOCK_M)
+        columns, is_column = own_columns(size, BLOCK_N)
         of_rows = units + places.to(tl.int64)[:, None] * inner
         of_outputs = expert * size + columns
         total = multiply_codes(
-            of_rows, is_row, codes, scales, zeros, of_outputs, is_column, inner, group_size,
-            num_groups, BLOCK_M, BLOCK_N, BLOCK_K, KIND, HAS_ZEROS, IS_COARSE,
+            of_rows, is_row, codes, scales, zeros, of_outputs, is_column, 0, inner, inner,
+            group_size, num_groups, BLOCK_M, BLOCK_N, BLOCK_K, KIND, HAS_ZEROS, IS_COARSE,
         )  # fmt: skip
-        if HAS_BIAS:
-            own = tl.load(bias + of_outputs, mask=is_column, other=0.0)
-            total += own.to(tl.float32)[None, :]
-        at = output + pairs.to(tl.int64)[:, None] * size + columns[None, :]
-        tl.store(at, total, mask=is_row[:, None] & is_column[None, :])
+        store_results(
+            total, bias, of_outputs, output, pairs, columns, is_row, is_column, size, HAS_BIAS
+        )

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.kernels import Rotation
+from specdec.kernels.attention import Visible
 from specdec.kernels.device_batch import AnyDeviceBatch, DeviceBatch
 from specdec.kernels.forward_batch import Chunk, ModelInput, on_device
 from specdec.models.heads.formats.dflash import DFlashShape
@@ -158,9 +159,7 @@ class DFlashHead(nn.Module):
             kind: attention.paged.plan_on_device(
                 batch,
                 attention.dtype,
-                kind.window,
-                FIRST_SLOT,
-                num_ahead=0 if kind.is_causal else size - 1,
+                Visible(kind.window, FIRST_SLOT, 0 if kind.is_causal else size - 1),
             )
             for kind in set(self.visibilities)
         }

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
+from specdec.kernels.attention import Visible
 from specdec.kernels.device_batch import AnyDeviceBatch
 from specdec.kernels.forward_batch import ModelInput, on_device
 from specdec.models.config import ModelConfig
@@ -57,7 +58,7 @@ class HeadAttention:
     def begin_pass(self, batch: ModelInput) -> LayerPass:
         """Plan a forward pass. The rotary position of a pair is that of its token."""
         plans = {
-            window: self.paged.plan(batch, self.dtype, window, FIRST_SLOT)
+            window: self.paged.plan(batch, self.dtype, Visible(window, FIRST_SLOT))
             for window in set(self.windows)
         }
         rotation = self.rotary.rotation(on_device(batch.positions, self.device))
@@ -66,7 +67,7 @@ class HeadAttention:
     def begin_device_pass(self, batch: AnyDeviceBatch) -> LayerPass:
         """Plan a pass of fixed shape as `begin_pass`, without a value that the host reads."""
         plans = {
-            window: self.paged.plan_on_device(batch, self.dtype, window, FIRST_SLOT)
+            window: self.paged.plan_on_device(batch, self.dtype, Visible(window, FIRST_SLOT))
             for window in set(self.windows)
         }
         return LayerPass(self.rotary.rotation(batch.positions), self.paged, plans)

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from specdec.config.attention_splits import SEGMENT_TOKENS, SEGMENTS_PER_LEVEL, num_segments_of
-from specdec.kernels import Rotation, TorchAttention
-from specdec.kernels.attention import QueryKeyNorms
-from specdec.kernels.device_batch import DeviceBatch, RaggedBatch
-from specdec.kernels.kv_scales import KVScales, stored_values
+from specdec.kernels import TorchAttention
+from specdec.kernels.attention import Visible
+from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.triton import attention_plan
 from specdec.kernels.triton.attention import TritonAttention
 from specdec.kernels.triton.attention_plan import Tiles, tile_rows
@@ -38,7 +37,7 @@ def run(pages, attention=None):
     """Run the batch; its own KV is written by the pass."""
     case = pages.case
     attention = attention or attention_of(case)
-    plan = attention.plan(pages.batch, case.dtype, case.window, case.kv_start)
+    plan = attention.plan(pages.batch, case.dtype, Visible(case.window, case.kv_start))
     cache, kv = pages.cache.clone(), pages.own_kv
     cache[torch.from_numpy(pages.batch.slot_mapping).long()] = torch.nan
     output = attention.run(pages.query, kv, cache, plan, pages.sinks)
@@ -115,7 +114,7 @@ def test_slots_before_the_first_one_with_kv_are_not_read(kv_start):
     expected = pages.expected()
     for slots in pages.slots:
         pages.cache[slots[:kv_start]] = torch.nan
-    plan = attention_of(case).plan(pages.batch, case.dtype, None, kv_start)
+    plan = attention_of(case).plan(pages.batch, case.dtype, Visible(kv_start=kv_start))
     found = attention_of(case).attend(pages.query, pages.cache, plan)
     assert (found.double() - expected).abs().max() < 2e-6
 
@@ -148,7 +147,7 @@ def test_batch_of_fixed_shape(window):
         context_lens=torch.from_numpy(pages.batch.context_lens).long(),
         query_len=2,
     )
-    plan = attention.plan_on_device(batch, case.dtype, window)
+    plan = attention.plan_on_device(batch, case.dtype, Visible(window))
     found = attention.attend(pages.query[rows].contiguous(), pages.cache, plan)
     assert (found.double() - pages.expected()[rows]).abs().max() < 2e-6
 
@@ -169,10 +168,10 @@ def test_blocks_whose_queries_see_ahead(window, num_ahead):
     expected = _seen_ahead(pages, window, num_ahead)
     for kind in (TritonAttention, TorchAttention):
         attention = kind(case.heads, case.head_dim, case.block_size, CPU)
-        plan = attention.plan_on_device(batch, case.dtype, window, num_ahead=num_ahead)
+        plan = attention.plan_on_device(batch, case.dtype, Visible(window, num_ahead=num_ahead))
         found = attention.run(pages.query, pages.own_kv, pages.cache.clone(), plan)
         assert (found.double() - expected).abs().max() < 2e-6
-    causal = attention.plan_on_device(batch, case.dtype, window)
+    causal = attention.plan_on_device(batch, case.dtype, Visible(window))
     found = attention.run(pages.query, pages.own_kv, pages.cache.clone(), causal)
     assert (found.double() - expected).abs().max() > 1e-2
 
@@ -191,90 +190,6 @@ def _seen_ahead(pages, window, num_ahead):
         scores = torch.einsum("hd,khd->hk", query, keys) * pages.case.head_dim**-0.5
         rows.append(torch.einsum("hk,khd->hd", scores.softmax(1), values))
     return torch.stack(rows)
-
-
-def ragged(pages, decode_len=4, num_padding=3, num_empty=2):
-    """Return the batch of pages as the device makes it, with padding and empty sequences behind."""
-    own, bounds = pages.batch, torch.from_numpy(pages.batch.cu_seqlens_q)
-    zeros = torch.zeros(num_padding, dtype=torch.int64)
-    rows = torch.arange(own.num_sequences).repeat_interleave(bounds.diff().long())
-    tables, contexts = (
-        torch.from_numpy(each).long() for each in (own.block_tables, own.context_lens)
-    )
-    return RaggedBatch(
-        input_ids=torch.zeros(own.num_tokens + num_padding, dtype=torch.int64),
-        positions=torch.cat([torch.from_numpy(own.positions).long(), zeros]),
-        slot_mapping=torch.cat(
-            [torch.from_numpy(own.slot_mapping).long(), zeros + pages.free_slot]
-        ),
-        rows=torch.cat([rows, zeros]),
-        cu_seqlens=torch.cat([bounds, bounds[-1:].expand(num_empty)]),
-        block_tables=torch.cat([tables, tables[:1].expand(num_empty, -1)]),
-        context_lens=torch.cat([contexts, torch.ones(num_empty, dtype=torch.int64)]),
-        decode_len=decode_len,
-    )
-
-
-MIXED = ((40, 40), (50, 1), (30, 20), (18, 4), (25, 17))
-
-
-def check_ragged(case, decode_len=4, **options):
-    pages = Pages(case)
-    batch, num_tokens = ragged(pages, decode_len), len(pages.query)
-    expected = pages.expected()
-    for kind in (TritonAttention, TorchAttention):
-        own = options if kind is TritonAttention else {}
-        attention = kind(case.heads, case.head_dim, case.block_size, CPU, **own)
-        plan = attention.plan_on_device(batch, case.dtype, case.window)
-        padded = torch.cat([pages.query, torch.zeros_like(pages.query[:3])])
-        kv = torch.cat([pages.own_kv, torch.full_like(pages.own_kv[:3], torch.nan)])
-        found = attention.run(padded, kv, pages.cache.clone(), plan)[:num_tokens]
-        assert (found.double() - expected).abs().max() < 2e-6
-
-
-@pytest.mark.parametrize("lengths", [MIXED, RAGGED])
-def test_ragged_batch_made_on_the_device(lengths):
-    check_ragged(Case(lengths))
-
-
-@pytest.mark.parametrize("invariant", [False, True])
-def test_short_prompts_fill_the_tiles_of_decodes_with_segments(invariant):
-    """The parts of a tile hold more tokens than a decode has, where a prompt has more."""
-    case = Case(((300, 3), (280, 1), (270, 7)), num_heads=4, kv_heads=2)
-    check_ragged(case, decode_len=1, invariant=invariant)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("group", [1, 3, 8])
-@pytest.mark.parametrize("window", [None, 9])
-def test_ragged_batches_with_groups_and_windows(group, window):
-    check_ragged(Case(MIXED, num_heads=2 * group, window=window))
-
-
-@pytest.mark.slow
-def test_ragged_batch_with_invariant_attention():
-    check_ragged(Case(MIXED), invariant=True)
-
-
-@pytest.mark.parametrize("lens", [[1] * 8, [16] * 8, [40], [1, 17, 1, 17], [0, 0, 3, 0, 50, 0]])
-def test_every_query_of_a_ragged_batch_is_in_one_tile(lens):
-    lens = torch.tensor(lens)
-    num_tokens = int(lens.sum())
-    shape = (len(lens), 1)
-    ids = torch.zeros(num_tokens, dtype=torch.int64)
-    bounds = torch.nn.functional.pad(lens.cumsum(0), (1, 0)).to(torch.int32)
-    tables = torch.zeros(shape, dtype=torch.int64)
-    batch = RaggedBatch(ids, ids, ids, ids, bounds, tables, lens, decode_len=1)
-    heads = HeadShard.all_ranks(8, 2, 1)[0]
-    plan = TritonAttention(heads, 16, 16, CPU).plan_on_device(batch, torch.float32)
-    found = []
-    for tiles in plan.launches:
-        per_tile = tiles.shape.num_rows // heads.heads_per_kv
-        for sequence, first in zip(tiles.sequences.tolist(), tiles.tokens.tolist(), strict=True):
-            if sequence >= 0:
-                end = min(first + per_tile, int(lens[sequence]))
-                found += [(sequence, token) for token in range(first, end)]
-    assert sorted(found) == [(i, token) for i, n in enumerate(lens.tolist()) for token in range(n)]
 
 
 @pytest.mark.slow
@@ -350,74 +265,3 @@ def test_segments_cover_a_context():
     assert num_segments_of(131072) == 4 * count + 2
     assert [tile_rows(rows, 128) for rows in (1, 16, 17, 33, 400)] == [16, 16, 32, 64, 64]
     assert [tile_rows(rows, 512) for rows in (1, 17, 33, 400)] == [16, 32, 32, 32]
-
-
-class _Norm:
-    def __init__(self, weight, eps):
-        self.weight, self.eps = weight, eps
-
-    def __call__(self, x):
-        return torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
-@pytest.mark.parametrize("has_norm", [False, True])
-@pytest.mark.parametrize("head_dim", [16, 80])
-def test_norms_rotation_and_store_equal_torch(head_dim, has_norm):
-    case = Case(((5, 5), (20, 1), (9, 2)), num_heads=6, kv_heads=2, head_dim=head_dim)
-    pages = Pages(case)
-    generator = torch.Generator().manual_seed(1)
-    heads = torch.randn(pages.batch.num_tokens, 10, head_dim, generator=generator)
-    angles = torch.randn(len(heads), 1, head_dim // 2, generator=generator)
-    cos, sin = angles.cos(), angles.sin()
-    rotation = Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
-    weights = torch.rand(2, head_dim, generator=generator) + 0.5
-    norms = QueryKeyNorms(*(_Norm(weight, 1e-5) for weight in weights)) if has_norm else None
-    outputs, caches = [], []
-    for kind in (TorchAttention, TritonAttention):
-        attention = kind(case.heads, head_dim, case.block_size, CPU)
-        cache = pages.cache.clone()
-        plan = attention.plan(pages.batch, case.dtype)
-        outputs.append(attention.rotate_and_run(heads.clone(), norms, rotation, cache, plan))
-        caches.append(cache)
-    torch.testing.assert_close(caches[1], caches[0], atol=2e-6, rtol=2e-6)
-    torch.testing.assert_close(outputs[1], outputs[0], atol=1e-5, rtol=1e-5)
-
-
-FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
-SCALES = KVScales(0.25, 2.0)
-
-
-@pytest.mark.parametrize("dtype", FP8)
-@pytest.mark.parametrize("lengths", [((21, 7), (30, 2)), ((300, 3), (40, 40))])
-def test_attention_to_a_cache_of_8_bit_floats(dtype, lengths):
-    """In segments, in parts and as a whole, with a tree; the cache has scales."""
-    case = Case(lengths, trees={0: TREE} if lengths[0] == (21, 7) else {})
-    pages, attention = Pages(case), attention_of(case)
-    cache = stored_values(pages.cache, dtype, SCALES)
-    pages.cache = cache.float() * torch.tensor(SCALES).view(2, 1, 1)
-    plan = attention.plan(pages.batch, case.dtype)
-    found = attention.attend(pages.query, cache, plan, scales=SCALES)
-    assert (found.double() - pages.expected()).abs().max() < 4e-6
-
-
-@pytest.mark.parametrize("dtype", FP8)
-def test_stored_8_bit_floats_are_those_of_torch(dtype):
-    """Except for a few: the interpreter drops carries and subnormals when it rounds to fp8."""
-    pages = Pages(Case(RAGGED))
-    kv = pages.own_kv
-    kv[0] = 1e6
-    caches = []
-    for kind in (TorchAttention, TritonAttention):
-        attention = kind(pages.case.heads, pages.case.head_dim, pages.case.block_size, CPU)
-        cache = torch.zeros(pages.cache.shape, dtype=dtype)
-        plan = attention.plan(pages.batch, torch.float32)
-        attention.run(pages.query, kv, cache, plan, scales=SCALES)
-        caches.append(cache.float())
-    largest = torch.finfo(dtype).max
-    slot = int(pages.batch.slot_mapping[0])
-    assert (caches[0][slot] == largest).all()
-    assert (caches[1][slot] == largest).all()
-    written = torch.from_numpy(pages.batch.slot_mapping).long()
-    plain, found = (cache[written] for cache in caches)
-    is_equal = found == plain
-    assert is_equal.float().mean() > 0.8

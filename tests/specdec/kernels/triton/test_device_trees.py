@@ -6,14 +6,16 @@ import pytest
 import torch
 
 from specdec.config.attention_splits import most_rows
+from specdec.kernels.attention import Visible
 from specdec.kernels.attention_masks import mask_nodes
 from specdec.kernels.device_batch import DeviceBatch, TreeNodes
 from specdec.kernels.torch_attention import TorchAttention
 from specdec.kernels.triton import attention_plan
 from specdec.kernels.triton.attention import TritonAttention
+from specdec.models.weights.checkpoint import CPU
 from specdec.types.draft_tree import ancestors, depths, signed_words
 from tests.specdec.kernels.triton.pages import Case, Pages
-from tests.specdec.kernels.triton.test_attention import CPU, ragged
+from tests.specdec.kernels.triton.test_ragged_attention import ragged
 
 DEEP = (-1, -1, 1, 2, 3, 0, 4)
 WIDE = (-1, -1, -1, 0, 1)
@@ -43,7 +45,7 @@ def check(case, make):
     expected = pages.expected()[tokens]
     for kind in (TritonAttention, TorchAttention):
         attention = kind(case.heads, case.head_dim, case.block_size, CPU)
-        plan = attention.plan_on_device(batch, case.dtype, case.window)
+        plan = attention.plan_on_device(batch, case.dtype, Visible(case.window))
         index = torch.full((len(batch.input_ids),), 0)
         index[: len(tokens)] = tokens
         kv = pages.own_kv[index]

@@ -165,7 +165,10 @@ def test_no_row_and_no_expert_launch_nothing():
     assert torch.equal(experts.run_experts(rows_of(2), routes_of(2), empty, 0, base), base)
 
 
-MIXTURES = ["mixtral", "qwen3-moe", "olmoe", "gpt-oss", "deepseek-v2", "deepseek-v3"]
+MIXTURES = [
+    *("mixtral", "qwen3-moe", "olmoe", "gpt-oss", "deepseek-v2", "deepseek-v3"),
+    *("glm4-moe", "dots1", "minimax-m2"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -183,8 +186,8 @@ def family_dir(tmp_path_factory):
 
 
 ASKED = [
-    request("a", [11, 12, 13, 11, 12], max_tokens=5),
-    request("b", [7, 9], seed=3, temperature=0.9, max_tokens=5),
+    request("a", [11, 12, 13, 11, 12], max_tokens=3),
+    request("b", [7, 9], seed=3, temperature=0.9, max_tokens=3),
 ]
 
 

@@ -12,15 +12,14 @@ from specdec.kernels.triton import attention_plan
 from specdec.models.weights.checkpoint import CPU
 from tests.specdec.kernels.triton.pages import Case, Pages
 from tests.specdec.kernels.triton.test_attention import (
-    FP8,
-    MIXED,
     RAGGED,
     TREE,
     attention_of,
     check,
-    ragged,
     run,
 )
+from tests.specdec.kernels.triton.test_ragged_attention import MIXED, ragged
+from tests.specdec.kernels.triton.test_stored_kv import FP8
 
 LATENT = Case(RAGGED, num_heads=5, kv_heads=1, head_dim=24, latent_rank=16)
 """Keys of 8 rotated dimensions in front of a latent of 16."""

@@ -20,6 +20,7 @@ class Layers:
     head_dim: int = 12
     window: int | None = None
     theta: float = 10_000.0
+    rotated: int | None = None  # dimensions of a head; None: all
 
 
 def rms(x, weight, eps=EPS):
@@ -68,7 +69,11 @@ def causal(count, window):
 def attention(x, weights, prefix, sizes):
     query, key, value = qkv(x, weights, prefix, sizes)
     positions = torch.arange(len(x)).float()  # the absolute position has no effect
-    query, key = rope(query, positions, sizes.theta), rope(key, positions, sizes.theta)
+    cut = sizes.rotated or sizes.head_dim
+    query, key = (
+        torch.cat([rope(each[..., :cut], positions, sizes.theta), each[..., cut:]], dim=-1)
+        for each in (query, key)
+    )
     attended = attend(query, key, value, causal(len(x), sizes.window))
     return linear(attended, weights, f"{prefix}.o_proj")
 

@@ -74,7 +74,8 @@ class Kind:
     """A target and its MTP layer.
 
     config: of transformers, with its class. attention: shapes of its tensors. sizes: of the
-    reference's attention. mixture: None for an MLP.
+    reference's attention. mixture: None for an MLP. recycles_norm: whether the next token's feature
+    is normalized.
     """
 
     model: str
@@ -83,6 +84,7 @@ class Kind:
     sizes: object
     mixture: Mixture | None
     has_shared: bool = False
+    recycles_norm: bool = True
 
     def shapes(self):
         linears = {f"self_attn.{name}": shape for name, shape in self.attention.items()}
@@ -157,6 +159,31 @@ KINDS = {
         Layers(head_dim=16),
         Mixture(EXPERTS, 3, is_sigmoid=False, normalizes=False),
     ),
+    "glm4-moe": Kind(
+        "Glm4Moe",
+        {
+            **SIZES,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "n_routed_experts": EXPERTS,
+            "use_qk_norm": True,
+            "rms_norm_eps": 1e-6,
+            "routed_scaling_factor": 2.5,
+            "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+        {
+            "q_proj": (64, HIDDEN),
+            "k_proj": (32, HIDDEN),
+            "v_proj": (32, HIDDEN),
+            "o_proj": (HIDDEN, 64),
+            "q_norm": (16,),
+            "k_norm": (16,),
+        },
+        Layers(head_dim=16, rotated=8),
+        Mixture(EXPERTS, 3, scale=2.5),
+        has_shared=True,
+        recycles_norm=False,
+    ),
 }
 RUNS = [
     pytest.param(name, size, kernels, marks=() if is_quick else pytest.mark.slow)
@@ -200,9 +227,12 @@ def expected_logits(kind, made, parts):
         x = torch.cat([embedded, features], dim=1) @ made["eh_proj.weight"].T
         return kind.layer(x, made)
 
+    def recycle(x):
+        return final(x) if kind.recycles_norm else x
+
     head = made["shared_head.head.weight"]
     return torch.stack(
-        [drafted(part, part.hidden, run, lambda x: final(x) @ head.T, final, 5) for part in parts]
+        [drafted(part, part.hidden, run, lambda x: final(x) @ head.T, recycle, 5) for part in parts]
     )
 
 
