@@ -6,6 +6,7 @@ ARGS ?=
 WORKERS ?= logical
 
 BIN := $(VENV)/bin
+PARALLEL := --numprocesses $(WORKERS) --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
@@ -26,7 +27,7 @@ serve: .make/setup ## serve smollm2-135m-instruct until Ctrl-C; ARGS are flags o
 # The tests start many processes, each of which would compile the sources again without byte code,
 # which images often switch off.
 test: .make/setup ## run the tests that are not slow, in WORKERS processes; ARGS go to pytest
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadscope --no-loadscope-reorder $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-slow: .make/setup ## run the slow tests: recovery, load, replicas of the real service
 	$(BIN)/python -m pytest -m slow $(ARGS)
@@ -176,7 +177,7 @@ bench-service-control: .make/setup ## compare automatic control with fixed numbe
 	$(BIN)/python -m benchmarks.service_control $(ARGS)
 
 test-triton: .make/triton ## test the GPU kernels without a GPU: Triton's interpreter, and compilation for sm_80 and sm_90
-	$(BIN)/python -m pytest -m 'slow or not slow' tests/specdec/kernels/test_triton.py tests/specdec/kernels/triton tests/tools/test_gpu_kernels.py $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'slow or not slow' tests/specdec/kernels/test_triton.py tests/specdec/kernels/triton tests/tools/test_gpu_kernels.py $(ARGS)
 	$(BIN)/python -m tools.gpu_kernels check
 
 gpu-kernels: .make/triton ## compile the GPU kernels; record registers, spills and shared memory in docs/benchmarks

@@ -84,15 +84,18 @@ class InstantLauncher:
 
     def __init__(self, launcher: StepLauncher) -> None:
         self._launcher = launcher
-        self.input, self.output = launcher.input, launcher.output
-        self.draft_width, self.runs_ragged = launcher.draft_width, launcher.runs_ragged
+        self.buffers, self.runs_ragged = launcher.buffers, launcher.runs_ragged
+
+    def holds_tree(self, num_nodes: int, depth: int) -> bool:
+        """See StepLauncher."""
+        return self._launcher.holds_tree(num_nodes, depth)
 
     def launch(self, plan: StepPlan) -> Tensor | None:
-        """Write the results of a step."""
+        """Write the results of a step without a head."""
         shape = plan.shape
-        table = rows_of(self.input, shape)
+        table = rows_of(self.buffers.input, shape)
         end = shape.num_rows * (1 + shape.query_len)
-        results = self.output[:end].view(shape.num_rows, -1)
+        results = self.buffers.output[:end].view(shape.num_rows, -1)
         results[:, 0] = 1 + table[:, Word.NUM_DRAFTS] // 2
         results[:, 1:] = 2
         return None

@@ -24,6 +24,7 @@ from specdec.kernels.moves import AcceptedPaths, move_on_device, path_moves
 from specdec.kernels.rows import TorchRowKernels, quantize_rows
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.kernels.triton.availability import triton_fault
+from specdec.sampling.device_children import children_on_device
 from specdec.sampling.device_sampler import (
     DeviceRules,
     DeviceSample,
@@ -37,6 +38,7 @@ from specdec.sampling.vocab_shard import VocabShard
 
 _CPU = torch.device("cpu")
 _MAX_ERROR = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+_MAX_CONFIDENCE_ERROR = 1e-4
 _MAX_OTHER_TOKENS = 0.02
 """Share of rows whose sampled token may differ, where two scores are equal within rounding."""
 
@@ -239,14 +241,15 @@ def _rows(kind: str, size: int, dtype: torch.dtype, device: torch.device) -> Res
 
 
 def check_sampling_kernels(context: Context) -> Result:
-    """Compare argmax, noise and truncation."""
+    """Compare argmax, noise and truncation, and the best tokens for trees of drafts."""
     require_triton(context)
     sizes = ((64, 5000),) if context.is_small else ((64, 5000), (8, 128256), (200, 32000))
     cases: list[Case] = [
         (
-            f"{kind.name.lower()}, {rows} rows of {vocab}",
-            partial(_sampling, kind, rows, vocab, context.device),
+            f"{name}{kind.name.lower()}, {rows} rows of {vocab}",
+            partial(check, kind, rows, vocab, context.device),
         )
+        for name, check in (("", _sampling), ("children, ", _children))
         for rows, vocab in sizes
         for kind in SamplingKind
     ]
@@ -267,6 +270,25 @@ def _sampling(kind: SamplingKind, num_rows: int, vocab: int, device: torch.devic
     is_same = torch.equal(found.is_invalid.cpu(), expected.is_invalid)
     limit = 0.0 if kind is SamplingKind.GREEDY else _MAX_OTHER_TOKENS
     return {"passed": is_same and differing <= limit, "differing": differing, "flags": is_same}
+
+
+def _children(kind: SamplingKind, num_rows: int, vocab: int, device: torch.device) -> Result:
+    """Compare the best tokens of rows; of equal scores on both sides, rounding may decide."""
+    logits = 3 * torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(0))
+    logits[1, 7], logits[2, 9], logits[3] = torch.nan, torch.inf, -torch.inf
+    shard = VocabShard(TensorParallelGroup(), 0, vocab)
+    expected, found = (
+        children_on_device(logits.to(place), _rules(kind, num_rows, place), kind, 12, shard)
+        for place in (_CPU, device)
+    )
+    is_child = expected.confidences > 0
+    has_same = torch.equal(found.confidences.cpu() > 0, is_child)
+    is_other = (found.token_ids.cpu() != expected.token_ids) & is_child
+    differing = is_other[is_child].float().mean().item()
+    error = (found.confidences.cpu() - expected.confidences)[~is_other].abs().max().item()
+    limit = 0.0 if kind is SamplingKind.GREEDY else _MAX_OTHER_TOKENS
+    passed = has_same and differing <= limit and error <= _MAX_CONFIDENCE_ERROR
+    return {"passed": passed, "differing": differing, "flags": has_same, "error": error}
 
 
 def _rules(kind: SamplingKind, num_rows: int, device: torch.device) -> DeviceRules | None:

@@ -70,6 +70,9 @@ def cases() -> Iterator[Case]:
     for name in ("eagle3", "medusa"):
         trees = {"method": name, "num_speculative_tokens": 4, "num_draft_tree_tokens": 12}
         yield Case(f"trees of {name}", trees, head=name)
+    large = {"method": "eagle3", "num_speculative_tokens": 5, "num_draft_tree_tokens": 60}
+    sampled = {"temperature": 0.9, "top_p": 0.95}
+    yield Case("large trees of eagle3, sampled", large, sampled, head="eagle3")
     for verifier in ("rejection", "block"):
         yield Case(verifier, {**_LOOKUP, "verifier": verifier}, {"temperature": 0.0})
     schema = StructuredOutput(json_schema=json.dumps(_SCHEMA))
@@ -92,7 +95,7 @@ def cases() -> Iterator[Case]:
 NGRAM = tuple(f"ngram, k {count}" for count in range(1, 9))
 DRAFTERS = (
     *("suffix", "lookahead", "draft_model", "head eagle3", "head dspark", "head medusa"),
-    *("tree", "trees of eagle3", "trees of medusa"),
+    *("tree", "trees of eagle3", "trees of medusa", "large trees of eagle3, sampled"),
     *("rejection", "block"),
 )
 FEATURES = ("grammar", "penalties", "log-probabilities", "truncation", "window", "preemption")

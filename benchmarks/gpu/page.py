@@ -157,6 +157,7 @@ _LONG = {
     *("passed", "error", "traceback", "log", "stack", "seconds", "cases", "cells", "aims"),
     *("prompt_cells", "extras_cells", "tree_cells", "sums"),
     *("profiles", "plans", "steps", "command", "output", "medusa", "dspark", "placements"),
+    *("trees of 24", "trees of 60"),
 }
 _MAX_DETAIL_CHARS = 400
 

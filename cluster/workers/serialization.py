@@ -50,7 +50,7 @@ _ERROR = b"error"
 
 
 def encode_step(step: StepInput) -> Frames:
-    """Encode as [header, rows [B, 15], tokens, parents, drafts, 3 arrays, deltas [D, 3], blocks].
+    """Encode as [header, rows [B, 16], tokens, parents, drafts, 3 arrays, deltas [D, 3], blocks].
 
     drafts: those by token, each [token, number of draft tokens, draft tokens]. The short form is
     [header, rows [B, 5]].
@@ -82,7 +82,7 @@ def decode_step(frames: Sequence[bytes]) -> StepInput:
     if others:
         *numbers, deltas, blocks = others
         step_deltas = tuple(_decode_deltas(deltas, blocks))
-        step_rows = tuple(_decode_step_rows(unpack_table(rows, 15), *numbers))
+        step_rows = tuple(_decode_step_rows(unpack_table(rows, 16), *numbers))
     else:
         step_rows = tuple(_plain_decode(*fields) for fields in unpack_table(rows, 5))
     return StepInput(
@@ -285,6 +285,7 @@ def _step_row(row: StepRow) -> tuple[int, ...]:
         row.num_held_drafts,
         row.max_end,
         row.next_draft_depth,
+        row.held_depth,
     )
 
 

@@ -119,6 +119,17 @@ def num_graph_sizes(max_num_seqs: int, max_draft_tokens: int) -> int:
     return sum(len(query_lens(max_draft_tokens, rows)) for rows in row_counts(max_num_seqs))
 
 
+def num_growth_sizes(max_num_seqs: int, max_tree_nodes: int, max_scored_tokens: int) -> int:
+    """Return the numbers of sequences of which a head drafts trees on the device.
+
+    max_scored_tokens: of a step, which has to hold the trees; none are drafted for more sequences.
+    """
+    if not max_tree_nodes:
+        return 0
+    most = max_scored_tokens // (1 + max_tree_nodes)
+    return sum(rows <= most for rows in row_counts(max_num_seqs))
+
+
 def num_tree_sizes(max_num_seqs: int, max_tree_nodes: int) -> int:
     """Return the number of sizes of steps with trees; at most 60, whatever the arguments are."""
     if not max_tree_nodes:

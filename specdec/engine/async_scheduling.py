@@ -26,7 +26,6 @@ from specdec.sequences.worker_view import WorkerView
 from specdec.speculation.proposers import ProposalAhead
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_decision import Decision
-from specdec.types.draft_tree import chain_of
 from specdec.types.drafters import CONFIGURED_VERSION
 from specdec.types.errors import GrammarError
 from specdec.types.messages import PENDING_TOKEN, StepInput, StepRow, VerifyOutput
@@ -191,10 +190,21 @@ def schedule_ahead(
         return []  # a waiting sequence takes the place of one that ends
     ended = _ending(in_flight, max_model_len, at_least=True)
     with _Anticipated(in_flight):
-        rows = scheduler.schedule_ahead(decision, control)
+        rows = scheduler.schedule_ahead(decision, control, holds_trees=holds_drafts)
         if any(row.num_draft_tokens and not row.seq.num_pending for row in rows):
             return []  # drafts for a sequence outside the step in flight continue a known text
+    if _are_too_deep(rows, in_flight):
+        return []
     return [row for row in rows if row.seq.seq_id not in ended]
+
+
+def _are_too_deep(rows: list[ScheduledRow], in_flight: Rows) -> bool:
+    """Return whether a tree behind a row in flight is deeper than the one that is wanted of it.
+
+    The ranks take its first nodes, as many as are wanted, and cut no depth.
+    """
+    made = {row.seq_id: row.next_draft_depth for _, row in in_flight}
+    return any(row.num_draft_tokens > row.draft_depth < made.get(row.seq.seq_id, 0) for row in rows)
 
 
 def rows_ahead(
@@ -280,6 +290,7 @@ def _row_ahead(row: ScheduledRow, proposal: ProposalAhead | None, max_model_len:
         num_next_drafts=row.num_next_drafts,
         next_draft_depth=row.next_draft_depth,
         num_held_drafts=proposal.num_held_drafts,
+        held_depth=proposal.held_depth,
         max_end=seq.max_length(max_model_len) - 1,
     )
 
@@ -288,5 +299,5 @@ def _resolved(seq: Sequence, row: StepRow) -> tuple[Sequence, StepRow]:
     if not row.is_pending or seq.status is not SequenceStatus.RUNNING:
         return seq, row
     draft = seq.head_draft
-    held = chain_of(draft.token_ids, draft.parents) if draft else ()
-    return seq, row.resolved(seq.num_tokens - 1, seq.token_ids[-1], held)
+    held = (draft.token_ids, draft.parents) if draft else ((), None)
+    return seq, row.resolved(seq.num_tokens - 1, seq.token_ids[-1], *held)

@@ -17,6 +17,7 @@ from specdec.config.graph_sizes import (
     MAX_GRAPH_TOKENS,
     MAX_NEW_DRAFT_TOKENS,
     num_graph_sizes,
+    num_growth_sizes,
     num_ragged_graphs,
     num_tree_sizes,
 )
@@ -35,6 +36,9 @@ _GRAPHS_BYTES = 6 * _MIB
 """Device memory of the four graphs of one size: the forward pass has a node for each kernel."""
 _HEAD_GRAPHS_BYTES = 3 * _MIB
 """Device memory of the further graphs of one size with a draft head, which has few layers."""
+_GROWTH_GRAPHS_BYTES = 9 * _MIB
+"""Device memory of the three graphs of one number of sequences in which a head drafts trees: some
+hundred kernels for each level, by reading."""
 _ADAPTED_GRAPHS_BYTES = 2 * _GRAPHS_BYTES
 """Device memory of a pass with adapters as a graph, which has twice as many kernels."""
 _PRODUCT_BYTES = 128 * _MIB
@@ -59,6 +63,7 @@ def gpu_workspace_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) 
         + _rank_bytes(config, model, drafts=drafts, captures=captures)
         + (0 if drafts else _count_bytes(config, model))
         + _graph_bytes(config, drafts=drafts) * num_sizes
+        + (_growth_bytes(config) if captures and not drafts else 0)
         + _dequantized_bytes(config, model)
         + (_PRODUCT_BYTES * (2 if captures else 1) if config.deterministic and not drafts else 0)
         + (_prompt_bytes(config, model) if captures and not drafts else 0)
@@ -182,6 +187,16 @@ def _graph_bytes(config: LLMConfig, *, drafts: bool) -> int:
     has_head = config.head is not None and not drafts
     adapted = _ADAPTED_GRAPHS_BYTES if config.enable_lora else 0
     return _GRAPHS_BYTES + adapted + (_HEAD_GRAPHS_BYTES if has_head else 0)
+
+
+def _growth_bytes(config: LLMConfig) -> int:
+    """Return the bytes of the graphs of a head with KV that drafts trees."""
+    speculation = config.speculative_config
+    if speculation is None or speculation.head is None or not speculation.head.writes_kv:
+        return 0
+    scored = _scored_tokens(config, drafts=False)
+    sizes = num_growth_sizes(config.max_num_seqs, _num_tree_nodes(config), scored)
+    return sizes * _GROWTH_GRAPHS_BYTES
 
 
 def _tap_bytes(config: LLMConfig, model: ModelConfig) -> int:

@@ -162,19 +162,23 @@ class Scheduler:
         self._return_guesses(planned)
         self._admit_waiting(budget)
 
-    def schedule_ahead(self, decision: Decision, control: SpeculationControl) -> list[ScheduledRow]:
+    def schedule_ahead(
+        self, decision: Decision, control: SpeculationControl, *, holds_trees: bool
+    ) -> list[ScheduledRow]:
         """Return the rows of the step behind the one in flight; none if it depends on that one.
 
         The running sequences are in the state after the step in flight. Where it has drafts they
         have all been accepted, so that each row has the blocks for its highest position. None is
         preempted, and none is admitted, since blocks that it could share may be published by then.
         Where either would happen, or a row would lose guesses or its next drafts for want of
-        blocks, the step cannot be known; nor where a tree may be drafted, of which the target's
-        ranks hold one path alone.
+        blocks, the step cannot be known; nor where a tree may be drafted that the target's ranks
+        do not hold.
+
+        holds_trees: whether they do.
         """
         self._rows = {}
         self._draft_planner.begin_step(decision, control)
-        if self._draft_planner.may_draft_trees(self._running):
+        if not holds_trees and self._draft_planner.may_draft_trees(self._running):
             return []
         if self._num_missing_blocks() > self._blocks.num_free_blocks:
             return []

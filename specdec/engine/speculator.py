@@ -61,7 +61,11 @@ class Drafting:
         """Return it with the number that each resolved row wanted of held drafts."""
         if not self.ahead:
             return self
-        held = {row.seq_id: row.num_held_drafts for row in rows if self._is_held(row.seq_id)}
+        held = {
+            row.seq_id: row.held_depth or row.num_held_drafts
+            for row in rows
+            if self._is_held(row.seq_id)
+        }
         return replace(self, num_requested={**self.num_requested, **held})
 
     def _is_held(self, seq_id: int) -> bool:
@@ -213,13 +217,13 @@ class Speculator:
         if self._has_confidences:
             return None  # they divide the budget, and arrive with the drafts
         requests = self._requests(rows)
-        assert not any(each.wants_tree for each in requests), "trees are not planned ahead"
         ahead = self._proposer.propose_ahead(requests)
         if ahead is None:
             return None
         by_sequence = {each.seq_id: each for each in ahead}
         methods = dict.fromkeys(by_sequence, self._config.method)
-        return Drafting({}, by_sequence, _num_requested(requests), methods=methods)
+        trees = frozenset(each.seq.seq_id for each in requests if each.wants_tree)
+        return Drafting({}, by_sequence, _num_requested(requests), trees, methods=methods)
 
     def ahead(
         self,

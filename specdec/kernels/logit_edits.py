@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
+import torch
 from torch import Tensor
 
 PROMPT_TOKEN = 2**30
@@ -57,6 +58,24 @@ class LogitEdits:
     def rows(self) -> Tensor:
         """The rows of logits that `changes` are of, [C] int64."""
         return self.changes[:, Change.ROW]
+
+    def spread(self, count: int) -> LogitEdits:
+        """Return the same changes of `count` rows of logits in place of each row."""
+        if count == 1:
+            return self
+        offsets = torch.arange(count, device=self.changes.device)
+
+        def spread(records: Tensor) -> Tensor:
+            wide = records.repeat_interleave(count, 0)
+            wide[:, 0] = wide[:, 0] * count + offsets.repeat(len(records))
+            return wide
+
+        return replace(
+            self,
+            changes=spread(self.changes),
+            biased=spread(self.biased),
+            banned=spread(self.banned),
+        )
 
     @property
     def is_empty(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,10 @@ from specdec.sampling.row_exchange import exchanged_slabs, gather_rows, own_rows
 from specdec.sampling.sampler import LEAST_SCORE
 from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
 
-_SLAB_LOGITS = 2**23
+if TYPE_CHECKING:
+    from specdec.kernels.triton.sample import RowSampling
+
+SLAB_LOGITS = 2**23
 """Logits that torch's operators sample at once, which take about 50 bytes each."""
 
 
@@ -112,36 +115,52 @@ def _sample_whole(logits: Tensor, rules: DeviceRules | None, kind: SamplingKind)
     if has_triton(logits.device):
         return _triton_sample(logits, rules, kind)
     if rules is None:
-        best = _torch_argmax(logits)
+        best = torch_argmax(logits)
         return DeviceSample(best.token_ids, best.has_nan | (best.values == -torch.inf))
-    size = max(1, _SLAB_LOGITS // logits.shape[1])
+    size = max(1, SLAB_LOGITS // logits.shape[1])
     slabs = [slice(start, start + size) for start in range(0, len(logits), size)]
     parts = [_torch_sample(logits[slab], rules[slab], kind) for slab in slabs]
     return DeviceSample(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
 def _triton_sample(logits: Tensor, rules: DeviceRules | None, kind: SamplingKind) -> DeviceSample:
-    from specdec.kernels.triton.sample import RowSampling, sample_rows  # imports Triton
+    from specdec.kernels.triton.sample import sample_rows  # imports Triton
 
     if rules is None:
         argmax = _argmax(logits)
         token_ids = argmax.token_ids
     else:
-        limits, keys = rules.limits, rules.keys
-        columns = (
-            *(rules.temperatures, limits.top_k, limits.top_p, limits.min_scores),
-            *(keys.seeds, keys.choices, keys.positions),
-        )
-        sampling = RowSampling(*(column.contiguous() for column in columns))
+        sampling = row_sampling(rules)
         truncates = kind is SamplingKind.TRUNCATED
         sampled = sample_rows(logits, sampling, LEAST_SCORE, truncates=truncates)
         token_ids, argmax = sampled.token_ids, sampled.argmax
     return DeviceSample(token_ids, argmax.has_nan | (argmax.values == -torch.inf))
 
 
+def row_sampling(rules: DeviceRules) -> RowSampling:
+    """Return the parameters as Triton's kernels take them."""
+    from specdec.kernels.triton.sample import RowSampling  # imports Triton
+
+    limits, keys = rules.limits, rules.keys
+    columns = (
+        *(rules.temperatures, limits.top_k, limits.top_p, limits.min_scores),
+        *(keys.seeds, keys.choices, keys.positions),
+    )
+    return RowSampling(*(column.contiguous() for column in columns))
+
+
 def _torch_sample(logits: Tensor, rules: DeviceRules, kind: SamplingKind) -> tuple[Tensor, Tensor]:
     """Return the columns of a DeviceSample, by torch's operators."""
-    best = _torch_argmax(logits)
+    best, perturbed = torch_argmax(logits), perturbed_scores(logits, rules, kind)
+    token_ids = torch.where(rules.temperatures > 0, perturbed.argmax(1), best.token_ids)
+    return token_ids, best.has_nan | (best.values == -torch.inf)
+
+
+def perturbed_scores(logits: Tensor, rules: DeviceRules, kind: SamplingKind) -> Tensor:
+    """Return the scores with noise of rows of the whole vocabulary, [num_rows, vocab_size] float32.
+
+    Those of tokens that are cut are -inf; a row of temperature 0 has those of temperature 1.
+    """
     chunks = ScoreChunks.of_logits(logits, 0)
     chunks.scale(rules.temperatures.masked_fill(rules.temperatures == 0, 1), TensorParallelGroup())
     scores = chunks.scores.flatten(1)
@@ -149,8 +168,7 @@ def _torch_sample(logits: Tensor, rules: DeviceRules, kind: SamplingKind) -> tup
     if kind is SamplingKind.TRUNCATED:
         floors = device_floors(scores, rules.limits)
         perturbed.masked_fill_(scores < floors.unsqueeze(1), -torch.inf)
-    token_ids = torch.where(rules.temperatures > 0, perturbed.argmax(1), best.token_ids)
-    return token_ids, best.has_nan | (best.values == -torch.inf)
+    return perturbed[:, : logits.shape[1]]
 
 
 def _argmax(logits: Tensor) -> RowArgmax:
@@ -159,10 +177,10 @@ def _argmax(logits: Tensor) -> RowArgmax:
         from specdec.kernels.triton.sample import TileArgmax  # imports Triton
 
         return TileArgmax(logits).reduce()
-    return _torch_argmax(logits)
+    return torch_argmax(logits)
 
 
-def _torch_argmax(logits: Tensor) -> RowArgmax:
+def torch_argmax(logits: Tensor) -> RowArgmax:
     """Return the argmax of each row; of a row with NaN or +inf any token. Reads no value."""
     values = logits.amax(1)  # propagates NaN
     has_nan = ~(values < torch.inf)

@@ -28,7 +28,7 @@ from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
 _ROUNDING = 1e-3
 """Above the float32 rounding error of scores and noise."""
 
-_NUM_WEIGHED = 32
+NUM_WEIGHED = 32
 """Best tokens over which the confidences of a node's possible children sum to 1."""
 
 _LOWEST = torch.finfo(torch.float64).min
@@ -43,9 +43,9 @@ def best_by_logits(logits: Tensor, count: int, shard: VocabShard) -> Children:
     values, token_ids = own.topk(min(count, own.shape[1]))
     totals = own.logsumexp(1, keepdim=True).double()
     best = _best_of_ranks(values.double(), token_ids + shard.first_token, count, shard)
-    totals = shard.group.all_gather(totals).logsumexp(0).clamp(min=_LOWEST)
-    logprobs = best.confidences - totals.cpu().numpy()
-    return Children(best.token_ids, np.exp(np.minimum(logprobs, 0.0)))
+    totals = shard.group.all_gather(totals).logsumexp(0)
+    confidences = confidences_of_logits(torch.from_numpy(best.confidences), totals.cpu())
+    return Children(best.token_ids, confidences.numpy())
 
 
 def best_by_noise(logits: Tensor, batch: SamplingBatch, count: int, shard: VocabShard) -> Children:
@@ -59,7 +59,7 @@ def best_by_noise(logits: Tensor, batch: SamplingBatch, count: int, shard: Vocab
     chunks = ScoreChunks.of_logits(own, shard.first_token)
     chunks.scale(batch.temperatures, shard.group)
     chunks.mask_below(truncation_floors(chunks, batch.truncation, shard.group))
-    most = max(count, _NUM_WEIGHED)
+    most = max(count, NUM_WEIGHED)
     scores, token_ids = _perturbed_best(chunks, batch.noise_keys, most)
     return _weighed(_best_of_ranks(scores.double(), token_ids, most, shard), count)
 
@@ -74,7 +74,7 @@ def best_drafts_by_noise(
     logits: [num_rows, n], of this rank's draft tokens. target_ids: the target's ids of these, [n]
     int32, ascending. params: of the rows, with temperatures above 0.
     """
-    most = max(count, _NUM_WEIGHED)
+    most = max(count, NUM_WEIGHED)
     found = best_drafts(logits, target_ids, params, most)
     if found is None:
         return None
@@ -87,10 +87,27 @@ def _weighed(best: Children, count: int) -> Children:
 
     The new confidences are a softmax of the scores.
     """
-    largest = np.maximum(best.confidences[:, :1], _LOWEST)
-    weights = np.exp(best.confidences - largest)
-    confidences = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1.0)
+    confidences = confidences_of_scores(torch.from_numpy(best.confidences)).numpy()
     return Children(best.token_ids[:, :count], confidences[:, :count])
+
+
+def confidences_of_logits(best: Tensor, totals: Tensor) -> Tensor:
+    """Return the probabilities of the best tokens of rows without noise, [num_rows, n] float64.
+
+    best: their logits, [num_rows, n] float64. totals: logarithms of the sums of all tokens'
+    weights, [num_rows, 1] float64.
+    """
+    return (best - totals.clamp_min(_LOWEST)).clamp_max(0).exp()
+
+
+def confidences_of_scores(best: Tensor) -> Tensor:
+    """Return the softmax of the best scores with noise of each row, [num_rows, n] float64.
+
+    best: [num_rows, n] float64, descending; -inf for no token, which gets 0.
+    """
+    weights = (best - best[:, :1].clamp_min(_LOWEST)).exp()
+    confidences: Tensor = weights / weights.sum(1, keepdim=True).clamp_min(1)
+    return confidences
 
 
 def _best_of_ranks(scores: Tensor, token_ids: Tensor, count: int, shard: VocabShard) -> Children:

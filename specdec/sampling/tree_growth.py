@@ -109,11 +109,15 @@ class DynamicTree:
         return self._frontier
 
     def grow(self, children: Children, width: int) -> list[int]:
-        """Add the children of the frontier; return the new frontier, at most `width` of them."""
+        """Add `width` children of each node of the frontier; return the new one, as wide at most.
+
+        Further children are ignored, so that a tree does not depend on those that grow beside it.
+        """
         assert len(children.token_ids) == len(self._frontier), "children of other nodes"
         first = len(self._values)
         for row, parent in enumerate(self._frontier):
             token_ids, confidences = children.of(row)
+            token_ids, confidences = token_ids[:width], confidences[:width]
             value = 1.0 if parent == BASE else self._values[parent]
             if token_ids and parent == (self._chain[-1] if self._chain else BASE):
                 self._chain.append(len(self._values))

@@ -138,6 +138,21 @@ def subtree(parents: Parents, nodes: Sequence[int]) -> tuple[int, ...]:
     return tuple(places[parents[node]] for node in nodes)
 
 
+def wanted_part(
+    token_ids: tuple[int, ...], parents: Parents | None, num_nodes: int, depth: int
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Return the tokens of a draft that are wanted, and their tree; None for a chain.
+
+    They are `num_nodes` at most, of which `depth` follow each other. Where these are as many, only
+    the first path is wanted.
+    """
+    if parents is None or num_nodes <= depth:
+        return chain_of(token_ids, parents)[:depth], None
+    nodes = nodes_within(parents, depth)[:num_nodes]
+    own = subtree(parents, nodes)
+    return tuple(token_ids[node] for node in nodes), None if is_chain(own) else own
+
+
 def merged(continuations: Sequence[Sequence[int]], num_nodes: int) -> tuple[list[int], list[int]]:
     """Merge continuations of one text into a tree of at most `num_nodes`; return (tokens, parents).
 

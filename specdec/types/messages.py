@@ -95,8 +95,10 @@ class StepRow(NamedTuple):
     num_held_drafts: for PENDING_TOKEN, most draft tokens to take from those that the rank's head
         has made behind that token. `resolved` takes them.
     max_end: for held drafts, the greatest `end` with which all drafts could become output.
-    next_draft_depth: where that draft is to be a tree, most of its tokens that follow each other; 0
-        for a chain.
+    held_depth: where these may be a tree, most of them that follow each other; 0 for its first path
+        alone.
+    next_draft_depth: where the next draft is to be a tree, most of its tokens that follow each
+        other; 0 for a chain.
     """
 
     seq_id: int
@@ -114,22 +116,33 @@ class StepRow(NamedTuple):
     num_held_drafts: int = 0
     max_end: int = 0
     next_draft_depth: int = 0
+    held_depth: int = 0
 
-    def resolved(self, position: int, token: int, held: tuple[int, ...] = ()) -> StepRow:
+    def resolved(
+        self,
+        position: int,
+        token: int,
+        held: tuple[int, ...] = (),
+        held_parents: draft_tree.Parents | None = None,
+    ) -> StepRow:
         """Return the row with `token` in place of PENDING_TOKEN, and the draft behind it.
 
-        position: of the token. held: the draft that a head has made behind it. The result's
-        num_held_drafts is the number that was wanted of these.
+        position: of the token. held, held_parents: the draft that a head has made behind it. The
+        result's num_held_drafts and held_depth are what was wanted of these.
         """
         matches = (each[1:] for each in self.drafts_by_token if each[0] == token)
         num_held = max(0, min(self.num_held_drafts, self.max_end - position - 1))
-        draft = next(matches, held[:num_held])
+        depth = min(self.held_depth or num_held, num_held)
+        wanted, parents = draft_tree.wanted_part(held, held_parents, num_held, depth)
+        draft = next(matches, wanted)
         return self._replace(
             num_computed_tokens=position,
             token_ids=(token, *draft),
             num_draft_tokens=len(draft),
+            parents=parents,
             drafts_by_token=(),
             num_held_drafts=num_held,
+            held_depth=depth if depth < num_held else 0,
         )
 
     @property

@@ -15,7 +15,6 @@ from specdec.kernels.sample import SAMPLE_PARAMS, RowArgmax
 from specdec.sampling.logits_processors import BatchLogitsProcessor, LogitsProcessor
 from specdec.sampling.sampler import SamplingBatch
 from specdec.sampling.token_history import TokenHistory
-from specdec.types.draft_tree import chain_of
 from specdec.types.messages import (
     BlockTableDelta,
     SequenceAdmission,
@@ -34,8 +33,8 @@ class SequenceState:
     history: its tokens if its rules depend on them; otherwise they are not stored.
     is_plain_greedy: whether its output is the argmax of the model's own logits.
     verifies_on_device: whether chains of drafts are verified by equality, or by chance.
-    num_tokens, last_token: its length and last token after the last row that sampled. held_draft:
-    what a head has drafted behind them.
+    num_tokens, last_token: its length and last token after the last row that sampled. held_draft,
+    held_parents: what a head has drafted behind them, and its tree; None for a chain.
     """
 
     admission: SequenceAdmission
@@ -48,6 +47,7 @@ class SequenceState:
     num_tokens: int = 0
     last_token: int = 0
     held_draft: tuple[int, ...] = ()
+    held_parents: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, admission: SequenceAdmission, tokens: range) -> SequenceState:
@@ -64,7 +64,12 @@ class SequenceState:
 
     def resolved(self, row: StepRow) -> StepRow:
         """Return its row with the pending token, position and drafts."""
-        return row.resolved(self.num_tokens - 1, self.last_token, self.held_draft)
+        held = (self.held_draft, self.held_parents)
+        return row.resolved(self.num_tokens - 1, self.last_token, *held)
+
+    def hold_draft(self, row: VerifiedRow) -> None:
+        """Keep what a head has drafted behind a row for the next step."""
+        self.held_draft, self.held_parents = row.next_draft_token_ids, row.next_draft_parents
 
     def append_output(self, row: StepRow, token_ids: Sequence[int]) -> None:
         """Append the new output tokens of a row; the sequence's next row repeats the last one."""
@@ -165,10 +170,9 @@ class BatchState:
         self._states[row.seq_id].append_output(row, token_ids)
 
     def hold_drafts(self, verified: Sequence[VerifiedRow]) -> None:
-        """Keep what a head has drafted for the next step; of a tree its first path."""
+        """Keep what a head has drafted for the next step."""
         for row in verified:
-            drafted, parents = row.next_draft_token_ids, row.next_draft_parents
-            self._states[row.seq_id].held_draft = chain_of(drafted, parents)
+            self._states[row.seq_id].hold_draft(row)
 
     def is_plain_greedy(self, row: StepRow) -> bool:
         """Return whether the output of a row is the argmax of the model's own logits."""

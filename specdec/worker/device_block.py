@@ -19,6 +19,7 @@ from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device_head import BlockParts, DraftRows
 from specdec.worker.device_pairs import KvDrafts
 from specdec.worker.device_state import DeviceState, DeviceStepLimits, slots_at
+from specdec.worker.draft_layout import DraftLayout
 from specdec.worker.step_graphs import StepShape
 
 
@@ -45,9 +46,10 @@ class BlockDrafts(KvDrafts[BlockParts]):
         limits: DeviceStepLimits,
         hidden_size: int,
         drafts: Tensor,
+        layout: DraftLayout,
     ) -> None:
         """Arguments as in KvDrafts."""
-        super().__init__(parts, state, limits, hidden_size, drafts)
+        super().__init__(parts, state, limits, hidden_size, drafts, layout)
         size = (limits.max_num_seqs, limits.max_draft_tokens, self._outputs.shape[1])
         self._block = self._outputs.new_zeros(size)  # outputs of the draft tokens
         count = _pages_of_row(parts.head, limits.max_draft_tokens, limits.block_size)

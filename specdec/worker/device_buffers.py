@@ -10,7 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specdec.types.draft_tree import is_chain
 from specdec.types.messages import Logprobs
+from specdec.worker.draft_layout import NO_DRAFTS, DraftLayout
+from specdec.worker.step_graphs import StepShape
 
 
 class HostBuffer:
@@ -23,6 +26,30 @@ class HostBuffer:
             output_size, dtype=torch.int64, device="cpu", pin_memory=is_pinned
         )
         self.words: NDArray[np.int64] = self.input.numpy()
+
+
+@dataclass(frozen=True)
+class StepBuffers:
+    """Static buffers of steps on the device.
+
+    output: drafts of all rows, if there is a head, then the results of all rows. hidden: states of
+    the last known tokens and the drafts.
+    """
+
+    input: Tensor  # [words] int64
+    output: Tensor  # [words] int64
+    hidden: Tensor  # [max_scored_tokens, hidden_size]
+    layout: DraftLayout
+
+    def drafts(self, num_rows: int) -> Tensor:
+        """Return the part of the output with the drafts of the first rows, [num_rows, width]."""
+        return self.output[: num_rows * self.layout.width].view(num_rows, -1)
+
+    def results(self, shape: StepShape) -> Tensor:
+        """Return the part with the results of a step, [num_rows, 1 + Q]: a number, then tokens."""
+        start = shape.num_rows * self.layout.width
+        end = start + shape.num_rows * (1 + shape.query_len)
+        return self.output[start:end].view(shape.num_rows, -1)
 
 
 @dataclass(frozen=True)
@@ -55,10 +82,11 @@ class PendingTokens:
 
     # Both int64 on the host: in a row the number of tokens, then tokens.
     _result: Tensor  # [num_rows, 1 + Q]
-    _drafts: Tensor | None  # [num_rows, draft_width], of a head; None if it made none
+    _drafts: Tensor | None  # [num_rows, layout.width], of a head; None if it made none
     _done: torch.cuda.Event | None  # None where the device is the host
     _logprobs: PendingLogprobs | None = None
-    _max_draft_tokens: int = 0
+    _layout: DraftLayout = NO_DRAFTS
+    _has_trees: bool = False
 
     @property
     def is_done(self) -> bool:
@@ -75,13 +103,21 @@ class PendingTokens:
         """Return what a head has drafted behind each row; call it behind `collect`."""
         if self._drafts is None:
             return [()] * len(self._result)
-        return _listed(self._drafts[:, : 1 + self._max_draft_tokens])
+        return _listed(self._layout.tokens(self._drafts))
+
+    def parents(self, drafts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...] | None]:
+        """Return the trees of drafts as `drafts` returns them; None for a chain."""
+        if self._drafts is None or not self._has_trees:
+            return [None] * len(drafts)
+        rows = self._layout.parents(self._drafts).tolist()
+        found = [tuple(own[: len(draft)]) for own, draft in zip(rows, drafts, strict=True)]
+        return [None if is_chain(parents) else parents for parents in found]
 
     def confidences(self, drafts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Return the confidences in drafts as `drafts` returns them; none without confidences."""
         if self._drafts is None:
             return [()] * len(drafts)
-        found = self._drafts[:, 1 + self._max_draft_tokens :].tolist()
+        found = self._layout.confidences(self._drafts).tolist()
         return [tuple(own[: len(draft)]) for own, draft in zip(found, drafts, strict=True)]
 
     def logprobs(self, tokens: Sequence[tuple[int, ...]]) -> list[Logprobs | None]:

@@ -2,8 +2,9 @@
 
 Tokens, positions and the number of tokens stay on the device: the next step takes them there, and
 the host receives them with the result of this one. `device_pairs` has heads with KV that draft
-token by token, `device_block` those of a block, and `device_state_head` those without KV. The
-drafts are those of `head_runner`, which serves all other steps on the same features and KV.
+token by token, `device_tree_growth` their trees, `device_block` has heads of a block, and
+`device_state_head` those without KV. The drafts are those of `head_runner`, which serves all other
+steps on the same features and KV.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from specdec.models.heads.base import DeviceBlockHead, DeviceHead, DeviceStateHe
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device_rules import PARAM_WORDS, rules_of
 from specdec.worker.device_state import DeviceState, DeviceStepLimits
+from specdec.worker.draft_layout import DraftLayout
 from specdec.worker.head_sampler import HeadSampler, Shaping
 from specdec.worker.step_graphs import Launch, Stage, StepShape
 
@@ -27,6 +29,11 @@ DRAFT_STAGES = {
     SamplingKind.GREEDY: Stage.DRAFT_GREEDY,
     SamplingKind.SAMPLED: Stage.DRAFT_SAMPLED,
     SamplingKind.TRUNCATED: Stage.DRAFT_TRUNCATED,
+}
+TREE_STAGES = {
+    SamplingKind.GREEDY: Stage.TREE_GREEDY,
+    SamplingKind.SAMPLED: Stage.TREE_SAMPLED,
+    SamplingKind.TRUNCATED: Stage.TREE_TRUNCATED,
 }
 CHAIN_STAGES = {
     SamplingKind.GREEDY: Stage.CHAIN_GREEDY,
@@ -71,23 +78,18 @@ KvParts = PairParts | BlockParts
 DrafterParts = KvParts | StateParts
 
 
-def draft_width(parts: DrafterParts | None, max_draft_tokens: int) -> int:
-    """Return the words of a row's draft, as HeadDrafts writes them; 0 without a head."""
-    if parts is None:
-        return 0
-    return 1 + max_draft_tokens * (1 + parts.sampler.has_confidences)
-
-
 class DraftRows(NamedTuple):
     """The rows behind which a head drafts, as the host has packed them.
 
     params: records of SAMPLE_PARAMS. num_prompt: tokens of the prompt. num_wanted: draft tokens.
+    depth: of a tree of these; 0 for a chain.
     """
 
     params: Tensor  # [num_rows, PARAM_WORDS] int64
-    places: Tensor  # [num_rows] int64, like the next two
+    places: Tensor  # [num_rows] int64, like the next three
     num_prompt: Tensor
     num_wanted: Tensor
+    depth: Tensor
 
 
 class HeadDrafts:
@@ -99,22 +101,18 @@ class HeadDrafts:
         state: DeviceState,
         limits: DeviceStepLimits,
         drafts: Tensor,
+        layout: DraftLayout,
     ) -> None:
-        """drafts: [max_num_seqs, `draft_width`] int64.
-
-        A row of `drafts` receives the number of its draft tokens, then the tokens, then their
-        confidences where the sampler has them.
-        """
+        """drafts: [max_num_seqs, layout.width] int64, which receive the drafts."""
         self._sampler, self._state, self._limits = sampler, state, limits
-        self._drafts = drafts[:, : 1 + limits.max_draft_tokens]
-        self._confidences = drafts[:, 1 + limits.max_draft_tokens :]
+        self._drafts = drafts[:, : 1 + limits.max_draft_tokens]  # chains
+        self._confidences = layout.confidences(drafts)
         num_rows = limits.max_num_seqs
         ids = partial(torch.zeros, dtype=torch.int64, device=drafts.device)
         self._rows = DraftRows(
             ids(num_rows, PARAM_WORDS),
             ids(num_rows) + state.padding_place,
-            ids(num_rows),
-            ids(num_rows),
+            *(ids(num_rows) for _ in range(3)),
         )
         self._ends = ids(num_rows) + 1  # lengths in front of the drafts
         self._tokens = ids(num_rows)  # drafted last
@@ -131,7 +129,8 @@ class HeadDrafts:
         most = self._limits.max_model_len - 1 - ends  # a token of the target fits behind
         wants = (rows.num_wanted > 0) & (verified.counts > 0)
         num_wanted = torch.minimum(rows.num_wanted, most).clamp_min(0) * wants
-        for mine, given in zip(own, (*rows[:3], num_wanted), strict=True):
+        given_rows = rows._replace(num_wanted=num_wanted)
+        for mine, given in zip(own, given_rows, strict=True):
             mine.copy_(given)
         self._ends[: shape.num_rows] = ends
         self._drafts[: shape.num_rows, 0] = 0

@@ -26,6 +26,7 @@ from specdec.worker.device_rules import PARAM_WORDS
 from specdec.worker.device_state import DeviceState, DeviceStepLimits
 from specdec.worker.device_tree_input import (
     PackedTrees,
+    held_trees,
     num_tree_words,
     pack_trees,
     unpack_trees,
@@ -44,7 +45,8 @@ class Word(IntEnum):
     that of the StepRow. NUM_KEPT: as in DeviceChains. NUM_NEXT: draft tokens that the head makes
     behind the row, 0 if it does not sample. END: of its tokens among those of all rows. SAMPLES: 0
     for a chunk of a prompt that more of it follows. HAS_HEAD: whether the head runs its tokens.
-    ADAPTER: the place of its adapter, 0 without one.
+    ADAPTER: the place of its adapter, 0 without one. NEXT_DEPTH: of the tree behind the row, 0 for
+    a chain. HELD_DEPTH: as in StepRow.
     TOKENS: the last known token, then drafts, in all further columns.
     """
 
@@ -60,7 +62,9 @@ class Word(IntEnum):
     SAMPLES = PARAM_WORDS + 9
     HAS_HEAD = PARAM_WORDS + 10
     ADAPTER = PARAM_WORDS + 11
-    TOKENS = PARAM_WORDS + 12
+    NEXT_DEPTH = PARAM_WORDS + 12
+    HELD_DEPTH = PARAM_WORDS + 13
+    TOKENS = PARAM_WORDS + 14
 
 
 class Packed(NamedTuple):
@@ -196,7 +200,8 @@ class StepPacker:
         num_next = row.num_next_drafts
         behind = (row.max_end, num_next * row.samples, end, int(row.samples), int(num_next > 0))
         adapter = 0 if row.adapter_id == BASE_MODEL else self._adapter_places[row.adapter_id]
-        return (*head, *behind, adapter, *tokens, *padding)
+        depths = (row.next_draft_depth, row.held_depth)
+        return (*head, *behind, adapter, *depths, *tokens, *padding)
 
     def unpack(self, words: Tensor, shape: StepShape) -> Packed:
         """Read the input buffer; for pending rows their token and position from the state."""
@@ -206,26 +211,44 @@ class StepPacker:
         places, is_pending = table[:, Word.SLOT], table[:, Word.IS_PENDING] > 0
         lengths, last_tokens = self._state.num_tokens[places], self._state.last_tokens[places]
         starts = torch.where(is_pending, lengths - 1, table[:, Word.START])
-        drafts, num_drafts = table[:, Word.TOKENS + 1 :], table[:, Word.NUM_DRAFTS]
-        if self._holds_drafts:
-            held = self._state.held_drafts[places]
-            most = torch.minimum(held[:, 0], table[:, Word.MAX_END] - starts - 1)
-            num_held = torch.minimum(num_drafts, most).clamp_min(0)
-            num_drafts = torch.where(is_pending, num_held, num_drafts)
-            own = held[:, 1 : shape.query_len]
-            if shape.has_trees:  # which may be larger than what a head drafts here
-                own = pad(own, (0, drafts.shape[1] - own.shape[1]))
-            drafts = torch.where(is_pending[:, None], own, drafts)
-        return Packed(
+        packed = Packed(
             table=table,
             params=table[:, :PARAM_WORDS],
             places=places,
             starts=starts,
             first=torch.where(is_pending, last_tokens, table[:, Word.TOKENS]),
-            num_drafts=num_drafts,
-            drafts=drafts,
+            num_drafts=table[:, Word.NUM_DRAFTS],
+            drafts=table[:, Word.TOKENS + 1 :],
             changes=changes,
             trees=unpack_trees(behind, shape),
+        )
+        return self._with_held(packed, is_pending, shape) if self._holds_drafts else packed
+
+    def _with_held(self, packed: Packed, is_pending: Tensor, shape: StepShape) -> Packed:
+        """Return the input with the drafts that the device has in place of those of pending rows.
+
+        Of a tree its first nodes, where more of them are wanted than follow each other; else the
+        first path, as `draft_tree.wanted_part` has it.
+        """
+        table, held = packed.table, self._state.held_drafts[packed.places]
+        room = table[:, Word.MAX_END] - packed.starts - 1
+        wanted = torch.minimum(packed.num_drafts, room).clamp_min(0)
+        depth = table[:, Word.HELD_DEPTH]
+        depth = torch.where(depth > 0, torch.minimum(depth, wanted), wanted)
+        num_drafts = torch.minimum(held[:, 0], depth)
+        own = held[:, 1 : shape.query_len]
+        trees = packed.trees
+        if trees is not None:  # which may be larger than the chains that a head drafts here
+            own = pad(own, (0, packed.drafts.shape[1] - own.shape[1]))
+            found = held_trees(self._state.held_trees[packed.places], wanted, shape)
+            is_tree = (wanted > depth) & (found.num_nodes > 0)
+            own = torch.where(is_tree[:, None], found.token_ids, own)
+            num_drafts = torch.where(is_tree, found.num_nodes, num_drafts)
+            trees = trees.replaced(is_pending & is_tree, found.trees)
+        return packed._replace(
+            num_drafts=torch.where(is_pending, num_drafts, packed.num_drafts),
+            drafts=torch.where(is_pending[:, None], own, packed.drafts),
+            trees=trees,
         )
 
 

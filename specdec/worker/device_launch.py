@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.device_batch import DeviceBatch
-from specdec.kernels.logit_edits import LogitEdits
 from specdec.sampling.device_sampler import (
     DeviceChains,
     DeviceSample,
@@ -24,27 +23,18 @@ from specdec.sampling.device_sampler import (
 )
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.worker.device_block import BlockDrafts
+from specdec.worker.device_buffers import StepBuffers
 from specdec.worker.device_decoder import DeviceDecoder
 from specdec.worker.device_extras import StepExtras
-from specdec.worker.device_head import (
-    CHAIN_STAGES,
-    DRAFT_STAGES,
-    BlockParts,
-    DrafterParts,
-    DraftRows,
-    PairParts,
-    StateParts,
-    draft_width,
-    stages_of_kinds,
-)
+from specdec.worker.device_head import BlockParts, DrafterParts, PairParts
 from specdec.worker.device_input import Packed, StepPacker, Word, adapters_of, most_words, rows_of
 from specdec.worker.device_pairs import PairDrafts
 from specdec.worker.device_plan import StepPlan
 from specdec.worker.device_ragged import RaggedPass
-from specdec.worker.device_rules import PARAM_WORDS, rules_of
+from specdec.worker.device_rules import rules_of
 from specdec.worker.device_state import DeviceState, DeviceStepLimits, slots_at
-from specdec.worker.device_state_head import StateDrafts
 from specdec.worker.device_trees import TreePaths, nodes_of
+from specdec.worker.head_launch import HeadLauncher, draft_layout
 from specdec.worker.step_graphs import (
     GraphReport,
     Launch,
@@ -62,10 +52,7 @@ _STAGES = {
 
 
 class StepLauncher:
-    """Launches the steps whose input is in the buffer `input`.
-
-    output: drafts of all rows, if there is a head, then the results of all rows.
-    """
+    """Launches the steps whose input is in its buffers."""
 
     def __init__(
         self,
@@ -84,14 +71,15 @@ class StepLauncher:
         self._limits, self._state, self._graphs = limits, state, graphs
         self._packer = packer
         num_rows, num_tokens = limits.max_num_seqs, limits.max_scored_tokens
-        self.draft_width = draft_width(drafter, limits.max_draft_tokens)
-        draft_size = num_rows * self.draft_width
+        layout = draft_layout(drafter, limits)
         ids = partial(torch.zeros, dtype=torch.int64, device=device)
-        self.input = ids(most_words(limits))
-        self.output = ids(draft_size + num_rows + num_tokens)
+        self.buffers = StepBuffers(
+            input=ids(most_words(limits)),
+            output=ids(num_rows * layout.width + num_rows + num_tokens),
+            hidden=torch.zeros(num_tokens, model.hidden_size, dtype=model.dtype, device=device),
+            layout=layout,
+        )
         self._offsets = torch.arange(limits.max_query_len, device=device)
-        size = (num_tokens, model.hidden_size)
-        self._hidden = torch.zeros(size, dtype=model.dtype, device=device)
         self._stages: dict[Stage, Launch] = {
             Stage.FORWARD: self.launch_forward,
             **{stage: partial(self._launch_plain, kind) for kind, stage in _STAGES.items()},
@@ -99,21 +87,24 @@ class StepLauncher:
         if model.adapter_places is not None:
             launch_adapted = partial(self.launch_forward, has_adapters=True)
             self._stages[Stage.ADAPTED_FORWARD] = launch_adapted
-        self._pairs: PairDrafts | BlockDrafts | None = None
-        self._states: StateDrafts | None = None
-        drafts = self.output[:draft_size].view(num_rows, -1)
-        if isinstance(drafter, PairParts):
-            self._pairs = PairDrafts(drafter, state, limits, model.hidden_size, drafts)
-        elif isinstance(drafter, BlockParts):
-            self._pairs = BlockDrafts(drafter, state, limits, model.hidden_size, drafts)
-        elif drafter is not None:
-            self._states = StateDrafts(drafter, state, limits, self._hidden, drafts)
-        self._stages |= self._head_stages()
+        self._head: HeadLauncher | None = None
+        if drafter is not None:
+            self._head = HeadLauncher(drafter, self.buffers, state, limits, graphs, self._sources)
+            self._stages |= self._head.stages
         features = drafter.features if isinstance(drafter, PairParts | BlockParts) else None
         self._trees = TreePaths(state, limits, kv_cache, features)
         self._ragged: RaggedPass | None = None
         if limits.max_step_tokens:
             self._ragged = RaggedPass(model, kv_cache, state, limits, self._pairs)
+
+    @property
+    def _pairs(self) -> PairDrafts | BlockDrafts | None:
+        """Drafts of a head with KV, if there is one."""
+        return None if self._head is None else self._head.pairs
+
+    def holds_tree(self, num_nodes: int, depth: int) -> bool:
+        """Return whether a head drafts trees of this size; depth: 0 for a chain beside trees."""
+        return self._head is not None and self._head.holds_tree(num_nodes, depth)
 
     @property
     def runs_ragged(self) -> bool:
@@ -127,16 +118,9 @@ class StepLauncher:
 
     def replace_drafter(self, drafter: DrafterParts, prepare: Launch) -> None:
         """Draft with another head of the same sizes; capture the graphs of its passes again."""
-        match self._pairs or self._states, drafter:
-            case (PairDrafts() as pairs, PairParts()):
-                pairs.use(drafter)
-            case (BlockDrafts() as blocks, BlockParts()):
-                blocks.use(drafter)
-            case (StateDrafts() as states, StateParts()):
-                states.use(drafter)
-            case _:
-                raise AssertionError("a head of another kind")
-        self._graphs.capture(self._head_stages(), prepare)
+        assert self._head is not None, "no head drafts"
+        self._head.use(drafter)
+        self._graphs.capture(self._head.stages, prepare)
 
     def launch(self, plan: StepPlan) -> Tensor | None:
         """Launch a step, and behind it the draft tokens; return its table of log-probabilities.
@@ -149,60 +133,20 @@ class StepLauncher:
             self._launch_ragged(plan, plan.ragged)
         else:
             self._run(Stage.ADAPTED_FORWARD if plan.has_adapters else Stage.FORWARD, shape)
-            if self._pairs is not None:
-                self._run(Stage.FEATURES, shape)
+            if self._head is not None:
+                self._head.launch_features(shape)
         if plan.extras is None:
             self._run(_STAGES[plan.kind], shape)
         else:
             logprobs = self.launch_sampling(plan.kind, shape, plan.extras)
         if plan.ragged is not None and plan.has_chunks:
             self._mark_invalid_chunks(shape, plan.ragged)
-        if plan.num_next:
-            self._launch_draft(plan)
+        if plan.num_next and self._head is not None:
+            self._head.launch_drafts(plan)
         return logprobs
 
     def _run(self, stage: Stage, shape: StepShape) -> None:
         self._graphs.run(stage, shape, self._stages[stage])
-
-    @torch.inference_mode()
-    def _launch_draft(self, plan: StepPlan) -> None:
-        """Launch the draft tokens of a head; by operators where they have changes of logits."""
-        extras = plan.extras
-        if self._pairs is not None and plan.shape.has_trees:
-            self._pairs.gather(self._sources(plan.shape).flatten())
-        edits = None if extras is None or extras.draft_edits.is_empty else extras.draft_edits
-        if isinstance(self._pairs, PairDrafts):
-            self._launch_pair_draft(self._pairs, plan, edits)
-        elif (drafts := self._pairs or self._states) is not None:
-            self._launch_whole_draft(drafts, plan, edits)
-
-    def _launch_pair_draft(
-        self, drafts: PairDrafts, plan: StepPlan, edits: LogitEdits | None
-    ) -> None:
-        self._run(Stage.PAIRS, plan.shape)
-        one = plan.shape._replace(query_len=1, has_trees=False)
-        for index in range(plan.num_next):
-            if index > 0:
-                self._run(Stage.ADVANCE, one)
-            if edits is None:
-                self._run(DRAFT_STAGES[plan.kind], one)
-            else:
-                drafts.select(plan.kind, one, edits)
-
-    def _launch_whole_draft(
-        self, drafts: StateDrafts | BlockDrafts, plan: StepPlan, edits: LogitEdits | None
-    ) -> None:
-        is_block = isinstance(drafts, BlockDrafts)
-        self._run(Stage.PAIRS if is_block else Stage.START, plan.shape)
-        shape = plan.shape._replace(query_len=1 + plan.num_next, has_trees=False)
-        padded = self._graphs.padded(shape)
-        shape = padded if padded.num_rows == shape.num_rows else shape  # the rows of the step
-        if is_block:
-            self._run(Stage.BLOCK, shape)
-        if edits is None:
-            self._run(CHAIN_STAGES[plan.kind], shape)
-        else:
-            drafts.draft(plan.kind, shape, edits)
 
     @torch.inference_mode()
     def launch_forward(self, shape: StepShape, *, has_adapters: bool = False) -> None:
@@ -217,7 +161,7 @@ class StepLauncher:
             hidden = states.final
             self._pairs.keep(states, batch.slot_mapping)
             self._pairs.keep_first(packed.first)
-        self._hidden[: len(hidden)] = hidden
+        self.buffers.hidden[: len(hidden)] = hidden
 
     @torch.inference_mode()
     def _launch_ragged(self, plan: StepPlan, shape: RaggedShape) -> None:
@@ -225,20 +169,20 @@ class StepLauncher:
         assert self._ragged is not None
         packed = self._unpack(plan.shape)
         self._state.write_tables(packed.changes)
-        flat_ids = self.input[plan.num_words - shape.num_tokens : plan.num_words]
+        flat_ids = self.buffers.input[plan.num_words - shape.num_tokens : plan.num_words]
         self._ragged.spread(packed, flat_ids, shape)
         self._graphs.run_ragged(shape, self._ragged.run)
         if self._pairs is not None:
             self._ragged.run_head(packed, shape, has_prompts=plan.has_head_prompts)
         num_tokens = plan.shape.num_rows * plan.shape.query_len
         offsets = self._offsets[: plan.shape.query_len]
-        self._ragged.gather(packed, offsets, self._hidden[:num_tokens])
+        self._ragged.gather(packed, offsets, self.buffers.hidden[:num_tokens])
 
     @torch.inference_mode()
     def _mark_invalid_chunks(self, shape: StepShape, ragged: RaggedShape) -> None:
         assert self._ragged is not None
-        table = rows_of(self.input, shape)
-        self._ragged.mark_invalid_chunks(table, self._results(shape)[:, 0], ragged)
+        table = rows_of(self.buffers.input, shape)
+        self._ragged.mark_invalid_chunks(table, self.buffers.results(shape)[:, 0], ragged)
 
     @torch.inference_mode()
     def launch_sampling(
@@ -250,7 +194,7 @@ class StepLauncher:
         log-probabilities that `extras` requests, if any.
         """
         packed, num_tokens = self._unpack(shape), shape.num_rows * shape.query_len
-        logits = self._model.compute_logits(self._hidden[:num_tokens])
+        logits = self._model.compute_logits(self.buffers.hidden[:num_tokens])
         offsets, num_prompt = self._offsets[: shape.query_len], packed.table[:, Word.NUM_PROMPT]
         kept, rules = None, None
         if extras is not None:
@@ -296,9 +240,10 @@ class StepLauncher:
         state.num_tokens.index_copy_(0, packed.places, packed.starts + 1 + counts)
         last_tokens = torch.where(counts > 0, last, packed.first)
         state.last_tokens.index_copy_(0, packed.places, last_tokens)
-        if self.draft_width:
+        if self.buffers.layout.width:
             state.held_drafts[:, 0].index_fill_(0, packed.places, 0)
-        torch.cat([counts[:, None], tokens], 1, out=self._results(shape))
+            state.held_trees[:, 0].index_fill_(0, packed.places, 0)
+        torch.cat([counts[:, None], tokens], 1, out=self.buffers.results(shape))
 
     @torch.inference_mode()
     def states_of(self, plan: StepPlan, lengths: Sequence[int]) -> Tensor:
@@ -309,7 +254,7 @@ class StepLauncher:
         if plan.ragged is not None:
             assert self._ragged is not None
             return self._ragged.states(sum(lengths))
-        return _of_rows(self._hidden, plan.shape.query_len, list(enumerate(lengths)))
+        return _of_rows(self.buffers.hidden, plan.shape.query_len, list(enumerate(lengths)))
 
     @torch.inference_mode()
     def hidden_of(self, plan: StepPlan, lengths: Sequence[tuple[int, int]]) -> Tensor:
@@ -317,59 +262,10 @@ class StepLauncher:
 
         lengths: the index of each row, and the number of these tokens. The result is a copy.
         """
-        return _of_rows(self._hidden, plan.shape.query_len, lengths)
-
-    def _results(self, shape: StepShape) -> Tensor:
-        """Return the part of the output buffer with the results of a step, [num_rows, 1 + Q]."""
-        start = shape.num_rows * self.draft_width
-        end = start + shape.num_rows * (1 + shape.query_len)
-        return self.output[start:end].view(shape.num_rows, -1)
-
-    def _head_stages(self) -> dict[Stage, Launch]:
-        """Return the stages that a head runs; none without one."""
-        stages: dict[Stage, Launch] = {}
-        if (pairs := self._pairs) is not None:
-            stages = {Stage.FEATURES: self._launch_features, Stage.PAIRS: self._launch_pairs}
-            if isinstance(pairs, BlockDrafts):
-                stages[Stage.BLOCK] = torch.inference_mode()(pairs.run_block)
-                return stages | stages_of_kinds(CHAIN_STAGES, pairs.draft)
-            stages[Stage.ADVANCE] = torch.inference_mode()(pairs.advance)
-            stages |= stages_of_kinds(DRAFT_STAGES, pairs.select)
-        elif (states := self._states) is not None:
-            stages = {Stage.START: self._launch_start}
-            stages |= stages_of_kinds(CHAIN_STAGES, states.draft)
-        return stages
-
-    @torch.inference_mode()
-    def _launch_features(self, shape: StepShape) -> None:
-        assert self._pairs is not None
-        self._pairs.add_features(self._hidden[: shape.num_rows * shape.query_len])
-
-    @torch.inference_mode()
-    def _launch_pairs(self, shape: StepShape) -> None:
-        """Launch the head's pass over the tokens that were verified."""
-        assert self._pairs is not None
-        self._pairs.run_pairs(*self._verified(shape), shape)
-
-    @torch.inference_mode()
-    def _launch_start(self, shape: StepShape) -> None:
-        """Launch what a head without KV takes from the step."""
-        assert self._states is not None
-        self._states.start(*self._verified(shape), self._sources(shape), shape)
-
-    def _verified(self, shape: StepShape) -> tuple[DraftRows, VerifiedChains]:
-        """Return the rows of a step, and their new tokens."""
-        table, results = rows_of(self.input, shape), self._results(shape)
-        rows = DraftRows(
-            table[:, :PARAM_WORDS],
-            table[:, Word.SLOT],
-            table[:, Word.NUM_PROMPT],
-            table[:, Word.NUM_NEXT],
-        )
-        return rows, VerifiedChains(results[:, 1:], results[:, 0])
+        return _of_rows(self.buffers.hidden, plan.shape.query_len, lengths)
 
     def _unpack(self, shape: StepShape) -> Packed:
-        return self._packer.unpack(self.input, shape)
+        return self._packer.unpack(self.buffers.input, shape)
 
     def _batch(self, packed: Packed, shape: StepShape, *, has_adapters: bool) -> DeviceBatch:
         size, offsets = self._limits.block_size, self._offsets[: shape.query_len]

@@ -20,6 +20,7 @@ from specdec.kernels.logit_edits import LogitEdits
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device_head import BlockParts, DraftRows, HeadDrafts, PairParts
 from specdec.worker.device_state import DeviceState, DeviceStepLimits, slots_at
+from specdec.worker.draft_layout import DraftLayout
 from specdec.worker.step_graphs import StepShape
 
 Parts = TypeVar("Parts", PairParts, BlockParts)
@@ -40,9 +41,10 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
         limits: DeviceStepLimits,
         hidden_size: int,
         drafts: Tensor,
+        layout: DraftLayout,
     ) -> None:
-        """hidden_size: of the target. drafts: as in HeadDrafts."""
-        super().__init__(parts.sampler, state, limits, drafts)
+        """hidden_size: of the target. drafts, layout: as in HeadDrafts."""
+        super().__init__(parts.sampler, state, limits, drafts, layout)
         self._parts: Parts = parts
         page, num_rows = parts.features, limits.max_num_seqs
         num_tokens = max(limits.max_scored_tokens, limits.max_step_tokens)
@@ -144,8 +146,9 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
         self, token_ids: Tensor, positions: Tensor, is_written: Tensor, shape: StepShape
     ) -> DeviceBatch:
         """Return the input of a pass; all [num_rows, Q]. is_written: tokens whose KV is stored."""
-        size = self._limits.block_size
-        positions = positions.clamp_max(shape.num_blocks * size - 1)  # of rows that have ended
+        size, last = self._limits.block_size, shape.num_blocks * self._limits.block_size - 1
+        is_written = is_written & (positions <= last)  # a row that has ended may be behind it
+        positions = positions.clamp_max(last)
         tables = self._state.tables[self._rows.places[: shape.num_rows], : shape.num_blocks]
         slots = slots_at(positions, tables, size)
         return DeviceBatch(

@@ -13,11 +13,11 @@ from specdec.worker.step_graphs import RaggedShape, StepShape
 class StepPlan(NamedTuple):
     """A step as it is launched.
 
-    shape: of sampling, and of the pass where its rows have equally many tokens. num_next: draft
-    tokens to make behind it. ragged: of the pass where they have not; None otherwise. has_chunks:
-    whether a row does not sample. has_head_prompts: whether the head runs tokens of a prompt.
-    extras: further needs of some rows; None where no row has any. has_adapters: whether a row has
-    an adapter.
+    shape: of sampling, and of the pass where its rows have equally many tokens. ragged: of the
+    pass where they have not; None otherwise. num_next: draft tokens to make behind it. grows_trees:
+    whether some of these drafts are to be trees. has_chunks: whether a row does not sample.
+    has_head_prompts: whether the head runs tokens of a prompt. extras: further needs of some rows;
+    None where no row has any. has_adapters: whether a row has an adapter.
     """
 
     shape: StepShape
@@ -28,6 +28,7 @@ class StepPlan(NamedTuple):
     has_head_prompts: bool = False
     extras: StepExtras | None = None
     has_adapters: bool = False
+    grows_trees: bool = False
 
     @property
     def num_words(self) -> int:

@@ -127,9 +127,7 @@ class DeviceQueue:
     def _can_run(self, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> bool:
         """Return whether the device can run a step behind that in flight, and draft behind it."""
         in_front = self._begun[-1].rows if self._begun else ()
-        fits_head = self._head is None or (
-            self._head.fits_device(rows, in_front) and not verified_by_host(rows, states)
-        )
+        fits_head = self._head is None or self._head.fits_device(rows, in_front)
         return fits_head and self._steps.can_run(rows, states)
 
     def collect(self) -> VerifyOutput:
@@ -157,7 +155,7 @@ class DeviceQueue:
             if row.samples and row.seq_id not in step.by_host:
                 own = verified[row.seq_id]
                 state.append_output(row, own.token_ids)
-                state.held_draft = own.next_draft_token_ids if self._head is not None else ()
+                state.hold_draft(own)
         if self._head is not None:
             self._head.note_device_step(result.rows, result.verified)
 
@@ -170,9 +168,14 @@ class DeviceQueue:
         """Wait for a step, behind which all in front of it are settled."""
         rows, verified = [], []
         tokens, drafted = step.tokens.collect(), step.tokens.drafts()
-        notes = zip(step.tokens.logprobs(tokens), step.tokens.confidences(drafted), strict=True)
+        notes = zip(
+            step.tokens.logprobs(tokens),
+            step.tokens.parents(drafted),
+            step.tokens.confidences(drafted),
+            strict=True,
+        )
         found = zip(step.rows, step.states, tokens, drafted, notes, strict=True)
-        for pending, state, token_ids, drafts, (logprobs, confidences) in found:
+        for pending, state, token_ids, drafts, (logprobs, parents, confidences) in found:
             row = state.resolved(pending) if pending.is_pending else pending
             rows.append(row)
             if row.seq_id in step.by_host:
@@ -185,6 +188,7 @@ class DeviceQueue:
                         logprobs,
                         has_bad_logits=not token_ids,
                         next_draft_token_ids=drafts,
+                        next_draft_parents=parents,
                         next_draft_confidences=confidences,
                     )
                 )

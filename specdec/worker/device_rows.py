@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import chain
 
 from specdec.sampling.verifiers.synthetic import num_kept_by_chance
@@ -81,9 +81,12 @@ def num_kept(rows: Sequence[StepRow], states: Sequence[SequenceState]) -> list[i
     return counts
 
 
-def without_next_drafts(rows: Sequence[StepRow]) -> list[StepRow]:
-    """Return rows with nothing for a head on the device to do."""
-    return [row._replace(num_next_drafts=0, next_draft_depth=0) for row in rows]
+def without_next_drafts(rows: Sequence[StepRow], seq_ids: Container[int]) -> list[StepRow]:
+    """Return rows in which a head has nothing to do for some sequences."""
+    return [
+        row._replace(num_next_drafts=0, next_draft_depth=0) if row.seq_id in seq_ids else row
+        for row in rows
+    ]
 
 
 def flat_tokens(rows: Sequence[StepRow]) -> list[int]:

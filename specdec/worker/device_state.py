@@ -44,6 +44,14 @@ class DeviceStepLimits:
         return max(self.max_num_seqs * (1 + self.max_draft_tokens), of_trees)
 
     @property
+    def max_growing_rows(self) -> int:
+        """Most sequences of a step behind which trees are drafted: the next one has to hold them.
+
+        Padding is included; 0 without trees.
+        """
+        return self.max_scored_tokens // (1 + self.max_tree_nodes) if self.max_tree_nodes else 0
+
+    @property
     def blocks_of_longest(self) -> int:
         """Blocks of a sequence of max_model_len tokens."""
         return -(-self.max_model_len // self.block_size)
@@ -64,6 +72,9 @@ class DeviceState:
         # What a head has drafted behind them: the number of tokens, then the tokens.
         held = (num_places, 1 + limits.max_draft_tokens)
         self.held_drafts = torch.zeros(held, dtype=torch.int64, device=device)
+        # Of trees the number of nodes, tokens and parents; `held_drafts` has the first path.
+        of_trees = (num_places, 1 + 2 * limits.max_tree_nodes)
+        self.held_trees = torch.zeros(of_trees, dtype=torch.int64, device=device)
         self.padding_place = limits.max_num_seqs
         self._free = list(reversed(range(limits.max_num_seqs)))
         self._places: dict[int, int] = {}

@@ -12,6 +12,7 @@ from specdec.kernels.logit_edits import LogitEdits
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device_head import DraftRows, HeadDrafts, StateParts
 from specdec.worker.device_state import DeviceState, DeviceStepLimits
+from specdec.worker.draft_layout import DraftLayout
 from specdec.worker.step_graphs import StepShape
 
 
@@ -25,13 +26,14 @@ class StateDrafts(HeadDrafts):
         limits: DeviceStepLimits,
         hidden: Tensor,
         drafts: Tensor,
+        layout: DraftLayout,
     ) -> None:
         """hidden: [max_scored_tokens, hidden_size], where a step leaves its states.
 
-        drafts: as in HeadDrafts.
+        drafts, layout: as in HeadDrafts.
         """
         assert not parts.head.taps, "the states of layers are not kept"
-        super().__init__(parts.sampler, state, limits, drafts)
+        super().__init__(parts.sampler, state, limits, drafts, layout)
         self._parts, self._hidden = parts, hidden
         self._features = hidden.new_zeros(limits.max_num_seqs, parts.head.feature_size)
 

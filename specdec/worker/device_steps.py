@@ -63,7 +63,8 @@ class DeviceSteps:
         self._launcher = StepLauncher(
             model, kv_cache, shard, limits, state, graphs, self._packer, drafter
         )
-        sizes = (len(self._launcher.input), len(self._launcher.output))
+        static = self._launcher.buffers
+        sizes = (len(static.input), len(static.output))
         self._buffers = [HostBuffer(*sizes, device) for _ in range(num_in_flight)]
         self._num_begun = 0
         self._most_next_drafts = 0 if drafter is None else limits.max_draft_tokens
@@ -106,9 +107,16 @@ class DeviceSteps:
         )
 
     def _can_draft(self, rows: Sequence[StepRow]) -> bool:
-        """Return whether the drafts behind rows can be made on the device: chains of some size."""
-        num_next = max(row.num_next_drafts * row.samples for row in rows)
-        return num_next <= self._most_next_drafts and not any(row.next_draft_depth for row in rows)
+        """Return whether the drafts behind rows can be made on the device, up to some size."""
+        if not _grows_trees(rows):
+            num_next = max(row.num_next_drafts * row.samples for row in rows)
+            return num_next <= self._most_next_drafts
+        has_room = self._shape(rows, 0).num_rows <= self._limits.max_growing_rows
+        return has_room and all(
+            self._launcher.holds_tree(row.num_next_drafts, row.next_draft_depth)
+            for row in rows
+            if row.samples
+        )
 
     def states_of(self, rows: Sequence[StepRow]) -> Tensor:
         """Return the hidden states of the last step, whose rows are known by now."""
@@ -144,7 +152,8 @@ class DeviceSteps:
         A chain may be as long as a tree, where a proposer found no other continuation.
         """
         most = max(map(device_rows.num_drafts, rows))
-        has_trees = most > self._limits.max_draft_tokens or any(row.parents for row in rows)
+        is_tree = any(row.parents or row.held_depth for row in rows)
+        has_trees = is_tree or most > self._limits.max_draft_tokens
         return self._graphs.padded(StepShape(len(rows), 1 + most, num_blocks, has_trees))
 
     def _is_ragged(self, rows: Sequence[StepRow]) -> bool:
@@ -196,11 +205,12 @@ class DeviceSteps:
         host = self._buffers[self._num_begun % len(self._buffers)]
         self._num_begun += 1
         self._packer.pack(host.words, rows, states, shape, num_kept, is_ragged=is_ragged)
-        launcher.input[: plan.num_words].copy_(host.input[: plan.num_words], non_blocking=True)
+        static = launcher.buffers
+        static.input[: plan.num_words].copy_(host.input[: plan.num_words], non_blocking=True)
         table = launcher.launch(plan._replace(extras=extras))
-        draft_size = shape.num_rows * launcher.draft_width
+        draft_size = shape.num_rows * static.layout.width
         output_size = draft_size + shape.num_rows * (1 + shape.query_len)
-        host.output[:output_size].copy_(launcher.output[:output_size], non_blocking=True)
+        host.output[:output_size].copy_(static.output[:output_size], non_blocking=True)
         drafts, results = host.output[:output_size].split((draft_size, output_size - draft_size))
         logprobs = None
         if extras is not None and table is not None:
@@ -208,9 +218,10 @@ class DeviceSteps:
         return PendingTokens(
             results.view(shape.num_rows, -1)[: len(rows)],
             drafts.view(shape.num_rows, -1)[: len(rows)] if plan.num_next else None,
-            recorded_event(launcher.input.device),
+            recorded_event(static.input.device),
             logprobs,
-            self._limits.max_draft_tokens,
+            static.layout,
+            plan.grows_trees,
         )
 
     def _plan(self, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> StepPlan:
@@ -218,28 +229,33 @@ class DeviceSteps:
         shape = self._shape(rows, _num_blocks(states))
         num_next = max(row.num_next_drafts * row.samples for row in rows)
         has_adapters = any(row.adapter_id != BASE_MODEL for row in rows)
+        plan = StepPlan(
+            shape, kind, num_next, has_adapters=has_adapters, grows_trees=_grows_trees(rows)
+        )
         if not self._is_ragged(rows):
-            return StepPlan(shape, kind, num_next, has_adapters=has_adapters)
+            return plan
         num_tokens = sum(map(device_rows.num_tokens, rows))
         sizes = (num_tokens, shape.num_rows, shape.num_blocks)
         ragged = RaggedShape(*sizes, has_adapters, shape.has_trees)
-        return StepPlan(
-            shape,
-            kind,
-            num_next,
-            self._graphs.padded_ragged(ragged),
+        return plan._replace(
+            ragged=self._graphs.padded_ragged(ragged),
             has_chunks=not all(row.samples for row in rows),
             has_head_prompts=any(
                 row.num_next_drafts and device_rows.is_prompt(row) for row in rows
             ),
-            has_adapters=has_adapters,
         )
 
     def _fill_with_padding(self, shape: StepShape) -> None:
         """Put a step of padding alone into the input buffer."""
-        words = np.zeros(len(self._launcher.input), np.int64)
+        static = self._launcher.buffers.input
+        words = np.zeros(len(static), np.int64)
         self._packer.pack(words, [], [], shape, [])
-        self._launcher.input.copy_(torch.from_numpy(words))
+        static.copy_(torch.from_numpy(words))
+
+
+def _grows_trees(rows: Sequence[StepRow]) -> bool:
+    """Return whether a head is to draft a tree behind a row."""
+    return any(row.samples and row.next_draft_depth for row in rows)
 
 
 def _num_blocks(states: Sequence[SequenceState]) -> int:

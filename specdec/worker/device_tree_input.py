@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specdec.sampling.device_edits import chain_paths
 from specdec.types.draft_tree import (
@@ -47,6 +48,11 @@ class PackedTrees(NamedTuple):
         """The rows that have trees, [num_rows] bool."""
         return self.words[:, 1] != 0
 
+    def replaced(self, rows: Tensor, others: PackedTrees) -> PackedTrees:
+        """Return the trees with those of `others` in some rows, [num_rows] bool."""
+        pairs = zip(self, others, strict=True)
+        return PackedTrees(*(torch.where(rows[:, None], new, own) for own, new in pairs))
+
     def paths(self, rows: Tensor, drafts: Tensor) -> Tensor:
         """Return the drafts in front of rows of logits, as `chain_paths` does for chains.
 
@@ -59,6 +65,41 @@ class PackedTrees(NamedTuple):
         in_tree = drafts[sequences].masked_fill((own == 0) | (nodes >= MAX_TREE_NODES), -1)
         is_tree = self.is_tree[sequences][:, None]
         return torch.where(is_tree, in_tree, chain_paths(rows, drafts))
+
+
+class HeldTrees(NamedTuple):
+    """The first nodes of trees that a head has drafted on the device."""
+
+    num_nodes: Tensor  # [num_rows] int64
+    token_ids: Tensor  # [num_rows, Q - 1] int64
+    trees: PackedTrees
+
+
+def held_trees(held: Tensor, most: Tensor, shape: StepShape) -> HeldTrees:
+    """Return the first nodes of held trees, as the input of a step with trees has them.
+
+    held: [num_rows, 1 + 2 * N] int64, as in DeviceState. most: nodes to take, [num_rows] int64.
+    """
+    num_nodes, num_columns = torch.minimum(held[:, 0], most), shape.query_len - 1
+    largest = (held.shape[1] - 1) // 2
+    columns = slice(min(largest, num_columns))
+    missing = (0, max(0, num_columns - largest))
+    tokens, parents = held[:, 1 : 1 + largest], held[:, 1 + largest :]
+    nodes = torch.arange(num_columns, device=held.device)
+    is_node = nodes < num_nodes[:, None]
+    parents = pad(parents[:, columns], missing).masked_fill(~is_node, BASE)
+    bits = torch.ones_like(nodes) << nodes.clamp_max(MAX_TREE_NODES - 1)
+    # With the base in front, whose path is empty; each round doubles the length of the paths.
+    words = pad(torch.where(is_node, bits, 0), (1, 0))
+    depths, above = pad(is_node.long(), (1, 0)), pad(parents + 1, (1, 0))
+    for _ in range(num_columns.bit_length()):
+        words, depths = words | words.gather(1, above), depths + depths.gather(1, above)
+        above = above.gather(1, above)
+    return HeldTrees(
+        num_nodes,
+        pad(tokens[:, columns], missing).masked_fill(~is_node, 0),
+        PackedTrees(parents, depths, words),
+    )
 
 
 def num_tree_words(shape: StepShape) -> int:

@@ -112,7 +112,7 @@ class HeadKv:
         self._note(row)
         self.append_output(row.seq_id, token_ids)
         if row.num_next_drafts and (token_ids or not row.samples):
-            end = self.num_tokens(row.seq_id) if row.samples else row.end
+            end = self.pairs_end(row)
             num_missing = self.num_missing(row.seq_id, end)
             self.note_computed(row.seq_id, self.pairs(row.seq_id, num_missing))
 
@@ -123,6 +123,17 @@ class HeadKv:
     def num_tokens(self, seq_id: int) -> int:
         """Return the number of known tokens of a sequence."""
         return len(self._sequences[seq_id].token_ids)
+
+    def pairs_end(self, row: StepRow) -> int:
+        """Return the slot behind the last pair that can be computed behind a row that has run.
+
+        A row of a sequence that has ended at the longest length, whose result is discarded, yields
+        a token that has no slot.
+        """
+        if not row.samples:
+            return row.end
+        num_slots = len(self._batch_state.block_table(row.seq_id)) * self._block_size
+        return min(self.num_tokens(row.seq_id), num_slots)
 
     def num_missing(self, seq_id: int, end: int) -> int:
         """Return the number of pairs below slot `end` that are not computed."""

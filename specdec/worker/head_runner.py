@@ -155,6 +155,12 @@ class HeadRunner:
         for row in rows:
             self._kv.note_step(row, tokens.get(row.seq_id, ()))
 
+    def note_output(self, verified: Sequence[VerifiedRow]) -> None:
+        """Record the new tokens of rows that the host has verified, of a step on the device."""
+        if self._kv is not None:
+            for row in verified:
+                self._kv.append_output(row.seq_id, row.token_ids)
+
     @property
     def taps(self) -> tuple[int, ...]:
         """See DraftHead."""
@@ -237,7 +243,7 @@ class HeadRunner:
         num_left = self._max_pairs
         chunks, drafts, members = list[Chunk](), list[HeadDraft](), list[int]()
         for row in active:
-            end = kv.num_tokens(row.seq_id) if row.samples else row.end
+            end = kv.pairs_end(row)
             num_missing = kv.num_missing(row.seq_id, end)
             if not (count := min(num_missing, num_left)):
                 continue

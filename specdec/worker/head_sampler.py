@@ -13,6 +13,7 @@ from torch import Tensor
 from specdec.kernels.logit_edits import LogitEdits
 from specdec.kernels.sample import SampleParams, row_argmax
 from specdec.models.heads.base import DraftHead
+from specdec.sampling.device_children import DeviceChildren, children_on_device
 from specdec.sampling.device_edits import apply_edits
 from specdec.sampling.device_sampler import (
     DeviceRules,
@@ -163,6 +164,33 @@ class HeadSampler:
         logits = logits.float()
         apply_edits(logits, *shaping, shard.first_token)
         return sample_on_device(logits, rules, kind, shard)
+
+    def children_on_device(
+        self,
+        logits: Tensor,
+        rules: DeviceRules | None,
+        kind: SamplingKind,
+        count: int,
+        shaping: Shaping | None = None,
+    ) -> DeviceChildren:
+        """Return what `children` does, without a value that the host has to read.
+
+        logits, rules, kind: as in `select_on_device`. shaping: as in `select_shaped`; None for no
+        changes. A collective call.
+        """
+        shard = self._shard
+        if shaping is None and rules is None:
+            found = children_on_device(logits, None, kind, count, self._head_shard)
+            if self._target_ids is None:
+                return found
+            own = found.token_ids.clamp(0, len(self._target_ids) - 1)  # of an invalid row any
+            return found._replace(token_ids=self._target_ids[own])
+        if self._remap is not None:
+            logits, shard = self._remap.apply(logits), self._remap.shard
+        if shaping is not None:
+            logits = logits.float()
+            apply_edits(logits, *shaping, shard.first_token)
+        return children_on_device(logits, rules, kind, count, shard)
 
     def note_confidences(
         self, logits: Tensor, drafts: Sequence[HeadDraft], selected: Sequence[int | None]

@@ -43,9 +43,9 @@ class Stage(StrEnum):
 
     ADAPTED_FORWARD is the pass with adapters. GREEDY to TRUNCATED sample, with the work that rows
     need. A head with KV computes FEATURES behind the pass, and PAIRS behind sampling; then DRAFT
-    and ADVANCE in turn make a draft token of each row, or BLOCK runs the layers for all of them. A
-    head without KV has START behind sampling. Behind BLOCK and START, CHAIN selects all tokens of
-    the drafts, of which the query length counts one more.
+    and ADVANCE in turn make a draft token of each row, TREE makes a whole tree of each, or BLOCK
+    runs the layers for all tokens. A head without KV has START behind sampling. Behind BLOCK and
+    START, CHAIN selects all tokens of the drafts, of which the query length counts one more.
     """
 
     FORWARD = "forward"
@@ -58,6 +58,9 @@ class Stage(StrEnum):
     DRAFT_GREEDY = "draft greedy"
     DRAFT_SAMPLED = "draft sampled"
     DRAFT_TRUNCATED = "draft truncated"
+    TREE_GREEDY = "tree greedy"
+    TREE_SAMPLED = "tree sampled"
+    TREE_TRUNCATED = "tree truncated"
     ADVANCE = "advance"
     BLOCK = "block"
     START = "start"
@@ -66,10 +69,7 @@ class Stage(StrEnum):
     CHAIN_TRUNCATED = "chain truncated"
 
     def runs_in(self, shape: StepShape) -> bool:
-        """Return whether the stage is a graph in a shape.
-
-        A head that drafts on the device makes chains, so few of its drafts follow trees.
-        """
+        """Return whether the stage is a graph in a shape."""
         if shape.has_trees:
             return self in _WITH_TREES
         if self in _OF_ONE_TOKEN:
@@ -77,10 +77,12 @@ class Stage(StrEnum):
         return shape.query_len > 1 or self not in _OF_DRAFTS
 
 
-_OF_ONE_TOKEN = frozenset(
+_OF_TREES = frozenset((Stage.TREE_GREEDY, Stage.TREE_SAMPLED, Stage.TREE_TRUNCATED))
+
+_OF_ONE_TOKEN = _OF_TREES | frozenset(
     (Stage.DRAFT_GREEDY, Stage.DRAFT_SAMPLED, Stage.DRAFT_TRUNCATED, Stage.ADVANCE)
 )
-"""Each row has one token, whatever it has in the step."""
+"""Each row has one token to begin with, whatever it has in the step."""
 
 _OF_DRAFTS = frozenset(
     (Stage.BLOCK, Stage.CHAIN_GREEDY, Stage.CHAIN_SAMPLED, Stage.CHAIN_TRUNCATED)
@@ -88,7 +90,7 @@ _OF_DRAFTS = frozenset(
 
 _WITH_TREES = frozenset(
     (
-        *(Stage.FORWARD, Stage.ADAPTED_FORWARD, Stage.FEATURES),
+        *(Stage.FORWARD, Stage.ADAPTED_FORWARD, Stage.FEATURES, Stage.PAIRS),
         *(Stage.GREEDY, Stage.SAMPLED, Stage.TRUNCATED),
     )
 )
@@ -200,13 +202,14 @@ class GraphReport:
 
     max_rows, max_query_len: of the largest step with graphs. max_ragged_tokens: of the largest step
     with prompts that has one; 0 where these have none. max_tree_nodes: of the largest tree in a
-    step with a graph; 0 where no drafts are trees.
+    step with a graph; 0 where no drafts are trees. grows_trees: whether graphs draft trees.
     """
 
     max_rows: int
     max_query_len: int
     max_ragged_tokens: int
     max_tree_nodes: int
+    grows_trees: bool
     num_graphs: int
     seconds: float
     num_bytes: int
@@ -217,6 +220,7 @@ class GraphReport:
             return "no graphs: every step is launched operator by operator"
         prompts = f", and with prompts up to {self.max_ragged_tokens}"
         trees = f", with trees of up to {self.max_tree_nodes} drafts"
+        by_host = self.max_tree_nodes and not self.grows_trees
         return (
             f"captured {self.num_graphs} graphs in {self.seconds:.1f} s and "
             f"{self.num_bytes / _MIB:.0f} MiB, for steps of up to {self.max_rows} sequences with "
@@ -224,7 +228,7 @@ class GraphReport:
             f"{trees if self.max_tree_nodes else ''}"
             f"{prompts if self.max_ragged_tokens else ''}; without a graph: larger steps, "
             f"{'' if self.max_ragged_tokens else 'prompts, '}"
-            f"{'draft heads of trees, ' if self.max_tree_nodes else ''}on torch's kernels steps "
+            f"{'draft heads of trees, ' if by_host else ''}on torch's kernels steps "
             "with one row that has an adapter, and sampling where a row has a grammar, penalties, "
             "log-probabilities or a verifier other than coupled"
         )
@@ -290,6 +294,7 @@ class StepGraphs:
             max(self._query_lens[rows, False][-1] for rows in self._row_counts),
             max((shape.num_tokens for shape in self._ragged), default=0),
             max((shape.query_len - 1 for shape in self._shapes() if shape.has_trees), default=0),
+            any(stage in _OF_TREES for stage, _ in self._replays),
             len(self._replays) + len(self._ragged),
             time.perf_counter() - started_at_s,
             0 if self._backend is None else self._backend.num_bytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +47,7 @@ from specdec.worker.verification import (
     verify_by_argmax,
     verify_in_parts,
     verify_sampled,
+    with_rows,
 )
 
 logger = logging.getLogger(__name__)
@@ -136,12 +137,15 @@ class TargetModelRunner(ModelRunner):
             return VerifyOutput(step.step_id, ())
         rows = self._batch_state.resolve_pending(step.rows)
         if self._queue is not None:
-            states, own = self._batch_state.states(rows), rows
-            if drafts_trees := any(row.next_draft_depth for row in rows):
-                own = without_next_drafts(rows)
-            if self._queue.begin(step.step_id, own, states):
-                output = self._verified_by_host(self._queue.collect_settled(), rows, states)
-                return self._with_trees(output, rows) if drafts_trees else output
+            states = self._batch_state.states(rows)
+            by_host = [verified_by_host(rows, states)]
+            if any(row.next_draft_depth for row in rows):  # of trees that the device may not draft
+                by_host.append(frozenset(row.seq_id for row in rows))
+            for seq_ids in by_host:
+                own = without_next_drafts(rows, seq_ids)
+                if self._queue.begin(step.step_id, own, states):
+                    output = self._verified_by_host(self._queue.collect_settled(), rows, states)
+                    return self._drafted_by_host(output, rows, seq_ids)
         return self._run(step.step_id, rows)
 
     def begin(self, step: StepInput) -> bool:
@@ -154,8 +158,6 @@ class TargetModelRunner(ModelRunner):
         queue = self._queue
         if queue is None or not step.rows:
             return False
-        if any(row.next_draft_depth for row in step.rows):
-            return False  # the host has to draft behind it
         if not queue.has_room(step):
             return False
         is_behind = queue.num_unsettled > 0
@@ -187,16 +189,22 @@ class TargetModelRunner(ModelRunner):
         self.device_steps.forget_tokens(own)
         hidden = self.device_steps.hidden_of(rows, seq_ids)
         verified = verify_in_parts(self._verify, own, hidden, may_fail=self.group.size == 1)
-        by_id = {row.seq_id: row for row in (*output.rows, *verified)}
-        return replace(output, rows=tuple(by_id[row.seq_id] for row in rows if row.seq_id in by_id))
+        if self.head is not None:
+            self.head.note_output(verified)
+        return with_rows(output, verified, rows)
 
-    def _with_trees(self, output: VerifyOutput, rows: Sequence[StepRow]) -> VerifyOutput:
-        """Draft with a head by operators of the host behind a step that the device has run."""
-        assert self.head is not None
+    def _drafted_by_host(
+        self, output: VerifyOutput, rows: Sequence[StepRow], seq_ids: Set[int]
+    ) -> VerifyOutput:
+        """Draft with a head behind some rows of a step that the device has run."""
+        own = without_next_drafts(rows, {row.seq_id for row in rows} - seq_ids)
+        if self.head is None or not any(row.num_next_drafts for row in own):
+            return output
         assert self.device_steps is not None
-        verified = self.head.draft_behind(rows, self.device_steps.states_of(rows), output.rows)
+        verified = tuple(row for row in output.rows if row.seq_id in seq_ids)
+        verified = self.head.draft_behind(own, self.device_steps.states_of(rows), verified)
         self._batch_state.hold_drafts(verified)
-        return replace(output, rows=verified)
+        return with_rows(output, verified, rows)
 
     def collect(self) -> VerifyOutput:
         """Wait for the oldest step in flight; return its output."""
@@ -379,15 +387,10 @@ class TargetModelRunner(ModelRunner):
 
         Returns the moves, which whatever else is stored by slot has to follow.
         """
-        moves = self._moves(rows, verified)
-        if moves:
-            self.model.move_kv(self.kv_cache, moves)
-        return moves
-
-    def _moves(
-        self, rows: Sequence[StepRow], verified: Sequence[VerifiedRow]
-    ) -> Sequence[SlotMove]:
         if not any(row.parents for row in rows):
             return ()
         tokens = {row.seq_id: row.token_ids for row in verified}
-        return self._batch_state.compaction(rows, tokens)
+        moves = self._batch_state.compaction(rows, tokens)
+        if moves:
+            self.model.move_kv(self.kv_cache, moves)
+        return moves

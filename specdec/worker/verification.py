@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from specdec.kernels.sample import RowArgmax
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch, VerifiedTokens, verify_greedy
 from specdec.sampling.vocab_shard import VocabShard, all_ranks_argmax
-from specdec.types.messages import StepRow, VerifiedRow
+from specdec.types.messages import StepRow, VerifiedRow, VerifyOutput
 from specdec.types.sampling_params import VerifierName
 from specdec.worker.batch_state import BatchState, TokenSpan
 from specdec.worker.step_rows import positions_of_guesses
@@ -116,3 +117,14 @@ def _by_verifier(state: BatchState, rows: Sequence[StepRow]) -> dict[VerifierNam
         name = state.rules(row.seq_id).acting_verifier
         members_of.setdefault(name, []).append(index)
     return members_of
+
+
+def with_rows(
+    output: VerifyOutput, verified: Sequence[VerifiedRow], rows: Sequence[StepRow]
+) -> VerifyOutput:
+    """Return an output with `verified` in place of its rows of the same sequences, or added.
+
+    rows: of the step, which give the order.
+    """
+    by_id = {row.seq_id: row for row in (*output.rows, *verified)}
+    return replace(output, rows=tuple(by_id[row.seq_id] for row in rows if row.seq_id in by_id))

@@ -250,6 +250,8 @@ def test_drafts_are_measured(small):
     found = measure_head(small)
     assert found["passed"]
     assert set(found["ms_per_token"]) == set(found["medusa"]["ms_per_token"]) == {1, 8}
+    assert found["trees of 24"]["batches"][1]["is_on_device"]
+    assert "level of a tree of 24 of an EAGLE-3 head, ms" in found["aims"]
 
 
 def test_a_mixture_is_measured_beside_the_experts_that_it_reads(small):

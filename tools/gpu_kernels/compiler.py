@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 
 from triton import knobs
@@ -15,6 +19,9 @@ from triton.compiler import compile as compile_source
 from tools.gpu_kernels.report import Resources
 from tools.gpu_kernels.variant import Variant
 from tools.gpu_kernels.variants import variants
+
+_MAX_PROCESSES = 4
+"""Each imports torch and Triton, which takes 500 MB."""
 
 
 def compile_variant(variant: Variant, architecture: int) -> Resources:
@@ -37,13 +44,23 @@ def compile_variant(variant: Variant, architecture: int) -> Resources:
 
 
 def compile_all() -> dict[str, dict[str, Resources]]:
-    """Compile all variants; return resources by name and target."""
-    return {
-        variant.name: {
-            f"sm_{architecture}": compile_variant(variant, architecture)
-            for architecture in variant.architectures
-        }
-        for variant in variants()
+    """Compile all variants, in a process for each core; return resources by name and target."""
+    num_processes = min(os.cpu_count() or 1, _MAX_PROCESSES)
+    with ProcessPoolExecutor(num_processes, get_context("spawn")) as pool:
+        return dict(pool.map(_compile_nth, range(len(_all_variants())), chunksize=4))
+
+
+@cache
+def _all_variants() -> list[Variant]:
+    return list(variants())
+
+
+def _compile_nth(index: int) -> tuple[str, dict[str, Resources]]:
+    """Compile a variant by its place among all, since kernels cannot be sent to a process."""
+    variant = _all_variants()[index]
+    return variant.name, {
+        f"sm_{architecture}": compile_variant(variant, architecture)
+        for architecture in variant.architectures
     }
 
 

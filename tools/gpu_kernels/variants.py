@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from specdec.kernels.triton import lora
 from specdec.kernels.triton.device import (
+    children,
     edits,
     products,
     rows,
@@ -30,6 +31,7 @@ def variants() -> Iterator[Variant]:
     yield from expert_variants()
     yield from _lora_variants()
     yield from _sampling_variants()
+    yield from _children_variants()
     yield _edit_variant()
     yield from _verification_variants()
 
@@ -174,6 +176,28 @@ def _sampling_variants() -> Iterator[Variant]:
             {"BLOCK": 2048},
             exact,
         )
+
+
+def _children_variants() -> Iterator[Variant]:
+    """Yield the best tokens of tiles and of rows, with noise and without."""
+    types = {
+        **dict.fromkeys(("keys", "seeds", "choices", "positions", "token_ids"), "*i64"),
+        **dict.fromkeys(("sums", "tile_best", "row_best", "temperatures", "floors"), "*fp32"),
+        "is_invalid": "*i32",
+        "confidences": "*fp64",
+        **dict.fromkeys(("stride", "vocab_size", "num_tiles", "num_children"), "i32"),
+    }
+    exact = {"num_warps": 8, "enable_fp_fusion": False}
+    for dtype, is_noisy, count in (("fp32", True, 32), ("bf16", True, 32), ("bf16", False, 12)):
+        constants = {"NOISY": is_noisy, "COUNT": count}
+        name = f"{dtype}{'_noise' if is_noisy else ''}"
+        logits = {"logits": f"*{dtype}", **types}
+        tile = {**constants, "BLOCK": 2048}
+        yield Variant(f"tile_children_{name}", children.tile_children, logits, tile, exact)
+        if dtype == "bf16":
+            merged = {**constants, "BLOCK_COUNT": power_of_two(count), "BLOCK_TILES": 64}
+            options = {"num_warps": 1}
+            yield Variant(f"merge_children_{name}", children.merge_children, types, merged, options)
 
 
 def _edit_variant() -> Variant:

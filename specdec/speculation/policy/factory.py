@@ -113,9 +113,7 @@ def measure_costs(
     )
     profiler = CostProfiler(config, most, time.perf_counter, text=text, draft_text=draft_text)
     engine = measure_engine(most, _ENGINE_BUDGET_S)
-    has_trees = speculation.num_draft_tree_tokens > 0
-    longest_chain = speculation.num_speculative_tokens if has_trees else most
-    num_held = longest_chain if speculation.holds_drafts else 0
+    num_held = most if speculation.holds_drafts else 0
 
     def verification(profiler: CostProfiler) -> CostTable:
         costs = profiler.verification(target, _VERIFICATION_BUDGET_S)

@@ -109,12 +109,13 @@ class ProposalAhead:
     """Drafts for one sequence behind its next token, which is not known yet.
 
     drafts_by_token: as in StepRow, for every token behind which there is a draft.
-    num_held_drafts: as in StepRow, where the target's ranks have the draft.
+    num_held_drafts, held_depth: as in StepRow, where the target's ranks have the draft.
     """
 
     seq_id: int
     drafts_by_token: tuple[tuple[int, ...], ...] = ()
     num_held_drafts: int = 0
+    held_depth: int = 0
 
 
 class SentRow(NamedTuple):

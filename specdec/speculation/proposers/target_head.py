@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdec.config.methods import HeadMethodConfig
-from specdec.sequences.sequence import HeadDraft
 from specdec.speculation.proposers.base import (
     DraftRequest,
     Proposal,
@@ -18,7 +17,7 @@ from specdec.speculation.proposers.base import (
     ProposerMemory,
     SynchronousProposer,
 )
-from specdec.types.draft_tree import chain_of, nodes_within, subtree
+from specdec.types.draft_tree import wanted_part
 
 
 class TargetHeadProposer(SynchronousProposer):
@@ -38,22 +37,20 @@ class TargetHeadProposer(SynchronousProposer):
 
     def propose_ahead(self, requests: Sequence[DraftRequest]) -> list[ProposalAhead]:
         """Have the ranks take what they will have drafted behind the tokens in flight."""
-        return [ProposalAhead(each.seq.seq_id, (), each.max_tokens) for each in requests]
+        return [
+            ProposalAhead(
+                each.seq.seq_id,
+                num_held_drafts=each.max_nodes if each.wants_tree else each.max_tokens,
+                held_depth=each.max_tokens if each.wants_tree else 0,
+            )
+            for each in requests
+        ]
 
     def _propose(self, request: DraftRequest) -> Proposal:
         """Return the draft as far as it is wanted now; the number was another when it was made."""
         seq, draft = request.seq, request.seq.head_draft
         if draft is None:
             return Proposal(seq.seq_id, seq.num_tokens, seq.token_ids[-1], ())
-        drafts, parents = _wanted(draft, request)
+        wanted = (request.max_nodes, request.max_tokens)
+        drafts, parents = wanted_part(draft.token_ids, draft.parents, *wanted)
         return Proposal(seq.seq_id, draft.base_length, draft.base_token, drafts, parents=parents)
-
-
-def _wanted(
-    draft: HeadDraft, request: DraftRequest
-) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """Return the tokens that are wanted now, and their tree; None for a chain."""
-    if draft.parents is None or not request.wants_tree:
-        return chain_of(draft.token_ids, draft.parents)[: request.max_tokens], None
-    nodes = nodes_within(draft.parents, request.max_tokens)[: request.max_nodes]
-    return tuple(draft.token_ids[node] for node in nodes), subtree(draft.parents, nodes)

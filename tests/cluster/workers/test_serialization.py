@@ -76,6 +76,7 @@ def step_rows(draw):
         draw(COUNTS),
         draw(INT32),
         draw(COUNTS),
+        draw(COUNTS),
     )
 
 

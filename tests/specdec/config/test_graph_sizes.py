@@ -8,6 +8,7 @@ from specdec.config.graph_sizes import (
     MAX_GRAPH_TOKENS,
     most_padding_tokens,
     num_graph_sizes,
+    num_growth_sizes,
     num_ragged_graphs,
     num_tree_sizes,
     query_lens,
@@ -83,6 +84,12 @@ def test_steps_with_trees_have_few_sizes():
     assert num_tree_sizes(8, 24) == 4 * 3
     most = (num_tree_sizes(seqs, nodes) for seqs in (64, 256, 1024) for nodes in (2, 8, 33, 64))
     assert max(most) <= 60
+
+
+def test_trees_grow_for_as_many_sequences_as_the_next_step_holds():
+    assert num_growth_sizes(8, 0, 2048) == 0
+    assert num_growth_sizes(8, 24, 200) == 4
+    assert num_growth_sizes(8, 24, 199) == 3
 
 
 def test_small_models_are_padded_further():

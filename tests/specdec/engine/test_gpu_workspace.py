@@ -81,6 +81,23 @@ def test_trees_have_graphs_and_more_logits(model, max_num_seqs, num_scored):
     assert beside == found + parts + of_graphs * model.vocab_size * 4 + num_graphs * 6 * 2**20
 
 
+@pytest.mark.parametrize(("is_eager", "num_graphs"), [(True, 0), (False, 12)])
+def test_a_head_that_grows_trees_has_graphs_for_some_sequences(model, is_eager, num_graphs):
+    """Up to 81 sequences with 24 nodes each: 1, 2, 4, eight up to 64, and 80."""
+    grown, fitted = (
+        reserved(
+            model,
+            max_num_seqs=256,
+            enforce_eager=is_eager,
+            speculative_config=SpeculativeConfig.of(
+                method, 3, model="head", num_draft_tree_tokens=24
+            ),
+        )
+        for method in ("eagle3", "medusa")
+    )
+    assert grown - fitted == num_graphs * 9 * 2**20
+
+
 @pytest.mark.parametrize(("is_eager", "num_copies"), [(True, 3), (False, 6)])
 def test_what_ranks_exchange_is_counted(model, is_eager, num_copies):
     """A share of the rows of logits counts as sent, as received and as put together."""

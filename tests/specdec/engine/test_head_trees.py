@@ -220,7 +220,7 @@ def test_a_grammar_prunes_the_trees(texts, method):
 
 
 def test_a_step_is_planned_once_and_the_kv_of_its_trees_moves_once(texts, monkeypatch):
-    """A step with trees is never begun ahead, and the head uses the moves of the target."""
+    """The head uses the moves of the target."""
     calls = {"plan": 0, "compaction": 0}
 
     def counted(owner, name):
@@ -235,9 +235,48 @@ def test_a_step_is_planned_once_and_the_kv_of_its_trees_moves_once(texts, monkey
     texts.head("eagle")  # it is fitted with engines, too
     counted(DraftPlanner, "plan")
     counted(BatchState, "compaction")
-    made = Recording(texts, "eagle", "torch", async_scheduling=True)
+    made = Recording(texts, "eagle", "torch")
     tokens_by(made.engine, [requests()[0]])
     counts = made.engine.stats().counts
-    assert counts.num_steps_ahead == 0
     assert calls["plan"] == counts.num_steps + 1, "the last plan finds no sequence"
     assert 5 < calls["compaction"] < counts.num_steps
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle3"])
+def test_steps_begin_behind_trees_that_the_ranks_hold(texts, method):
+    """Tokens are those of steps that begin with the tree of the engine, and so is what it accepts.
+
+    At the end of a text a tree may have been made larger, and then its first nodes are others.
+    """
+    counts = []
+    for is_async in (True, False):
+        made = Recording(texts, method, KERNELS[-1], async_scheduling=is_async)
+        assert tokens_by(made.engine, requests(0.8)) == texts.without_speculation(0.8)
+        counts.append(made.counts)
+    ahead, behind = counts
+    assert ahead.num_steps_ahead > 5
+    assert behind.num_steps_ahead == 0
+    assert ahead.num_steps == pytest.approx(behind.num_steps, abs=len(requests()))
+    of_both = [each.speculation.num_accepted_tokens for each in counts]
+    assert of_both[0] == pytest.approx(of_both[1], abs=len(requests()))
+    assert behind.speculation.num_accepted_tokens > 30
+
+
+def test_no_step_begins_behind_a_deeper_tree_than_is_wanted(texts):
+    """The ranks take the first nodes of a tree; the engine cuts it by depth, too."""
+    made = Recording(texts, "eagle3", KERNELS[-1], async_scheduling=True)
+    engine, tokens = made.engine, {}
+    for each in requests(0.8):
+        engine.add(each)
+        tokens[each.request_id] = []
+    depth, num_steps = K, 0
+    while engine.has_work:
+        if num_steps % 4 == 3:
+            depth = 2 * K - 1 - depth
+            engine.set_speculation(SpeculationControl("on", 32, depth))
+        for output in engine.step():
+            tokens[output.request_id] += output.token_ids
+        engine.check_integrity()
+        num_steps += 1
+    assert tokens == texts.without_speculation(0.8)
+    assert made.counts.num_steps_ahead > 5

@@ -47,16 +47,14 @@ FOREIGN = {
         "AriaTextConfig",
         {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 2},
     ),
-    "glm4-moe": (
-        "Glm4MoeForCausalLM",
-        "Glm4MoeConfig",
+    "solar-open": (
+        "SolarOpenForCausalLM",
+        "SolarOpenConfig",
         {
             "head_dim": 16,
             "n_routed_experts": 4,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 33,
-            "first_k_dense_replace": 1,
-            "use_qk_norm": True,
         },
     ),
     "granite-moe": (

@@ -21,7 +21,7 @@ from tests.specdec.tiny import train_tokenizer
 PLANNED = ["phi", "nemotron", "vault-gemma", "ministral", "helium", "apertus"]
 MIXTURES = [
     "qwen2-moe",
-    pytest.param("glm4-moe", marks=pytest.mark.slow),
+    pytest.param("solar-open", marks=pytest.mark.slow),
     pytest.param("aria-text", marks=pytest.mark.slow),  # two projections packed as inputs
 ]
 

@@ -132,7 +132,7 @@ def test_rows_are_sampled_in_slabs_of_bounded_memory(monkeypatch):
     shard = VocabShard(ALONE, 0, VOCAB)
     whole = sample_on_device(logits, rules_of(batch), SamplingKind.TRUNCATED, shard)
     sizes, noise = [], device_sampler.gumbel_noise
-    monkeypatch.setattr(device_sampler, "_SLAB_LOGITS", 4 * VOCAB)
+    monkeypatch.setattr(device_sampler, "SLAB_LOGITS", 4 * VOCAB)
     monkeypatch.setattr(
         device_sampler, "gumbel_noise", lambda *keys: sizes.append(len(keys[0])) or noise(*keys)
     )

@@ -56,3 +56,28 @@ def test_accepted_drafts_of_a_tree_are_those_of_a_path():
     row = StepRow(3, 4, (1, 5, 6, 7), 3, True, parents=(-1, -1, 1))
     assert row.num_accepted((6, 7, 2)) == 2
     assert list(row.accepted_drafts((6, 7, 2))) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("position", "wanted", "depth", "drafts", "parents"),
+    [
+        (19, 5, 3, (6, 7, 8, 9, 10), (-1, -1, 0, 0, 2)),
+        (20, 5, 3, (6, 7, 8, 9), (-1, -1, 0, 0)),
+        (19, 5, 2, (6, 7, 8, 9), (-1, -1, 0, 0)),
+        (19, 2, 1, (6, 7), (-1, -1)),
+        (21, 5, 3, (6, 8, 10), None),
+        (22, 5, 3, (6, 8), None),
+        (20, 5, 0, (6, 8, 10), None),
+        (24, 5, 3, (), None),
+    ],
+)
+def test_of_a_held_tree_the_first_nodes_are_taken_or_its_first_path(
+    position, wanted, depth, drafts, parents
+):
+    """As the drafts of a step that is not begun ahead: within `depth` and below `max_end`."""
+    pending = StepRow(
+        3, 26, (PENDING_TOKEN,), 0, True, num_held_drafts=wanted, max_end=25, held_depth=depth
+    )
+    row = pending.resolved(position, 5, (6, 7, 8, 9, 10), (-1, -1, 0, 0, 2))
+    assert (row.drafts, row.parents) == (drafts, parents)
+    assert row.num_held_drafts == min(wanted, 25 - position - 1)

@@ -1,12 +1,18 @@
-"""Drafts of heads without KV in steps on the device: those of the host, all launched at once."""
+"""Drafts of heads without KV in steps on the device: those of the host, all launched at once.
 
+Also drafts of any head beside rows that the host verifies.
+"""
+
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from specdec.config import graph_sizes
 from specdec.sampling.device_sampler import SamplingKind
+from specdec.types.sampling_params import SpeculationOptions
 from specdec.worker.device_plan import StepPlan
+from specdec.worker.head_runner import HeadRunner
 from specdec.worker.step_graphs import Stage, StepShape
 from tests.specdec.engines import engine_config, local_engine, tokens_by
 from tests.specdec.fakes import run_ranks
@@ -74,6 +80,37 @@ def test_the_drafts_are_those_of_the_host(
     assert len(on_device) == counts.num_steps
     assert num_with_drafts(on_device) >= 5
     assert counts.speculation.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_the_host_drafts_only_behind_the_rows_that_it_verifies(
+    tiny_model_dir, head_dir, on_device, monkeypatch, method
+):
+    """The device has run the pass of all rows, and drafts behind the others."""
+    verifiers = ["rejection", None, "block"]
+    asked = [
+        replace(each, params=replace(each.params, temperature=0.8, max_tokens=8 + 4 * i))
+        for i, each in enumerate(requests(3))
+    ]
+    asked = [
+        replace(each, params=replace(each.params, speculation=SpeculationOptions(verifier=name)))
+        for each, name in zip(asked, verifiers, strict=True)
+    ]
+    run = [tiny_model_dir, head_dir(method), method]
+    tokens, host, _ = run_target(*run, asked=asked, runs_on_device=False)
+    drafted, draft = [], HeadRunner.draft_behind
+
+    def recorded(self, rows, states, verified):
+        drafted.extend(row.seq_id for row in rows if row.num_next_drafts)
+        return draft(self, rows, states, verified)
+
+    monkeypatch.setattr(HeadRunner, "draft_behind", recorded)
+    found, target, engine = run_target(*run, asked=asked)
+    assert found == tokens
+    assert [each.rows for each in target.outputs] == [each.rows for each in host.outputs]
+    assert len(on_device) == engine.stats().counts.num_steps
+    assert set(drafted) == {0, 2}
+    assert any(row.seq_id == 1 and row.num_next_drafts for rows in on_device for row in rows)
 
 
 @pytest.mark.parametrize("method", ["medusa", "mlp_speculator"])

@@ -1,25 +1,31 @@
-"""Steps on the device with trees of heads, which draft behind them by operators of the host."""
+"""Steps on the device with trees of heads, drafted there or behind them by the host."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from specdec.config.speculative import SpeculativeConfig
+from specdec.sampling.device_sampler import SamplingKind
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
+from specdec.worker.device_state import DeviceStepLimits
 from specdec.worker.head_runner import HeadRunner
+from specdec.worker.step_graphs import StepShape
 from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, local_engine, make_engine, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.heads import HEADS
 from tests.specdec.worker.device import FakeGraphs, device_runner, recorded_device_steps
+from tests.specdec.worker.operators import Operators, assert_host_reads_nothing
 from tests.specdec.worker.test_device_head import (
     NUM_DRAFTS,
     RecordedTarget,
     num_with_drafts,
     requests,
+    shaped,
 )
 
 NUM_NODES = 8
@@ -108,7 +114,7 @@ def test_steps_with_trees_run_on_the_device(
 ):
     """Each yields the tokens and drafts of the host's path, with prompts and without.
 
-    EAGLE-3 and Medusa heads draft chains on the device in between.
+    EAGLE-3 drafts its trees on the device, and Medusa heads chains in between.
     """
     run = [tiny_model_dir, head_dir(method), method]
     changes = {"max_num_batched_tokens": 40, "max_num_seqs": 3}
@@ -122,9 +128,9 @@ def test_steps_with_trees_run_on_the_device(
     assert found == tokens
     assert [each.rows for each in target.outputs] == [each.rows for each in host.outputs]
     assert len(on_device) == counts.num_steps
-    assert sum(tree_counts) == num_trees > 5
-    with_trees = [rows for rows in on_device if any(row.parents for row in rows)]
-    assert len(with_trees) > 3
+    assert num_trees > 5
+    assert sum(tree_counts) == (0 if method == "eagle3" else num_trees)
+    assert sum(any(row.parents or row.held_depth for row in rows) for rows in on_device) > 3
     assert counts.speculation.num_accepted_tokens > 0
     if method != "dflash":
         assert len(tree_counts) < counts.num_steps
@@ -168,6 +174,126 @@ def steps_behind_a_tree(runner, text, num_prompt):
     behind = StepRow(0, base + 4, (text[base + 4], *chain), len(chain), True)
     step = StepInput(2, (), (), (), (behind._replace(num_next_drafts=NUM_DRAFTS),))
     return [*found, runner.execute(step).rows[0]]
+
+
+def up_to(length):
+    """Return requests whose texts become the longest sequence."""
+    return [
+        replace(each, params=replace(each.params, max_tokens=length - len(each.prompt)))
+        for each in requests(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "changes"),
+    [
+        (requests(max_tokens=16)[1:], {"max_num_batched_tokens": 40}),
+        (shaped()[:2], {}),
+        (up_to(40), {"max_model_len": 40, "num_blocks": 40}),
+    ],
+    ids=["sampled", "changed logits", "to the longest sequence"],
+)
+def test_the_trees_are_those_of_the_host(
+    tiny_model_dir, head_dir, on_device, tree_counts, asked, changes
+):
+    """A step begins behind one with trees, and verifies the next ones before the host has them.
+
+    Trees end as chains where the longest sequence has no room for their nodes.
+    """
+    run = [tiny_model_dir, head_dir("eagle3"), "eagle3"]
+    options = {"asked": asked, "changes": changes}
+    tokens, host, _ = run_trees(*run, runs_on_device=False, **options)
+    num_trees = sum(tree_counts)
+    tree_counts.clear()
+    found, target, counts = run_trees(*run, graphs=FakeGraphs(), **options)
+    assert found == tokens
+    assert drafts_of(target) == drafts_of(host)
+    assert len(on_device) == counts.num_steps
+    assert num_trees > 5
+    assert not tree_counts, "the host drafts nothing"
+    assert target.most_in_flight == 2
+    assert any(row.held_depth for rows in on_device for row in rows)
+
+
+def drafts_of(target):
+    return [
+        [(row.token_ids, row.next_draft_token_ids, row.next_draft_parents) for row in each.rows]
+        for each in target.outputs
+    ]
+
+
+def test_the_host_reads_nothing_between_the_levels_of_a_tree(tiny_model_dir, head_dir):
+    runner = runner_of("eagle3", tiny_model_dir, head_dir)
+    drafts, shape = runner.device_steps._launcher._pairs, StepShape(2, 1, 5)
+    assert_host_reads_nothing(lambda: drafts.grow(SamplingKind.SAMPLED, shape))
+
+
+class SilentGraphs(FakeGraphs):
+    """Graphs whose replays launch nothing, so that what is launched beside them can be counted."""
+
+    def capture(self, function):
+        super().capture(function)
+
+        def replay():
+            self.num_replays += 1
+
+        return replay
+
+
+def test_a_step_from_tree_to_tree_is_five_graphs_and_two_copies(tiny_model_dir, head_dir):
+    """The target's pass, features, verification, pairs, and the whole of the next tree."""
+    graphs = SilentGraphs()
+    runner = runner_of("eagle3", tiny_model_dir, head_dir, graphs=graphs)
+    row = started(runner)
+    row = row._replace(
+        token_ids=(5, *range(6, 6 + NUM_NODES)),
+        num_draft_tokens=NUM_NODES,
+        parents=(-1, -1, -1, 0, 0, 1, 3, 3),
+    )
+    steps, states = runner.device_steps, runner._batch_state.states([row])
+    assert steps.can_run([row], states)
+    steps.begin([row], states)  # the table is sent
+    graphs.num_replays = 0
+    with Operators() as operators:
+        steps.begin([row], states)
+    assert graphs.num_replays == 5
+    assert operators.counts == {"aten.copy_.default": 2}
+
+
+def test_a_tree_that_is_too_wide_is_drafted_by_the_host(tiny_model_dir, head_dir, on_device):
+    runner = runner_of("eagle3", tiny_model_dir, head_dir)
+    row = started(runner)._replace(next_draft_depth=1)
+    assert not runner.begin(StepInput(1, (), (), (), (row,)))
+    [verified] = runner.execute(StepInput(1, (), (), (), (row,))).rows
+    assert verified.next_draft_parents == (-1,) * NUM_NODES
+    assert [each.num_next_drafts for each in on_device[-1]] == [0]
+
+
+def test_trees_are_drafted_for_as_many_sequences_as_the_next_step_holds(
+    tiny_model_dir, head_dir, monkeypatch
+):
+    """More have an empty graph, and the host drafts their trees."""
+    monkeypatch.setattr(DeviceStepLimits, "max_growing_rows", 0)
+    runner = runner_of("eagle3", tiny_model_dir, head_dir, graphs=FakeGraphs())
+    row = started(runner)
+    assert not runner.begin(StepInput(1, (), (), (), (row,)))
+    [verified] = runner.execute(StepInput(1, (), (), (), (row,))).rows
+    assert len(verified.next_draft_parents) == NUM_NODES
+
+
+def runner_of(method, model_dir, head_dir, **options):
+    config = config_of(method, head_dir(method))
+    return device_runner(model_dir, config, head=head_dir(method), **options)
+
+
+def started(runner):
+    """Run a prompt; return the row behind it, which wants a tree."""
+    rules, prompt = SamplingRules(temperature=0.0), (7, 8, 9)
+    admission = SequenceAdmission(0, len(prompt), rules, prompt)
+    first = StepRow(0, 0, prompt, 0, True, num_next_drafts=NUM_NODES, next_draft_depth=NUM_DRAFTS)
+    table = BlockTableDelta(0, 0, tuple(range(10)))
+    [row] = runner.execute(StepInput(0, (), (admission,), (table,), (first,))).rows
+    return first._replace(num_computed_tokens=len(prompt), token_ids=row.token_ids[:1] or (5,))
 
 
 def test_ranks_agree(tiny_model_dir, head_dir, expected):

@@ -121,12 +121,13 @@ def test_the_report_names_what_has_no_graph(graphs):
 
 
 def test_steps_with_trees_have_graphs_beside_the_others(backend, stages):
-    """They have few sizes, and no stage of a head that drafts chains."""
+    """They have few sizes, and no stage of a head that drafts chains or blocks."""
     graphs = StepGraphs(
         backend, max_num_seqs=10, max_draft_tokens=4, num_blocks=7, max_tree_nodes=12
     )
     prepared = []
     report = graphs.capture(stages, prepared.append)
+    assert "draft heads of trees" not in report.describe()
     trees = {shape for shape in prepared if shape.has_trees}
     assert trees == {StepShape(n, k, 7, True) for n in (1, 2, 4, 8, 10) for k in (8, 13)}
     assert graphs.padded(StepShape(3, 5, 2, True)) == StepShape(4, 8, 7, True)
@@ -134,13 +135,19 @@ def test_steps_with_trees_have_graphs_beside_the_others(backend, stages):
     assert graphs.padded(StepShape(3, 5, 2)) == StepShape(4, 5, 7)
     shape = StepShape(3, 14, 2, True)
     assert graphs.padded(shape) == shape
-    for stage in (Stage.FORWARD, Stage.FEATURES, Stage.SAMPLED):
+    for stage in (Stage.FORWARD, Stage.FEATURES, Stage.SAMPLED, Stage.PAIRS):
         graphs.run(stage, StepShape(4, 8, 7, True), lambda _: pytest.fail("launched"))
-    assert backend.num_replays == 3
+    graphs.run(Stage.TREE_SAMPLED, StepShape(4, 1, 7), lambda _: pytest.fail("launched"))
+    assert backend.num_replays == 5
     launched = []
-    graphs.run(Stage.PAIRS, StepShape(4, 8, 7, True), launched.append)
+    graphs.run(Stage.START, StepShape(4, 8, 7, True), launched.append)
     assert len(launched) == 1
     assert "with trees of up to 12 drafts" in report.describe()
+
+
+def test_the_report_names_trees_that_the_host_drafts(backend, stages):
+    graphs = StepGraphs(backend, max_num_seqs=2, max_draft_tokens=4, num_blocks=7, max_tree_nodes=9)
+    report = graphs.capture({Stage.FORWARD: stages[Stage.FORWARD]}, lambda shape: None)
     assert "draft heads of trees" in report.describe()
 
 

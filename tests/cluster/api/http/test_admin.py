@@ -51,10 +51,18 @@ async def admin(handle):
     )
 
 
+@pytest.fixture(scope="module")
+def served():
+    """The application, which takes longest to build, and the servicer that it calls: `admin`."""
+    served = SimpleNamespace(admin=None)
+    served.app = make_app(lambda: SimpleNamespace(), lambda: served.admin)
+    return served
+
+
 @pytest.fixture
-async def http(admin):
-    app = make_app(lambda: SimpleNamespace(), lambda: admin)
-    transport = httpx.ASGITransport(app)
+async def http(served, admin):
+    served.admin = admin
+    transport = httpx.ASGITransport(served.app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
 

@@ -13,6 +13,7 @@ from tests.specdec.tiny import tiny_llama_dir
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 12
 ALONE = TensorParallelGroup()
+TEXT = [(7 * index) % 300 + 3 for index in range(17)]
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +40,11 @@ def logits_of(directory, passes, *, deterministic=True, group=ALONE):
 
 
 def check(directory):
-    """Compare the bits of a text alone, beside another, and in two steps, in tiles of 16 rows.
+    """Compare the bits of TEXT alone, beside another, and in two steps, in tiles of 16 rows.
 
-    Beside the other and in steps the text has other places in other tiles.
+    Beside the other and in steps the text has other places in other tiles. Return its logits.
     """
-    text = [(7 * index) % 300 + 3 for index in range(17)]
-    other = Chunk([9, 8, 7, 6, 5] * 2, 0, [4, 5])
+    text, other = TEXT, Chunk([9, 8, 7, 6, 5] * 2, 0, [4, 5])
     whole = logits_of(directory, [[Chunk(text, 0, [1, 2])]])
     beside = logits_of(directory, [[other, Chunk(text, 0, [1, 2])]])
     assert torch.equal(beside[len(other.token_ids) :], whole)
@@ -53,12 +53,13 @@ def check(directory):
         [[Chunk(text[:14], 0, [1, 2])], [other, Chunk(text[14:], 14, [1, 2])]],
     )
     assert torch.equal(in_steps[len(other.token_ids) :], whole[14:])
-    plain = logits_of(directory, [[Chunk(text, 0, [1, 2])]], deterministic=False)
-    assert torch.allclose(plain, whole, atol=1e-4)
+    return whole
 
 
 def test_bits_depend_neither_on_the_batch_nor_on_the_steps(directory):
-    check(directory)
+    whole = check(directory)
+    plain = logits_of(directory, [[Chunk(TEXT, 0, [1, 2])]], deterministic=False)
+    assert torch.allclose(plain, whole, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -186,8 +186,8 @@ def family_dir(tmp_path_factory):
 
 
 ASKED = [
-    request("a", [11, 12, 13, 11, 12], max_tokens=5),
-    request("b", [7, 9], seed=3, temperature=0.9, max_tokens=5),
+    request("a", [11, 12, 13, 11, 12], max_tokens=3),
+    request("b", [7, 9], seed=3, temperature=0.9, max_tokens=3),
 ]
 
 

@@ -24,7 +24,7 @@ def tokens_of(directory, kernels, config):
 
 def transcripts_of(engine):
     asked = [
-        request(f"r{i}", prompt, seed=i, max_tokens=6, **SAMPLING[i])
+        request(f"r{i}", prompt, seed=i, max_tokens=4, **SAMPLING[i])
         for i, prompt in enumerate(PROMPTS)
     ]
     return {name: each.token_ids for name, each in run(engine, asked).items()}

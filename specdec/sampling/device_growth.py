@@ -1,0 +1,187 @@
+"""Growth of draft trees in tensors of fixed shape, for all sequences of a step at once.
+
+The trees are those of `tree_growth.DynamicTree`, which is the definition: the same nodes in the
+same order, with the same values. Here nothing is read by the host. Nodes of a level that a tree
+lacks have the value 0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.sampling.device_children import DeviceChildren
+from specdec.types.draft_tree import BASE, MAX_TREE_NODES, growth_width
+
+_ABOVE_ALL_VALUES = 2.0
+"""In place of the value of a node of the chain, which is always kept; values are at most 1."""
+
+
+class GrowthShape(NamedTuple):
+    """The largest trees: `num_nodes` of them are kept, at most `depth` of which follow each other.
+
+    `depth` is also the longest chain.
+    """
+
+    num_nodes: int
+    depth: int
+
+    @property
+    def width(self) -> int:
+        """Most nodes that run on a level, and children of each."""
+        return growth_width(self.num_nodes, self.depth)
+
+    def first_node(self, level: int) -> int:
+        """Return the index of the first node of a level among all that the trees may have."""
+        return 0 if level == 0 else self.width + (level - 1) * self.width**2
+
+    def holds(self, num_nodes: int, depth: int) -> bool:
+        """Return whether a tree of this size can grow; depth: 0 for a chain."""
+        if depth == 0:
+            return num_nodes <= self.depth
+        depth = min(depth, num_nodes, self.depth)
+        return num_nodes <= self.num_nodes and growth_width(num_nodes, depth) <= self.width
+
+
+class WantedTrees(NamedTuple):
+    """Sizes of the trees of B sequences, [B] int64 each; depth 0 for no draft.
+
+    widths: nodes that run on a level, and children of each; 1 for a chain.
+    """
+
+    num_nodes: Tensor
+    depths: Tensor
+    widths: Tensor
+
+
+class Frontier(NamedTuple):
+    """Nodes whose children come next, of B sequences; the most valuable first.
+
+    parent_places: their parents' places in the frontier before.
+    """
+
+    token_ids: Tensor  # [B, W] int64
+    parent_places: Tensor  # [B, W] int64
+    is_node: Tensor  # [B, W] bool
+
+
+class GrownTrees(NamedTuple):
+    """Trees of B sequences; of each the first `counts` nodes, siblings best first."""
+
+    counts: Tensor  # [B] int64
+    token_ids: Tensor  # [B, N] int64
+    parents: Tensor  # [B, N] int64, as in `specdec.types.draft_tree`
+
+
+class GrownChains(NamedTuple):
+    """The first paths of trees of B sequences: of each the first `counts` tokens."""
+
+    counts: Tensor  # [B] int64
+    token_ids: Tensor  # [B, D] int64
+
+
+class _Level(NamedTuple):
+    """Nodes of a level, M = parents * W; parents: among all nodes. chain: index of its node."""
+
+    token_ids: Tensor  # [B, M] int64
+    values: Tensor  # [B, M] float64
+    parents: Tensor  # [B, M] int64
+    chain: Tensor  # [B, 1] int64
+    has_chain: Tensor  # [B, 1] bool
+
+
+def growth_widths(num_nodes: Tensor, depths: Tensor) -> Tensor:
+    """Return `growth_width` of trees, [B] int64; 1 where there is none."""
+    per_level = (num_nodes + depths - 1) // depths.clamp_min(1)
+    with_kv = MAX_TREE_NODES // (depths - 1).clamp_min(1)
+    return torch.minimum(per_level, with_kv).clamp_min(1)
+
+
+class TreeGrowth:
+    """Trees that grow level by level: `add_level` for each, then `best`."""
+
+    def __init__(self, shape: GrowthShape, wanted: WantedTrees) -> None:
+        num_rows, device = len(wanted.depths), wanted.depths.device
+        self._shape, self._wanted = shape, wanted
+        self._levels: list[_Level] = []
+        # Of the frontier: values, nodes among all, and the place of the chain's node, if there is.
+        self._values = torch.ones(num_rows, 1, dtype=torch.float64, device=device)
+        self._nodes = torch.full((num_rows, 1), BASE, device=device)
+        self._chain_places = torch.zeros_like(self._nodes)
+        self._has_chain = self._nodes == BASE
+        self._ranks = torch.arange(shape.width, device=device)
+
+    def add_level(self, children: DeviceChildren) -> Frontier:
+        """Add the children of the frontier, W of each node; return the new frontier.
+
+        children: of the base first, then of W nodes of each sequence.
+        """
+        width, index = self._shape.width, len(self._levels)
+        num_rows, num_parents = self._values.shape
+        widths, depths = self._wanted.widths[:, None], self._wanted.depths[:, None]
+        is_child = ((self._ranks < widths) & (index < depths))[:, None]
+        confidences = children.confidences.view(num_rows, num_parents, width)
+        values = (self._values[:, :, None] * confidences).masked_fill(~is_child, 0).flatten(1)
+        token_ids = children.token_ids.view(num_rows, -1)
+        chain = self._chain_places * width
+        has_chain = self._has_chain & (values.gather(1, chain) > 0)
+        parents = self._nodes.repeat_interleave(width, 1)
+        first = self._shape.first_node(index)
+        self._levels.append(_Level(token_ids, values, parents, first + chain, has_chain))
+        kept = self._most_valuable(values, chain, has_chain)
+        self._values = values.gather(1, kept).masked_fill(self._ranks >= widths, 0)
+        self._nodes, self._has_chain = first + kept, has_chain
+        return Frontier(token_ids.gather(1, kept), kept // width, self._values > 0)
+
+    def _most_valuable(self, values: Tensor, chain: Tensor, has_chain: Tensor) -> Tensor:
+        """Return the indices [B, W] of the next frontier; the chain replaces the last other one."""
+        order = values.sort(dim=1, descending=True, stable=True).indices
+        last = self._wanted.widths[:, None] - 1
+        place = (order == chain).long().argmax(1, keepdim=True)
+        is_replaced = has_chain & (place > last) & (self._ranks == last)
+        self._chain_places = torch.minimum(place, last)
+        return torch.where(is_replaced, chain, order[:, : self._shape.width])
+
+    def best(self) -> GrownTrees:
+        """Return the most valuable nodes of each tree, with the whole chain."""
+        values = torch.cat([level.values for level in self._levels], 1)
+        num_all, device = values.shape[1], values.device
+        chains = torch.cat([level.chain for level in self._levels], 1)
+        has_chain = torch.cat([level.has_chain for level in self._levels], 1)
+        own = values.gather(1, chains).masked_fill(has_chain, _ABOVE_ALL_VALUES)
+        values.scatter_(1, chains, own)
+        ordered = values.sort(dim=1, descending=True, stable=True)
+        places = torch.arange(min(self._shape.num_nodes, num_all), device=device)
+        is_kept = (places < self._wanted.num_nodes[:, None]) & (
+            ordered.values[:, : len(places)] > 0
+        )
+        nodes = torch.where(is_kept, ordered.indices[:, : len(places)], num_all).sort(1).values
+        return self._trees(nodes, is_kept.sum(1), num_all)
+
+    def _trees(self, nodes: Tensor, counts: Tensor, num_all: int) -> GrownTrees:
+        """Return the trees of nodes [B, n], ascending; behind the `counts` first is padding."""
+        parents = torch.cat([level.parents for level in self._levels], 1)
+        token_ids = torch.cat([level.token_ids for level in self._levels], 1)
+        places = torch.arange(nodes.shape[1], device=nodes.device).expand_as(nodes)
+        place_of = nodes.new_zeros(len(nodes), num_all + 1).scatter_(1, nodes, places)
+        is_node, own = nodes < num_all, nodes.clamp_max(num_all - 1)
+        above = parents.gather(1, own)
+        found = place_of.gather(1, above.clamp_min(0)).masked_fill(above == BASE, BASE)
+        missing = (0, self._shape.num_nodes - nodes.shape[1])
+        return GrownTrees(
+            counts,
+            F.pad(token_ids.gather(1, own).masked_fill(~is_node, 0), missing),
+            F.pad(found.masked_fill(~is_node, BASE), missing, value=BASE),
+        )
+
+    def chains(self) -> GrownChains:
+        """Return the chains of best children."""
+        tokens = [
+            level.token_ids.gather(1, level.chain - self._shape.first_node(index))
+            for index, level in enumerate(self._levels)
+        ]
+        counts = torch.cat([level.has_chain for level in self._levels], 1).sum(1)
+        return GrownChains(counts, torch.cat(tokens, 1))

@@ -1,0 +1,213 @@
+"""Draft trees on the device of a head with KV that drafts token by token (EAGLE, EAGLE-3, MTP).
+
+A tree grows level by level as `head_trees` has it, in fixed shapes: all rows of a step have the
+levels and the width of the largest tree, of which each uses as much as it wants. A chain is a tree
+of width 1. The nodes of a level run in one pass, in the KV slots behind the sequence, where the
+engine has reserved room. All levels are launched at once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specdec.kernels.device_batch import DeviceBatch, TreeNodes
+from specdec.kernels.logit_edits import LogitEdits
+from specdec.models.heads.base import DraftHead, TreeDraftHead
+from specdec.sampling.device_children import DeviceChildren
+from specdec.sampling.device_growth import (
+    Frontier,
+    GrowthShape,
+    TreeGrowth,
+    WantedTrees,
+    growth_widths,
+)
+from specdec.sampling.device_sampler import SamplingKind
+from specdec.types.draft_tree import MAX_TREE_NODES
+from specdec.worker.device_head import PairParts
+from specdec.worker.device_pairs import PairDrafts
+from specdec.worker.device_rules import rules_of
+from specdec.worker.device_state import DeviceState, DeviceStepLimits, slots_at
+from specdec.worker.draft_layout import DraftLayout
+from specdec.worker.head_sampler import Shaping
+from specdec.worker.step_graphs import StepShape
+
+
+def growth_shape(head: DraftHead, limits: DeviceStepLimits) -> GrowthShape | None:
+    """Return the largest trees that a head drafts on the device; None where it drafts none."""
+    if not limits.max_tree_nodes or not isinstance(head, TreeDraftHead) or not head.reads_drafts:
+        return None
+    depth = min(limits.max_draft_tokens, head.max_draft_tokens or limits.max_draft_tokens)
+    return GrowthShape(limits.max_tree_nodes, depth)
+
+
+class TreePairDrafts(PairDrafts):
+    """Drafts chains as PairDrafts does, or trees of all rows: `grow` behind `run_pairs`."""
+
+    def __init__(
+        self,
+        parts: PairParts,
+        state: DeviceState,
+        limits: DeviceStepLimits,
+        hidden_size: int,
+        drafts: Tensor,
+        layout: DraftLayout,
+        growth: GrowthShape,
+    ) -> None:
+        """growth: of the largest trees. Other arguments as in PairDrafts."""
+        super().__init__(parts, state, limits, hidden_size, drafts, layout)
+        self.growth = growth
+        self._tree_tokens = layout.tokens(drafts)
+        self._tree_parents = layout.parents(drafts)
+
+    def grow(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
+        """Draft the tree or the chain that each row wants; edits: as in `_select`."""
+        head, num_rows = self._parts.head, shape.num_rows
+        wanted = self._wanted(num_rows)
+        growth = TreeGrowth(self.growth, wanted)
+        nodes = _RunNodes(self._ends[:num_rows].clamp_min(2), wanted, self.growth)
+        outputs = self._outputs[:num_rows, None]
+        paths = self._tokens.new_zeros(num_rows, 1, 0)
+        for level in range(self.growth.depth):
+            logits = head.output_logits(outputs.flatten(0, 1))
+            children = self._children(logits, level, kind, num_rows, edits, paths)
+            frontier = growth.add_level(children)
+            if level + 1 < self.growth.depth:
+                outputs = self._advance(nodes.batch(frontier, self, shape), frontier, outputs)
+                if edits is not None:
+                    paths = _extended(paths, frontier)
+        self._keep(growth, num_rows)
+
+    def _wanted(self, num_rows: int) -> WantedTrees:
+        """Return the sizes of the drafts, as `HeadRunner` finds them."""
+        rows, ends = self._own_rows(num_rows), self._ends[:num_rows]
+        count, is_tree = rows.num_wanted, rows.depth > 0
+        depths = torch.where(is_tree, torch.minimum(count, rows.depth), count)
+        depths = depths.clamp_max(self.growth.depth)
+        widths = growth_widths(count, depths)
+        is_tree = is_tree & (ends + widths * (depths - 1) <= self._limits.max_model_len)
+        return WantedTrees(
+            num_nodes=torch.where(is_tree, count, depths),
+            depths=depths,
+            widths=torch.where(is_tree, widths, 1),
+        )
+
+    def _children(
+        self,
+        logits: Tensor,
+        level: int,
+        kind: SamplingKind,
+        num_rows: int,
+        edits: LogitEdits | None,
+        paths: Tensor,
+    ) -> DeviceChildren:
+        """Return the best children of the frontier, whose tokens have the path `paths`.
+
+        paths: [num_rows, F, level] int64; only with edits.
+        """
+        rows, count = self._own_rows(num_rows), self.growth.width
+        before = (self._ends[:num_rows, None] + level - 1).expand(-1, len(logits) // num_rows)
+        rules, shaping = None, None
+        if kind is not SamplingKind.GREEDY:
+            rules = rules_of(rows.params, before, rows.num_prompt)
+        if edits is not None:
+            spread = edits.spread(before.shape[1])
+            positions = (before + 1 - rows.num_prompt[:, None]).flatten()
+            shaping = Shaping(spread, paths.flatten(0, 1)[spread.rows], positions)
+        return self._sampler.children_on_device(logits, rules, kind, count, shaping)
+
+    def _advance(self, batch: DeviceBatch, frontier: Frontier, outputs: Tensor) -> Tensor:
+        """Run the nodes of the frontier; return their outputs, [num_rows, W, hidden_size].
+
+        outputs: of the frontier before, [num_rows, F, hidden_size].
+        """
+        head, size = self._parts.head, outputs.shape[2]
+        index = frontier.parent_places[:, :, None].expand(-1, -1, size)
+        features = head.next_features(outputs.gather(1, index).flatten(0, 1))
+        found = head.run_on_device(batch, features, self._parts.kv_cache)
+        return found.view(*frontier.token_ids.shape, -1)
+
+    def tables_of(self, shape: StepShape) -> Tensor:
+        """Return the block tables of the rows, [num_rows, num_blocks]."""
+        return self._state.tables[self._rows.places[: shape.num_rows], : shape.num_blocks]
+
+    @property
+    def block_size(self) -> int:
+        """Slots of a block; the padding block is behind the pool."""
+        return self._limits.block_size
+
+    @property
+    def padding_slot(self) -> int:
+        """The slot of KV that no sequence reads."""
+        return self._limits.num_blocks * self._limits.block_size
+
+    def _keep(self, growth: TreeGrowth, num_rows: int) -> None:
+        """Write the trees to the output, and with their first paths where the next step reads them.
+
+        The latter hold `max_tree_nodes` nodes, as the trees do.
+        """
+        trees, chains = growth.best(), growth.chains()
+        num_nodes = trees.token_ids.shape[1]
+        self._tree_tokens[:num_rows, 0] = trees.counts
+        self._tree_tokens[:num_rows, 1 : 1 + num_nodes] = trees.token_ids
+        self._tree_parents[:num_rows, :num_nodes] = trees.parents
+        places, held = self._own_rows(num_rows).places, self._state.held_drafts
+        tokens = pad(chains.token_ids, (0, held.shape[1] - 1 - chains.token_ids.shape[1]))
+        held.index_copy_(0, places, torch.cat([chains.counts[:, None], tokens], 1))
+        nodes = torch.cat([trees.counts[:, None], trees.token_ids, trees.parents], 1)
+        self._state.held_trees.index_copy_(0, places, nodes)
+
+
+class _RunNodes:
+    """The nodes of growing trees that have KV: w on each level of a tree of width w.
+
+    Node i has the i-th slot behind the sequence, and the place of a missing one is empty: its token
+    sees the text alone, and no node sees it.
+    """
+
+    def __init__(self, ends: Tensor, wanted: WantedTrees, growth: GrowthShape) -> None:
+        """Start without a node. ends: lengths of the sequences, [B] int64."""
+        self._ends, self._wanted, self._growth = ends[:, None], wanted, growth
+        self._places = torch.arange(growth.width, device=ends.device)
+        self._words = torch.zeros_like(ends)[:, None]  # the nodes that the frontier before sees
+        self._level = 0
+
+    def batch(self, frontier: Frontier, drafts: TreePairDrafts, shape: StepShape) -> DeviceBatch:
+        """Return the input of the pass over the next level."""
+        widths, level = self._wanted.widths[:, None], self._level
+        index = level * widths + self._places
+        runs = level < self._wanted.depths[:, None] - 1
+        is_written = runs & (self._places < widths)
+        bits = torch.ones_like(index) << index.clamp_max(MAX_TREE_NODES - 1)
+        own = torch.where(frontier.is_node & is_written, bits, 0)
+        words = self._words.gather(1, frontier.parent_places)
+        self._words = torch.where(own != 0, words | own, 0)
+        self._level += 1
+        tables, size = drafts.tables_of(shape), drafts.block_size
+        last = shape.num_blocks * size - 1  # rows that have ended may be at the end of their table
+        slots = slots_at((self._ends + index).clamp_max(last), tables, size)
+        nodes = torch.arange(self._level * self._growth.width, device=index.device)
+        context = self._ends + torch.where(runs, self._level * widths, 0)
+        return DeviceBatch(
+            input_ids=frontier.token_ids.masked_fill(own == 0, 0).flatten(),
+            positions=(self._ends + level).clamp_max(last).expand_as(index).flatten(),
+            slot_mapping=slots.masked_fill(~is_written, drafts.padding_slot).flatten(),
+            block_tables=tables,
+            context_lens=context.clamp_max(last + 1).squeeze(1),
+            query_len=self._growth.width,
+            trees=TreeNodes(
+                words=self._words.flatten(),
+                first_nodes=self._ends.squeeze(1),
+                positions=self._ends + nodes // widths,
+            ),
+        )
+
+
+def _extended(paths: Tensor, frontier: Frontier) -> Tensor:
+    """Return the tokens on the paths to the frontier, [B, W, level + 1].
+
+    paths: to the frontier before, [B, F, level].
+    """
+    index = frontier.parent_places[:, :, None].expand(-1, -1, paths.shape[2])
+    return torch.cat([paths.gather(1, index), frontier.token_ids[:, :, None]], 2)

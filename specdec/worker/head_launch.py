@@ -1,0 +1,202 @@
+"""Launches of a head's drafts behind the steps on the device, stage by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.logit_edits import LogitEdits
+from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
+from specdec.worker.device_block import BlockDrafts
+from specdec.worker.device_buffers import StepBuffers
+from specdec.worker.device_head import (
+    CHAIN_STAGES,
+    DRAFT_STAGES,
+    TREE_STAGES,
+    BlockParts,
+    DrafterParts,
+    DraftRows,
+    PairParts,
+    StateParts,
+    stages_of_kinds,
+)
+from specdec.worker.device_input import Word, rows_of
+from specdec.worker.device_pairs import PairDrafts
+from specdec.worker.device_plan import StepPlan
+from specdec.worker.device_rules import PARAM_WORDS
+from specdec.worker.device_state import DeviceState, DeviceStepLimits
+from specdec.worker.device_state_head import StateDrafts
+from specdec.worker.device_tree_growth import TreePairDrafts, growth_shape
+from specdec.worker.draft_layout import NO_DRAFTS, DraftLayout
+from specdec.worker.step_graphs import Launch, Stage, StepGraphs, StepShape
+
+Sources = Callable[[StepShape], Tensor]
+"""Returns the hidden state that each new token of a step was sampled by, [num_rows, Q]."""
+
+
+def draft_layout(parts: DrafterParts | None, limits: DeviceStepLimits) -> DraftLayout:
+    """Return the layout of the drafts of a head."""
+    if parts is None:
+        return NO_DRAFTS
+    growth = growth_shape(parts.head, limits) if isinstance(parts, PairParts) else None
+    most = limits.max_draft_tokens if growth is None else max(limits.max_draft_tokens, *growth)
+    has_confidences = parts.sampler.has_confidences
+    assert growth is None or not has_confidences, "confidences divide the tokens of chains"
+    return DraftLayout(most, has_parents=growth is not None, has_confidences=has_confidences)
+
+
+class HeadLauncher:
+    """Launches the drafts of a head behind the steps whose buffers it shares."""
+
+    def __init__(
+        self,
+        parts: DrafterParts,
+        buffers: StepBuffers,
+        state: DeviceState,
+        limits: DeviceStepLimits,
+        graphs: StepGraphs,
+        sources: Sources,
+    ) -> None:
+        self._buffers, self._graphs, self._sources = buffers, graphs, sources
+        self._max_growing_rows = limits.max_growing_rows
+        self.pairs: PairDrafts | BlockDrafts | None = None
+        self._states: StateDrafts | None = None
+        hidden_size = buffers.hidden.shape[1]
+        outputs = (buffers.drafts(limits.max_num_seqs), buffers.layout)
+        if isinstance(parts, PairParts):
+            growth = growth_shape(parts.head, limits)
+            arguments = (parts, state, limits, hidden_size, *outputs)
+            if growth is None:
+                self.pairs = PairDrafts(*arguments)
+            else:
+                self.pairs = TreePairDrafts(*arguments, growth)
+        elif isinstance(parts, BlockParts):
+            self.pairs = BlockDrafts(parts, state, limits, hidden_size, *outputs)
+        else:
+            self._states = StateDrafts(parts, state, limits, buffers.hidden, *outputs)
+        self.stages = self._own_stages()
+
+    def use(self, parts: DrafterParts) -> None:
+        """Draft with another head of the same sizes; graphs have to be captured again."""
+        match self.pairs or self._states, parts:
+            case (PairDrafts() as pairs, PairParts()):
+                pairs.use(parts)
+            case (BlockDrafts() as blocks, BlockParts()):
+                blocks.use(parts)
+            case (StateDrafts() as states, StateParts()):
+                states.use(parts)
+            case _:
+                raise AssertionError("a head of another kind")
+
+    def holds_tree(self, num_nodes: int, depth: int) -> bool:
+        """Return whether it drafts trees of this size; depth: 0 for a chain beside trees."""
+        return isinstance(self.pairs, TreePairDrafts) and self.pairs.growth.holds(num_nodes, depth)
+
+    def launch_features(self, shape: StepShape) -> None:
+        """Launch what the head computes behind the target's pass."""
+        if self.pairs is not None:
+            self._run(Stage.FEATURES, shape)
+
+    def launch_drafts(self, plan: StepPlan) -> None:
+        """Launch the drafts; by operators where they have changes of logits."""
+        extras = plan.extras
+        edits = None if extras is None or extras.draft_edits.is_empty else extras.draft_edits
+        if isinstance(self.pairs, PairDrafts):
+            self._launch_pair_draft(self.pairs, plan, edits)
+        elif (drafts := self.pairs or self._states) is not None:
+            self._launch_whole_draft(drafts, plan, edits)
+
+    def _run(self, stage: Stage, shape: StepShape) -> None:
+        self._graphs.run(stage, shape, self.stages[stage])
+
+    @torch.inference_mode()
+    def _launch_pair_draft(
+        self, drafts: PairDrafts, plan: StepPlan, edits: LogitEdits | None
+    ) -> None:
+        self._run(Stage.PAIRS, plan.shape)
+        one = plan.shape._replace(query_len=1, has_trees=False)
+        if plan.grows_trees:
+            assert isinstance(drafts, TreePairDrafts), "the host drafts trees"
+            if edits is None:
+                self._run(TREE_STAGES[plan.kind], one)
+            else:
+                drafts.grow(plan.kind, one, edits)
+            return
+        for index in range(plan.num_next):
+            if index > 0:
+                self._run(Stage.ADVANCE, one)
+            if edits is None:
+                self._run(DRAFT_STAGES[plan.kind], one)
+            else:
+                drafts.select(plan.kind, one, edits)
+
+    @torch.inference_mode()
+    def _launch_whole_draft(
+        self, drafts: StateDrafts | BlockDrafts, plan: StepPlan, edits: LogitEdits | None
+    ) -> None:
+        is_block = isinstance(drafts, BlockDrafts)
+        self._run(Stage.PAIRS if is_block else Stage.START, plan.shape)
+        shape = plan.shape._replace(query_len=1 + plan.num_next, has_trees=False)
+        padded = self._graphs.padded(shape)
+        shape = padded if padded.num_rows == shape.num_rows else shape  # the rows of the step
+        if is_block:
+            self._run(Stage.BLOCK, shape)
+        if edits is None:
+            self._run(CHAIN_STAGES[plan.kind], shape)
+        else:
+            drafts.draft(plan.kind, shape, edits)
+
+    def _own_stages(self) -> dict[Stage, Launch]:
+        stages: dict[Stage, Launch] = {}
+        if (pairs := self.pairs) is not None:
+            stages = {Stage.FEATURES: self._launch_features, Stage.PAIRS: self._launch_pairs}
+            if isinstance(pairs, BlockDrafts):
+                stages[Stage.BLOCK] = torch.inference_mode()(pairs.run_block)
+                return stages | stages_of_kinds(CHAIN_STAGES, pairs.draft)
+            stages[Stage.ADVANCE] = torch.inference_mode()(pairs.advance)
+            stages |= stages_of_kinds(DRAFT_STAGES, pairs.select)
+            if isinstance(pairs, TreePairDrafts):
+                stages |= stages_of_kinds(TREE_STAGES, self._launch_trees)
+        elif (states := self._states) is not None:
+            stages = {Stage.START: self._launch_start}
+            stages |= stages_of_kinds(CHAIN_STAGES, states.draft)
+        return stages
+
+    def _launch_trees(self, kind: SamplingKind, shape: StepShape) -> None:
+        """Launch the trees of rows; more than the next step could hold have an empty graph."""
+        assert isinstance(self.pairs, TreePairDrafts)
+        if shape.num_rows <= self._max_growing_rows:
+            self.pairs.grow(kind, shape)
+
+    @torch.inference_mode()
+    def _launch_features(self, shape: StepShape) -> None:
+        assert self.pairs is not None
+        self.pairs.add_features(self._buffers.hidden[: shape.num_rows * shape.query_len])
+
+    @torch.inference_mode()
+    def _launch_pairs(self, shape: StepShape) -> None:
+        """Launch the head's pass over the tokens that were verified."""
+        assert self.pairs is not None
+        if shape.has_trees:
+            self.pairs.gather(self._sources(shape).flatten())
+        self.pairs.run_pairs(*self._verified(shape), shape)
+
+    @torch.inference_mode()
+    def _launch_start(self, shape: StepShape) -> None:
+        """Launch what a head without KV takes from the step."""
+        assert self._states is not None
+        self._states.start(*self._verified(shape), self._sources(shape), shape)
+
+    def _verified(self, shape: StepShape) -> tuple[DraftRows, VerifiedChains]:
+        """Return the rows of a step, and their new tokens."""
+        table, results = rows_of(self._buffers.input, shape), self._buffers.results(shape)
+        rows = DraftRows(
+            table[:, :PARAM_WORDS],
+            table[:, Word.SLOT],
+            table[:, Word.NUM_PROMPT],
+            table[:, Word.NUM_NEXT],
+            table[:, Word.NEXT_DEPTH],
+        )
+        return rows, VerifiedChains(results[:, 1:], results[:, 0])

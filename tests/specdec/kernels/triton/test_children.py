@@ -1,0 +1,63 @@
+"""The best children by kernels equal those of the reference."""
+
+import numpy as np
+import pytest
+import torch
+
+from specdec.sampling import device_children
+from specdec.sampling.device_children import children_on_device
+from specdec.sampling.device_sampler import SamplingKind
+from specdec.sampling.vocab_shard import VocabShard
+from tests.specdec.sampling.test_device_sampler import ALONE, rows, rules_of
+
+VOCAB = 2500
+COUNT = 5
+
+
+def check(monkeypatch, logits, rules, kind, count=COUNT):
+    shard = VocabShard(ALONE, 0, logits.shape[1])
+    expected = children_on_device(logits, rules, kind, count, shard)
+    with monkeypatch.context() as patch:
+        patch.setattr(device_children, "has_triton", lambda device: True)
+        found = children_on_device(logits, rules, kind, count, shard)
+    is_child = expected.confidences > 0
+    assert torch.equal(found.confidences > 0, is_child)
+    assert torch.equal(found.token_ids[is_child], expected.token_ids[is_child])
+    close = {"rtol": 2e-5, "atol": 1e-9}
+    np.testing.assert_allclose(found.confidences, expected.confidences, **close)
+    assert ((found.token_ids >= 0) & (found.token_ids < logits.shape[1])).all()
+
+
+def logits_of(num_rows, dtype=torch.float32, vocab=VOCAB):
+    generator = torch.Generator().manual_seed(7)
+    return (3 * torch.randn(num_rows, vocab, generator=generator)).to(dtype)
+
+
+def sampled(temperatures):
+    """Return rules of these temperatures without limits."""
+    _, batch = rows(len(temperatures))
+    batch.params["temperature"] = temperatures
+    batch.params["min_score"] = -torch.inf
+    return rules_of(batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("kind", [SamplingKind.GREEDY, SamplingKind.SAMPLED])
+def test_children_are_those_of_the_reference(monkeypatch, kind, dtype):
+    """Also of rows with equal scores, with faults, and of fewer tokens than children."""
+    logits = logits_of(6, dtype)
+    logits[1, [7, 2100, 3]] = 60.0
+    logits[2, 9], logits[3, 2049], logits[4] = torch.nan, torch.inf, -torch.inf
+    logits[5, 2:] = -torch.inf
+    rules = sampled([0.8, 0.0, 0.7, 1.0, 0.9, 1.0])
+    check(monkeypatch, logits, None if kind is SamplingKind.GREEDY else rules, kind)
+
+
+@pytest.mark.slow
+def test_truncated_tokens_are_no_children(monkeypatch):
+    _, batch = rows(6, seed=1)
+    check(monkeypatch, logits_of(6), rules_of(batch), SamplingKind.TRUNCATED)
+
+
+def test_more_children_than_are_weighed(monkeypatch):
+    check(monkeypatch, logits_of(2, vocab=300), sampled([0.8, 0.0]), SamplingKind.SAMPLED, 40)
