@@ -45,9 +45,9 @@ from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import StepInput, VerifyOutput
 from specdec.types.sampling_params import SamplingParams
 from specdec.worker import LocalTarget, TargetModelRunner
-from specdec.worker.device_input import Word, rows_of
-from specdec.worker.device_launch import StepLauncher
-from specdec.worker.device_plan import StepPlan
+from specdec.worker.device.input import Word, rows_of
+from specdec.worker.device.launch import StepLauncher
+from specdec.worker.device.plan import StepPlan
 
 _ROWS, _DRAFTS = (1, 64, 256), (0, 5)
 _BLOCK_SIZE = 16

@@ -10,8 +10,8 @@ from specdec.types.draft_tree import depths, first_path, paths, require_tree
 from specdec.types.messages import SequenceAdmission, StepInput
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.batch_state import BatchState, TokenSpan
-from specdec.worker.head_sampler import HeadDraft, HeadSampler
-from specdec.worker.head_trees import HeadTrees
+from specdec.worker.head.sampler import HeadDraft, HeadSampler
+from specdec.worker.head.trees import HeadTrees
 
 VOCAB_SIZE, DEPTH, NUM_NODES = 90, 4, 14
 RULES = [
