@@ -11,8 +11,8 @@ import pytest
 from specdec.config import graph_sizes
 from specdec.sampling.device_sampler import SamplingKind
 from specdec.types.sampling_params import SpeculationOptions
-from specdec.worker.device_plan import StepPlan
-from specdec.worker.head_runner import HeadRunner
+from specdec.worker.device.plan import StepPlan
+from specdec.worker.head.runner import HeadRunner
 from specdec.worker.step_graphs import Stage, StepShape
 from tests.specdec.engines import engine_config, local_engine, tokens_by
 from tests.specdec.fakes import run_ranks
