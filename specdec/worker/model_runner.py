@@ -98,6 +98,7 @@ class ModelRunner:
             max_tree_nodes=max_tree_nodes,
         )
         steps = DeviceSteps(
+            max_growing_rows=sizes.max_growing_rows,
             model, self.kv_cache, self._shard, sizes, graphs, num_in_flight, drafter
         )
         report = steps.capture()
