@@ -111,6 +111,7 @@ class TargetModelRunner(ModelRunner):
             backend,
             max_draft_tokens=speculation.max_chain_tokens if speculation else 0,
             max_tree_nodes=speculation.num_draft_tree_tokens if speculation else 0,
+            max_tree_depth=speculation.num_speculative_tokens if speculation else 0,
             max_step_tokens=limits.max_num_batched_tokens,
             drafter=None if self.head is None else self.head.drafter_parts,
         )
