@@ -37,9 +37,8 @@ class Method:
             return None
         rule, most = self.config.length_rule, self.config.num_speculative_tokens
         most = max(most, rule.max_tokens if rule else 0)
-        table = CostProfiler(config, most, time.perf_counter).verification(
-            target, _MEASURING_BUDGET_S
-        )
+        profiler = CostProfiler(config, most, time.perf_counter)
+        table = profiler.verification(target, _MEASURING_BUDGET_S).steps
         return SpeculationPolicy(
             self.config.control,
             time.monotonic,

@@ -163,7 +163,7 @@ class CostBench:
         profiler = CostProfiler(
             self._config, _MOST_DRAFT_TOKENS, self._clock, text=self._sample_text
         )
-        return profiler.verification(self._target, _PROFILE_BUDGET_S)
+        return profiler.verification(self._target, _PROFILE_BUDGET_S).steps
 
     def observe(self, shapes: Sequence[tuple[int, int]]) -> list[float]:
         """Return the seconds of steps of (sequences, draft tokens), in the order of the shapes."""

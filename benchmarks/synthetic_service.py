@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
@@ -25,6 +26,15 @@ class Clock:
     def __call__(self) -> float:
         """Return the current time."""
         return self.now_s
+
+
+class StepCosts(Protocol):
+    """Seconds of steps."""
+
+    def step_s(
+        self, num_decoding: int, num_draft_tokens: int, num_drafting: int | None = None
+    ) -> float:
+        """Return the seconds of a step; num_drafting: sequences with the drafts, None for all."""
 
 
 @dataclass(frozen=True)
@@ -68,23 +78,27 @@ class SyntheticService:
 
     def __init__(
         self,
-        curve: CostCurve,
+        curve: StepCosts,
         acceptance: Sequence[float] | Callable[[float], Sequence[float]],
         clock: Clock,
         *,
         seed: int = 0,
         noise: float = 0.05,
+        stall: float = 5.0,
     ) -> None:
         """Create the simulation.
 
         acceptance: probability by position, given those before; or a function of the time that
             returns it.
+        noise: most by which a step is longer than the curve has it, as a share. stall: the same of
+            every hundredth step, at random, as by load from another process.
         """
         self.curve = curve
         self.clock = clock
         self._acceptance = acceptance if callable(acceptance) else _constant(acceptance)
         self._random = random.Random(seed)
         self._noise = noise
+        self._stall = stall
         self.num_tokens = 0
         self.num_steps = 0
         self.chosen: Counter[int] = Counter()  # number of steps by selected draft length
@@ -99,7 +113,7 @@ class SyntheticService:
         rates = self._acceptance(self.clock.now_s)[:count]
         noise = 1 + self._noise * self._random.random()
         if self._random.random() < 0.01:
-            noise += 5  # load from another process
+            noise += self._stall
         self.clock.now_s += noise * self.curve.step_s(num_decoding, count, drafted)
         for index in range(num_decoding):
             accepted, asked = 0, count if index < drafted else 0

@@ -11,7 +11,7 @@ from specdec.engine.input_processor import has_allowed_token
 from specdec.engine.open_requests import OpenRequests
 from specdec.engine.outputs import output_of
 from specdec.engine.speculator import Speculator
-from specdec.engine.stop_checker import Stop, check_stop
+from specdec.engine.stop_checker import Stop, check_stop, extend
 from specdec.models.config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.prediction import METHOD as PREDICTION
@@ -109,7 +109,7 @@ class Committer:
         token_ids, choices = verified.token_ids, self._requests.choices_of(seq)
         num_kept, stop = self._append(seq, token_ids)
         # The last token is the target's own, unless NaN logits after an accepted draft cut the row.
-        num_verified = len(row.accepted_drafts(token_ids))
+        num_verified = row.num_accepted(token_ids)
         num_accepted = min(num_kept, num_verified)
         self._count(seq, choices, row, num_kept, num_accepted)
         self._speculator.observe(seq, row.draft_depth, num_verified)
@@ -129,11 +129,13 @@ class Committer:
         """Append tokens up to the one that ends the sequence; return their number and the end."""
         stop, num_kept = None, 0
         eos_token_ids, max_model_len = self._model.eos_token_ids, self._max_model_len
+        if extend(seq, token_ids, eos_token_ids, max_model_len):
+            num_kept = len(token_ids)
         while stop is None and num_kept < len(token_ids):
             seq.token_ids.append(token_ids[num_kept])
             num_kept += 1
             stop = check_stop(seq, eos_token_ids, max_model_len)
-        seq.num_computed_tokens = seq.num_tokens - 1
+        seq.num_computed_tokens = len(seq.token_ids) - 1
         self._publish(seq)
         return num_kept, stop
 

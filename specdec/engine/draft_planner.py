@@ -178,8 +178,10 @@ class DraftPlanner:
 
         num_left: this sequence's even share of the guess budget that all drafts have left.
         """
-        num_useful = min(num_left, self._num_useful_guesses(seq) - num_drafts)
-        num_lookahead = max(0, min(self._lookahead_window, num_useful)) if num_drafts else 0
+        num_lookahead = 0
+        if num_drafts and self._lookahead_window:
+            num_useful = min(num_left, self._num_useful_guesses(seq) - num_drafts)
+            num_lookahead = max(0, min(self._lookahead_window, num_useful))
         max_depth = self._decision.shape.depth if self._may_draft_tree(seq) else None
         return ScheduledRow(seq, 1, num_drafts, num_lookahead, max_depth=max_depth)
 

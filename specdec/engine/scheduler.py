@@ -149,13 +149,18 @@ class Scheduler:
         self._draft_planner.begin_step(decision, control, has_predictions=self.has_predictions)
         self._schedule_decodes()
         self._plan_guesses()
-        planned = self._decodes()
-        budget = self._schedule_prefills(self._prefill_budget())
-        self._return_guesses(planned)
-        self._admit_waiting(budget)
+        if self._waiting or len(self._rows) < len(self._running):
+            self._schedule_prompts()
         self._reserve_guesses()
         self._reserve_next_drafts()
         return list(self._rows.values())
+
+    def _schedule_prompts(self) -> None:
+        """Give prompts what the decoding sequences leave of the budget."""
+        planned = list(self._rows.values())
+        budget = self._schedule_prefills(self._prefill_budget())
+        self._return_guesses(planned)
+        self._admit_waiting(budget)
 
     def schedule_ahead(
         self, decision: Decision, control: SpeculationControl, *, holds_trees: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -104,6 +105,8 @@ class Speculator:
         self._has_confidences = config is not None and config.uses_confidences
         self._holds_drafts = config is not None and config.holds_drafts
         self._drafting = NO_DRAFTING  # of the oldest step in flight
+        # Rows of the committed step, by tokens wanted, drafted and accepted, and whether of a tree.
+        self._outcomes: Counter[tuple[int, int, int, bool]] = Counter()
 
     @property
     def control(self) -> SpeculationControl:
@@ -163,13 +166,14 @@ class Speculator:
         """
         if not rows or self._proposer is None or self._config is None:
             return NO_DRAFTING
-        predicted = self._predicted(rows)
-        requests = [
-            replace(each, max_tokens=0, max_nodes=0, max_lookahead_tokens=0)
-            if each.seq.seq_id in predicted
-            else each
-            for each in self._requests(rows, may_wait=may_wait)
-        ]
+        requests = self._requests(rows, may_wait=may_wait)
+        if predicted := self._predicted(rows):
+            requests = [
+                each._replace(max_tokens=0, max_nodes=0, max_lookahead_tokens=0)
+                if each.seq.seq_id in predicted
+                else each
+                for each in requests
+            ]
         proposals: dict[int, Proposal] = {}
         if uses_proposer:
             proposals = {each.seq_id: each for each in self._proposer.take(requests)}
@@ -193,7 +197,9 @@ class Speculator:
         proposals = {}
         for row in rows:
             seq = row.seq
-            if row.num_draft_tokens and (draft := seq.predicted_draft(self.control)):
+            if seq.prediction is None or not row.num_draft_tokens:
+                continue
+            if draft := seq.predicted_draft(self.control):
                 base = seq.num_tokens, seq.token_ids[-1]
                 proposals[seq.seq_id] = Proposal(seq.seq_id, *base, draft, method=PREDICTION)
         return proposals
@@ -315,7 +321,7 @@ class Speculator:
             seq.acceptance = seq.acceptance.after(num_requested, num_accepted)
             seq.confidence = seq.confidence.after(self._confidences(seq, depth), num_accepted)
         if self.policy is not None and seq.drafting_method(control) == control.method:
-            self.policy.observe_row(num_requested, depth, num_accepted, is_tree=is_tree)
+            self._outcomes[num_requested, depth, num_accepted, is_tree] += 1
 
     def _confidences(self, seq: Sequence, depth: int) -> list[float]:
         """Return the head's confidences in the `depth` draft tokens of a row; none in others'."""
@@ -327,12 +333,20 @@ class Speculator:
     def end_step(self) -> None:
         """Report to the policy and the proposer that all rows of the step were observed."""
         if self.policy is not None:
+            self._report_outcomes(self.policy)
             self.policy.end_step()
         if self._proposer is not None:
             self._proposer.end_step()
 
+    def _report_outcomes(self, policy: SpeculationPolicy) -> None:
+        """Report the rows of the step; those with the same outcome together."""
+        for (num_requested, depth, num_accepted, is_tree), count in self._outcomes.items():
+            policy.observe_rows(count, num_requested, depth, num_accepted, is_tree=is_tree)
+        self._outcomes.clear()
+
     def forget_step(self) -> None:
         """Report to the policy and the proposer that the steps in flight are lost."""
+        self._outcomes.clear()
         if self.policy is not None:
             self.policy.forget_step()
         if self._proposer is not None:

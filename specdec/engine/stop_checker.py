@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 from collections.abc import Set
 from dataclasses import dataclass
 
@@ -30,6 +31,28 @@ def check_stop(seq: Sequence, eos_token_ids: Set[int], max_model_len: int) -> St
     if is_full or seq.num_output_tokens == seq.max_tokens:
         return Stop(FinishReason.LENGTH)
     return None
+
+
+def extend(
+    seq: Sequence,
+    token_ids: collections.abc.Sequence[int],
+    eos_token_ids: Set[int],
+    max_model_len: int,
+) -> bool:
+    """Add tokens to a sequence and its text if none of them may end it; return whether it did.
+
+    It does for all of them what `check_stop` does for the last one.
+    """
+    params = seq.params
+    if params.stop or not eos_token_ids.isdisjoint(token_ids):
+        return False
+    if params.stop_token_ids and any(each in params.stop_token_ids for each in token_ids):
+        return False
+    if len(seq.token_ids) + len(token_ids) >= seq.max_length(max_model_len):
+        return False
+    seq.token_ids.extend(token_ids)
+    seq.detokenizer.extend(token_ids)
+    return True
 
 
 def check_token(seq: Sequence, token_id: int, eos_token_ids: Set[int]) -> Stop | None:

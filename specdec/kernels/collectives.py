@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,8 @@ from torch import Tensor
 from specdec.kernels.symmetric_memory import SymmetricMemory
 
 logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 _GATHERED_BYTES = 2**24
 """Part of a tensor that is gathered from every rank at once, to be summed in order."""
@@ -183,7 +186,8 @@ def _common_memory(
     try:
         _agree(group, kind.local_fault())
         _agree(group, kind.peer_fault(device, group.all_gather))
-        memory = _opened(group, device, kind)
+        buffer = _on_all(group, lambda: kind.allocate(device))
+        memory = _on_all(group, lambda: kind.open(buffer, group.process_group))
         _agree(group, memory.fault(rank, size))
     except _UnavailableError as error:
         logger.info("rank %d sums by %s: %s", rank, group.name, error)
@@ -191,18 +195,15 @@ def _common_memory(
     return memory
 
 
-def _opened(
-    group: ProcessGroupCollectives, device: torch.device, kind: type[SymmetricMemory]
-) -> SymmetricMemory:
-    """Return the memory of this rank; raise _UnavailableError on all ranks where one has none."""
-    memory, fault = None, ""
+def _on_all(group: ProcessGroupCollectives, part: Callable[[], _Result]) -> _Result:
+    """Return what a part returns; raise _UnavailableError on all ranks where it fails on one."""
+    results, fault = list[_Result](), ""
     try:
-        memory = kind.open(group.process_group, device)
+        results.append(part())
     except RuntimeError as error:
         fault = str(error) or type(error).__name__
     _agree(group, fault)
-    assert memory is not None
-    return memory
+    return results[0]
 
 
 def _agree(group: ProcessGroupCollectives, fault: str) -> None:

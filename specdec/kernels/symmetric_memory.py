@@ -66,17 +66,19 @@ class SymmetricMemory:
         return nvlink_fault([uuid.UUID(bytes=bytes(each)) for each in gather(own).tolist()])
 
     @classmethod
-    def open(cls, group: dist.ProcessGroup, device: torch.device) -> SymmetricMemory:
+    def allocate(cls, device: torch.device) -> Tensor:
+        """Return the buffer of this rank; raise RuntimeError where it has none."""
+        buffer: Tensor = _symmetric().empty(cls.max_bytes, dtype=torch.uint8, device=device)
+        return buffer
+
+    @classmethod
+    def open(cls, buffer: Tensor, group: dist.ProcessGroup) -> SymmetricMemory:
         """Map the buffers of all ranks of a group; a collective call.
 
         Raises RuntimeError where the GPUs have no access to each other.
         """
-        from torch.distributed import _symmetric_memory as symm_mem
-
         os.environ.setdefault(_SHARED_DEVICES, "1")
-        memory: Any = symm_mem
-        buffer = memory.empty(cls.max_bytes, dtype=torch.uint8, device=device)
-        memory.rendezvous(buffer, group)
+        _symmetric().rendezvous(buffer, group)
         return cls(buffer, group.group_name)
 
     def takes(self, tensor: Tensor) -> bool:
@@ -131,3 +133,10 @@ class SymmetricMemory:
                     "with --disable-custom-all-reduce to sum by NCCL"
                 )
             time.sleep(_POLL_S)
+
+
+def _symmetric() -> Any:
+    """Return torch's module, which has no types."""
+    from torch.distributed import _symmetric_memory
+
+    return _symmetric_memory

@@ -120,7 +120,7 @@ def _torch_children(
         values, token_ids = _largest(scores, max(count, NUM_WEIGHED))
         confidences = torch.where(
             is_noisy,
-            confidences_of_scores(values.double()),
+            confidences_of_scores(values.double(), rules.temperatures.double()),
             confidences_of_logits(values.double(), totals.double()),
         )
     confidences = torch.where(is_valid[:, None], confidences[:, :count], 0)

@@ -1,8 +1,9 @@
 """The best children of nodes of draft trees, over all shards of the vocabulary.
 
 A child's rank is that of log q, or above temperature 0 of log q + g with the noise g that the
-target will use (`specdec.sampling.tree_growth`). As in `specdec.sampling.sampler`, noise is
-computed only for the chunks of the vocabulary that can hold one of the best.
+target will use, and its confidence follows from these scores (`specdec.sampling.tree_growth`). As
+in `specdec.sampling.sampler`, noise is computed only for the chunks of the vocabulary that can hold
+one of the best.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from specdec.sampling.gumbel import (
     largest_noise,
 )
 from specdec.sampling.sampler import SamplingBatch
-from specdec.sampling.tree_growth import Children
+from specdec.sampling.tree_growth import Children, Floats
 from specdec.sampling.truncation import truncation_floors
 from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
 
@@ -51,7 +52,7 @@ def best_by_logits(logits: Tensor, count: int, shard: VocabShard) -> Children:
 def best_by_noise(logits: Tensor, batch: SamplingBatch, count: int, shard: VocabShard) -> Children:
     """Return the `count` tokens of each row that the noise favors most, the sampled one first.
 
-    Their confidences are a softmax of the perturbed scores. A collective call.
+    Their confidences are those of `confidences_of_scores`. A collective call.
 
     logits: [num_rows, num_tokens], of this rank. batch: of these rows, with temperatures above 0.
     """
@@ -61,7 +62,8 @@ def best_by_noise(logits: Tensor, batch: SamplingBatch, count: int, shard: Vocab
     chunks.mask_below(truncation_floors(chunks, batch.truncation, shard.group))
     most = max(count, NUM_WEIGHED)
     scores, token_ids = _perturbed_best(chunks, batch.noise_keys, most)
-    return _weighed(_best_of_ranks(scores.double(), token_ids, most, shard), count)
+    best = _best_of_ranks(scores.double(), token_ids, most, shard)
+    return _weighed(best, batch.params["temperature"].astype(np.float64), count)
 
 
 def best_drafts_by_noise(
@@ -79,16 +81,34 @@ def best_drafts_by_noise(
     if found is None:
         return None
     scores, token_ids = found
-    return _weighed(_best_of_ranks(scores.double(), token_ids, most, shard), count)
+    best = _best_of_ranks(scores.double(), token_ids, most, shard)
+    return _weighed(best, params["temperature"].astype(np.float64), count)
 
 
-def _weighed(best: Children, count: int) -> Children:
-    """Return the first `count` of the best tokens, whose confidences are perturbed scores.
+def _weighed(best: Children, temperatures: Floats, count: int) -> Children:
+    """Return the first `count` of the best tokens; the confidences of `best` are their scores.
 
-    The new confidences are a softmax of the scores.
+    temperatures: of the rows.
     """
-    confidences = confidences_of_scores(torch.from_numpy(best.confidences)).numpy()
-    return Children(best.token_ids[:, :count], confidences[:, :count])
+    found = confidences_of_scores(*map(torch.from_numpy, (best.confidences, temperatures)))
+    return Children(best.token_ids[:, :count], found.numpy()[:, :count])
+
+
+def confidences_of_scores(best: Tensor, temperatures: Tensor) -> Tensor:
+    """Return the probability that each token is the target's, given the noise, [num_rows, n].
+
+    The target takes the argmax of y / T + g; the draft knows g, and its logits z in place of y. If
+    y - z is Gumbel noise of scale 1, the probability is softmax(z + T g), by the Gumbel-max trick
+    (Maddison et al. 2014, arXiv 1411.0030, section 2). At a low temperature this is the softmax of
+    the logits, as at temperature 0; at a high one the shared noise decides.
+
+    best: z / T + g of the best tokens, up to a constant, [num_rows, n] float64, descending; -inf
+    for no token, which gets 0. temperatures: T of each row, [num_rows] float64, above 0.
+    """
+    behind = best - best[:, :1].clamp_min(_LOWEST)
+    weights = (behind * temperatures[:, None]).exp()
+    confidences: Tensor = weights / weights.sum(1, keepdim=True).clamp_min(1)
+    return confidences
 
 
 def confidences_of_logits(best: Tensor, totals: Tensor) -> Tensor:
@@ -98,16 +118,6 @@ def confidences_of_logits(best: Tensor, totals: Tensor) -> Tensor:
     weights, [num_rows, 1] float64.
     """
     return (best - totals.clamp_min(_LOWEST)).clamp_max(0).exp()
-
-
-def confidences_of_scores(best: Tensor) -> Tensor:
-    """Return the softmax of the best scores with noise of each row, [num_rows, n] float64.
-
-    best: [num_rows, n] float64, descending; -inf for no token, which gets 0.
-    """
-    weights = (best - best[:, :1].clamp_min(_LOWEST)).exp()
-    confidences: Tensor = weights / weights.sum(1, keepdim=True).clamp_min(1)
-    return confidences
 
 
 def _best_of_ranks(scores: Tensor, token_ids: Tensor, count: int, shard: VocabShard) -> Children:

@@ -6,6 +6,7 @@ the product of confidences along its path, an estimate of the probability that i
 
 Above temperature 0 the target's token is the argmax of log p + g with Gumbel noise g that the
 draft shares. Children are therefore ranked by log q + g, not by q; at temperature 0 both are equal.
+`top_children.confidences_of_scores` turns these scores into confidences.
 """
 
 from __future__ import annotations

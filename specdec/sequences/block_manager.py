@@ -121,6 +121,8 @@ class BlockManager:
         """Extend a sequence's table to hold `num_tokens`; return False, unchanged, if it cannot."""
         table = self._tables.setdefault(seq_id, [])
         missing = self._blocks_for(num_tokens) - len(table)
+        if missing <= 0:
+            return True
         if missing > len(self._free):
             return False
         table.extend(self._take() for _ in range(missing))

@@ -150,6 +150,7 @@ class Sequence:
     in a batch before, as a preempted sequence was. may_draft: False once its logits were NaN beside
     drafts. draft_length: adapts to acceptance; None before the first draft. acceptance: of its
     drafts, for the division of a budget. confidence: of a head in its drafts, for the same.
+    params: of the request. opted_out: whether these turn drafts off.
     lookahead: of the last step, if it had any. head_draft: of the last step. output_buffer: tokens
     not sent yet. constraint: its structured output.
     num_pending: most tokens that the step in flight will yield, while the next step is scheduled
@@ -185,18 +186,19 @@ class Sequence:
     prompt_report: PromptReport = field(init=False)
     block_keys: list[BlockKey] = field(init=False)
     prediction: PredictionCursor | None = field(init=False, default=None)
+    params: SamplingParams = field(init=False)
+    opted_out: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.params = self.request.params
+        options = self.params.speculation
+        self.opted_out = options.enabled is False or options.num_speculative_tokens == 0
         self.block_keys = [root_key(self.request.cache_salt, self.request.adapter_id)]
         self.prompt_report = PromptReport(self.rules.prompt_logprobs)
         self.num_prompt_tokens = len(self.request.prompt_token_ids)
         self.token_ids = [*self.request.prompt_token_ids, *self.request.resume_token_ids]
         if self.request.prediction is not None:
             self.prediction = PredictionCursor(self.request.prediction, self.num_prompt_tokens)
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.request.params
 
     @property
     def choice(self) -> int:
@@ -228,7 +230,7 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        return self.num_tokens - self.num_computed_tokens
+        return len(self.token_ids) + self.num_pending - self.num_computed_tokens
 
     @property
     def rank(self) -> tuple[float, int]:
@@ -270,12 +272,6 @@ class Sequence:
             token_ids=tuple(self.token_ids) if rules.needs_tokens else (),
         )
 
-    @property
-    def opted_out(self) -> bool:
-        """Return whether its request turns drafts off."""
-        options = self.params.speculation
-        return options.enabled is False or options.num_speculative_tokens == 0
-
     def predicted_draft(self, control: SpeculationControl) -> tuple[int, ...]:
         """Return the draft of its predicted output; empty without one, or where it is opted out.
 
@@ -302,7 +298,7 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Return whether only the last token is uncomputed, be it the last one of a prompt."""
-        return self.num_uncomputed_tokens == 1
+        return len(self.token_ids) + self.num_pending == self.num_computed_tokens + 1
 
 
 @dataclass(eq=False)

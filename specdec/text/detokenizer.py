@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 from typing import Protocol
 
 from specdec.text.tokenizer import Tokenizer
@@ -154,6 +155,18 @@ class IncrementalDetokenizer:
         self._ends.append(len(self._text))
         return stop
 
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Add tokens of a text that no stop string ends, since there are none."""
+        assert not self._stop, "a stop string may end the text"
+        hidden_ids, vocab_size, ends = self._hidden_ids, self._vocab_size, self._ends
+        add, text = self._decoder.add, self._text
+        for token_id in token_ids:
+            if token_id < vocab_size and token_id not in hidden_ids:
+                text += add(token_id)
+            ends.append(len(text))
+        self._text = text
+        self._num_tokens += len(token_ids)
+
     def skip(self) -> None:
         """Add a token that is not part of the text: the one that ends it."""
         self._ends.append(len(self._text))
@@ -177,7 +190,8 @@ class IncrementalDetokenizer:
         taken, self._text = self._text[:end], self._text[end:]
         lengths, start = [], 0
         for each in self._ends:
-            lengths.append(max(0, min(each, end) - start))
+            stop = end if each > end else each
+            lengths.append(stop - start if stop > start else 0)
             start += lengths[-1]
         if lengths:
             lengths[-1] += end - start  # an incomplete character

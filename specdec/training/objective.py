@@ -98,7 +98,7 @@ class Objective:
             for bases, teacher in self._chunks(batch, hidden, self._config.depth):
                 logits = drafter.logits(states[:, bases]).float()
                 noise = self._noise(batch, bases, teacher.p, generator)
-                found.append((logits + noise).argmax(-1))
+                found.append((logits + drafter.draft_temperature * noise).argmax(-1))
         return self._token_ids[torch.cat(found, dim=1)]
 
     def _noise(self, batch: Batch, bases: slice, p: Tensor, generator: torch.Generator) -> Tensor:

@@ -127,6 +127,8 @@ def share_budget(wanted: Sequence[int], budget: int) -> list[int]:
     shares = [0] * len(wanted)
     if not any(wanted):
         return shares
+    if sum(wanted) <= budget:
+        return list(wanted)
     shortest_first = sorted(range(len(wanted)), key=lambda index: (wanted[index], -index))
     for place, index in enumerate(shortest_first):
         shares[index] = min(wanted[index], budget // (len(wanted) - place))

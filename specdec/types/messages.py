@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -164,7 +163,7 @@ class StepRow(NamedTuple):
     @property
     def num_known_tokens(self) -> int:
         """Number of tokens that are no guesses."""
-        return len(self.token_ids) - self.num_guesses
+        return len(self.token_ids) - self.num_draft_tokens - self.num_lookahead_tokens
 
     @property
     def known_end(self) -> int:
@@ -211,8 +210,18 @@ class StepRow(NamedTuple):
             return range(0)
         if self.parents is not None:
             return draft_tree.path_of(self.drafts, self.parents, token_ids)
-        pairs = zip(self.drafts, token_ids, strict=False)
-        return range(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        return range(self.num_accepted(token_ids))
+
+    def num_accepted(self, token_ids: Sequence[int]) -> int:
+        """Return the number of drafts with which new tokens begin."""
+        if self.parents is not None:
+            return len(self.accepted_drafts(token_ids))
+        count, first = 0, len(self.token_ids) - self.num_draft_tokens - self.num_lookahead_tokens
+        for place in range(min(self.num_draft_tokens, len(token_ids))):
+            if self.token_ids[first + place] != token_ids[place]:
+                break
+            count += 1
+        return count
 
 
 @dataclass(frozen=True)

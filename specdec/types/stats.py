@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from itertools import accumulate, starmap, zip_longest
@@ -233,33 +234,21 @@ class Counts(Additive):
 class DraftCounter:
     """Counter of verified drafts by drafting method and position.
 
-    Nothing else is counted per row: totals over methods and positions are summed up when read.
+    Nothing else is counted per row: positions and totals are summed up when read.
     """
 
     def __init__(self) -> None:
-        self._drafted: dict[str, list[int]] = {}
-        self._accepted: dict[str, list[int]] = {}
+        self._drafts: Counter[tuple[str, int, int]] = Counter()  # by method, drafted and accepted
 
     def record(self, method: str, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """Count one verified draft, of which a prefix was accepted; an empty one is not counted."""
-        if not num_draft_tokens:
-            return
-        drafted = self._drafted.setdefault(method, [])
-        accepted = self._accepted.setdefault(method, [])
-        num_new = num_draft_tokens - len(drafted)
-        if num_new > 0:
-            drafted.extend([0] * num_new)
-            accepted.extend([0] * num_new)
-        for position in range(num_draft_tokens):
-            drafted[position] += 1
-        for position in range(num_accepted_tokens):
-            accepted[position] += 1
+        if num_draft_tokens:
+            self._drafts[method, num_draft_tokens, num_accepted_tokens] += 1
 
     def added_to(self, counts: Counts) -> Counts:
         """Return a copy of `counts` with the fields about drafts filled in."""
-        drafted_by_method = {name: tuple(each) for name, each in self._drafted.items()}
-        accepted_by_method = {name: tuple(each) for name, each in self._accepted.items()}
-        drafted, accepted = _totals(self._drafted), _totals(self._accepted)
+        drafted_by_method, accepted_by_method = self._by_method()
+        drafted, accepted = _totals(drafted_by_method), _totals(accepted_by_method)
         num_drafts = sum(drafted[:1])  # every draft has a first token
         return replace(
             counts,
@@ -270,8 +259,24 @@ class DraftCounter:
             accepted_by_method=accepted_by_method,
         )
 
+    def _by_method(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+        """Return the drafted and the accepted tokens by method and position."""
+        longest: dict[str, int] = {}
+        for method, num_drafted, _ in self._drafts:
+            longest[method] = max(num_drafted, longest.get(method, 0))
+        drafted = {method: [0] * length for method, length in longest.items()}
+        accepted = {method: [0] * length for method, length in longest.items()}
+        for (method, num_drafted, num_accepted), count in self._drafts.items():
+            for own, length in ((drafted, num_drafted), (accepted, num_accepted)):
+                for position in range(length):
+                    own[method][position] += count
+        return (
+            {method: tuple(counts) for method, counts in drafted.items()},
+            {method: tuple(counts) for method, counts in accepted.items()},
+        )
 
-def _totals(by_method: Mapping[str, list[int]]) -> tuple[int, ...]:
+
+def _totals(by_method: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
     """Return the sums by position."""
     return tuple(map(sum, zip_longest(*by_method.values(), fillvalue=0)))
 

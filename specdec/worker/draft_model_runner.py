@@ -27,7 +27,7 @@ from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepRow
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.ahead_drafter import AheadDrafter
 from specdec.worker.batch_state import TokenSpan
-from specdec.worker.device_drafts import MAX_IN_FLIGHT, DeviceDrafts
+from specdec.worker.device.drafts import MAX_IN_FLIGHT, DeviceDrafts
 from specdec.worker.draft_grammars import DraftGrammars
 from specdec.worker.draft_sampler import DraftSampler, PartialDraft
 from specdec.worker.model_runner import ModelRunner

@@ -12,7 +12,7 @@ from specdec.kernels.logit_edits import Change, Entry
 from specdec.sampling.logits_processors import Columns, TokenMask, intersection
 from specdec.types.messages import StepRow
 from specdec.worker.batch_state import SequenceState
-from specdec.worker.device_rows import num_drafts
+from specdec.worker.device.rows import num_drafts
 
 NO_PLACE = -1
 """The place of a sequence without penalties."""

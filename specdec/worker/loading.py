@@ -32,7 +32,7 @@ from specdec.models.weights.checkpoint import CPU
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.text.vocab_map import VocabularyMap
-from specdec.worker.device_decoder import DeviceDecoder
+from specdec.worker.device.decoder import DeviceDecoder
 from specdec.worker.draft_grammars import DraftGrammars
 from specdec.worker.draft_model_runner import DraftModelRunner
 from specdec.worker.model_runner import ModelRunner

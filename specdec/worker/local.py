@@ -11,7 +11,7 @@ from specdec.types.drafters import HeadFile
 from specdec.types.messages import StepInput, VerifyOutput
 from specdec.worker.adapters import RankAdapters
 from specdec.worker.draft_model_runner import DraftModelRunner
-from specdec.worker.head_versions import HeadVersions
+from specdec.worker.head.versions import HeadVersions
 from specdec.worker.model_runner import ModelRunner
 from specdec.worker.target_model_runner import TargetModelRunner
 

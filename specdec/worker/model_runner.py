@@ -14,10 +14,10 @@ from specdec.sampling.vocab_shard import VocabShard
 from specdec.worker.adapters import RankAdapters
 from specdec.worker.agreed_graphs import graphs_of_ranks
 from specdec.worker.batch_state import BatchState
-from specdec.worker.device_decoder import DeviceDecoder
-from specdec.worker.device_head import DrafterParts
-from specdec.worker.device_state import DeviceStepLimits
-from specdec.worker.device_steps import MAX_IN_FLIGHT, DeviceSteps
+from specdec.worker.device.decoder import DeviceDecoder
+from specdec.worker.device.head import DrafterParts
+from specdec.worker.device.state import DeviceStepLimits
+from specdec.worker.device.steps import MAX_IN_FLIGHT, DeviceSteps
 from specdec.worker.step_graphs import GraphBackend, GraphReport, StepGraphs
 
 

@@ -26,12 +26,12 @@ from specdec.types.messages import (
 )
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.batch_state import SequenceState
-from specdec.worker.device_block import num_scratch_blocks
-from specdec.worker.device_queue import DeviceQueue, verified_by_host
-from specdec.worker.device_rows import without_next_drafts
-from specdec.worker.device_steps import DeviceSteps
-from specdec.worker.head_runner import HeadRunner
-from specdec.worker.head_versions import HeadVersions, LoadHead
+from specdec.worker.device.block import num_scratch_blocks
+from specdec.worker.device.queue import DeviceQueue, verified_by_host
+from specdec.worker.device.rows import without_next_drafts
+from specdec.worker.device.steps import DeviceSteps
+from specdec.worker.head.runner import HeadRunner
+from specdec.worker.head.versions import HeadVersions, LoadHead
 from specdec.worker.model_runner import ModelRunner
 from specdec.worker.prompt_outputs import prompt_logprobs_of
 from specdec.worker.step_graphs import GraphBackend, GraphReport

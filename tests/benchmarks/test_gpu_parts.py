@@ -183,7 +183,7 @@ def test_two_ranks_are_compared_with_one(small, tmp_path):
 def test_sums_of_ranks_are_timed_and_compared():
     def on_rank(group):
         others = ThreadCollectives(group)
-        memory = memory_of(group, max_bytes=2**20).open(None, torch.device("cpu"))
+        memory = memory_of(group, max_bytes=2**20)(torch.zeros(2**20, dtype=torch.uint8), "0")
         return ranks._sums(OneShotCollectives(others, memory), torch.device("cpu"))
 
     first, _ = run_ranks(2, on_rank)

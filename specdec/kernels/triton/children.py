@@ -18,8 +18,8 @@ def best_children(
     """Return the `count` best tokens of R rows and their confidences, [R, count] each.
 
     logits: [R, vocab_size], the whole vocabulary. sampling: None where no row has a temperature;
-    with one, confidences are a softmax over `num_weighed` tokens or more. truncates: whether a row
-    may have min_p, top_k or top_p.
+    with one, confidences are `confidences_of_scores` of `num_weighed` tokens or more. truncates:
+    whether a row may have min_p, top_k or top_p.
     """
     num_rows, vocab_size = logits.shape
     tiles = TileArgmax(logits)

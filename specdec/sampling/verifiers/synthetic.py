@@ -7,7 +7,7 @@ model. The output is not the target's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, takewhile
+from itertools import chain, islice, repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -49,26 +49,25 @@ def num_kept_by_chance(drafts: Sequence[tuple[SamplingRules, range]]) -> list[in
     drafts: rules of each sequence, and of each of its draft tokens the index among the output
     tokens.
     """
-    counts = [len(positions) for _, positions in drafts]
-    if not sum(counts):
+    counts = np.array([len(positions) for _, positions in drafts], np.int64)
+    if not counts.sum():
         return [0] * len(drafts)
-    seeds, choices = (
-        torch.tensor(values).repeat_interleave(torch.tensor(counts))
-        for values in zip(*((rules.seed, rules.choice) for rules, _ in drafts), strict=True)
-    )
-    positions = torch.tensor([position for _, own in drafts for position in own])
-    keys = NoiseKeys(seeds, choices, positions)
-    chances = uniforms(keys.of_stream(Stream.ACCEPTANCE, torch.zeros_like(positions))).tolist()
-    return [
-        _num_leading(chances[end - count : end], rules.verifier.synthetic_rates)
-        for (rules, _), count, end in zip(drafts, counts, accumulate(counts), strict=True)
+    given = [(rules.seed, rules.choice, positions.start) for rules, positions in drafts]
+    seeds, choices, starts = np.repeat(np.array(given, np.int64), counts, axis=0).T
+    ends = counts.cumsum()
+    places = np.arange(ends[-1]) - np.repeat(ends - counts, counts)  # in their drafts
+    positions = torch.from_numpy(starts + places)
+    keys = NoiseKeys(torch.from_numpy(seeds.copy()), torch.from_numpy(choices.copy()), positions)
+    chances = uniforms(keys.of_stream(Stream.ACCEPTANCE, torch.zeros_like(positions))).numpy()
+    rates = [
+        rate
+        for rules, own in drafts
+        for rate in islice(chain(rules.verifier.synthetic_rates, repeat(0.0)), len(own))
     ]
-
-
-def _num_leading(chances: Sequence[float], rates: Sequence[float]) -> int:
-    """Return the number of draft tokens in front of the first that its rate does not keep."""
-    pairs = zip(chances, rates, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] < pair[1], pairs))
+    rejected = np.append(np.flatnonzero(~(chances < rates)), ends[-1])
+    first_rejected = rejected[np.searchsorted(rejected, ends - counts)]
+    num_kept: list[int] = (np.minimum(first_rejected, ends) - (ends - counts)).tolist()
+    return num_kept
 
 
 def _rates(drafts: DraftBatch) -> npt.NDArray[np.float64]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -42,10 +43,14 @@ class _Position:
     num_verified: float = 0.0
     num_accepted: float = 0.0
 
-    def add(self, *, accepted: bool) -> None:
-        self.num_verified += 1
-        self.num_accepted += accepted
-        self.scale(min(1.0, _MOST_WEIGHT / self.num_verified))
+    def add(self, *, accepted: bool, count: int = 1) -> None:
+        self.num_verified += count
+        self.num_accepted += count * accepted
+
+    def limit(self) -> None:
+        """Limit the weight, once all sequences of a step are counted, so that all count alike."""
+        if self.num_verified > _MOST_WEIGHT:
+            self.scale(_MOST_WEIGHT / self.num_verified)
 
     def rate(self, prior: float, weight: float = _PRIOR_WEIGHT) -> float:
         """Return the share of accepted drafts, with a prior of some weight."""
@@ -116,13 +121,20 @@ class AcceptanceEstimator:
         self._depths = _positions()
         self._hits: dict[DraftShape, _Position] = {}
         self._decayed_at_s: float | None = None
+        self._recorded_at_s = -math.inf
 
     def record(
-        self, num_asked: int, num_accepted: int, now_s: float, *, is_tree: bool = False
+        self,
+        num_asked: int,
+        num_accepted: int,
+        now_s: float,
+        *,
+        is_tree: bool = False,
+        num_drafts: int = 1,
     ) -> None:
-        """Record one sequence's step, in which it was to draft `num_asked` tokens in a row."""
+        """Record steps of sequences that were to draft `num_asked` tokens in a row."""
         self._decay(now_s)
-        _add(self._depths if is_tree else self._chains, num_asked, num_accepted)
+        _add(self._depths if is_tree else self._chains, num_asked, num_accepted, num_drafts)
 
     def record_ahead(
         self,
@@ -180,7 +192,20 @@ class AcceptanceEstimator:
             rates.append(rate)
         return rates
 
+    @property
+    def _of_ahead(self) -> Iterator[_Position]:
+        """The positions of drafts ahead."""
+        yield from (each for own in self._ahead.values() for each in (*own.drafted, *own.accepted))
+        yield from self._hits.values()
+
+    def _limit(self) -> None:
+        for position in (*self._chains, *self._depths, *(self._of_ahead if self._hits else ())):
+            position.limit()
+
     def _decay(self, now_s: float) -> None:
+        if now_s != self._recorded_at_s:
+            self._recorded_at_s = now_s
+            self._limit()
         if self._decayed_at_s is None:
             self._decayed_at_s = now_s
         elapsed_s = now_s - self._decayed_at_s
@@ -193,8 +218,7 @@ class AcceptanceEstimator:
             first.decay(factor)
             for position in others:
                 position.scale(factor)
-        ahead = (each for own in self._ahead.values() for each in (*own.drafted, *own.accepted))
-        for position in (*ahead, *self._hits.values()):
+        for position in self._of_ahead:
             position.decay(factor)
 
 
@@ -202,9 +226,11 @@ def _positions() -> list[_Position]:
     return [_Position() for _ in range(MAX_NUM_SPECULATIVE_TOKENS)]
 
 
-def _add(positions: Sequence[_Position], num_asked: int, num_accepted: int) -> None:
+def _add(
+    positions: Sequence[_Position], num_asked: int, num_accepted: int, num_drafts: int = 1
+) -> None:
     for index in range(min(num_asked, num_accepted + 1)):
-        positions[index].add(accepted=index < num_accepted)
+        positions[index].add(accepted=index < num_accepted, count=num_drafts)
 
 
 def _steady_hit_rate(shape: DraftShape, rates: Sequence[float], *, waits: bool) -> float:

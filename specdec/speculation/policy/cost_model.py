@@ -18,9 +18,15 @@ from specdec.types.draft_decision import DraftAhead, DraftShape, chain
 from specdec.types.errors import InvalidValueError
 from specdec.types.stats import Additive
 
-_SAMPLES_PER_MEDIAN = 5
+_SAMPLES_PER_MEDIAN, _FIRST_SAMPLES = 5, 3
+"""Steps of a median, and of the first one of a kind: in a large batch each of them is expensive."""
+
 _MACHINE_RATE, _SHAPE_RATE, _FIRST_SHAPE_RATE = 0.4, 0.2, 0.6
 """Parts of an error that correct all steps, those of its kind, and these for the first time."""
+
+_FRESH_S = 0.5
+"""Time for which the correction of all steps is as good as measured. What the first steps of
+another kind differ by meanwhile is a matter of their kind."""
 
 _MAX_LOG_ERROR = math.log(4)
 """Most that one median, however wrong, counts for: the logarithm of its ratio to the estimate."""
@@ -136,7 +142,8 @@ class _Cell:
     def median_of(self, ratio: float) -> float | None:
         """Add a ratio, and return the median of the last ones once these are enough."""
         self.samples.append(ratio)
-        if len(self.samples) < _SAMPLES_PER_MEDIAN:
+        needed = _FIRST_SAMPLES if self.log_factor is None else _SAMPLES_PER_MEDIAN
+        if len(self.samples) < needed:
             return None
         found = median(self.samples)
         self.samples.clear()
@@ -171,7 +178,8 @@ class CostModel:
     the best one. The others are what remains for each draft shape and range of batch sizes. They
     learn more slowly, and without samples decay with a half-life of two minutes, so that a shape
     that once was slow is tried again. A step that never ran takes that of the nearest one, by
-    number of draft tokens first.
+    number of draft tokens first. Two kinds of steps that were first observed right behind each
+    other are compared on the same machine: their difference is learned at once.
     """
 
     def __init__(
@@ -186,6 +194,7 @@ class CostModel:
         self._ahead = ahead
         self._drafting = drafting
         self._log_machine: float | None = None  # correction of all steps: its logarithm
+        self._machine_at_s = -math.inf
         self._cells: dict[DraftShape, dict[int, _Cell]] = {}  # by shape, then by range
         self._nearest: dict[tuple[DraftShape, int], _Cell | None] = {}  # the same kinds, and others
         self.observed = StepSeconds()
@@ -195,7 +204,7 @@ class CostModel:
         if seconds <= 0:
             return
         by_range = self._cells.setdefault(shape, {})
-        cell = by_range.setdefault(_range_of(num_decoding), _Cell())
+        cell = by_range.setdefault(range_of(num_decoding), _Cell())
         profiled_s = self._profiled_s(num_decoding, shape)
         self.observed.add(shape.num_draft_tokens, seconds, profiled_s)
         ratio = cell.median_of(seconds / profiled_s)
@@ -207,19 +216,36 @@ class CostModel:
 
         The very first one is that of the machine: the shapes were profiled side by side.
         """
-        index = _range_of(num_decoding)
+        index = range_of(num_decoding)
         cell = self._cells[shape][index]
         of_shape = self._log_of_shape(index, shape, now_s)
         if cell.log_factor is None:
             self._nearest.clear()
+        is_fresh = now_s - self._machine_at_s < _FRESH_S
+        self._machine_at_s = now_s
         if self._log_machine is None:
             self._log_machine, cell.log_factor, cell.at_s = log_ratio, 0.0, now_s
             return
         error = log_ratio - self._log_machine - of_shape
         error = max(-_MAX_LOG_ERROR, min(_MAX_LOG_ERROR, error))
-        rate = _FIRST_SHAPE_RATE if cell.log_factor is None else _SHAPE_RATE
-        self._log_machine += _MACHINE_RATE * error
-        cell.log_factor, cell.at_s = of_shape + rate * error, now_s
+        of_machine, of_kind = _MACHINE_RATE, _SHAPE_RATE
+        if cell.log_factor is None:
+            of_machine, of_kind = (0.0, 1.0) if is_fresh else (_MACHINE_RATE, _FIRST_SHAPE_RATE)
+        self._log_machine += of_machine * error
+        cell.log_factor, cell.at_s = of_shape + of_kind * error, now_s
+
+    def is_observed(self, num_decoding: int, shape: DraftShape) -> bool:
+        """Return whether steps of this shape have corrected the table for such a batch."""
+        cell = self._cells.get(shape, {}).get(range_of(num_decoding))
+        return cell is not None and cell.log_factor is not None
+
+    def least_step_s(self, num_decoding: int, shape: DraftShape, now_s: float) -> float:
+        """Return the seconds of a step that are expected, or profiled if these are fewer.
+
+        Where a shape was not observed, steps of others may be slow for a reason of their own.
+        """
+        profiled_s = self._profiled_s(num_decoding, shape)
+        return min(profiled_s, self.step_s(num_decoding, shape, now_s))
 
     def step_s(self, num_decoding: int, shape: DraftShape, now_s: float) -> float:
         """Return the expected seconds of a step."""
@@ -252,7 +278,7 @@ class CostModel:
 
     def _factor(self, num_decoding: int, shape: DraftShape, now_s: float) -> float:
         """Return the correction of a step."""
-        of_shape = self._log_of_shape(_range_of(num_decoding), shape, now_s)
+        of_shape = self._log_of_shape(range_of(num_decoding), shape, now_s)
         return math.exp((self._log_machine or 0.0) + of_shape)
 
     def _log_of_shape(self, wanted: int, shape: DraftShape, now_s: float) -> float:
@@ -279,6 +305,6 @@ class CostModel:
         return min(known, key=lambda each: each[:3])[3] if known else None
 
 
-def _range_of(num_decoding: int) -> int:
+def range_of(num_decoding: int) -> int:
     """Return the range of a batch size: a size each up to 3, then each 1.4 times as wide."""
     return round(2 * math.log2(max(1, num_decoding)))

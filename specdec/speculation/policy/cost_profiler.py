@@ -27,9 +27,18 @@ _MAX_CONTEXTS = 16
 _CONTEXT_STRIDE = 37
 """Tokens from the place of a sequence in the text to that of the next one."""
 
-_BATCH_SIZES = (1, 4, 16, 64, 256, 1024)
+_BATCH_SIZES = (1, 4, 16, 64, 128, 256, 512, 1024)
+"""Dense where a GPU leaves the range in which the time of a pass hardly depends on its rows."""
+
 _BATCH_SIZES_OF_MIXTURES = tuple(2**exponent for exponent in range(11))
 _MAX_ROUNDS = 4
+
+
+class TargetCosts(NamedTuple):
+    """Seconds of a target's steps, and of `begin` alone: the host packs and launches them there."""
+
+    steps: CostTable
+    begin: CostTable
 
 
 class ProfiledStep(NamedTuple):
@@ -65,15 +74,18 @@ class CostProfiler:
     text: tuple[int, ...] = ()
     draft_text: tuple[int, ...] = ()
 
-    def verification(self, target: Target, budget_s: float) -> CostTable:
+    def verification(self, target: Target, budget_s: float) -> TargetCosts:
         """Measure the target's steps for about `budget_s` seconds. Raise TargetFailedError."""
         sequences, start = self._sequences(self.config.num_blocks, self.text), self._context_tokens
 
-        def run(step: StepInput) -> None:
+        def run(step: StepInput) -> float:
+            began_at_s = self.clock()
             target.begin(step)
+            begun_at_s = self.clock()
             target.collect()
+            return begun_at_s - began_at_s
 
-        def verify(step: ProfiledStep) -> None:
+        def verify(step: ProfiledStep) -> float:
             next_draft = self._next_draft(step.num_draft_tokens)
             rows = tuple(
                 StepRow(
@@ -87,7 +99,7 @@ class CostProfiler:
                 )
                 for seq_id in sequences.seq_ids[: step.num_sequences]
             )
-            run(StepInput(0, (), (), (), rows))
+            return run(StepInput(0, (), (), (), rows))
 
         run(sequences.admit())
         try:
@@ -140,7 +152,7 @@ class CostProfiler:
         text, start = self.draft_text, self._context_tokens
         sequences = self._sequences(limits.num_blocks, text)
 
-        def draft(step: ProfiledStep) -> None:
+        def draft(step: ProfiledStep) -> float:
             drafts = tuple(
                 DraftRow(
                     seq_id, start, _tokens(text, seq_id, start, 1), step.num_draft_tokens, start + 1
@@ -149,12 +161,13 @@ class CostProfiler:
             )
             worker.begin(DraftStep(0, (), (), (), (), drafts))
             worker.collect()
+            return 0.0
 
         worker.begin(DraftStep(0, (), sequences.admissions, sequences.block_tables, (), ()))
         try:
             for rows in self._contexts(sequences.seq_ids, text, limits.max_catch_up_tokens):
                 worker.begin(DraftStep(0, (), (), (), rows, ()))
-            return self._measure(draft, budget_s, smallest=1, has_text=bool(text))
+            return self._measure(draft, budget_s, smallest=1, has_text=bool(text)).steps
         finally:
             worker.begin(DraftStep(0, sequences.seq_ids, (), (), (), ()))
 
@@ -197,32 +210,39 @@ class CostProfiler:
 
     def _measure(
         self,
-        run: Callable[[ProfiledStep], None],
+        run: Callable[[ProfiledStep], float],
         budget_s: float,
         *,
         smallest: int,
         has_text: bool,
-    ) -> CostTable:
-        """Return the table for `smallest` or more draft tokens."""
+    ) -> TargetCosts:
+        """Return the tables for `smallest` or more draft tokens.
+
+        run: returns the seconds of `begin`.
+        """
         shapes = StepShapes.of(self.config, self.most, smallest, has_text=has_text)
-        return shapes.table(self._seconds(run, shapes.steps(), budget_s))
+        measured = self._seconds(run, shapes.steps(), budget_s)
+        steps, begin = ({step: each[part] for step, each in measured.items()} for part in (0, 1))
+        return TargetCosts(shapes.table(steps), shapes.table(begin))
 
     def _seconds(
-        self, run: Callable[[ProfiledStep], None], steps: Sequence[ProfiledStep], budget_s: float
-    ) -> dict[ProfiledStep, float]:
-        """Return the minimum over a few rounds, since other load on the machine only adds time.
+        self, run: Callable[[ProfiledStep], float], steps: Sequence[ProfiledStep], budget_s: float
+    ) -> dict[ProfiledStep, tuple[float, float]]:
+        """Return the seconds of each step, and of its begin.
 
-        The cheapest steps run first, since the budget may not suffice for all. The first round
+        They are the minimum over a few rounds, since other load on the machine only adds time. The
+        cheapest steps run first, since the budget may not suffice for all. The first round
         warms up each step, and counts only if the budget allows no other.
         """
-        started_at_s, seconds = self.clock(), dict.fromkeys(steps, math.inf)
+        started_at_s, seconds = self.clock(), dict[ProfiledStep, tuple[float, float]]()
         for _ in range(_MAX_ROUNDS):
             for index, step in enumerate(steps):
                 begun_at_s = self.clock()
                 if index > 0 and begun_at_s - started_at_s > budget_s:
-                    return {each: value for each, value in seconds.items() if value < math.inf}
-                run(step)
-                seconds[step] = min(seconds[step], self.clock() - begun_at_s)
+                    return seconds
+                begin_s = run(step)
+                step_s = self.clock() - begun_at_s
+                seconds[step] = min(seconds.get(step, (math.inf, 0.0)), (step_s, begin_s))
         return seconds
 
 
@@ -287,22 +307,25 @@ def _tree_depth(config: EngineConfig) -> int | None:
 
 
 def with_engine(
-    steps: CostTable, engine: CostTable, *, overlaps: bool, num_held_drafts: int = 0
+    target: TargetCosts, engine: CostTable, *, overlaps: bool, num_held_drafts: int = 0
 ) -> CostTable:
-    """Add the engine's own seconds, in which the target waits.
+    """Return the seconds of steps with the engine's own, in which the target waits.
 
-    overlaps: whether the engine works during a forward pass behind a step without draft tokens, as
-    with asynchronous scheduling. Then the longer one of the two counts for these steps.
+    overlaps: whether the host works during a forward pass behind a step without draft tokens, as
+    with asynchronous scheduling. Then the longer one of the two counts for these steps: the target,
+    or the engine and the begin of the next step.
     num_held_drafts: most draft tokens behind which it does too, since the target's ranks hold the
     next ones.
     """
 
     def whole(size: int, count: int, value: float) -> float:
         engine_s = engine.step_s(size, count)
-        is_hidden = overlaps and count <= num_held_drafts
-        return max(value, engine_s) if is_hidden else value + engine_s
+        if not overlaps or count > num_held_drafts:
+            return value + engine_s
+        begin_s = target.begin.step_s(size, count)
+        return max(value - begin_s, engine_s + begin_s)
 
-    return steps.mapped(whole)
+    return target.steps.mapped(whole)
 
 
 def with_drafting(verification: CostTable, drafting: CostTable) -> CostTable:

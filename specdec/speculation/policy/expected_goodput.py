@@ -90,6 +90,15 @@ class ExpectedGoodput:
         most_tokens = num_decoding * (1 + shape.depth)
         return most_tokens / self.costs.step_s(num_decoding, shape, now_s)
 
+    def least_gain(self, now_s: float, num_decoding: int, shape: DraftShape) -> float:
+        """Return the goodput of a shape over that of steps without drafts that are as profiled.
+
+        Without drafts, steps may be faster than that, but not slower.
+        """
+        plain = num_decoding / self.costs.least_step_s(num_decoding, chain(0), now_s)
+        [goodput] = self.of(now_s, num_decoding, [shape])
+        return goodput / plain
+
     def pays_to_wait(self, now_s: float, shape: DraftShape) -> bool:
         """Return whether a sequence that decodes alone waits for drafts that were not made ahead.
 

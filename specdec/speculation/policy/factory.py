@@ -116,9 +116,9 @@ def measure_costs(
     num_held = most if speculation.holds_drafts else 0
 
     def verification(profiler: CostProfiler) -> CostTable:
-        table = profiler.verification(target, _VERIFICATION_BUDGET_S)
+        costs = profiler.verification(target, _VERIFICATION_BUDGET_S)
         overlaps = config.async_scheduling
-        return with_engine(table, engine, overlaps=overlaps, num_held_drafts=num_held)
+        return with_engine(costs, engine, overlaps=overlaps, num_held_drafts=num_held)
 
     tables: dict[DraftPlace, MethodCosts] = {}
     if speculation.head is not None:

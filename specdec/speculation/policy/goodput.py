@@ -12,7 +12,8 @@ from typing import NamedTuple
 from specdec.speculation.policy.acceptance import AcceptanceEstimator
 from specdec.speculation.policy.cost_model import CostModel, StepSeconds
 from specdec.speculation.policy.expected_goodput import ExpectedGoodput, GoodputEstimate
-from specdec.speculation.policy.probe import Probe
+from specdec.speculation.policy.probe import Probe, num_probed
+from specdec.speculation.policy.reviews import Reviews
 from specdec.types.draft_decision import (
     NO_PROMPTS,
     Decision,
@@ -24,12 +25,11 @@ from specdec.types.draft_decision import (
 )
 from specdec.types.errors import InvalidValueError
 
-_PROBED_SHARE, _MOST_PROBED = 8, 4
-"""While drafts do not pay, every eighth sequence drafts in a probe, at least one and at most four:
-they are evidence of acceptance, and the others do not have to catch up."""
-
 _CERTAIN_GAIN = 1.3
 """Expected gain of drafts above which no error of a profile is likely to hide a loss."""
+
+_DWELL_STEPS = 50
+"""Steps after which a change is settled, on a machine on which they take less than the dwell."""
 
 _LASTING_S = 0.3
 """Time for which a smaller gain has to last before drafts begin: the drafter first has to catch up,
@@ -52,8 +52,9 @@ class GoodputChooser:
     """argmax over draft shapes of expected tokens / step seconds, no draft included, with inertia.
 
     No draft is the safe choice. Another shape has to be better than it by a margin; once it is
-    worse than none, it is left without delay. In a step that also computes a part
-    of a prompt, rows of drafts may cost more than they do without: then the step has none.
+    worse than none, it is left without delay. Where steps without drafts were not observed for a
+    batch size, a few of them soon check whether drafts pay. In a step that also computes a part of
+    a prompt, rows of drafts may cost more than they do without: then the step has none.
 
     Deterministic: the same calls with the same times choose the same shapes.
     """
@@ -72,9 +73,9 @@ class GoodputChooser:
         margin: share by which another shape has to be better than the present one. entry_margin:
             the same where the present one is no draft: a drafter that has been off first has to
             catch up.
-        dwell_s: least time between changes, twice that after a change to no draft, which takes none
-            while drafts cost more than they yield. review_s: time between comparisons,
-            each of which takes some ten microseconds; a decision in between only reads the clock.
+        dwell_s: least time between changes, _DWELL_STEPS steps if they take less; twice that after
+            a change to no draft, which takes none while drafts cost more than they yield.
+        review_s: time between comparisons without news, which take some ten microseconds each.
         """
         settings = {
             "margin": margin,
@@ -91,10 +92,9 @@ class GoodputChooser:
         self._margin = margin
         self._entry_margin = entry_margin
         self._dwell_s = dwell_s
-        self._review_s = review_s
+        self._reviews = Reviews(costs, review_s)
         self._chosen: DraftShape | None = None
         self._changed_at_s = 0.0
-        self._reviewed_at_s = 0.0
         self._probe = Probe(0.0)
         self._num_accepted = 0  # of the present step
         self._has_prompts = False  # whether it has
@@ -116,10 +116,11 @@ class GoodputChooser:
         """
         self._num_accepted, self._has_prompts = 0, prompts.num_tokens > 0
         if self._chosen not in shapes:
-            self._change(now_s, self._compare(now_s, num_decoding, shapes).best)
+            best = self._compare(now_s, num_decoding, shapes).best
+            self._change(now_s, num_decoding, best)
         elif self._probe.shape is not None:
             self._review_probe(now_s, num_decoding, shapes)
-        elif self._is_resumed or now_s - self._reviewed_at_s >= self._review_s:
+        elif self._is_review_due(now_s, num_decoding):
             self._review(now_s, num_decoding, shapes)
         chosen = self._chosen_for(now_s, num_decoding, prompts)
         probed = self._probe.shape
@@ -127,12 +128,13 @@ class GoodputChooser:
             return chosen
         decision = self._decision(now_s, num_decoding, probed, DecisionReason.PROBE)
         is_limited = not chosen.num_draft_tokens and probed.num_draft_tokens > 0
-        return replace(decision, num_drafting=_num_probed(num_decoding)) if is_limited else decision
+        return replace(decision, num_drafting=num_probed(num_decoding)) if is_limited else decision
 
-    @property
-    def _is_resumed(self) -> bool:
-        """Return whether no prompts interrupt the chosen drafts any more."""
-        return self._is_paused and not self._has_prompts
+    def _is_review_due(self, now_s: float, num_decoding: int) -> bool:
+        """Return whether there may be news, or no prompts interrupt the chosen drafts any more."""
+        assert self._chosen is not None
+        is_resumed = self._is_paused and not self._has_prompts
+        return is_resumed or self._reviews.is_due(now_s, num_decoding, self._chosen)
 
     def _chosen_for(self, now_s: float, num_decoding: int, prompts: PromptLoad) -> Decision:
         """Return the decision by goodput alone."""
@@ -165,16 +167,24 @@ class GoodputChooser:
 
     def pause(self, now_s: float) -> None:
         """Cancel a probe and postpone the review, in a step that something else decides."""
-        self._reviewed_at_s = now_s
+        self._reviews.postpone(now_s)
         if self._probe.shape is not None:
             self._probe.cancel(now_s)
 
     def observe_drafts(
-        self, num_asked: int, num_accepted: int, now_s: float, *, is_tree: bool = False
+        self,
+        num_asked: int,
+        num_accepted: int,
+        now_s: float,
+        *,
+        is_tree: bool = False,
+        num_drafts: int = 1,
     ) -> None:
-        """Record one sequence's step, in which it was to draft `num_asked` tokens in a row."""
-        self._acceptance.record(num_asked, num_accepted, now_s, is_tree=is_tree)
-        self._count_draft(num_accepted)
+        """Record steps of sequences that were to draft `num_asked` tokens in a row."""
+        self._acceptance.record(
+            num_asked, num_accepted, now_s, is_tree=is_tree, num_drafts=num_drafts
+        )
+        self._count_drafts(num_drafts, num_accepted)
 
     def observe_step(
         self,
@@ -218,11 +228,13 @@ class GoodputChooser:
         self._acceptance.record_ahead(
             shape, num_asked, num_drafted, num_accepted, now_s, is_hit=is_hit
         )
-        self._count_draft(num_accepted)
+        self._count_drafts(1, num_accepted)
 
-    def _count_draft(self, num_accepted: int) -> None:
-        self._probe.num_drafts_left -= 1
-        self._num_accepted += num_accepted
+    def _count_drafts(self, num_drafts: int, num_accepted: int) -> None:
+        """Count drafts of which `num_accepted` tokens each were accepted."""
+        self._probe.num_drafts_left -= num_drafts
+        self._reviews.count_drafts(num_drafts)
+        self._num_accepted += num_drafts * num_accepted
 
     @property
     def observed(self) -> StepSeconds:
@@ -282,19 +294,44 @@ class GoodputChooser:
         return 1 + self._entry_margin if is_entry else 1
 
     def _review(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> None:
-        self._reviewed_at_s = now_s
+        assert self._chosen is not None
+        self._reviews.note(now_s, num_decoding, self._chosen)
         goodputs, best, is_losing = self._compare(now_s, num_decoding, shapes)
-        if best == self._chosen:
+        if self._may_lose(now_s, num_decoding, 1 + self._entry_margin):
+            self._check(now_s, num_decoding, goodputs[0])
+        elif best == self._chosen:
             self._gains_since_s = None
             self._begin_probe(now_s, num_decoding, shapes, goodputs)
-            return
-        is_entry = self._chosen == shapes[0]
-        dwell_s = self._dwell_s * (2 if is_entry else 1)
-        is_due = is_losing or now_s - self._changed_at_s >= dwell_s
-        if is_due and not (
-            is_entry and self._is_brief(now_s, goodputs[shapes.index(best)] / goodputs[0])
-        ):
-            self._change(now_s, best)
+        elif is_losing or now_s - self._changed_at_s >= self._dwell(now_s, num_decoding):
+            gain = goodputs[shapes.index(best)] / goodputs[0]
+            if self._chosen != shapes[0] or not self._is_brief(now_s, gain):
+                self._change(now_s, num_decoding, best)
+
+    def _dwell(self, now_s: float, num_decoding: int) -> float:
+        """Return the seconds for which the present shape is kept unless it loses."""
+        assert self._chosen is not None
+        step_s = self._costs.step_s(num_decoding, self._chosen, now_s)
+        dwell_s = min(self._dwell_s, _DWELL_STEPS * step_s)
+        return dwell_s * (1 if self._chosen.num_draft_tokens else 2)
+
+    def _may_lose(self, now_s: float, num_decoding: int, gain: float) -> bool:
+        """Return whether the present drafts may gain less if steps without any are as profiled.
+
+        It is False once such steps were observed. Without that, what makes drafts slow would count
+        as slowness of the machine, of which steps without drafts have their share.
+        """
+        chosen = self._chosen
+        assert chosen is not None
+        if self._has_prompts or not chosen.num_draft_tokens:
+            return False
+        is_known = self._costs.is_observed(num_decoding, chain(0))
+        if is_known or not self._reviews.has_evidence(num_decoding, chosen):
+            return False
+        return self._expected.least_gain(now_s, num_decoding, chosen) < gain
+
+    def _check(self, now_s: float, num_decoding: int, goodput: float) -> None:
+        """Begin a check. goodput: expected of no draft."""
+        self._probe.check(now_s, goodput, self._costs.step_s(num_decoding, chain(0), now_s))
 
     def _is_brief(self, now_s: float, gain: float) -> bool:
         """Return whether a gain of drafts over none may still be that of a moment."""
@@ -309,8 +346,14 @@ class GoodputChooser:
         shapes: Sequence[DraftShape],
         goodputs: Sequence[float],
     ) -> None:
-        """Begin a probe beside the present shape if one is due, and there is another shape."""
+        """Begin a probe beside the present shape if one is due, and there is another shape.
+
+        It is a check where steps without drafts are unknown and drafts do not pay for certain.
+        """
         if len(shapes) == 1 or not self._probe.is_due(now_s, has_prompts=self._has_prompts):
+            return
+        if self._may_lose(now_s, num_decoding, _CERTAIN_GAIN):
+            self._check(now_s, num_decoding, goodputs[0])
             return
         assert self._chosen is not None
         chosen = shapes.index(self._chosen)
@@ -338,25 +381,20 @@ class GoodputChooser:
         return most > plain * (1 + self._entry_margin)
 
     def _review_probe(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> None:
-        is_partial = self._chosen == shapes[0] and num_decoding > _num_probed(num_decoding)
+        is_partial = self._chosen == shapes[0] and num_decoding > num_probed(num_decoding)
         if not self._probe.is_over(now_s, is_partial=is_partial):
             return
         goodputs, best, _ = self._compare(now_s, num_decoding, shapes)
         probed = self._probe.shape
-        if probed in shapes:
+        if probed in shapes and not self._probe.is_check:
             self._probe.end(now_s, goodputs[shapes.index(probed)])
         else:
             self._probe.cancel(now_s)
         if best != self._chosen:
-            self._change(now_s, best)
+            self._change(now_s, num_decoding, best)
 
-    def _change(self, now_s: float, chosen: DraftShape) -> None:
+    def _change(self, now_s: float, num_decoding: int, chosen: DraftShape) -> None:
         """Change the shape, and probe beside it soon, but within the share that probes may lose."""
-        self._chosen, self._changed_at_s, self._reviewed_at_s = chosen, now_s, now_s
-        self._gains_since_s = None
+        self._chosen, self._changed_at_s, self._gains_since_s = chosen, now_s, None
+        self._reviews.begin(now_s, num_decoding)
         self._probe = self._probe.restarted(now_s)
-
-
-def _num_probed(num_decoding: int) -> int:
-    """Return how many of the decoding sequences draft in a probe while drafts do not pay."""
-    return min(_MOST_PROBED, max(1, num_decoding // _PROBED_SHARE))

@@ -260,16 +260,29 @@ class SpeculationPolicy:
         self, num_asked: int, num_drafted: int, num_accepted: int, *, is_tree: bool = False
     ) -> None:
         """Record the result of one sequence's draft of the step; of a tree the depths."""
+        self.observe_rows(1, num_asked, num_drafted, num_accepted, is_tree=is_tree)
+
+    def observe_rows(
+        self,
+        num_rows: int,
+        num_asked: int,
+        num_drafted: int,
+        num_accepted: int,
+        *,
+        is_tree: bool = False,
+    ) -> None:
+        """Record a result that several sequences' drafts of the step had."""
         chooser = self._observer
         if chooser is None or num_asked == 0 or (num_drafted == 0 and self._is_settling):
             return
         shape, now_s = self._decision.shape, self._decided_at_s
         if shape.ahead is DraftAhead.OFF or is_tree:
-            chooser.observe_drafts(num_asked, num_accepted, now_s, is_tree=is_tree)
+            counts = num_asked, num_accepted
+            chooser.observe_drafts(*counts, now_s, is_tree=is_tree, num_drafts=num_rows)
             return
         is_hit = num_drafted > 0 and self._waited_s is None
-        counts = num_asked, num_drafted, num_accepted
-        chooser.observe_ahead(shape, *counts, now_s, is_hit=is_hit)
+        for _ in range(num_rows):
+            chooser.observe_ahead(shape, num_asked, num_drafted, num_accepted, now_s, is_hit=is_hit)
 
     def end_step(self) -> None:
         """Record that the step has been verified and committed."""

@@ -14,8 +14,13 @@ _MAX_PROBE_STEPS = 12
 """A probe ends after the longer one of these, since a drafter may first have to catch up."""
 _NUM_DRAFTS = 16
 _NUM_STEPS = 6
+_NUM_CHECK_STEPS = 3
 _NEWS = 1.05
 """Ratio of a shape's goodput behind a probe to that before which is a reason to try again soon."""
+_PROBED_SHARE, _MOST_PROBED = 8, 4
+"""While drafts do not pay, every eighth sequence drafts in a probe, at least one and at most four:
+they are evidence of acceptance, and the others do not have to catch up."""
+
 _MAX_LOST_SHARE = 0.01
 """Share of the time that probes may lose: it determines the wait for the next one."""
 _MAX_WAIT_S = 300.0
@@ -33,8 +38,11 @@ class Probe:
     a change doubles the wait for the next, from five seconds to a minute, unless the shape was much
     better than expected. The wait is longer where the probe has lost more than a hundredth of it.
 
+    A check is a short probe of no draft, out of turn.
+
     shape: None while no probe runs. goodput: its expected goodput when the probe began. lost_s: by
-    the present probe or the last one; the next one begins no earlier than not_before_s.
+    the present probe or the last one; the next one begins no earlier than not_before_s. is_check:
+    whether the present probe is one.
     """
 
     due_at_s: float
@@ -47,6 +55,7 @@ class Probe:
     num_begun: int = 0
     lost_s: float = 0.0
     not_before_s: float = 0.0
+    is_check: bool = False
 
     def restarted(self, now_s: float) -> Probe:
         """Return the probes beside another shape, of which the first begins soon."""
@@ -78,10 +87,20 @@ class Probe:
         if not probed:
             return
         index = probed[self.num_begun % len(probed)]
-        self.shape, self.goodput = shapes[index], goodputs[index]
         self.num_begun += 1
+        self._begin(now_s, shapes[index], goodputs[index], step_s, _NUM_STEPS)
+
+    def check(self, now_s: float, goodput: float, step_s: float) -> None:
+        """Begin a check. goodput, step_s: expected of steps without drafts."""
+        self._begin(now_s, chain(0), goodput, step_s, _NUM_CHECK_STEPS)
+        self.is_check = True
+
+    def _begin(
+        self, now_s: float, shape: DraftShape, goodput: float, step_s: float, num_steps: int
+    ) -> None:
+        self.shape, self.goodput, self.is_check = shape, goodput, False
         self.ends_at_s = now_s + max(_MAX_PROBE_S, _MAX_PROBE_STEPS * step_s)
-        self.num_drafts_left, self.num_steps_left = _NUM_DRAFTS, _NUM_STEPS
+        self.num_drafts_left, self.num_steps_left = _NUM_DRAFTS, num_steps
         self.lost_s = 0.0
 
     def observe(self, lost_s: float, *, is_typical: bool) -> None:
@@ -113,6 +132,11 @@ class Probe:
         has_steps = is_partial or self.num_steps_left <= 0
         is_known = has_steps and (self.num_drafts_left <= 0 or self.shape == chain(0))
         return is_known or now_s >= self.ends_at_s
+
+
+def num_probed(num_decoding: int) -> int:
+    """Return how many of the decoding sequences draft in a probe while drafts do not pay."""
+    return min(_MOST_PROBED, max(1, num_decoding // _PROBED_SHARE))
 
 
 def _beside(shapes: Sequence[DraftShape], chosen: int, may_pay: Sequence[bool]) -> list[int]:

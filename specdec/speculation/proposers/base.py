@@ -34,8 +34,7 @@ class IngestBudget:
         return granted
 
 
-@dataclass(frozen=True)
-class DraftRequest:
+class DraftRequest(NamedTuple):
     """A sequence to draft for.
 
     max_tokens: most tokens to draft that follow each other; 0 if drafts are not wanted yet, but
@@ -68,8 +67,7 @@ class AheadWork(NamedTuple):
     seconds: float
 
 
-@dataclass(frozen=True)
-class Proposal:
+class Proposal(NamedTuple):
     """Draft tokens for one sequence; an empty draft is legal.
 
     base_length, base_token: the text that the draft continues: its number of tokens, and the last

@@ -8,7 +8,7 @@ model would make a long one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from specdec.config.methods import DraftPlace, MethodConfig
 from specdec.config.speculative import SpeculativeConfig
@@ -82,7 +82,7 @@ class CascadeProposer:
     def _left_for(self, stage: Stage, requests: Sequence[DraftRequest]) -> list[DraftRequest]:
         """Return the requests for a stage, with max_tokens 0 where nothing is left to draft."""
         return [
-            replace(request, max_tokens=0) if self._is_served(request, stage) else request
+            request._replace(max_tokens=0) if self._is_served(request, stage) else request
             for request in requests
             if request.method in (None, stage.method)
         ]
@@ -104,7 +104,7 @@ class CascadeProposer:
             depth_before = 0 if before is None else before.depth
             guesses_alone = each.lookahead_token_ids and before is None
             if each.depth >= max(1, depth_before) or guesses_alone:
-                self._proposals[each.seq_id] = replace(each, method=stage.method)
+                self._proposals[each.seq_id] = each._replace(method=stage.method)
             if each.draft_token_ids and stage.is_model:
                 self._by_models.add(each.seq_id)
 

@@ -1,7 +1,7 @@
 """Proposer of the drafts that a head on the target's ranks made at the end of the last step.
 
 The ranks draft behind the tokens that they have just verified, from their hidden states, and return
-drafts and tokens together (`specdec.worker.head_runner`). Here a draft waits for its step. A step
+drafts and tokens together (`specdec.worker.head.runner`). Here a draft waits for its step. A step
 ahead takes it on the ranks instead.
 """
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from specdec.kernels.forward_batch import HiddenStates
 from specdec.models.packed import Base
+from specdec.sampling.draft_temperature import HEAD_DRAFT_TEMPERATURE
 from specdec.training.batches import Batch
 from specdec.training.config import TrainingConfig
 from specdec.training.target import Target
@@ -35,10 +36,12 @@ class Drafter(nn.Module, ABC):
     has_reduced_vocabulary: whether its layout may have fewer tokens than the target.
     trained_depth: draft tokens of a base that have a loss; the others are trained as the first ones
         of later bases. None for all.
+    draft_temperature: at which it drafts where it is served, as a share of the request's.
     """
 
     has_reduced_vocabulary: ClassVar[bool] = True
     trained_depth: ClassVar[int | None] = None
+    draft_temperature: ClassVar[float] = HEAD_DRAFT_TEMPERATURE
     depth: int
     taps: tuple[int, ...]
     token_ids: Tensor

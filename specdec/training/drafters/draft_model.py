@@ -38,6 +38,7 @@ class DraftModelDrafter(Drafter):
     """
 
     trained_depth = 1
+    draft_temperature = 1.0
 
     def __init__(self, target: Target, token_ids: Tensor, config: TrainingConfig) -> None:
         """See Drafter. It has no more layers than the target."""

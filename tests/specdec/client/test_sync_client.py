@@ -1,13 +1,11 @@
 import subprocess
 import sys
-from contextlib import suppress
 
 import grpc
 import pytest
 
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client import (
-    AdminClient,
     Choice,
     Client,
     ClientError,
@@ -18,7 +16,6 @@ from specdec.client import (
     TokenLogprob,
     Usage,
 )
-from specdec.client.connection import MAX_ATTEMPTS
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import ChatMessage
 from specdec.types.responses import FinishReason
@@ -29,22 +26,9 @@ from specdec.types.sampling_params import (
     StructuredOutput,
 )
 from specdec.types.stats import SpeculationStats
-from tests.specdec.client.certificate import self_signed_certificate
-from tests.specdec.client.fake_service import CHUNKS_OF_TWO_CHOICES, FakeService, running
+from tests.specdec.client.fake_service import CHUNKS_OF_TWO_CHOICES
 
 USAGE = Usage(prompt_tokens=7, completion_tokens=3, speculation=SpeculationStats(2, 6, 3))
-
-
-@pytest.fixture
-def service():
-    with running(FakeService()) as service:
-        yield service
-
-
-@pytest.fixture
-def client(service):
-    with Client(service.address, timeout_s=10) as client:
-        yield client
 
 
 def test_a_stream_yields_each_chunk(client):
@@ -242,31 +226,6 @@ def test_the_api_key_is_sent_with_every_call(service):
         assert "horse" not in repr(client._destination)
 
 
-def test_an_error_about_an_invalid_api_key_does_not_contain_it():
-    with pytest.raises(InvalidValueError, match="not shown") as caught:
-        Client("127.0.0.1:9000", api_key="sk-secret\n")
-    assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("code", "num_errors", "num_calls"),
-    [
-        ("UNAVAILABLE", 2, 3),
-        ("UNAVAILABLE", 100, MAX_ATTEMPTS),
-        ("RESOURCE_EXHAUSTED", 100, 1),
-        ("INTERNAL", 100, 1),
-        ("DEADLINE_EXCEEDED", 100, 1),
-    ],
-)
-def test_a_call_is_retried_only_when_the_service_is_unavailable(
-    client, service, code, num_errors, num_calls
-):
-    service.error, service.num_errors = (grpc.StatusCode[code], "no"), num_errors
-    with suppress(ClientError):
-        assert client.generate("Why?").text == "Blue sky"
-    assert len(service.requests) == num_calls
-
-
 def test_model_info(client):
     assert client.model_info() == ModelInfo(
         model="tiny",
@@ -301,114 +260,6 @@ def test_a_value_that_cannot_be_encoded_is_rejected_before_the_call(
         client.generate_stream(*arguments)
     assert caught.value.field == field
     assert service.requests == []
-
-
-def test_an_address_needs_a_port():
-    with pytest.raises(InvalidValueError, match="host:port"):
-        Client("localhost")
-
-
-@pytest.mark.parametrize("address", ["http://127.0.0.1:8000", "HTTPS://host", "grpc://host:9000"])
-def test_an_address_is_no_url(address):
-    message = f"address is '{address}'; it must be host:port of the gRPC API, such as "
-    with pytest.raises(InvalidValueError, match=message) as caught:
-        Client(address)
-    assert "without a scheme" in str(caught.value)
-
-
-def test_a_rejection_carries_code_and_message(client, service):
-    service.error = (grpc.StatusCode.INVALID_ARGUMENT, "top_p is 2.0; it must be at most 1")
-    with pytest.raises(ClientError) as caught:
-        list(client.generate_stream("Why?"))
-    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert caught.value.message == str(caught.value) == "top_p is 2.0; it must be at most 1"
-
-
-def test_a_broken_stream_yields_the_received_chunks_and_then_raises(client, service):
-    service.error = (grpc.StatusCode.UNAVAILABLE, "the model is lost")
-    service.num_chunks_before_error = 1
-    stream = client.generate_stream("Why?", resume=False)
-    assert next(stream).text == "Blue"
-    with pytest.raises(ClientError) as caught:
-        next(stream)
-    expected = f"the service at {service.address} is unavailable: the model is lost"
-    assert caught.value.message == expected
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "no-such-host.invalid:9000"])
-def test_an_unreachable_address_raises_unavailable(address):
-    with Client(address, timeout_s=10) as client, pytest.raises(ClientError) as caught:
-        client.model_info()
-    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
-    assert caught.value.message == (
-        f"no service answers at {address}; start one with `specdec serve`"
-    )
-
-
-def test_an_expired_deadline_raises_and_cancels_the_call(service):
-    service.hangs = True
-    with Client(service.address, timeout_s=0.2) as client, pytest.raises(ClientError) as caught:
-        list(client.generate_stream("Why?"))
-    assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert caught.value.message.endswith("did not complete its response within 0.2 s")
-    assert service.ended.wait(5), "the service did not observe the cancellation"
-
-
-def test_an_unimplemented_method_reports_another_service_or_version(client, service):
-    service.error = (grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-    with pytest.raises(ClientError, match="is not a specdec service, or runs another version"):
-        client.generate("Why?")
-
-
-def test_tls(tmp_path):
-    ca_file = tmp_path / "ca.pem"
-    key, certificate = self_signed_certificate()
-    ca_file.write_bytes(certificate)
-    credentials = grpc.ssl_server_credentials([(key, certificate)])
-    with running(FakeService(), credentials) as service:
-        with Client(service.address, tls_ca_file=ca_file) as client:
-            assert client.model_info().model == "tiny"
-        with Client(service.address) as client, pytest.raises(ClientError):
-            client.model_info()
-
-
-@pytest.mark.parametrize("make", [Client, AdminClient])
-def test_tls_with_a_certificate_of_another_name(tmp_path, make):
-    ca_file = tmp_path / "ca.pem"
-    key, certificate = self_signed_certificate("llm.example.com")
-    ca_file.write_bytes(certificate)
-    credentials = grpc.ssl_server_credentials([(key, certificate)])
-    with running(FakeService(), credentials) as service:
-        with make(service.address, tls_ca_file=ca_file) as client:
-            assert "is for another name; set tls_server_name" in failure_of(client)
-        named = {"tls_ca_file": ca_file, "tls_server_name": "llm.example.com"}
-        with make(service.address, **named) as client:
-            assert "name" not in failure_of(client)
-
-
-def failure_of(client):
-    """Return the error of the first call, if any; the fake service has no AdminService."""
-    try:
-        client.model_info() if isinstance(client, Client) else client.status()
-    except ClientError as failed:
-        return failed.message
-    return ""
-
-
-def test_tls_to_a_service_without_tls(service, tmp_path):
-    ca_file = tmp_path / "ca.pem"
-    ca_file.write_bytes(self_signed_certificate()[1])
-    client = Client(service.address, tls_ca_file=ca_file)
-    with client, pytest.raises(ClientError) as caught:
-        client.model_info()
-    assert caught.value.message == (
-        f"the TLS handshake with {service.address} failed; check the address and the CA file"
-    )
-
-
-def test_a_missing_ca_file_is_named(tmp_path):
-    with pytest.raises(InvalidValueError, match=r"tls_ca_file is .* it must be a file to read"):
-        Client("127.0.0.1:9000", tls_ca_file=tmp_path / "ca.pem")
 
 
 def test_closing_a_stream_cancels_the_call(client, service):

@@ -127,7 +127,7 @@ class RecordingProposer:
         self.taken = []
 
     def take(self, requests):
-        there = [replace(each, may_wait=False) for each in requests]
+        there = [each._replace(may_wait=False) for each in requests]
         proposals = self.inner.take(there)
         sequences = {each.seq.seq_id: each.seq for each in requests}
         for each in proposals:

@@ -1,7 +1,6 @@
 """The scheduler alone: drafts take what is left, whatever the load."""
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -30,12 +29,20 @@ CONTROL = SpeculationControl("auto", threshold=64, num_speculative_tokens=4)
 
 
 def sequence(
-    seq_id, num_tokens, *, priority=0, max_tokens=None, prediction=None, adapter_id=BASE_MODEL
+    seq_id,
+    num_tokens,
+    *,
+    priority=0,
+    max_tokens=None,
+    prediction=None,
+    adapter_id=BASE_MODEL,
+    **options,
 ):
+    """Return a waiting sequence. options: of speculation."""
     prompt = tuple(range(100 * seq_id, 100 * seq_id + num_tokens))
     request = EngineRequest(
         prompt,
-        SamplingParams(),
+        SamplingParams(speculation=SpeculationOptions(**options)),
         request_id=str(seq_id),
         seed=0,
         priority=priority,
@@ -145,9 +152,8 @@ def test_a_batch_budget_follows_acceptance_and_keeps_the_sum(max_tokens):
     speculation = SpeculativeConfig.of(num_speculative_tokens=3, batch_budget=True)
     config = engine_config(speculation=speculation, num_blocks=100, max_num_batched_tokens=96)
     scheduler = Scheduler(config, BlockManager(100, BLOCK_SIZE))
-    sequences = [sequence(seq_id, 5, max_tokens=max_tokens) for seq_id in range(3)]
-    chosen = SpeculationOptions(num_speculative_tokens=1)
-    sequences[2].request = replace(sequences[2].request, params=SamplingParams(speculation=chosen))
+    sequences = [sequence(seq_id, 5, max_tokens=max_tokens) for seq_id in range(2)]
+    sequences.append(sequence(2, 5, max_tokens=max_tokens, num_speculative_tokens=1))
     scheduler.add(sequences)
     for seq in sequences:
         seq.acceptance = AcceptanceHistory(20.0, 20.0 if seq.seq_id == 0 else 2.0)

@@ -45,7 +45,9 @@ class ThreadCollectives:
         return self.name
 
 
-def memory_of(group, *, local="", peers="", opens=True, is_wrong=False, max_bytes=64):
+def memory_of(
+    group, *, local="", peers="", allocates=True, opens=True, is_wrong=False, max_bytes=64
+):
     """Return a kind of memory of one rank, whose sums are those of the kernel."""
     limit = max_bytes
 
@@ -62,11 +64,17 @@ def memory_of(group, *, local="", peers="", opens=True, is_wrong=False, max_byte
             return peers
 
         @classmethod
-        def open(cls, process_group, device):
+        def allocate(cls, device):
+            if not allocates:
+                raise RuntimeError("no memory")
+            return torch.zeros(cls.max_bytes, dtype=torch.uint8, device=device)
+
+        @classmethod
+        def open(cls, buffer, process_group):
             group.called.append("open")
             if not opens:
                 raise RuntimeError("no peer access")
-            return cls(torch.zeros(cls.max_bytes, dtype=torch.uint8, device=device), "0")
+            return cls(buffer, "0")
 
         def all_reduce(self, tensor):
             assert self.fits(tensor)
@@ -119,6 +127,7 @@ def test_nothing_is_opened_where_the_option_forbids_it():
     [
         ({"local": "no symmetric memory"}, [0, 0]),
         ({"peers": "no NVLink"}, [0, 0]),
+        ({"allocates": False}, [0, 0]),
         ({"opens": False}, [1, 1]),
         ({"is_wrong": True}, [1, 1]),
     ],
@@ -133,9 +142,9 @@ def test_no_rank_sums_in_one_shot_where_one_cannot(fault, opened, caplog):
     with caplog.at_level("INFO"):
         found = run_ranks(2, on_rank)
     assert found == [(ThreadCollectives, count) for count in opened]
-    [reason] = fault.values()
-    reasons = {False: "no peer access", True: "a sum in one shot is"}
-    assert f"rank 1 sums by NCCL: {reasons.get(reason, reason)}" in caplog.text
+    [(part, text)] = fault.items()
+    reasons = {"allocates": "no memory", "opens": "no peer access", "is_wrong": "a sum in one shot"}
+    assert f"rank 1 sums by NCCL: {reasons.get(part, text)}" in caplog.text
     assert "rank 0 sums by NCCL: another rank cannot" in caplog.text
 
 
@@ -167,7 +176,7 @@ def test_ordered_sums_have_the_bits_of_each_element_alone(has_memory, dtype, mon
 
 def test_other_collectives_are_those_of_the_process_group():
     def on_rank(group):
-        memory = memory_of(group).open(None, CPU)
+        memory = memory_of(group)(torch.zeros(64, dtype=torch.uint8), "0")
         found = []
         for each in (OneShotCollectives, OrderedCollectives):
             collectives = each(ThreadCollectives(group), memory)

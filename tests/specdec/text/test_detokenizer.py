@@ -410,3 +410,21 @@ def test_an_incomplete_character_belongs_to_the_last_token(
     for byte in "é".encode()[:1] + b"x" + "é".encode()[:1]:
         detokenizer.append(byte_ids[byte])
     assert (detokenizer.flush(), detokenizer.lengths) == ("\ufffdx\ufffd", (0, 2, 1))
+
+
+@pytest.mark.parametrize("skips_special_tokens", [False, True])
+def test_tokens_that_are_added_together_are_those_that_are_added_one_by_one(
+    tokenizer, byte_ids, skips_special_tokens
+):
+    tokens = [*tokenizer.encode("a café"), 0, 1, byte_ids[0xC3], byte_ids[0xA9], 10**6]
+    one_by_one, together = (
+        IncrementalDetokenizer(tokenizer, skip_special_tokens=skips_special_tokens)
+        for _ in range(2)
+    )
+    for end in (3, 5, len(tokens)):
+        start = {3: 0, 5: 3, len(tokens): 5}[end]
+        for token_id in tokens[start:end]:
+            one_by_one.append(token_id)
+        together.extend(tokens[start:end])
+        assert (together.take(), together.lengths) == (one_by_one.take(), one_by_one.lengths)
+    assert together.flush() == one_by_one.flush()

@@ -162,6 +162,8 @@ def test_a_perfect_drafter_is_always_right(temperature, target):
 class _Perfect:
     """A drafter whose draft tokens have the target's logits."""
 
+    draft_temperature = 1.0
+
     def __init__(self, target, final):
         self._target, self._final = target, final
 

@@ -41,6 +41,23 @@ def test_a_head_may_hold_less_than_is_wanted():
     assert (row.drafts, row.num_held_drafts) == ((6,), 3)
 
 
+@pytest.mark.parametrize("num_lookahead", [0, 2])
+@pytest.mark.parametrize(
+    ("tokens", "count"), [((7,), 0), ((5, 7), 1), ((5, 6, 9), 2), ((5, 6, 8, 1), 3), ((6,), 0)]
+)
+def test_accepted_drafts_are_those_with_which_new_tokens_begin(num_lookahead, tokens, count):
+    token_ids = (1, 2, 5, 6, 8) + (tokens[-1],) * num_lookahead
+    row = StepRow(3, 4, token_ids, 3, True, num_lookahead_tokens=num_lookahead)
+    assert row.num_accepted(tokens) == count
+    assert list(row.accepted_drafts(tokens)) == list(range(count))
+
+
+def test_accepted_drafts_of_a_tree_are_those_of_a_path():
+    row = StepRow(3, 4, (1, 5, 6, 7), 3, True, parents=(-1, -1, 1))
+    assert row.num_accepted((6, 7, 2)) == 2
+    assert list(row.accepted_drafts((6, 7, 2))) == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("position", "wanted", "depth", "drafts", "parents"),
     [

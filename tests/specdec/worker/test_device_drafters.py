@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from specdec.sampling.device_sampler import SamplingKind
-from specdec.worker.device_plan import StepPlan
+from specdec.worker.device.plan import StepPlan
 from specdec.worker.step_graphs import RaggedShape, StepShape
 from tests.specdec.heads import HEADS
 from tests.specdec.worker.device import device_runner

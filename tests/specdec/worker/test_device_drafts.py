@@ -15,8 +15,8 @@ from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepRow
 from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker import LocalDraftWorker
-from specdec.worker.device_buffers import PendingTokens
-from specdec.worker.device_steps import DeviceSteps
+from specdec.worker.device.buffers import PendingTokens
+from specdec.worker.device.steps import DeviceSteps
 from specdec.worker.loading import load_draft_runner
 from specdec.worker.step_graphs import StepShape
 from tests.specdec.engines import engine_config, local_engine, request, run

@@ -12,7 +12,7 @@ from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.types.sampling_spec import SamplingRules
-from specdec.worker.device_plan import StepPlan
+from specdec.worker.device.plan import StepPlan
 from specdec.worker.step_graphs import RaggedShape, StepShape
 from tests.specdec.engines import engine_config, local_engine, make_engine, request
 from tests.specdec.fakes import run_ranks

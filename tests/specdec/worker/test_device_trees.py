@@ -23,7 +23,7 @@ from specdec.types.messages import (
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.batch_state import BatchState
-from specdec.worker.device_plan import StepPlan
+from specdec.worker.device.plan import StepPlan
 from specdec.worker.step_graphs import RaggedShape, StepShape
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, run
 from tests.specdec.fakes import run_ranks
@@ -208,7 +208,7 @@ def test_a_step_begins_behind_one_with_trees(tiny_model_dir, runs, on_device):
 
 
 def test_many_sequences_with_large_trees_are_left_to_the_host(runs, on_device, monkeypatch):
-    monkeypatch.setattr("specdec.worker.device_state.MAX_GRAPH_TOKENS", 50)
+    monkeypatch.setattr("specdec.worker.device.state.MAX_GRAPH_TOKENS", 50)
     asked = requests([{"temperature": 0.8, "max_tokens": count} for count in (5, 40)])
     found, counts = runs.on_device(asked, max_num_batched_tokens=160)
     assert found == runs.expected(asked)
@@ -269,7 +269,7 @@ def test_a_pass_on_the_device_is_that_of_the_host(tmp_path, window, kind):
 
 def test_a_step_with_trees_has_one_pass(runs, on_device, monkeypatch):
     """Also where its rows are not padded to the largest tree."""
-    monkeypatch.setattr("specdec.worker.device_steps.most_padding_tokens", lambda size: 14)
+    monkeypatch.setattr("specdec.worker.device.steps.most_padding_tokens", lambda size: 14)
     batches, forward = [], CausalDecoder.forward_on_device
 
     def recorded(self, batch, kv_cache):

@@ -14,7 +14,7 @@ from specdec.types.control import SpeculationControl
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker import HeadFiles, load_runner
-from specdec.worker.head_sampler import HeadDraft, HeadSampler
+from specdec.worker.head.sampler import HeadDraft, HeadSampler
 from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, make_engine, tokens_by
 from tests.specdec.fakes import run_ranks

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specdec.kernels.forward_batch import Chunk, ModelInput, SlotMove
-from specdec.worker.head_features import MAX_WAITING_TOKENS, HeadFeatures
+from specdec.worker.head.features import MAX_WAITING_TOKENS, HeadFeatures
 
 BLOCK_SIZE = 4
 TABLE = (3, 0, 2, 1)

@@ -8,9 +8,9 @@ import torch
 
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
-from specdec.worker import head_kv
 from specdec.worker.batch_state import BatchState
-from specdec.worker.head_kv import HeadKv
+from specdec.worker.head import kv as head_kv
+from specdec.worker.head.kv import HeadKv
 
 BLOCK_SIZE, NUM_BLOCKS, BLOCKS_EACH = 4, 8, 4
 PROMPT = (1, 2, 3, 4, 5)

@@ -4,14 +4,15 @@ import pytest
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.sampling.draft_temperature import draft_batch_of
 from specdec.sampling.sampler import sample
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.draft_tree import depths, first_path, paths, require_tree
 from specdec.types.messages import SequenceAdmission, StepInput
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.batch_state import BatchState, TokenSpan
-from specdec.worker.head_sampler import HeadDraft, HeadSampler
-from specdec.worker.head_trees import HeadTrees
+from specdec.worker.head.sampler import HeadDraft, HeadSampler
+from specdec.worker.head.trees import HeadTrees
 
 VOCAB_SIZE, DEPTH, NUM_NODES = 90, 4, 14
 RULES = [
@@ -153,7 +154,7 @@ def test_a_tree_ends_where_logits_are_not_numbers(batch_state, reads_drafts):
     assert max(depths(drafts[2].parents)) == DEPTH
 
 
-def test_first_children_are_what_the_target_would_sample(batch_state):
+def test_first_children_are_sampled_with_the_noise_of_the_target(batch_state):
     head = ConstructedHead(reads_drafts=True)
     sampler, places = sampler_of(head, batch_state), [(sequence, 9) for sequence in (0, 1)]
     ends = [HeadDraft(sequence, NUM_TOKENS, 4, 4).after([token]) for sequence, token in places]
@@ -161,4 +162,5 @@ def test_first_children_are_what_the_target_would_sample(batch_state):
     children = sampler.children(logits, ends, 5)
     batch = batch_state.sampling_batch([TokenSpan(each, NUM_TOKENS + 1) for each in (0, 1)])
     shard = VocabShard(TensorParallelGroup(), 0, VOCAB_SIZE)
-    assert children.token_ids[:, 0].tolist() == sample(logits, batch, shard).tolist()
+    sampled = sample(logits, draft_batch_of(batch), shard)
+    assert children.token_ids[:, 0].tolist() == sampled.tolist()

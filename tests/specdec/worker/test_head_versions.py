@@ -3,7 +3,7 @@
 import weakref
 
 from specdec.types.drafters import MAX_LOADED_VERSIONS, HeadFile
-from specdec.worker.head_versions import HeadVersions
+from specdec.worker.head.versions import HeadVersions
 
 
 class Head:

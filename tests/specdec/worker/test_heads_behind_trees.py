@@ -15,7 +15,7 @@ from specdec.types.messages import (
 )
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.batch_state import BatchState
-from specdec.worker.head_runner import HeadRunner
+from specdec.worker.head.runner import HeadRunner
 
 PARENTS = (-1, -1, 1, 2)
 ROW = StepRow(7, 4, (9, 1, 2, 3, 4), 4, True, parents=PARENTS, num_next_drafts=2)

@@ -8,7 +8,7 @@ import torch
 
 from specdec.types.draft_tree import subtree
 from specdec.types.messages import StepRow
-from specdec.worker.device_tree_input import (
+from specdec.worker.device.tree_input import (
     held_trees,
     num_tree_words,
     pack_trees,

@@ -10,8 +10,8 @@ from specdec.types.draft_tree import chain_of, depths, is_chain, nodes_within, s
 from specdec.types.messages import PENDING_TOKEN, SequenceAdmission, StepRow
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.batch_state import SequenceState
-from specdec.worker.device_input import StepPacker, most_words
-from specdec.worker.device_state import DeviceState, DeviceStepLimits
+from specdec.worker.device.input import StepPacker, most_words
+from specdec.worker.device.state import DeviceState, DeviceStepLimits
 from specdec.worker.step_graphs import StepShape
 from tests.specdec.trees import random_parents
 

@@ -117,9 +117,11 @@ def merge_children(
     total = tl.log(tl.sum(parts * tl.exp(bests - best), 0)) + best
     values = tl.exp(tl.minimum(wide - total.to(tl.float64), 0.0))
     if NOISY:
-        weights = tl.exp(wide - tl.maximum(first, _LOWEST).to(tl.float64))
+        temperature = tl.load(temperatures + row).to(tl.float64)
+        behind = wide - tl.maximum(first, _LOWEST).to(tl.float64)
+        weights = tl.exp(behind * temperature)  # any number at temperature 0
         weights = weights / tl.maximum(tl.sum(weights, 0), 1.0)
-        values = tl.where(tl.load(temperatures + row) > 0, weights, values)
+        values = tl.where(temperature > 0, weights, values)
     is_valid = (tl.load(is_invalid + row) == 0) & (first > _NEGATIVE_INFINITY)
     tokens = tl.where(is_found, _LOW_WORD - (found & _LOW_WORD), 0)
     out = row * num_children + places

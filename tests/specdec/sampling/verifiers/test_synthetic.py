@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch
+from specdec.sampling.verifiers.synthetic import num_kept_by_chance
 from specdec.sampling.vocab_shard import VocabShard
-from specdec.types.sampling_spec import Verifier
+from specdec.types.sampling_spec import SamplingRules, Verifier
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.chi_square import FALSE_ALARM, chi_square_p_value
 from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, shard_of
@@ -49,6 +50,19 @@ def test_the_targets_own_token_follows_the_accepted_ones():
     for index, tokens in enumerate(verify(drafts, temperature=0.0)):
         assert tokens[:-1] == (0, 1, 2)[: len(tokens) - 1]
         assert tokens[-1] == greedy[4 * index + len(tokens) - 1]
+
+
+def test_the_host_finds_the_same_numbers_for_drafts_of_any_length():
+    drafts = [[0] * (index % 5) for index in range(60)]
+    verifier = Verifier("synthetic", synthetic_rates=RATES)
+    kept = num_kept_by_chance(
+        [
+            (SamplingRules(seed=index, verifier=verifier), range(9, 9 + len(draft)))
+            for index, draft in enumerate(drafts)
+        ]
+    )
+    assert kept == verify(drafts, first=9).num_accepted.tolist()
+    assert num_kept_by_chance([]) == []
 
 
 def test_rates_of_0_and_1_and_places_beyond_the_rates():

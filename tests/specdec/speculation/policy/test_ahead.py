@@ -156,11 +156,10 @@ def test_the_acceptance_of_drafts_ahead_differs_where_many_show_it():
 def test_every_row_has_a_draft_where_rows_wait_after_a_miss():
     """All outcomes of a draft that is never right are misses, so that no row can be a hit."""
     acceptance = AcceptanceEstimator()
-    for _ in range(1000):
-        acceptance.record(4, 0, 0.0)
+    acceptance.record(4, 0, 0.0, num_drafts=200)
     shape = chain(4).with_ahead(CONTINUING)
-    for _ in range(100):
-        acceptance.record(1, 1, 0.0)  # the first position alone is right in a third of rows
+    # The first position alone is right, in a third of the rows.
+    acceptance.record(1, 1, 0.0, num_drafts=100)
     assert acceptance.hit_rate(shape, waits=True) < 0.01
     assert acceptance.hit_rate(shape) > 0.2
 

@@ -8,7 +8,12 @@ from specdec.config.engine import DraftLimits
 from specdec.config.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.policy.cost_model import CostTable
-from specdec.speculation.policy.cost_profiler import CostProfiler, with_drafting, with_engine
+from specdec.speculation.policy.cost_profiler import (
+    CostProfiler,
+    TargetCosts,
+    with_drafting,
+    with_engine,
+)
 from specdec.types.draft_tree import num_growth_slots
 from specdec.types.messages import VerifyOutput
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
@@ -39,7 +44,7 @@ def test_the_table_holds_the_measured_times():
     clock = Clock()
     target = TimedTarget(clock)
     config = engine_config(max_num_seqs=8, max_num_batched_tokens=64)
-    table = CostProfiler(config, 4, clock).verification(target, budget_s=100)
+    table = CostProfiler(config, 4, clock).verification(target, budget_s=100).steps
     assert (table.batch_sizes, table.draft_tokens) == ((1, 4, 8), (0, 1, 2, 4))
     for size in table.batch_sizes:
         for count in table.draft_tokens:
@@ -79,7 +84,7 @@ def test_sequences_of_a_mixture_continue_a_text_with_its_kv():
     clock = Clock()
     config = engine_config(max_num_seqs=8, max_num_batched_tokens=64)
     profiler = CostProfiler(config, 4, clock, text=TEXT)
-    table = profiler.verification(TargetOfText(clock), budget_s=100)
+    table = profiler.verification(TargetOfText(clock), budget_s=100).steps
     assert table.batch_sizes == (1, 2, 4, 8)
     contexts, verified = rows[:8], rows[8:]
     for seq_id, row in enumerate(contexts):
@@ -121,7 +126,8 @@ def test_a_head_drafts_in_the_steps_with_drafts():
             clock.now_s += 0.1 * sum(row.num_next_drafts for row in step.rows)
 
     config = engine_config(max_num_seqs=1, max_num_batched_tokens=64)
-    table = CostProfiler(config, 4, clock, with_head=True).verification(TargetWithHead(clock), 100)
+    profiler = CostProfiler(config, 4, clock, with_head=True)
+    table = profiler.verification(TargetWithHead(clock), 100).steps
     admission, *catch_up = costs[:3]
     assert admission == []
     assert catch_up == [[(0, 1)]] * 2, "a head with KV first computes that of the context"
@@ -141,7 +147,7 @@ def test_a_head_drafts_trees_of_more_tokens_than_the_longest_chain():
     speculation = SpeculativeConfig.of("eagle3", 3, **keys)
     config = engine_config(max_num_seqs=1, max_num_batched_tokens=64, speculation=speculation)
     profiler = CostProfiler(config, 12, clock, with_head=True)
-    table = profiler.verification(TargetWithHead(clock), budget_s=100)
+    table = profiler.verification(TargetWithHead(clock), budget_s=100).steps
     assert table.draft_tokens == (0, 1, 3, 12)
     assert rows == {(0, 0), (1, 0), (3, 0), (12, 3)}
 
@@ -180,7 +186,7 @@ def test_profiling_respects_its_budget_and_extrapolates_the_rest_by_rows():
     target = TimedTarget(clock)
     config = engine_config(max_num_seqs=8, max_num_batched_tokens=64)
     start_s = clock.now_s
-    table = CostProfiler(config, 4, clock).verification(target, budget_s=0.03)
+    table = CostProfiler(config, 4, clock).verification(target, budget_s=0.03).steps
     assert clock.now_s - start_s < 0.1
     assert table.step_s(8, 4) > table.step_s(1, 0)
 
@@ -199,13 +205,28 @@ def test_drafting_costs_are_added_to_shapes_with_drafts():
     assert with_drafting(verification, drafting).seconds == ((1.0, 2.5), (3.0, 4.75))
 
 
-def test_the_engines_own_part_is_serial_unless_steps_are_begun_ahead():
+def test_the_hosts_part_is_serial_unless_steps_are_begun_ahead():
     steps = CostTable((1, 2), (0, 1), ((1.0, 2.0), (3.0, 4.0)))
+    begin = CostTable((1, 2), (0, 1), ((0.5, 0.5), (0.5, 1.5)))
     engine = CostTable((1, 2), (0, 1), ((0.25, 0.5), (4.5, 5.0)))
-    assert with_engine(steps, engine, overlaps=False).seconds == ((1.25, 2.5), (7.5, 9.0))
-    assert with_engine(steps, engine, overlaps=True).seconds == ((1.0, 2.5), (4.5, 9.0))
-    held = with_engine(steps, engine, overlaps=True, num_held_drafts=1)
-    assert held.seconds == ((1.0, 2.0), (4.5, 5.0))
+    target = TargetCosts(steps, begin)
+    assert with_engine(target, engine, overlaps=False).seconds == ((1.25, 2.5), (7.5, 9.0))
+    assert with_engine(target, engine, overlaps=True).seconds == ((0.75, 2.5), (5.0, 9.0))
+    held = with_engine(target, engine, overlaps=True, num_held_drafts=1)
+    assert held.seconds == ((0.75, 1.5), (5.0, 6.5))
+
+
+def test_the_seconds_of_begin_are_measured_too():
+    class Packing(TimedTarget):
+        def begin(self, step):
+            super().begin(step)
+            self.clock.now_s += 0.002 * len(step.rows)
+
+    clock = Clock()
+    config = engine_config(max_num_seqs=4, max_num_batched_tokens=64)
+    costs = CostProfiler(config, 2, clock).verification(Packing(clock), budget_s=100)
+    assert costs.begin.step_s(4, 2) == pytest.approx(0.008)
+    assert costs.steps.step_s(4, 2) == pytest.approx(0.01 + 0.012 + 0.008)
 
 
 def test_profiling_leaves_no_state_in_a_real_model(tiny_model_dir):

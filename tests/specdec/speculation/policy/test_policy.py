@@ -262,8 +262,8 @@ class RecordingChooser(GoodputChooser):
         self.asked_most.append(shapes[-1].num_draft_tokens)
         return Decision(shapes[min(len(shapes) - 1, 2)], DecisionReason.GOODPUT)
 
-    def observe_drafts(self, num_asked, num_accepted, now_s, *, is_tree=False):
-        self.drafts.append((num_asked, num_accepted))
+    def observe_drafts(self, num_asked, num_accepted, now_s, *, is_tree=False, num_drafts=1):
+        self.drafts += [(num_asked, num_accepted)] * num_drafts
 
     def observe_step(self, num_decoding, shape, seconds, now_s, *, is_typical):
         if is_typical:

@@ -1,7 +1,5 @@
 """Tests of the order of proposers in a cascade, and of a draft model that keeps up in it."""
 
-from dataclasses import replace
-
 import pytest
 
 from specdec.config.speculative import SpeculativeConfig
@@ -144,7 +142,7 @@ def test_a_model_that_answers_at_once_replaces_shorter_drafts_of_lookups(first, 
 def test_guesses_without_a_draft_run_where_nothing_drafts(model):
     class Guessing(Scripted):
         def take(self, requests):
-            return [replace(each, lookahead_token_ids=(9,)) for each in super().take(requests)]
+            return [each._replace(lookahead_token_ids=(9,)) for each in super().take(requests)]
 
     ahead = Guessing(4, knows={20, 30}, most=0)
     cascade = CascadeProposer([Stage("lookahead", ahead), model_stage("draft_model", model)])

@@ -18,17 +18,17 @@ from torch import Tensor
 from specdec.config.graph_sizes import most_padding_tokens
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import BASE_MODEL, BlockTableDelta, StepRow
-from specdec.worker import device_rows
 from specdec.worker.batch_state import SequenceState
-from specdec.worker.device_buffers import HostBuffer, PendingTokens, recorded_event
-from specdec.worker.device_decoder import DeviceDecoder
-from specdec.worker.device_extras import ExtrasPacker
-from specdec.worker.device_head import DrafterParts
-from specdec.worker.device_input import StepPacker
-from specdec.worker.device_launch import StepLauncher
-from specdec.worker.device_plan import StepPlan
-from specdec.worker.device_rules import kind_of
-from specdec.worker.device_state import DeviceState, DeviceStepLimits
+from specdec.worker.device import rows as device_rows
+from specdec.worker.device.buffers import HostBuffer, PendingTokens, recorded_event
+from specdec.worker.device.decoder import DeviceDecoder
+from specdec.worker.device.extras import ExtrasPacker
+from specdec.worker.device.head import DrafterParts
+from specdec.worker.device.input import StepPacker
+from specdec.worker.device.launch import StepLauncher
+from specdec.worker.device.plan import StepPlan
+from specdec.worker.device.rules import kind_of
+from specdec.worker.device.state import DeviceState, DeviceStepLimits
 from specdec.worker.step_graphs import GraphReport, RaggedShape, StepGraphs, StepShape
 
 MAX_IN_FLIGHT = 2

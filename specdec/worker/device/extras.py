@@ -22,8 +22,8 @@ from specdec.sampling.logprobs import logprob_table
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import StepRow
 from specdec.worker.batch_state import SequenceState
-from specdec.worker.device_buffers import PendingLogprobs, copy_to_device, copy_to_host
-from specdec.worker.device_state import DeviceState
+from specdec.worker.device.buffers import PendingLogprobs, copy_to_device, copy_to_host
+from specdec.worker.device.state import DeviceState
 from specdec.worker.edit_collector import NO_PLACE, EditArrays, EditCollector, least_known
 from specdec.worker.seen_tokens import SeenTokens, count_tokens
 

@@ -16,9 +16,9 @@ from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.logit_edits import LogitEdits
 from specdec.models.heads.base import DeviceBlockHead, DraftHead
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
-from specdec.worker.device_head import BlockParts, DraftRows
-from specdec.worker.device_pairs import KvDrafts
-from specdec.worker.device_state import DeviceState, DeviceStepLimits, slots_at
+from specdec.worker.device.head import BlockParts, DraftRows
+from specdec.worker.device.pairs import KvDrafts
+from specdec.worker.device.state import DeviceState, DeviceStepLimits, slots_at
 from specdec.worker.draft_layout import DraftLayout
 from specdec.worker.step_graphs import StepShape
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from specdec.kernels.logit_edits import LogitEdits
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
-from specdec.worker.device_head import DraftRows, HeadDrafts, StateParts
-from specdec.worker.device_state import DeviceState, DeviceStepLimits
+from specdec.worker.device.head import DraftRows, HeadDrafts, StateParts
+from specdec.worker.device.state import DeviceState, DeviceStepLimits
 from specdec.worker.draft_layout import DraftLayout
 from specdec.worker.step_graphs import StepShape
 

@@ -18,8 +18,8 @@ from specdec.kernels.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.forward_batch import HiddenStates
 from specdec.kernels.logit_edits import LogitEdits
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
-from specdec.worker.device_head import BlockParts, DraftRows, HeadDrafts, PairParts
-from specdec.worker.device_state import DeviceState, DeviceStepLimits, slots_at
+from specdec.worker.device.head import BlockParts, DraftRows, HeadDrafts, PairParts
+from specdec.worker.device.state import DeviceState, DeviceStepLimits, slots_at
 from specdec.worker.draft_layout import DraftLayout
 from specdec.worker.step_graphs import StepShape
 

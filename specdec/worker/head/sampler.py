@@ -21,6 +21,7 @@ from specdec.sampling.device_sampler import (
     SamplingKind,
     sample_on_device,
 )
+from specdec.sampling.draft_temperature import draft_batch_of, draft_rules_of
 from specdec.sampling.sampler import SamplingBatch, sample
 from specdec.sampling.top_children import (
     best_by_logits,
@@ -86,10 +87,11 @@ class Shaping(NamedTuple):
 class HeadSampler:
     """Selects draft tokens from a head's logits, equally on all ranks.
 
-    A draft token is the argmax of the head's shaped logits and the noise that the target will use
-    at its position, which is keyed by the target's token ids. Verifiers that need the distribution
-    of the drafts get the argmax alone instead: without noise it is a function of the text, so it
-    was the only possible draft.
+    A draft token is the argmax of the head's shaped logits, at the temperature of drafts
+    (`specdec.sampling.draft_temperature`), and the noise that the target will use at its position,
+    which is keyed by the target's token ids. Verifiers that need the distribution of the drafts get
+    the argmax alone instead: without noise it is a function of the text, so it was the only
+    possible draft.
     """
 
     def __init__(
@@ -139,7 +141,8 @@ class HeadSampler:
     ) -> DeviceSample:
         """Return the next token of each row, without a value that the host has to read.
 
-        logits, rules, kind: as in `sample_on_device`. A collective call.
+        logits, rules, kind: as in `sample_on_device`, with the temperatures of the requests. A
+        collective call.
         """
         if rules is None:
             sample = sample_on_device(logits, None, kind, self._head_shard)
@@ -147,6 +150,7 @@ class HeadSampler:
                 return sample
             own = sample.token_ids.clamp(0, len(self._target_ids) - 1)  # of an invalid row any
             return replace(sample, token_ids=self._target_ids[own])
+        rules = draft_rules_of(rules)
         if self._remap is None:
             return sample_on_device(logits, rules, kind, self._shard)
         return sample_on_device(self._remap.apply(logits), rules, kind, self._remap.shard)
@@ -163,6 +167,7 @@ class HeadSampler:
             logits, shard = self._remap.apply(logits), self._remap.shard
         logits = logits.float()
         apply_edits(logits, *shaping, shard.first_token)
+        rules = None if rules is None else draft_rules_of(rules)
         return sample_on_device(logits, rules, kind, shard)
 
     def children_on_device(
@@ -190,6 +195,7 @@ class HeadSampler:
         if shaping is not None:
             logits = logits.float()
             apply_edits(logits, *shaping, shard.first_token)
+        rules = None if rules is None else draft_rules_of(rules)
         return children_on_device(logits, rules, kind, count, shard)
 
     def note_confidences(
@@ -222,8 +228,7 @@ class HeadSampler:
         None where some draft needs its logits here: for penalties, a bias or a mask, or for a cut
         by top_k, top_p or min_p with several ranks.
         """
-        spans = [TokenSpan(each.seq_id, each.num_tokens) for each in drafts]
-        params = self._batch_state.sampling_batch(spans).params
+        params = self._sampling_batch([each.after(()) for each in drafts]).params
         greedy = [self._batch_state.is_drafted_greedily(each.seq_id) for each in drafts]
         params["temperature"][greedy] = 0.0
         is_plain = all(
@@ -315,9 +320,9 @@ class HeadSampler:
         return processor.apply(logits), self._sampling_batch(ends), shard
 
     def _sampling_batch(self, ends: Sequence[DraftEnd]) -> SamplingBatch:
-        """Return how the target will sample at these places."""
+        """Return how to sample draft tokens at these places, with the noise of the target."""
         spans = [TokenSpan(each.seq_id, each.num_tokens + len(each.token_ids)) for each in ends]
-        return self._batch_state.sampling_batch(spans)
+        return draft_batch_of(self._batch_state.sampling_batch(spans))
 
 
 def _own_target_ids(head: DraftHead) -> Tensor:

@@ -12,8 +12,8 @@ from specdec.kernels.device_batch import TreeNodes
 from specdec.kernels.moves import AcceptedPaths, PathMoves, move_on_device, path_moves
 from specdec.sampling.device_sampler import DeviceSample, VerifiedChains
 from specdec.sampling.device_trees import DeviceTrees, verify_trees
-from specdec.worker.device_input import Packed, Word
-from specdec.worker.device_state import DeviceState, DeviceStepLimits
+from specdec.worker.device.input import Packed, Word
+from specdec.worker.device.state import DeviceState, DeviceStepLimits
 
 
 def nodes_of(packed: Packed, positions: Tensor) -> TreeNodes | None:

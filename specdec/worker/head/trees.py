@@ -13,7 +13,7 @@ from specdec.models.heads.base import DraftHead, FrontierNodes, HeadState, TreeD
 from specdec.sampling.tree_growth import Children, DynamicTree, fitted_choices
 from specdec.types.draft_tree import BASE, growth_width, is_chain
 from specdec.types.static_tree import StaticTree
-from specdec.worker.head_sampler import DraftEnd, HeadDraft, HeadSampler
+from specdec.worker.head.sampler import DraftEnd, HeadDraft, HeadSampler
 
 Levels = list[tuple[list[int], list[float]]]
 """Tokens and confidences of the best children at each depth."""

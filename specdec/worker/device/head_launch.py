@@ -9,9 +9,9 @@ from torch import Tensor
 
 from specdec.kernels.logit_edits import LogitEdits
 from specdec.sampling.device_sampler import VerifiedChains
-from specdec.worker.device_block import BlockDrafts
-from specdec.worker.device_buffers import StepBuffers
-from specdec.worker.device_head import (
+from specdec.worker.device.block import BlockDrafts
+from specdec.worker.device.buffers import StepBuffers
+from specdec.worker.device.head import (
     CHAIN_STAGES,
     DRAFT_STAGES,
     TREE_STAGES,
@@ -22,13 +22,13 @@ from specdec.worker.device_head import (
     StateParts,
     stages_of_kinds,
 )
-from specdec.worker.device_input import Word, rows_of
-from specdec.worker.device_pairs import PairDrafts
-from specdec.worker.device_plan import StepPlan
-from specdec.worker.device_rules import PARAM_WORDS
-from specdec.worker.device_state import DeviceState, DeviceStepLimits
-from specdec.worker.device_state_head import StateDrafts
-from specdec.worker.device_tree_growth import TreePairDrafts, growth_shape
+from specdec.worker.device.input import Word, rows_of
+from specdec.worker.device.pairs import PairDrafts
+from specdec.worker.device.plan import StepPlan
+from specdec.worker.device.rules import PARAM_WORDS
+from specdec.worker.device.state import DeviceState, DeviceStepLimits
+from specdec.worker.device.state_head import StateDrafts
+from specdec.worker.device.tree_growth import TreePairDrafts, growth_shape
 from specdec.worker.draft_layout import NO_DRAFTS, DraftLayout
 from specdec.worker.step_graphs import Launch, Stage, StepGraphs, StepShape
 

@@ -11,11 +11,11 @@ import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.messages import StepInput, StepRow, VerifiedRow, VerifyOutput
-from specdec.worker import device_rows
 from specdec.worker.batch_state import SequenceState
-from specdec.worker.device_buffers import PendingTokens
-from specdec.worker.device_steps import MAX_IN_FLIGHT, DeviceSteps
-from specdec.worker.head_runner import HeadRunner
+from specdec.worker.device import rows as device_rows
+from specdec.worker.device.buffers import PendingTokens
+from specdec.worker.device.steps import MAX_IN_FLIGHT, DeviceSteps
+from specdec.worker.head.runner import HeadRunner
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.device_batch import RaggedBatch, TreeNodes
-from specdec.worker.device_block import BlockDrafts
-from specdec.worker.device_decoder import DeviceDecoder
-from specdec.worker.device_input import Packed, Word
-from specdec.worker.device_pairs import PairDrafts
-from specdec.worker.device_state import DeviceState, DeviceStepLimits
-from specdec.worker.device_tree_input import PackedTrees
-from specdec.worker.device_trees import first_nodes_of
+from specdec.worker.device.block import BlockDrafts
+from specdec.worker.device.decoder import DeviceDecoder
+from specdec.worker.device.input import Packed, Word
+from specdec.worker.device.pairs import PairDrafts
+from specdec.worker.device.state import DeviceState, DeviceStepLimits
+from specdec.worker.device.tree_input import PackedTrees
+from specdec.worker.device.trees import first_nodes_of
 from specdec.worker.step_graphs import RaggedShape
 
 

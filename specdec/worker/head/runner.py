@@ -31,11 +31,11 @@ from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.draft_tree import num_growth_slots
 from specdec.types.messages import StepInput, StepRow, VerifiedRow
 from specdec.worker.batch_state import BatchState
-from specdec.worker.device_head import BlockParts, DrafterParts, PairParts, StateParts
-from specdec.worker.head_features import HeadFeatures
-from specdec.worker.head_kv import HeadKv
-from specdec.worker.head_sampler import HeadDraft, HeadSampler
-from specdec.worker.head_trees import HeadTrees
+from specdec.worker.device.head import BlockParts, DrafterParts, PairParts, StateParts
+from specdec.worker.head.features import HeadFeatures
+from specdec.worker.head.kv import HeadKv
+from specdec.worker.head.sampler import HeadDraft, HeadSampler
+from specdec.worker.head.trees import HeadTrees
 
 Verified = tuple[VerifiedRow, ...]
 

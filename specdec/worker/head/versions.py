@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specdec.models.heads.base import DraftHead
 from specdec.types.drafters import CONFIGURED_VERSION, HeadFile
-from specdec.worker.head_runner import HeadRunner
+from specdec.worker.head.runner import HeadRunner
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from specdec.kernels.forward_batch import Chunk, ModelInput, slots_of
 from specdec.types.messages import StepInput, StepRow
 from specdec.worker.batch_state import BatchState
-from specdec.worker.head_features import HeadFeatures
+from specdec.worker.head.features import HeadFeatures
 
 
 @dataclass

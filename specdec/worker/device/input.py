@@ -21,10 +21,10 @@ from torch.nn.functional import pad
 from specdec.sampling.device_edits import chain_paths
 from specdec.types.messages import BASE_MODEL, StepRow
 from specdec.worker.batch_state import SequenceState
-from specdec.worker.device_rows import flat_tokens, num_drafts, num_tokens
-from specdec.worker.device_rules import PARAM_WORDS
-from specdec.worker.device_state import DeviceState, DeviceStepLimits
-from specdec.worker.device_tree_input import (
+from specdec.worker.device.rows import flat_tokens, num_drafts, num_tokens
+from specdec.worker.device.rules import PARAM_WORDS
+from specdec.worker.device.state import DeviceState, DeviceStepLimits
+from specdec.worker.device.tree_input import (
     PackedTrees,
     held_trees,
     num_tree_words,

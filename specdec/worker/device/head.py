@@ -19,10 +19,10 @@ from torch import Tensor
 from specdec.kernels.logit_edits import LogitEdits
 from specdec.models.heads.base import DeviceBlockHead, DeviceHead, DeviceStateHead, HeadState
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
-from specdec.worker.device_rules import PARAM_WORDS, rules_of
-from specdec.worker.device_state import DeviceState, DeviceStepLimits
+from specdec.worker.device.rules import PARAM_WORDS, rules_of
+from specdec.worker.device.state import DeviceState, DeviceStepLimits
 from specdec.worker.draft_layout import DraftLayout
-from specdec.worker.head_sampler import HeadSampler, Shaping
+from specdec.worker.head.sampler import HeadSampler, Shaping
 from specdec.worker.step_graphs import Launch, Stage, StepShape
 
 DRAFT_STAGES = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from specdec.sampling.device_sampler import SamplingKind
-from specdec.worker.device_extras import StepExtras
-from specdec.worker.device_input import num_words
+from specdec.worker.device.extras import StepExtras
+from specdec.worker.device.input import num_words
 from specdec.worker.step_graphs import RaggedShape, StepShape
 
 

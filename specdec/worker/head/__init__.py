@@ -1,0 +1,1 @@
+"""A draft head beside a target: its runner, features, KV, samples, trees and versions."""
