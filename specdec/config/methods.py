@@ -200,7 +200,8 @@ class LookaheadConfig(MethodConfig):
 class HeadMethodConfig(MethodConfig):
     """Base of the methods that draft with a head on the target's hidden states.
 
-    writes_kv: whether the head has attention, so that its drafts need KV slots.
+    writes_kv: whether the head has attention, so that its drafts need KV slots. grows_trees:
+        whether it also runs the tokens of a tree level by level, on a GPU as graphs.
     is_in_target: whether the target's own checkpoint may contain the head.
     model: the head's checkpoint, a directory or a Hub id; None for the target's own.
     quantization: how the head's matrices are held; None keeps the model's dtype.
@@ -209,6 +210,7 @@ class HeadMethodConfig(MethodConfig):
     """
 
     writes_kv: ClassVar[bool] = False
+    grows_trees: ClassVar[bool] = False
     is_in_target: ClassVar[bool] = False
     proposer = "specdec.speculation.proposers.target_head:TargetHeadProposer"
     place = DraftPlace.TARGET
@@ -295,6 +297,7 @@ class EagleConfig(AttentionHeadConfig):
     """EAGLE-1 and EAGLE-2: a decoder layer on tokens and the target's last hidden states."""
 
     name = "eagle"
+    grows_trees = True
 
 
 @dataclass(frozen=True)
@@ -302,6 +305,7 @@ class Eagle3Config(AttentionHeadConfig):
     """EAGLE-3: a decoder layer on tokens and the hidden states of three of the target's layers."""
 
     name = "eagle3"
+    grows_trees = True
 
 
 @dataclass(frozen=True)
@@ -309,6 +313,7 @@ class MtpConfig(AttentionHeadConfig):
     """Multi-token prediction: a layer that was trained with the target, in its checkpoint."""
 
     name = "mtp"
+    grows_trees = True
     is_in_target = True
 
 

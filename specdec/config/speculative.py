@@ -305,7 +305,7 @@ class SpeculativeConfig:
 
     @property
     def holds_drafts(self) -> bool:
-        """Return whether the target's ranks hold chains of drafts for a step begun ahead.
+        """Return whether the target's ranks hold drafts for a step begun ahead.
 
         They do for a head that drafts alone. How many drafts to verify must be known too, and
         confidences arrive with the drafts.

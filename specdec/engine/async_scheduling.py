@@ -193,15 +193,14 @@ def schedule_ahead(
         rows = scheduler.schedule_ahead(decision, control, holds_trees=holds_drafts)
         if any(row.num_draft_tokens and not row.seq.num_pending for row in rows):
             return []  # drafts for a sequence outside the step in flight continue a known text
-    if _are_too_deep(rows, in_flight):
-        return []
+    assert not _are_too_deep(rows, in_flight), "a change of settings is followed by a known step"
     return [row for row in rows if row.seq.seq_id not in ended]
 
 
 def _are_too_deep(rows: list[ScheduledRow], in_flight: Rows) -> bool:
     """Return whether a tree behind a row in flight is deeper than the one that is wanted of it.
 
-    The ranks take its first nodes, as many as are wanted, and cut no depth.
+    A device takes its first nodes, as many as are wanted, and cuts no depth.
     """
     made = {row.seq_id: row.next_draft_depth for _, row in in_flight}
     return any(row.num_draft_tokens > row.draft_depth < made.get(row.seq.seq_id, 0) for row in rows)

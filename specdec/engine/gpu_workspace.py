@@ -190,9 +190,9 @@ def _graph_bytes(config: LLMConfig, *, drafts: bool) -> int:
 
 
 def _growth_bytes(config: LLMConfig) -> int:
-    """Return the bytes of the graphs of a head with KV that drafts trees."""
+    """Return the bytes of the graphs of a head with KV that grows trees level by level."""
     speculation = config.speculative_config
-    if speculation is None or speculation.head is None or not speculation.head.writes_kv:
+    if speculation is None or speculation.head is None or not speculation.head.grows_trees:
         return 0
     scored = _scored_tokens(config, drafts=False)
     sizes = num_growth_sizes(config.max_num_seqs, _num_tree_nodes(config), scored)

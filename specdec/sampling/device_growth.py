@@ -7,6 +7,7 @@ lacks have the value 0.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,9 @@ from specdec.types.draft_tree import BASE, MAX_TREE_NODES, growth_width
 
 _ABOVE_ALL_VALUES = 2.0
 """In place of the value of a node of the chain, which is always kept; values are at most 1."""
+
+_LEAST_VALUE = math.ulp(0.0)
+"""Value of a node whose product of confidences is too small for a float64."""
 
 
 class GrowthShape(NamedTuple):
@@ -40,10 +44,10 @@ class GrowthShape(NamedTuple):
 
     def holds(self, num_nodes: int, depth: int) -> bool:
         """Return whether a tree of this size can grow; depth: 0 for a chain."""
-        if depth == 0:
-            return num_nodes <= self.depth
-        depth = min(depth, num_nodes, self.depth)
-        return num_nodes <= self.num_nodes and growth_width(num_nodes, depth) <= self.width
+        depth = min(depth or num_nodes, num_nodes)
+        if depth > self.depth or num_nodes > self.num_nodes:
+            return False
+        return depth == 0 or growth_width(num_nodes, depth) <= self.width
 
 
 class WantedTrees(NamedTuple):
@@ -55,6 +59,11 @@ class WantedTrees(NamedTuple):
     num_nodes: Tensor
     depths: Tensor
     widths: Tensor
+
+    @property
+    def is_tree(self) -> Tensor:
+        """The sequences whose drafts may be no chains, [B] bool."""
+        return self.num_nodes > self.depths
 
 
 class Frontier(NamedTuple):
@@ -124,7 +133,9 @@ class TreeGrowth:
         widths, depths = self._wanted.widths[:, None], self._wanted.depths[:, None]
         is_child = ((self._ranks < widths) & (index < depths))[:, None]
         confidences = children.confidences.view(num_rows, num_parents, width)
-        values = (self._values[:, :, None] * confidences).masked_fill(~is_child, 0).flatten(1)
+        above = self._values[:, :, None]
+        is_child = is_child & (confidences > 0) & (above > 0)
+        values = (above * confidences).clamp_min(_LEAST_VALUE).masked_fill(~is_child, 0).flatten(1)
         token_ids = children.token_ids.view(num_rows, -1)
         chain = self._chain_places * width
         has_chain = self._has_chain & (values.gather(1, chain) > 0)

@@ -67,6 +67,7 @@ class ModelRunner:
         *,
         max_draft_tokens: int,
         max_tree_nodes: int = 0,
+        max_tree_depth: int = 0,
         max_step_tokens: int = 0,
         num_in_flight: int = MAX_IN_FLIGHT,
         drafter: DrafterParts | None = None,
@@ -75,8 +76,8 @@ class ModelRunner:
 
         A collective call: all ranks have graphs, or none has.
 
-        max_step_tokens: of a step with prompts; 0 where the host runs these. max_tree_nodes: as in
-        DeviceStepLimits. drafter: as in DeviceSteps.
+        max_step_tokens: of a step with prompts; 0 where the host runs these. max_tree_nodes,
+        max_tree_depth: as in DeviceStepLimits. drafter: as in DeviceSteps.
         """
         sizes = DeviceStepLimits(
             max_num_seqs=limits.max_num_seqs,
@@ -86,6 +87,7 @@ class ModelRunner:
             num_blocks=self.num_blocks,
             max_step_tokens=max_step_tokens,
             max_tree_nodes=max_tree_nodes,
+            max_tree_depth=max_tree_depth,
         )
         model = cast(DeviceDecoder, self.model)
         graphs = StepGraphs(
@@ -96,6 +98,7 @@ class ModelRunner:
             ragged_tokens=ragged_token_counts(max_step_tokens, model.hidden_size),
             has_adapters=model.adapter_places is not None,
             max_tree_nodes=max_tree_nodes,
+            max_growing_rows=sizes.max_growing_rows,
         )
         steps = DeviceSteps(
             model, self.kv_cache, self._shard, sizes, graphs, num_in_flight, drafter

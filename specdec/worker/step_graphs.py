@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from specdec.config.graph_sizes import (
+    MAX_GRAPH_ROWS,
     MAX_GRAPH_TOKENS,
     query_lens,
     ragged_row_counts,
@@ -250,16 +251,17 @@ class StepGraphs:
         ragged_tokens: Sequence[int] = (),
         has_adapters: bool = False,
         max_tree_nodes: int = 0,
+        max_growing_rows: int = MAX_GRAPH_ROWS,
     ) -> None:
         """num_blocks: width of the block tables of all graphs.
 
         ragged_tokens: of the steps with prompts that have a graph, ascending. has_adapters: whether
         there are steps with adapters on the device. max_tree_nodes: of a tree of drafts; 0 where
-        there are none.
+        there are none. max_growing_rows: most sequences for which a head drafts trees.
         """
         self._may_have_adapters = (True, False) if has_adapters else (False,)
         self._may_have_trees = (True, False) if max_tree_nodes else (False,)
-        self._backend = backend
+        self._max_growing_rows, self._backend = max_growing_rows, backend
         self._row_counts = row_counts(max_num_seqs)
         self._query_lens = {
             (rows, has_trees): tree_lens(max_tree_nodes, rows)
@@ -304,7 +306,8 @@ class StepGraphs:
         self, backend: GraphBackend, stages: Mapping[Stage, Launch], shape: StepShape
     ) -> None:
         for stage, launch in stages.items():
-            if stage.runs_in(shape):
+            grows_too_many = stage in _OF_TREES and shape.num_rows > self._max_growing_rows
+            if stage.runs_in(shape) and not grows_too_many:
                 self._replays[stage, shape] = backend.capture(partial(launch, shape))
 
     def _capture_ragged(self, backend: GraphBackend, launch: LaunchRagged) -> None:

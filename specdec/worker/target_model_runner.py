@@ -111,6 +111,7 @@ class TargetModelRunner(ModelRunner):
             backend,
             max_draft_tokens=speculation.max_chain_tokens if speculation else 0,
             max_tree_nodes=speculation.num_draft_tree_tokens if speculation else 0,
+            max_tree_depth=speculation.num_speculative_tokens if speculation else 0,
             max_step_tokens=limits.max_num_batched_tokens,
             drafter=None if self.head is None else self.head.drafter_parts,
         )
@@ -197,12 +198,13 @@ class TargetModelRunner(ModelRunner):
         self, output: VerifyOutput, rows: Sequence[StepRow], seq_ids: Set[int]
     ) -> VerifyOutput:
         """Draft with a head behind some rows of a step that the device has run."""
-        own = without_next_drafts(rows, {row.seq_id for row in rows} - seq_ids)
-        if self.head is None or not any(row.num_next_drafts for row in own):
+        if self.head is None or not seq_ids:
             return output
-        assert self.device_steps is not None
+        own = without_next_drafts(rows, {row.seq_id for row in rows} - seq_ids)
         verified = tuple(row for row in output.rows if row.seq_id in seq_ids)
-        verified = self.head.draft_behind(own, self.device_steps.states_of(rows), verified)
+        if any(row.num_next_drafts for row in own):
+            assert self.device_steps is not None
+            verified = self.head.draft_behind(own, self.device_steps.states_of(rows), verified)
         self._batch_state.hold_drafts(verified)
         return with_rows(output, verified, rows)
 

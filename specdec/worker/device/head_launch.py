@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.logit_edits import LogitEdits
-from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
+from specdec.sampling.device_sampler import VerifiedChains
 from specdec.worker.device.block import BlockDrafts
 from specdec.worker.device.buffers import StepBuffers
 from specdec.worker.device.head import (
@@ -60,7 +60,6 @@ class HeadLauncher:
         sources: Sources,
     ) -> None:
         self._buffers, self._graphs, self._sources = buffers, graphs, sources
-        self._max_growing_rows = limits.max_growing_rows
         self.pairs: PairDrafts | BlockDrafts | None = None
         self._states: StateDrafts | None = None
         hidden_size = buffers.hidden.shape[1]
@@ -158,17 +157,11 @@ class HeadLauncher:
             stages[Stage.ADVANCE] = torch.inference_mode()(pairs.advance)
             stages |= stages_of_kinds(DRAFT_STAGES, pairs.select)
             if isinstance(pairs, TreePairDrafts):
-                stages |= stages_of_kinds(TREE_STAGES, self._launch_trees)
+                stages |= stages_of_kinds(TREE_STAGES, pairs.grow)
         elif (states := self._states) is not None:
             stages = {Stage.START: self._launch_start}
             stages |= stages_of_kinds(CHAIN_STAGES, states.draft)
         return stages
-
-    def _launch_trees(self, kind: SamplingKind, shape: StepShape) -> None:
-        """Launch the trees of rows; more than the next step could hold have an empty graph."""
-        assert isinstance(self.pairs, TreePairDrafts)
-        if shape.num_rows <= self._max_growing_rows:
-            self.pairs.grow(kind, shape)
 
     @torch.inference_mode()
     def _launch_features(self, shape: StepShape) -> None:

@@ -18,7 +18,8 @@ class DeviceStepLimits:
 
     num_blocks: of the pool; the block behind them is for padding. max_step_tokens: of all sequences
     together in a step with prompts; 0 where the host runs prompts. max_draft_tokens: of a chain;
-    max_tree_nodes: of a tree, 0 where the host runs trees.
+    max_tree_nodes: of a tree, 0 where the host runs trees. max_tree_depth: drafts of a tree that
+    follow each other, where a head drafts it.
     """
 
     max_num_seqs: int
@@ -28,6 +29,7 @@ class DeviceStepLimits:
     num_blocks: int
     max_step_tokens: int = 0
     max_tree_nodes: int = 0
+    max_tree_depth: int = 0
 
     @property
     def max_query_len(self) -> int:

@@ -152,7 +152,7 @@ class DeviceSteps:
         A chain may be as long as a tree, where a proposer found no other continuation.
         """
         most = max(map(device_rows.num_drafts, rows))
-        is_tree = any(row.parents or row.held_depth for row in rows)
+        is_tree = any(row.parents or (row.is_pending and row.held_depth) for row in rows)
         has_trees = is_tree or most > self._limits.max_draft_tokens
         return self._graphs.padded(StepShape(len(rows), 1 + most, num_blocks, has_trees))
 

@@ -38,7 +38,7 @@ def growth_shape(head: DraftHead, limits: DeviceStepLimits) -> GrowthShape | Non
     """Return the largest trees that a head drafts on the device; None where it drafts none."""
     if not limits.max_tree_nodes or not isinstance(head, TreeDraftHead) or not head.reads_drafts:
         return None
-    depth = min(limits.max_draft_tokens, head.max_draft_tokens or limits.max_draft_tokens)
+    depth = min(limits.max_tree_depth, head.max_draft_tokens or limits.max_tree_depth)
     return GrowthShape(limits.max_tree_nodes, depth)
 
 
@@ -77,14 +77,13 @@ class TreePairDrafts(PairDrafts):
                 outputs = self._advance(nodes.batch(frontier, self, shape), frontier, outputs)
                 if edits is not None:
                     paths = _extended(paths, frontier)
-        self._keep(growth, num_rows)
+        self._keep(growth, wanted)
 
     def _wanted(self, num_rows: int) -> WantedTrees:
         """Return the sizes of the drafts, as `HeadRunner` finds them."""
         rows, ends = self._own_rows(num_rows), self._ends[:num_rows]
         count, is_tree = rows.num_wanted, rows.depth > 0
         depths = torch.where(is_tree, torch.minimum(count, rows.depth), count)
-        depths = depths.clamp_max(self.growth.depth)
         widths = growth_widths(count, depths)
         is_tree = is_tree & (ends + widths * (depths - 1) <= self._limits.max_model_len)
         return WantedTrees(
@@ -142,20 +141,22 @@ class TreePairDrafts(PairDrafts):
         """The slot of KV that no sequence reads."""
         return self._limits.num_blocks * self._limits.block_size
 
-    def _keep(self, growth: TreeGrowth, num_rows: int) -> None:
+    def _keep(self, growth: TreeGrowth, wanted: WantedTrees) -> None:
         """Write the trees to the output, and with their first paths where the next step reads them.
 
-        The latter hold `max_tree_nodes` nodes, as the trees do.
+        There a chain that was wanted is no tree: the next step may take less of it than a tree may
+        be deep.
         """
         trees, chains = growth.best(), growth.chains()
-        num_nodes = trees.token_ids.shape[1]
+        num_rows, num_nodes = trees.token_ids.shape
         self._tree_tokens[:num_rows, 0] = trees.counts
         self._tree_tokens[:num_rows, 1 : 1 + num_nodes] = trees.token_ids
         self._tree_parents[:num_rows, :num_nodes] = trees.parents
         places, held = self._own_rows(num_rows).places, self._state.held_drafts
         tokens = pad(chains.token_ids, (0, held.shape[1] - 1 - chains.token_ids.shape[1]))
         held.index_copy_(0, places, torch.cat([chains.counts[:, None], tokens], 1))
-        nodes = torch.cat([trees.counts[:, None], trees.token_ids, trees.parents], 1)
+        counts = trees.counts.masked_fill(~wanted.is_tree, 0)
+        nodes = torch.cat([counts[:, None], trees.token_ids, trees.parents], 1)
         self._state.held_trees.index_copy_(0, places, nodes)
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specdec.config.speculative import SpeculativeConfig
+from specdec.engine.async_scheduling import StepsInFlight
 from specdec.engine.draft_planner import DraftPlanner
 from specdec.kernels.cpu import native_library
 from specdec.speculation.policy.policy import SpeculationPolicy
@@ -262,8 +263,17 @@ def test_steps_begin_behind_trees_that_the_ranks_hold(texts, method):
     assert behind.speculation.num_accepted_tokens > 30
 
 
-def test_no_step_begins_behind_a_deeper_tree_than_is_wanted(texts):
-    """The ranks take the first nodes of a tree; the engine cuts it by depth, too."""
+def test_no_step_begins_behind_a_deeper_tree_than_is_wanted(texts, monkeypatch):
+    """A device takes the first nodes of a tree; the engine cuts it by depth, too."""
+    depths, begin = [{}], StepsInFlight.begin
+
+    def recorded(self, step_id, rows):
+        for _, row in rows:
+            assert not row.held_depth or depths[-1][row.seq_id] <= row.held_depth
+        depths.append({row.seq_id: row.next_draft_depth for _, row in rows})
+        begin(self, step_id, rows)
+
+    monkeypatch.setattr(StepsInFlight, "begin", recorded)
     made = Recording(texts, "eagle3", KERNELS[-1], async_scheduling=True)
     engine, tokens = made.engine, {}
     for each in requests(0.8):
@@ -280,3 +290,4 @@ def test_no_step_begins_behind_a_deeper_tree_than_is_wanted(texts):
         num_steps += 1
     assert tokens == texts.without_speculation(0.8)
     assert made.counts.num_steps_ahead > 5
+    assert {K - 1, K} <= {depth for step in depths for depth in step.values()}

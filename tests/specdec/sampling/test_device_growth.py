@@ -75,7 +75,25 @@ def test_the_trees_are_those_of_the_definition(shape):
             assert tuple(trees.parents[row, : len(tokens)].tolist()) == parents
             chain = chains.token_ids[row, : chains.counts[row]].tolist()
             assert tuple(chain) == chain_of(tokens, parents)
-        assert (trees.parents[trees.token_ids < 0] == -1).all()
+            assert (trees.token_ids[row, len(tokens) :] == 0).all()
+            assert (trees.parents[row, len(tokens) :] == -1).all()
+
+
+class UnlikelyChildren(RandomChildren):
+    """Two children of each node, of which the product of confidences on most paths underflows."""
+
+    def of(self, row, path):
+        return np.arange(self.width) + 10 * len(path), np.array([1e-180, 1e-200] + [0.0] * 2)
+
+
+def test_a_node_with_a_tiny_value_is_a_node():
+    shape = GrowthShape(12, 3)
+    children = UnlikelyChildren(shape.width, 0)
+    trees = grown_on_device(children, shape, wanted_of([shape])).best()
+    tokens, parents = grown_on_host(children, 0, *shape, shape.width)
+    assert trees.counts.tolist() == [len(tokens)] == [12]
+    assert tuple(trees.token_ids[0].tolist()) == tokens
+    assert tuple(trees.parents[0].tolist()) == parents
 
 
 def test_widths_are_those_of_the_host():
@@ -85,9 +103,12 @@ def test_widths_are_those_of_the_host():
 
 @pytest.mark.parametrize(
     ("size", "is_held"),
-    [((24, 5), True), ((25, 5), False), ((24, 4), False), ((5, 0), True), ((6, 0), False)],
+    [
+        *(((24, 5), True), ((25, 5), False), ((24, 4), False), ((24, 6), False)),
+        *(((5, 0), True), ((6, 0), False), ((4, 6), True), ((0, 0), True)),
+    ],
 )
-def test_a_shape_holds_trees_up_to_its_width(size, is_held):
+def test_a_shape_holds_trees_up_to_its_width_and_depth(size, is_held):
     assert GrowthShape(24, 5).holds(*size) == is_held
 
 

@@ -10,7 +10,15 @@ import pytest
 
 from specdec.config import graph_sizes
 from specdec.sampling.device_sampler import SamplingKind
+from specdec.types.messages import (
+    PENDING_TOKEN,
+    BlockTableDelta,
+    SequenceAdmission,
+    StepInput,
+    StepRow,
+)
 from specdec.types.sampling_params import SpeculationOptions
+from specdec.types.sampling_spec import SamplingRules, Verifier
 from specdec.worker.device.plan import StepPlan
 from specdec.worker.head.runner import HeadRunner
 from specdec.worker.step_graphs import Stage, StepShape
@@ -111,6 +119,26 @@ def test_the_host_drafts_only_behind_the_rows_that_it_verifies(
     assert len(on_device) == engine.stats().counts.num_steps
     assert set(drafted) == {0, 2}
     assert any(row.seq_id == 1 and row.num_next_drafts for rows in on_device for row in rows)
+
+
+def test_no_draft_is_held_behind_a_row_of_the_host_that_makes_none(
+    tiny_model_dir, head_dir, on_device
+):
+    """As behind a step with a prompt, in which drafts do not pay."""
+    config = config_of("medusa", head_dir("medusa"))
+    runner = device_runner(tiny_model_dir, config, head=head_dir("medusa"))
+    prompt = (7, 8, 9)
+    rules = SamplingRules(temperature=0.8, verifier=Verifier("rejection"))
+    admission = SequenceAdmission(0, len(prompt), rules, prompt)
+    table = BlockTableDelta(0, 0, tuple(range(10)))
+    row = StepRow(0, 0, prompt, 0, True, num_next_drafts=NUM_DRAFTS)
+    [first] = runner.execute(StepInput(0, (), (admission,), (table,), (row,))).rows
+    assert len(first.next_draft_token_ids) == NUM_DRAFTS
+    plain = StepRow(0, len(prompt), first.token_ids, 0, True)
+    runner.execute(StepInput(1, (), (), (), (plain,)))
+    pending = plain._replace(token_ids=(PENDING_TOKEN,), num_held_drafts=NUM_DRAFTS, max_end=40)
+    runner.execute(StepInput(2, (), (), (), (pending,)))
+    assert [rows[0].num_draft_tokens for rows in on_device] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("method", ["medusa", "mlp_speculator"])

@@ -9,7 +9,15 @@ from specdec.config.speculative import SpeculativeConfig
 from specdec.sampling.device_sampler import SamplingKind
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
-from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
+from specdec.types.draft_tree import depths
+from specdec.types.messages import (
+    PENDING_TOKEN,
+    BlockTableDelta,
+    SequenceAdmission,
+    StepInput,
+    StepRow,
+)
+from specdec.types.sampling_params import SpeculationOptions
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.device.state import DeviceStepLimits
 from specdec.worker.head.runner import HeadRunner
@@ -184,6 +192,31 @@ def up_to(length):
     ]
 
 
+def with_verifiers(*names):
+    return [
+        replace(each, params=replace(each.params, temperature=0.8, speculation=options))
+        for each, options in zip(
+            requests(len(names)), (SpeculationOptions(verifier=name) for name in names), strict=True
+        )
+    ]
+
+
+def test_trees_are_drafted_on_the_device_beside_rows_that_the_host_verifies(
+    tiny_model_dir, head_dir, on_device, tree_counts
+):
+    """The host drafts chains behind these rows, in the same steps."""
+    run = [tiny_model_dir, head_dir("eagle3"), "eagle3"]
+    options = {"asked": with_verifiers("rejection", None, "block")}
+    tokens, host, _ = run_trees(*run, runs_on_device=False, **options)
+    assert sum(tree_counts) > 3
+    tree_counts.clear()
+    found, target, counts = run_trees(*run, **options)
+    assert found == tokens
+    assert drafts_of(target) == drafts_of(host)
+    assert len(on_device) == counts.num_steps
+    assert len(tree_counts) > sum(tree_counts) == 0, "the host drafts chains"
+
+
 @pytest.mark.parametrize(
     ("asked", "changes"),
     [
@@ -213,6 +246,34 @@ def test_the_trees_are_those_of_the_host(
     assert not tree_counts, "the host drafts nothing"
     assert target.most_in_flight == 2
     assert any(row.held_depth for rows in on_device for row in rows)
+
+
+def test_a_chain_that_was_drafted_beside_a_tree_is_cut_by_depth(tiny_model_dir, head_dir, expected):
+    """As where the depth of trees is lowered behind the last chain of a text."""
+    text = (*requests(1)[0].prompt, *expected["r0"])
+    prompts = [text[:length] for length in range(6, 10)]
+    rows = [StepRow(i, 0, each, 0, True, num_next_drafts=3) for i, each in enumerate(prompts)]
+    rows[-1] = rows[-1]._replace(num_next_drafts=NUM_NODES, next_draft_depth=NUM_DRAFTS)
+    wanted = {"num_held_drafts": 4, "held_depth": 1, "max_end": 40}
+    behind = [
+        StepRow(i, len(each), (PENDING_TOKEN,), 0, True, **wanted) for i, each in enumerate(prompts)
+    ]
+    steps = [first_step(prompts, rows), StepInput(1, (), (), (), tuple(behind[:-1]))]
+    on_host, on_device = (
+        runner_of("eagle3", tiny_model_dir, head_dir, runs_on_device=each) for each in (False, True)
+    )
+    assert all(map(on_device.begin, steps))
+    found = [on_device.collect() for _ in steps]
+    assert found == [on_host.execute(each) for each in steps]
+    assert [bool(row.next_draft_parents) for row in found[0].rows] == [False] * 3 + [True]
+
+
+def first_step(prompts, rows):
+    """Return the step that admits a sequence for each prompt."""
+    rules = SamplingRules(temperature=0.0)
+    admissions = [SequenceAdmission(i, len(each), rules, each) for i, each in enumerate(prompts)]
+    tables = [BlockTableDelta(i, 0, tuple(range(10 * i, 10 * i + 10))) for i in range(len(prompts))]
+    return StepInput(0, (), tuple(admissions), tuple(tables), tuple(rows))
 
 
 def drafts_of(target):
@@ -260,19 +321,37 @@ def test_a_step_from_tree_to_tree_is_five_graphs_and_two_copies(tiny_model_dir, 
     assert operators.counts == {"aten.copy_.default": 2}
 
 
-def test_a_tree_that_is_too_wide_is_drafted_by_the_host(tiny_model_dir, head_dir, on_device):
+@pytest.mark.parametrize("depth", [1, NUM_DRAFTS + 1])
+def test_a_tree_that_is_wider_or_deeper_than_configured_is_drafted_by_the_host(
+    tiny_model_dir, head_dir, on_device, depth
+):
     runner = runner_of("eagle3", tiny_model_dir, head_dir)
-    row = started(runner)._replace(next_draft_depth=1)
+    row = started(runner)._replace(next_draft_depth=depth)
     assert not runner.begin(StepInput(1, (), (), (), (row,)))
     [verified] = runner.execute(StepInput(1, (), (), (), (row,))).rows
-    assert verified.next_draft_parents == (-1,) * NUM_NODES
+    assert len(verified.next_draft_parents) == NUM_NODES
+    assert max(depths(verified.next_draft_parents)) == depth
     assert [each.num_next_drafts for each in on_device[-1]] == [0]
+
+
+def test_trees_are_as_wide_where_chains_may_be_longer(tiny_model_dir, head_dir):
+    """Adaptive lengths of chains change no tree."""
+    config = config_of("eagle3", head_dir("eagle3"))
+    speculation = replace(config.speculation, adaptive_length=True)
+    assert speculation.max_chain_tokens > NUM_DRAFTS
+    config = replace(config, speculation=speculation)
+    runner = device_runner(tiny_model_dir, config, head=head_dir("eagle3"))
+    host = runner_of("eagle3", tiny_model_dir, head_dir, runs_on_device=False)
+    step = StepInput(1, (), (), (), (started(runner),))
+    assert runner.begin(step)
+    started(host)
+    assert runner.collect() == host.execute(step)
 
 
 def test_trees_are_drafted_for_as_many_sequences_as_the_next_step_holds(
     tiny_model_dir, head_dir, monkeypatch
 ):
-    """More have an empty graph, and the host drafts their trees."""
+    """More have no graph, and the host drafts their trees."""
     monkeypatch.setattr(DeviceStepLimits, "max_growing_rows", 0)
     runner = runner_of("eagle3", tiny_model_dir, head_dir, graphs=FakeGraphs())
     row = started(runner)
@@ -288,11 +367,9 @@ def runner_of(method, model_dir, head_dir, **options):
 
 def started(runner):
     """Run a prompt; return the row behind it, which wants a tree."""
-    rules, prompt = SamplingRules(temperature=0.0), (7, 8, 9)
-    admission = SequenceAdmission(0, len(prompt), rules, prompt)
+    prompt = (7, 8, 9)
     first = StepRow(0, 0, prompt, 0, True, num_next_drafts=NUM_NODES, next_draft_depth=NUM_DRAFTS)
-    table = BlockTableDelta(0, 0, tuple(range(10)))
-    [row] = runner.execute(StepInput(0, (), (admission,), (table,), (first,))).rows
+    [row] = runner.execute(first_step([prompt], [first])).rows
     return first._replace(num_computed_tokens=len(prompt), token_ids=row.token_ids[:1] or (5,))
 
 

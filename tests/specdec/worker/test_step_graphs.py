@@ -151,6 +151,17 @@ def test_the_report_names_trees_that_the_host_drafts(backend, stages):
     assert "draft heads of trees" in report.describe()
 
 
+def test_trees_have_graphs_for_the_sequences_that_they_are_drafted_for(backend, stages):
+    sizes = {"max_num_seqs": 8, "max_draft_tokens": 1, "num_blocks": 7, "max_tree_nodes": 9}
+    graphs = StepGraphs(backend, **sizes, max_growing_rows=5)
+    graphs.capture({Stage.TREE_GREEDY: stages[Stage.TREE_GREEDY]}, lambda shape: None)
+    launched = []
+    for num_rows in (1, 2, 4, 8):
+        graphs.run(Stage.TREE_GREEDY, StepShape(num_rows, 1, 7), launched.append)
+    assert launched == [StepShape(8, 1, 7)]
+    assert backend.num_captured == 3
+
+
 def test_ragged_passes_with_trees_have_their_own_graphs(backend):
     sizes = {"max_num_seqs": 2, "max_draft_tokens": 2, "num_blocks": 7, "ragged_tokens": (16,)}
     graphs = StepGraphs(backend, **sizes, max_tree_nodes=4)
