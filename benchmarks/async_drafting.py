@@ -28,17 +28,16 @@ from statistics import median
 from tqdm import tqdm
 
 from benchmarks.bystanders import wait_until_quiet
-from benchmarks.drafting_runs import (
+from benchmarks.drafting_engines import (
     LIMITS,
     MODES,
     NO_DRAFTER,
     SWITCHED_OFF,
     SYNCHRONOUS,
-    Pinned,
     Run,
-    SimulatedRuns,
     local_target,
 )
+from benchmarks.drafting_runs import Pinned, SimulatedRuns
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.pinned_draft import PinnedRanks, draft_spec
 from benchmarks.prompts import add_prompts_option, load_prompts, of_similar_length

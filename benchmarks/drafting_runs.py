@@ -3,147 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import NamedTuple
 
-import torch
-
+from benchmarks.drafting_engines import Engines, Models, Run
 from benchmarks.pinned_draft import PinnedRanks
 from benchmarks.recorded_texts import RecordedText, RecordedTexts
 from benchmarks.simulated_models import SimulatedClock, SimulatedDraftWorker, SimulatedTarget
 from benchmarks.timed_models import ModelTimes, TimedTarget, TimedWorker
 from cluster.workers.worker_group import WorkerGroup
-from specdec.config.engine import DraftLimits, EngineConfig
-from specdec.config.quantization import QuantizationMethod
-from specdec.config.speculative import SpeculativeConfig
-from specdec.engine.engine import Engine
-from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
-from specdec.models.weights.checkpoint import CPU
-from specdec.sequences.sequence import EngineRequest
-from specdec.speculation.policy.policy import SpeculationPolicy
-from specdec.speculation.proposers import DraftModelProposer
-from specdec.speculation.proposers.outcome_planner import OutcomePlanner
-from specdec.text.tokenizer import Tokenizer
-from specdec.types.draft_messages import AheadRow, DraftOutput, DraftStep
-from specdec.types.ranks import DraftWorker, Target
-from specdec.types.sampling_params import SamplingParams
-from specdec.types.stats import Counts
-from specdec.worker import LocalTarget, load_runner
-
-SYNCHRONOUS = "off"
-MODES = (SYNCHRONOUS, "continuing", "outcomes")
-NO_DRAFTER, SWITCHED_OFF = "no drafter", "switched off"
-"""Runs without speculation: without a draft model, and by an operator's order, with `outcomes`."""
-
-_MAX_MODEL_LEN, _NUM_BLOCKS, _BLOCK_SIZE = 512, 32, 16
-LIMITS = DraftLimits(
-    num_blocks=_NUM_BLOCKS,
-    block_size=_BLOCK_SIZE,
-    max_model_len=_MAX_MODEL_LEN,
-    max_catch_up_tokens=256,
-    enable_prefix_caching=False,
-)
-
-
-@dataclass
-class Run:
-    """One value of async_drafting with one number of draft tokens, over all prompts.
-
-    mode: also one of the runs without speculation. rounds: the rows that were drafted behind, with
-        their prompts. seconds: without prefill. draft_cpu_s: of the draft model's process.
-    """
-
-    mode: str
-    num_draft_tokens: int
-    tokens_per_s: list[float] = field(default_factory=list)
-    counts: Counts = field(default_factory=Counts)
-    rounds: list[tuple[tuple[int, ...], AheadRow]] = field(default_factory=list)
-    seconds: float = 0.0
-    draft_cpu_s: float = 0.0
-
-    @property
-    def median(self) -> float:
-        """Median over the prompts."""
-        return median(self.tokens_per_s)
-
-
-class Models(NamedTuple):
-    """The models of a run. times: to record the host's part of steps in."""
-
-    target: Target
-    worker: DraftWorker
-    times: ModelTimes
-
-
-class Engines:
-    """Engines for one stream, with the observations of each mode kept from run to run."""
-
-    def __init__(self, directory: Path, temperature: float, clock: Callable[[], float]) -> None:
-        """directory: of the target. clock: in seconds."""
-        self.directory = directory
-        self.temperature = temperature
-        self._clock = clock
-        self._model, self._tokenizer = ModelConfig.from_directory(directory), Tokenizer(directory)
-        self._planners: dict[str, OutcomePlanner] = {}
-
-    def run(
-        self, run: Run, models: Models, prompt: tuple[int, ...], max_tokens: int
-    ) -> tuple[int, ...]:
-        """Generate behind a prompt, record the speed without prefill, and return the tokens."""
-        proposer = DraftModelProposer(models.worker, LIMITS, clock=self._clock)
-        planner = self._planners.setdefault(run.mode, OutcomePlanner(self._clock))
-        proposer.keep_observations(planner)
-        engine = self._engine(models.target, proposer, run)
-        params = SamplingParams(
-            temperature=self.temperature, ignore_eos=True, max_tokens=max_tokens
-        )
-        engine.add(EngineRequest(prompt, params, request_id="r", seed=0))
-        token_ids: list[int] = []
-        while not token_ids:
-            token_ids += [each for output in engine.step() for each in output.token_ids]
-        began_at_s, first = self._clock(), len(token_ids)
-        while engine.has_work:
-            with models.times.step():
-                outputs = engine.step()
-            token_ids += [each for output in outputs for each in output.token_ids]
-        seconds = self._clock() - began_at_s
-        run.seconds += seconds
-        run.tokens_per_s.append((len(token_ids) - first) / seconds)
-        run.counts = run.counts.plus(engine.stats().counts.plus(proposer.counts))
-        models.worker.collect_ahead(wait=True)
-        return tuple(token_ids)
-
-    def _engine(self, target: Target, proposer: DraftModelProposer, run: Run) -> Engine:
-        speculation = policy = None
-        if run.mode != NO_DRAFTER:
-            mode = "outcomes" if run.mode == SWITCHED_OFF else run.mode
-            speculation = SpeculativeConfig.of(
-                "draft_model", run.num_draft_tokens, async_drafting=mode, policy="threshold"
-            )
-        if run.mode == SWITCHED_OFF:
-            assert speculation is not None
-            policy = SpeculationPolicy(replace(speculation.control, mode="off"), self._clock)
-        config = EngineConfig(
-            max_model_len=_MAX_MODEL_LEN,
-            num_blocks=_NUM_BLOCKS,
-            block_size=_BLOCK_SIZE,
-            max_num_seqs=1,
-            enable_prefix_caching=False,
-            speculation=speculation,
-        )
-        return Engine(
-            config,
-            self._model,
-            target,
-            self._tokenizer,
-            None if speculation is None else proposer,
-            policy,
-            clock=self._clock,
-        )
+from specdec.types.draft_messages import DraftOutput, DraftStep
+from specdec.worker import LocalTarget
 
 
 class Pinned(Engines):
@@ -235,23 +106,3 @@ class _Measured:
 
     def of_level(self, num_tokens: int) -> float:
         return self.times.levels.seconds(num_tokens)
-
-
-def local_target(
-    directory: Path,
-    quantization: QuantizationMethod | None = None,
-    device: torch.device = CPU,
-    speculation: SpeculativeConfig | None = None,
-) -> LocalTarget:
-    """Load the target in this process, in float32. speculation: for the graphs of a GPU."""
-    config = EngineConfig(
-        max_model_len=_MAX_MODEL_LEN,
-        num_blocks=_NUM_BLOCKS,
-        block_size=_BLOCK_SIZE,
-        max_num_seqs=1,
-        speculation=speculation,
-    )
-    group = TensorParallelGroup()
-    return LocalTarget(
-        load_runner(directory, "float32", config, group, quantization=quantization, device=device)
-    )

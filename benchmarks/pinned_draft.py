@@ -25,17 +25,14 @@ _STEP_TIMEOUT_S = 30.0
 
 
 def draft_spec(
-    directory: Path,
-    limits: DraftLimits,
-    quantization: QuantizationMethod | None,
-    device: str = "cpu",
+    directory: Path, limits: DraftLimits, quantization: QuantizationMethod | None
 ) -> GroupSpec:
     """Return the specification of a draft model of one rank, in float32."""
     return GroupSpec(
         name="draft model",
         model=ModelSource(directory.name, directory),
         dtype="float32",
-        device=device,
+        device="cpu",
         quantization=quantization,
         kernels="auto",
         tensor_parallel_size=1,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.drafting_runs import (
+from benchmarks.drafting_engines import (
     LIMITS,
     MODES,
     NO_DRAFTER,
@@ -26,7 +26,8 @@ from benchmarks.drafting_runs import (
     Run,
     local_target,
 )
-from benchmarks.gpu.parts import Context, PartSkippedError, Result
+from benchmarks.gpu.draft_process import DraftProcess
+from benchmarks.gpu.parts import Context, Result
 from benchmarks.timed_models import ModelTimes, TimedTarget, TimedWorker
 from benchmarks.tiny_model import write_deepened, write_disturbed, write_tiny_llama
 from specdec.config.speculative import SpeculativeConfig
@@ -41,6 +42,8 @@ _NOISE = 0.1
 """Of the draft model's weights, as a share of their deviation: about three in four tokens are the
 target's."""
 _NUM_LAYERS, _FEW_LAYERS = 120, 4
+_MOST_CORES = 4
+"""Of the draft model, whose passes are too small for more."""
 _MOST_SPANS = 60
 _LEAST_GAIN, _MAX_DIFFERING = 1.0, 1 / 6
 
@@ -160,24 +163,17 @@ class _Runs(Engines):
 
 def compare_async_drafting(context: Context) -> Result:
     """Compare drafts made ahead with those that a step waits for, by the draft model's device."""
-    try:
-        from benchmarks.pinned_draft import PinnedRanks, draft_spec
-        from cluster.workers.roles import DRAFT
-        from cluster.workers.worker_group import WorkerGroup
-    except ImportError as error:
-        raise PartSkippedError(f"{error.name} is not installed") from error
-
     small = write_tiny_llama(context.directory / "small")
     draft_dir = write_disturbed(context.directory / "draft", small, _NOISE)
     num_layers = _FEW_LAYERS if context.is_small else _NUM_LAYERS
     directory = write_deepened(context.directory / "deep", small, num_layers)
     speculation = SpeculativeConfig.of("draft_model", _NUM_DRAFTS)
     target = local_target(directory, None, context.device, speculation)
-    cores = sorted(os.sched_getaffinity(0))[1:] or (0,)
+    own, *others = sorted(os.sched_getaffinity(0))
+    cores = tuple(others[:_MOST_CORES]) or (own,)
     result: Result = {"passed": True, "placements": {}, "aims": {}}
     for device in dict.fromkeys(("cpu", context.device.type)):
-        ranks = PinnedRanks(draft_spec(draft_dir, LIMITS, None, device), cores)
-        worker = WorkerGroup(DRAFT, draft_spec(draft_dir, LIMITS, None, device), None, ranks)  # type: ignore[arg-type]
+        worker = DraftProcess(draft_dir, LIMITS, device, cores)
         try:
             found, differing = _compare(_Runs(directory, target, worker), context)
         finally:

@@ -70,4 +70,13 @@ def _has_other_layers(config: Mapping[str, Any]) -> bool:
         for key in ("ignore", "modules_to_not_convert", "ignored_layers")
         for name in config.get(key) or ()
     ]
-    return not all(any(part in str(name) for part in _NOT_OF_LAYERS) for name in names)
+    return not all(_is_not_of_layers(str(name)) for name in names)
+
+
+def _is_not_of_layers(name: str) -> bool:
+    """Return whether a module, or a pattern for some, is none of a layer's quantized matrices.
+
+    The gate of a mixture is its router, unlike `gate_proj`, which is a matrix of an MLP.
+    """
+    is_router = name.rstrip("$*").endswith(("gate", "e_score_correction_bias"))
+    return is_router or any(part in name for part in _NOT_OF_LAYERS)

@@ -7,16 +7,15 @@ import pytest
 
 from benchmarks import async_drafting
 from benchmarks.async_drafting import HitRates, OffCost, Row
-from benchmarks.drafting_runs import (
+from benchmarks.drafting_engines import (
     LIMITS,
     MODES,
     NO_DRAFTER,
     SWITCHED_OFF,
-    Pinned,
     Run,
-    SimulatedRuns,
     local_target,
 )
+from benchmarks.drafting_runs import Pinned, SimulatedRuns
 from benchmarks.pinned_draft import PinnedRanks, draft_spec
 from benchmarks.recorded_texts import TextRecorder
 from benchmarks.recordings import TextScorer

@@ -21,6 +21,9 @@ from specdec.types.stats import Additive
 _SAMPLES_PER_MEDIAN, _FIRST_SAMPLES = 5, 3
 """Steps of a median, and of the first one of a kind: in a large batch each of them is expensive."""
 
+_SAMPLES_HOLD_S = 10.0
+"""Time after which samples without another one are dropped: the machine may have changed."""
+
 _MACHINE_RATE, _SHAPE_RATE, _FIRST_SHAPE_RATE = 0.4, 0.2, 0.6
 """Parts of an error that correct all steps, those of its kind, and these for the first time."""
 
@@ -133,14 +136,19 @@ class _Cell:
     """Steps of one kind: recent ratios of measured to profiled seconds, not learned yet.
 
     log_factor: correction of the table beyond that of all steps, as of at_s: its logarithm.
+    sampled_at_s: time of the last ratio.
     """
 
     log_factor: float | None = None
     at_s: float = 0.0
     samples: list[float] = field(default_factory=list)
+    sampled_at_s: float = 0.0
 
-    def median_of(self, ratio: float) -> float | None:
+    def median_of(self, ratio: float, now_s: float) -> float | None:
         """Add a ratio, and return the median of the last ones once these are enough."""
+        if now_s - self.sampled_at_s > _SAMPLES_HOLD_S:
+            self.samples.clear()
+        self.sampled_at_s = now_s
         self.samples.append(ratio)
         needed = _FIRST_SAMPLES if self.log_factor is None else _SAMPLES_PER_MEDIAN
         if len(self.samples) < needed:
@@ -173,7 +181,7 @@ class StepSeconds(Additive):
 class CostModel:
     """Cost table with corrections by the steps that were run.
 
-    One correction is that of all steps, and follows them within a second: a machine that has become
+    One correction is that of all steps, and follows some ten of them: a machine that has become
     slower, by other load or a lower clock, is slower for all shapes, which changes nothing about
     the best one. The others are what remains for each draft shape and range of batch sizes. They
     learn more slowly, and without samples decay with a half-life of two minutes, so that a shape
@@ -207,7 +215,7 @@ class CostModel:
         cell = by_range.setdefault(range_of(num_decoding), _Cell())
         profiled_s = self._profiled_s(num_decoding, shape)
         self.observed.add(shape.num_draft_tokens, seconds, profiled_s)
-        ratio = cell.median_of(seconds / profiled_s)
+        ratio = cell.median_of(seconds / profiled_s, now_s)
         if ratio is not None:
             self._learn(num_decoding, shape, math.log(ratio), now_s)
 

@@ -39,8 +39,7 @@ which a batch that is about to end does not repay."""
 class _Comparison(NamedTuple):
     """The goodput of each shape, and the best one.
 
-    It is the present one, or no draft if the present one loses, unless another is better by a
-    margin.
+    It is the present one, or no draft if that one loses, unless another is better by a margin.
     """
 
     goodputs: list[float]
@@ -100,7 +99,7 @@ class GoodputChooser:
         self._has_prompts = False  # whether it has
         self._is_paused = False  # whether the last steps had none of the chosen drafts
         self._num_paying = 1  # decoding sequences for which drafts were last found to pay
-        self._gains_since_s: float | None = None  # drafts in place of none; None while they do not
+        self._gains_since_s: float | None = None  # another shape; None while the present is best
 
     def choose(
         self,
@@ -156,9 +155,8 @@ class GoodputChooser:
         before the first choice, and where the present one is not among `shapes`.
         """
         present = self._chosen
-        if present not in shapes:
+        if present is None or present not in shapes:
             return None
-        assert present is not None
         if not present.num_draft_tokens or not prompts.num_sequences:
             return present
         plain, drafted = self.goodputs(now_s, prompts.num_sequences, [chain(0), present])
@@ -168,6 +166,7 @@ class GoodputChooser:
     def pause(self, now_s: float) -> None:
         """Cancel a probe and postpone the review, in a step that something else decides."""
         self._reviews.postpone(now_s)
+        self._gains_since_s = None
         if self._probe.shape is not None:
             self._probe.cancel(now_s)
 
@@ -297,15 +296,14 @@ class GoodputChooser:
         assert self._chosen is not None
         self._reviews.note(now_s, num_decoding, self._chosen)
         goodputs, best, is_losing = self._compare(now_s, num_decoding, shapes)
+        gain = goodputs[shapes.index(best)] / goodputs[0]
         if self._may_lose(now_s, num_decoding, 1 + self._entry_margin):
             self._check(now_s, num_decoding, goodputs[0])
         elif best == self._chosen:
             self._gains_since_s = None
             self._begin_probe(now_s, num_decoding, shapes, goodputs)
-        elif is_losing or now_s - self._changed_at_s >= self._dwell(now_s, num_decoding):
-            gain = goodputs[shapes.index(best)] / goodputs[0]
-            if self._chosen != shapes[0] or not self._is_brief(now_s, gain):
-                self._change(now_s, num_decoding, best)
+        elif is_losing or not self._is_brief(now_s, num_decoding, gain):
+            self._change(now_s, num_decoding, best)
 
     def _dwell(self, now_s: float, num_decoding: int) -> float:
         """Return the seconds for which the present shape is kept unless it loses."""
@@ -333,11 +331,13 @@ class GoodputChooser:
         """Begin a check. goodput: expected of no draft."""
         self._probe.check(now_s, goodput, self._costs.step_s(num_decoding, chain(0), now_s))
 
-    def _is_brief(self, now_s: float, gain: float) -> bool:
-        """Return whether a gain of drafts over none may still be that of a moment."""
+    def _is_brief(self, now_s: float, num_decoding: int, gain: float) -> bool:
+        """Return whether it is too early to change to a better shape. gain: over no draft."""
         if self._gains_since_s is None:
             self._gains_since_s = now_s
-        return gain < _CERTAIN_GAIN and now_s - self._gains_since_s < _LASTING_S
+        is_new = gain < _CERTAIN_GAIN and now_s - self._gains_since_s < _LASTING_S
+        is_dwelling = now_s - self._changed_at_s < self._dwell(now_s, num_decoding)
+        return is_dwelling or (is_new and self._chosen == chain(0))
 
     def _begin_probe(
         self,

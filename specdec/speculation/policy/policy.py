@@ -215,12 +215,15 @@ class SpeculationPolicy:
     def _before_decoding(self, prompts: PromptLoad) -> Decision:
         """Return the decision of a step with prompts alone, behind which a head may draft."""
         last, chooser, control = self._decision, self._chooser, self._control
-        if chooser is None or control.mode != "auto" or not self._load.is_within:
+        is_chosen = control.mode == "auto" and control.num_speculative_tokens > 0
+        if chooser is None or not is_chosen or not self._load.is_within:
             return last
         shapes = self._shapes(max(1, prompts.num_sequences))
         shape = chooser.shape_behind(prompts, self._clock(), shapes)
         if shape is None:
             return last
+        if shape.num_draft_tokens and not self._is_drafter_available():
+            return Decision(chain(0), DecisionReason.DRAFTER_AWAY)
         return Decision(shape, DecisionReason.GOODPUT, control.num_speculative_tokens)
 
     def _note_drafting(self, decision: Decision, now_s: float) -> None:

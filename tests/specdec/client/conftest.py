@@ -1,8 +1,9 @@
-"""Calls are retried without the long pauses that a service needs."""
+"""A fake service and its client; calls are retried without the pauses that a service needs."""
 
 import pytest
 
-from specdec.client import connection
+from specdec.client import Client, connection
+from tests.specdec.client.fake_service import FakeService, running
 
 
 @pytest.fixture(autouse=True)
@@ -12,3 +13,15 @@ def short_backoff(monkeypatch):
     *others, (name, policy) = connection._OPTIONS
     assert pause in policy
     monkeypatch.setattr(connection, "_OPTIONS", [*others, (name, policy.replace(pause, short))])
+
+
+@pytest.fixture
+def service():
+    with running(FakeService()) as service:
+        yield service
+
+
+@pytest.fixture
+def client(service):
+    with Client(service.address, timeout_s=10) as client:
+        yield client

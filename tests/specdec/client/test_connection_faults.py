@@ -16,18 +16,6 @@ from tests.specdec.client.certificate import self_signed_certificate
 from tests.specdec.client.fake_service import FakeService, running
 
 
-@pytest.fixture
-def service():
-    with running(FakeService()) as service:
-        yield service
-
-
-@pytest.fixture
-def client(service):
-    with Client(service.address, timeout_s=10) as client:
-        yield client
-
-
 def test_an_error_about_an_invalid_api_key_does_not_contain_it():
     with pytest.raises(InvalidValueError, match="not shown") as caught:
         Client("127.0.0.1:9000", api_key="sk-secret\n")

@@ -26,21 +26,9 @@ from specdec.types.sampling_params import (
     StructuredOutput,
 )
 from specdec.types.stats import SpeculationStats
-from tests.specdec.client.fake_service import CHUNKS_OF_TWO_CHOICES, FakeService, running
+from tests.specdec.client.fake_service import CHUNKS_OF_TWO_CHOICES
 
 USAGE = Usage(prompt_tokens=7, completion_tokens=3, speculation=SpeculationStats(2, 6, 3))
-
-
-@pytest.fixture
-def service():
-    with running(FakeService()) as service:
-        yield service
-
-
-@pytest.fixture
-def client(service):
-    with Client(service.address, timeout_s=10) as client:
-        yield client
 
 
 def test_a_stream_yields_each_chunk(client):

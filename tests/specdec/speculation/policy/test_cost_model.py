@@ -98,6 +98,19 @@ def test_a_slower_machine_does_not_change_the_best_shape():
     assert ratio_of_drafts(costs, 0.0) == pytest.approx(1.5, rel=0.1)
 
 
+def test_samples_of_another_time_are_dropped():
+    costs = CostModel(TABLE)
+    for _ in range(5):
+        costs.observe(4, chain(0), 0.02, 0.0)
+    for _ in range(2):
+        costs.observe(4, chain(2), 0.09, 0.0)  # the machine was slow for a moment
+    costs.observe(4, chain(2), 0.03, 60.0)
+    assert ratio_of_drafts(costs, 60.0) == pytest.approx(1.5)
+    for _ in range(2):
+        costs.observe(4, chain(2), 0.06, 60.0)
+    assert ratio_of_drafts(costs, 60.0) > 2.0, "three of the same time count"
+
+
 def test_what_a_shape_costs_beyond_the_others_is_forgotten():
     costs = CostModel(TABLE)
     for _ in range(100):

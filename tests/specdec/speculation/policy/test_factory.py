@@ -66,15 +66,14 @@ def test_the_first_model_decides_what_a_step_costs(keys, place):
     ("keys", "num_held"),
     [
         (HEAD, 3),
-        ({**HEAD, "num_draft_tree_tokens": 6}, 3),
+        ({**HEAD, "num_draft_tree_tokens": 6}, 6),
         ({**HEAD, "adaptive_length": True}, 8),
         ({**HEAD, "batch_budget": True}, 0),
         ({**HEAD, "first": "ngram"}, 0),
         ({"method": "ngram"}, 0),
     ],
 )
-def test_the_engine_overlaps_the_chains_that_the_ranks_hold(make, monkeypatch, keys, num_held):
-    """Trees are not held: of those the engine's seconds add to the step."""
+def test_the_engine_overlaps_the_drafts_that_the_ranks_hold(make, monkeypatch, keys, num_held):
     found = []
 
     def spied(steps, engine, *, overlaps, num_held_drafts):

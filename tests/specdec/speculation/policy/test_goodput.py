@@ -307,6 +307,28 @@ def test_a_small_gain_has_to_last_before_drafts_begin(drafted_s, enters_at_s):
     assert min(now_s for now_s, shape in chosen.items() if shape == chain(1)) == enters_at_s
 
 
+SMALL_GAIN = CostTable((1, 8), (0, 1), ((1.0, 1.48), (8.0, 16.0)))
+"""With one sequence 1.7 tokens take 1.48 s, with eight no draft pays."""
+
+
+def test_the_time_for_which_a_gain_lasts_includes_that_after_a_change():
+    chooser = GoodputChooser(CostModel(SMALL_GAIN), dwell_s=1.0)
+    chosen = {
+        now_s: chooser.choose(now_s, num_decoding, chains(1)).shape.num_draft_tokens
+        for now_s, num_decoding in ((0.0, 1), (0.1, 8), (1.0, 1), (2.0, 1), (2.1, 1))
+    }
+    assert chosen == {0.0: 1, 0.1: 0, 1.0: 0, 2.0: 0, 2.1: 1}
+
+
+def test_a_gain_has_to_last_again_after_steps_that_an_operator_decided():
+    chooser = GoodputChooser(CostModel(SMALL_GAIN))
+    for now_s, num_decoding in ((0.0, 8), (5.0, 8), (10.0, 1)):
+        assert chooser.choose(now_s, num_decoding, chains(1)).shape == chain(0)
+    chooser.pause(10.1)
+    assert chooser.choose(60.0, 1, chains(1)).shape == chain(0)
+    assert chooser.choose(60.4, 1, chains(1)).shape == chain(1)
+
+
 def test_drafts_are_left_at_once_and_resumed_after_two_dwells():
     chooser = GoodputChooser(CostModel(FEW_FREE_ROWS), dwell_s=1.0)
     chosen = {

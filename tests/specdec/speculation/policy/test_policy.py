@@ -10,7 +10,7 @@ from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_decision import Decision, DecisionReason, DraftShape, chain
+from specdec.types.draft_decision import Decision, DecisionReason, DraftShape, PromptLoad, chain
 from specdec.types.draft_length import LengthSchedule
 from specdec.types.errors import InvalidValueError
 from tests.clock import Clock
@@ -361,3 +361,25 @@ def test_goodput_has_a_tree_to_choose_where_the_budget_allows(clock):
     for num_decoding in (1, 3, 4):
         policy.decide(num_decoding)
     assert chooser.asked_most == [16, 16, AUTO.num_speculative_tokens]
+
+
+PROMPTS = PromptLoad(8, 1)
+
+
+def test_nothing_is_drafted_behind_prompts_that_would_not_be_beside_decoding(clock):
+    """An operator's 0 holds although adaptive lengths may be longer, and so does a lost drafter."""
+    chooser = GoodputChooser(CostModel(CostTable((1,), (0, 3), ((0.1, 0.1),))))
+    is_available = True
+    policy = SpeculationPolicy(
+        AUTO,
+        clock,
+        choosers={None: chooser},
+        max_adaptive_tokens=3,
+        is_drafter_available=lambda: is_available,
+    )
+    assert policy.decide(1).shape == policy.decide(0, 0, PROMPTS).shape == chain(3)
+    is_available = False
+    assert policy.decide(0, 0, PROMPTS) == Decision(chain(0), DecisionReason.DRAFTER_AWAY)
+    is_available = True
+    policy.update(dataclasses.replace(AUTO, num_speculative_tokens=0))
+    assert policy.decide(1).shape == policy.decide(0, 0, PROMPTS).shape == chain(0)
