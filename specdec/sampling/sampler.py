@@ -38,7 +38,9 @@ _MANY_CHUNKS = 256
 _ROUNDING = 1e-3
 LEAST_SCORE = MIN_NOISE - MAX_NOISE - _ROUNDING
 """No noise lets a token win whose score is below this; the best score of a row is 0."""
-_LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
+_LEAST_TEMPERATURE = 1e-30
+"""Sampling is an argmax at this temperature and below, and logits divided by it are finite in
+float32, also by a part of it (`draft_temperature`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,5 +320,5 @@ def _take(logits: Tensor, rows: Tensor) -> Tensor:
 
 
 def _in_float32(temperature: float) -> float:
-    """Return a temperature that float32 does not round to 0, so that no division by 0 occurs."""
+    """Return a temperature that logits can be divided by in float32; 0 for an argmax."""
     return max(temperature, _LEAST_TEMPERATURE) if temperature > 0 else 0.0

@@ -114,7 +114,9 @@ class Probe:
     def cancel(self, now_s: float) -> None:
         """End the probe, and begin the next one after the present wait."""
         self.shape = None
-        self.not_before_s = now_s + min(self.lost_s / _MAX_LOST_SHARE, _MAX_WAIT_S)
+        owed_s = max(0.0, self.not_before_s - now_s)  # a check does not wait for what others lost
+        wait_s = owed_s + max(0.0, self.lost_s) / _MAX_LOST_SHARE
+        self.not_before_s = now_s + min(wait_s, _MAX_WAIT_S)
         self.due_at_s = max(now_s + self.wait_s, self.not_before_s)
 
     def end(self, now_s: float, goodput: float) -> None:

@@ -2,8 +2,12 @@
 
 import pytest
 
+from specdec.engine.stop_checker import check_stop, extend
+from specdec.sequences.sequence import Sequence
+from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.responses import FinishReason
+from specdec.types.sampling_spec import SamplingRules
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request, run
 
 PROMPT = [11, 12, 13, 14, 11, 12]
@@ -92,3 +96,47 @@ def test_stop_strings_are_ignored_before_min_tokens(ask):
 def test_a_length_limit_has_no_stop_reason(ask):
     generated, _ = ask(max_tokens=3)
     assert (generated.finish_reason, generated.last.stop_reason) == (FinishReason.LENGTH, None)
+
+
+@pytest.mark.parametrize("max_model_len", [9, 10, 11, 64])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"max_tokens": 3},
+        {"max_tokens": 4},
+        {"stop_token_ids": (50,)},
+        {"stop": ("never found",)},
+        {"ignore_eos": False},
+        {"skip_special_tokens": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("token_ids", [(20, 21, 22), (20, 50, 22), (20, EOS, 22)], ids=str)
+def test_tokens_are_added_together_only_if_none_ends_the_sequence(
+    tiny_model_dir, token_ids, params, max_model_len
+):
+    """Then sequence and text are those of one by one."""
+    tokenizer = Tokenizer(tiny_model_dir)
+    one_by_one, together = (_sequence(tokenizer, params) for _ in range(2))
+    is_extended = extend(together, token_ids, {EOS}, max_model_len)
+    stops = []
+    for token in token_ids:
+        one_by_one.token_ids.append(token)
+        stops.append(check_stop(one_by_one, {EOS}, max_model_len))
+        if stops[-1]:
+            break
+    if not is_extended:
+        assert together.token_ids == PROMPT
+        assert any(stops) or "stop" in params or EOS in token_ids
+        return
+    assert stops == [None] * 3
+    assert together.token_ids == one_by_one.token_ids
+    taken = [(each.detokenizer.take(), each.detokenizer.lengths) for each in (together, one_by_one)]
+    assert taken[0] == taken[1]
+
+
+def _sequence(tokenizer, params):
+    made = request_of(params)
+    detokenizer = IncrementalDetokenizer.of(tokenizer, made.params)
+    return Sequence(0, made, SamplingRules(seed=0), detokenizer, made.params.max_tokens)

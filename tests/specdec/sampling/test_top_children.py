@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from specdec.kernels.cpu import native_library
+from specdec.sampling.draft_temperature import draft_batch_of
 from specdec.sampling.gumbel import CHUNK_TOKENS, gumbel_noise
 from specdec.sampling.sampler import SamplingBatch, sample
 from specdec.sampling.top_children import (
@@ -150,6 +151,16 @@ def test_the_kernel_finds_the_children_of_the_reference(is_reduced, dtype, cut):
         (token_ids, confidences), (right, their_confidences) = found.of(row), expected.of(row)
         assert token_ids == right
         assert confidences == pytest.approx(their_confidences, abs=1e-4)
+
+
+@requires_native
+def test_the_kernel_finds_the_best_logits_at_a_temperature_near_zero():
+    logits, shard = 30 + random_logits(4, 300, spread=3.0, seed=1), shard_of(300)
+    batch = draft_batch_of(sampling_batch(1e-300, torch.arange(4), torch.zeros(4).long()))
+    found = best_drafts_by_noise(logits, torch.arange(300).int(), batch.params, 5, shard)
+    expected = best_by_logits(logits, 5, shard)
+    assert found.token_ids.tolist() == expected.token_ids.tolist()
+    assert (found.confidences > 0).all()
 
 
 @requires_native

@@ -106,6 +106,16 @@ def test_probes_lose_at_most_a_hundredth_of_the_time(lost_s, wait_s, of_next_s):
     assert probe.restarted(12.0).due_at_s - 11.0 == pytest.approx(of_next_s)
 
 
+def test_a_check_out_of_turn_adds_to_the_wait_for_what_the_last_probe_lost():
+    probe = begun()
+    probe.observe(0.5, is_typical=True)
+    probe.end(11.0, 1.0)
+    probe.check(12.0, 1.0, STEP_S)
+    probe.observe(0.1, is_typical=True)
+    probe.cancel(12.5)
+    assert probe.due_at_s == pytest.approx(11.0 + 50.0 + 10.0)
+
+
 def test_a_probe_prefers_a_step_without_prompts():
     probe = Probe(10.0)
     assert not probe.is_due(9.9, has_prompts=False)
