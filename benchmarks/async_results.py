@@ -18,7 +18,7 @@ class Case:
 
 @dataclass(frozen=True)
 class ModeResult:
-    """What a mode yields in a case.
+    """Results of a mode in a case.
 
     hit_rate: part of the rows with a draft that was made ahead. wasted: part of the tokens drafted
         ahead that were not sent to the target. draft_use: part of the time in which the draft

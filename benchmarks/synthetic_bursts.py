@@ -122,7 +122,7 @@ class BurstService:
         seconds = self.costs.step_s(num_rows + num_prompt_tokens, num_pairs, len(drafting), count)
         self.clock.now_s += noise * seconds
         for drafted, num_accepted in zip(drafts, accepted, strict=True):
-            policy.observe_row(count, drafted, num_accepted)
+            policy.observe_rows(1, count, drafted, num_accepted)
         policy.end_step()
         self._streams = [each for each in self._streams if each.num_left > 0]
 

@@ -120,7 +120,7 @@ class SyntheticService:
             while accepted < asked and self._random.random() < rates[accepted]:
                 accepted += 1
             self.num_tokens += 1 + accepted
-            policy.observe_row(asked, asked, accepted)
+            policy.observe_rows(1, asked, asked, accepted)
         policy.end_step()
         self.num_steps += 1
         return count

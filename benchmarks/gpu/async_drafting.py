@@ -39,11 +39,11 @@ from specdec.worker import LocalTarget
 _NUM_DRAFTS, _MAX_TOKENS, _TEMPERATURE = 4, 160, 0.8
 _NUM_PROMPTS, _PROMPT_TOKENS = 6, 24
 _NOISE = 0.1
-"""Of the draft model's weights, as a share of their deviation: about three in four tokens are the
+"""Noise of the draft model's weights over their deviation: about three in four tokens are the
 target's."""
 _NUM_LAYERS, _FEW_LAYERS = 120, 4
 _MOST_CORES = 4
-"""Of the draft model, whose passes are too small for more."""
+"""Most cores of the draft model, whose passes are too small for more."""
 _MOST_SPANS = 60
 _LEAST_GAIN, _MAX_DIFFERING = 1.0, 1 / 6
 

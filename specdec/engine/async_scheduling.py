@@ -202,8 +202,9 @@ def _are_too_deep(rows: list[ScheduledRow], in_flight: Rows) -> bool:
 
     A device takes its first nodes, as many as are wanted, and cuts no depth.
     """
-    made = {row.seq_id: row.next_draft_depth for _, row in in_flight}
-    return any(row.num_draft_tokens > row.draft_depth < made.get(row.seq.seq_id, 0) for row in rows)
+    trees = [row for row in rows if row.num_draft_tokens > row.draft_depth]
+    made = {row.seq_id: row.next_draft_depth for _, row in in_flight} if trees else {}
+    return any(row.draft_depth < made.get(row.seq.seq_id, 0) for row in trees)
 
 
 def rows_ahead(

@@ -65,7 +65,7 @@ class SimulatedReplica:
                 accepted += 1
             self.num_left[index] -= 1 + accepted
             self._num_tokens += 1 + accepted
-            self.policy.observe_row(count, count, accepted)
+            self.policy.observe_rows(1, count, count, accepted)
         self.policy.end_step()
         self.num_left = [left for left in self.num_left if left > 0]
 

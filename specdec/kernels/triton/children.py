@@ -24,19 +24,8 @@ def best_children(
     num_rows, vocab_size = logits.shape
     tiles = TileArgmax(logits)
     best = tiles.reduce()
-    is_noisy, num_kept = sampling is not None, count
-    columns = (best.values,) * 6
-    if sampling is not None:
-        num_kept = max(count, num_weighed)
-        floors = truncation_floors(tiles, best.values, sampling) if truncates else None
-        columns = (
-            *(
-                best.values,
-                sampling.temperatures,
-                sampling.min_scores if floors is None else floors,
-            ),
-            *(sampling.seeds, sampling.choices, sampling.positions),
-        )
+    num_kept = count if sampling is None else max(count, num_weighed)
+    columns = _columns(tiles, best.values, sampling, truncates=truncates)
     shape, device = (num_rows, tiles.num_tiles), logits.device
     keys = torch.empty(*shape, num_kept, dtype=torch.int64, device=device)
     sums = torch.empty(shape, dtype=torch.float32, device=device)
@@ -48,7 +37,7 @@ def best_children(
         logits.stride(0),
         vocab_size,
         tiles.num_tiles,
-        NOISY=is_noisy,
+        NOISY=sampling is not None,
         COUNT=num_kept,
         BLOCK=_BLOCK,
         num_warps=8,
@@ -67,10 +56,25 @@ def best_children(
         confidences,
         tiles.num_tiles,
         count,
-        NOISY=is_noisy,
+        NOISY=sampling is not None,
         COUNT=num_kept,
         BLOCK_COUNT=triton.next_power_of_2(num_kept),
         BLOCK_TILES=triton.next_power_of_2(tiles.num_tiles),
         num_warps=1,
     )
     return token_ids, confidences
+
+
+def _columns(
+    tiles: TileArgmax, best: Tensor, sampling: RowSampling | None, *, truncates: bool
+) -> tuple[Tensor, ...]:
+    """Return the best scores of R rows, then what their noise depends on, [R] each.
+
+    These are temperatures, floors, seeds, choices and positions; without noise no kernel reads
+    them.
+    """
+    if sampling is None:
+        return (best,) * 6
+    floors = truncation_floors(tiles, best, sampling) if truncates else sampling.min_scores
+    keys = (sampling.seeds, sampling.choices, sampling.positions)
+    return (best, sampling.temperatures, floors, *keys)

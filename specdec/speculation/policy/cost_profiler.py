@@ -232,7 +232,7 @@ class CostProfiler:
 
         They are the minimum over a few rounds, since other load on the machine only adds time. The
         cheapest steps run first, since the budget may not suffice for all. The first round
-        warms up each step, and counts only if the budget allows no other.
+        also warms up each step.
         """
         started_at_s, seconds = self.clock(), dict[ProfiledStep, tuple[float, float]]()
         for _ in range(_MAX_ROUNDS):

@@ -259,12 +259,6 @@ class SpeculationPolicy:
         self._is_begun = True
         self._is_timed = not (has_prefill or is_partial or lacks_drafts)
 
-    def observe_row(
-        self, num_asked: int, num_drafted: int, num_accepted: int, *, is_tree: bool = False
-    ) -> None:
-        """Record the result of one sequence's draft of the step; of a tree the depths."""
-        self.observe_rows(1, num_asked, num_drafted, num_accepted, is_tree=is_tree)
-
     def observe_rows(
         self,
         num_rows: int,
@@ -274,7 +268,7 @@ class SpeculationPolicy:
         *,
         is_tree: bool = False,
     ) -> None:
-        """Record a result that several sequences' drafts of the step had."""
+        """Record a result that the drafts of `num_rows` sequences had; of trees the depths."""
         chooser = self._observer
         if chooser is None or num_asked == 0 or (num_drafted == 0 and self._is_settling):
             return

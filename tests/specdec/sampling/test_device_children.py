@@ -40,7 +40,7 @@ def same_children(found, expected):
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("seed", range(2))
 def test_the_children_are_those_of_the_host(size, seed):
-    """Of rows with and without temperature and truncation; each rank ranks a part of them."""
+    """Rows with and without temperature and truncation; each rank ranks a part of them."""
     logits, batch = rows(20, seed)
 
     def on_rank(group):

@@ -1,4 +1,4 @@
-"""What holds for the drafts of every kind of head in steps on the device."""
+"""Drafts of every kind of head in steps on the device: the host reads nothing between them."""
 
 from functools import cache
 

@@ -55,7 +55,7 @@ def run(policy, clock, num_decoding, hit_rates, draft_s, acceptance=0.8, num_ste
             accepted = 0
             while accepted < own and generator.random() < acceptance:
                 accepted += 1
-            policy.observe_row(count, own, accepted)
+            policy.observe_rows(1, count, own, accepted)
         policy.end_step()
         if step > num_steps // 2 and decision.reason is not DecisionReason.PROBE:
             chosen[ahead] += 1

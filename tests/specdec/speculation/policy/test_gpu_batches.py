@@ -12,7 +12,7 @@ SIZES = (1, 16, 64, 128, 256)
 NUM_STEPS = 30
 TRUE = COSTS.table()
 OPTIMISTIC = COSTS.table(seen=0.6, added_row_ms=0.01)
-"""Of a profile in favour of drafts."""
+"""A profile in favour of drafts."""
 
 
 def service(table=TRUE):
@@ -37,7 +37,7 @@ def test_after_a_change_of_the_batch_it_is_as_fast_as_off_at_once_and_soon_as_th
 
 @pytest.mark.parametrize("num_decoding", [128, 192])
 def test_drafts_that_cost_more_than_profiled_are_left_within_a_few_steps(num_decoding):
-    """What makes them slow is not taken for slowness of the machine."""
+    """Slow drafts are not counted as a slow machine."""
     misled = service(OPTIMISTIC)
     first = misled.run(num_decoding, NUM_STEPS)
     assert sum(first.chosen.values()) - first.chosen[0] <= 3

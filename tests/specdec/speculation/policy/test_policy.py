@@ -277,7 +277,7 @@ def one_step(policy, clock, rows, has_prefill=False):
     policy.begin_step(num_asked, num_drafted, has_prefill=has_prefill)
     clock.now_s += 0.1
     for row in rows:
-        policy.observe_row(*row)
+        policy.observe_rows(1, *row)
     policy.end_step()
 
 
