@@ -39,6 +39,7 @@ def _is_interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
+@cache
 def has_tensor_maps(device: torch.device) -> bool:
     """Return whether a GPU copies tiles by the description of a tensor, and has 227 KiB for them.
 
