@@ -101,7 +101,17 @@ class StepDrafts:
         ]
 
     def _is_predicted(self, rows: Rows) -> bool:
-        """Return whether a sequence of `rows` has drafts of its predicted output."""
+        """Return whether a sequence of `rows` has drafts of its predicted output.
+
+        By the tokens before the step in flight, so that a lost place is found again while steps
+        are begun ahead.
+        """
         if not self._scheduler.has_predictions:
             return False
-        return any(seq.prediction is not None and seq.prediction.has_place for seq, _ in rows)
+        control = self._speculator.control
+        return any(
+            seq.prediction is not None
+            and seq.is_eligible(control)
+            and seq.prediction.has_place(seq.token_ids)
+            for seq, _ in rows
+        )

@@ -114,9 +114,9 @@ class PredictionCursor:
         self._num_draft_tokens = _FIRST_DRAFT_TOKENS
         self.stats = SpeculationStats()
 
-    @property
-    def has_place(self) -> bool:
-        """Return whether it had a draft behind the last text."""
+    def has_place(self, text: Sequence[int]) -> bool:
+        """Return whether the prediction goes on behind the end of `text`, as for `draft`."""
+        self._follow(text)
         return self._place is not None and self._place < len(self._predicted)
 
     def draft(self, text: Sequence[int], most: int = MAX_DRAFT_TOKENS) -> tuple[int, ...]:

@@ -260,6 +260,35 @@ def test_steps_are_begun_ahead_once_the_output_has_left_the_prediction(tiny_mode
     assert 30 < target.num_ahead < 40
 
 
+def test_a_lost_place_is_found_again_while_steps_are_begun_ahead(tiny_model_dir):
+    """The policy drafts nothing else, so that steps without a predicted draft begin ahead."""
+    original = list(range(10, 130))
+    written = [*original[:60], *range(300, 310), *original[60:]]
+    num_steps = {}
+    for is_async in (False, True):
+        policy = FixedPolicy(Decision(chain(0), DecisionReason.GOODPUT))
+        config = engine_config(3, async_scheduling=is_async)
+        engine = make_engine(tiny_model_dir, config, EditingTarget(written), policy=policy)
+        params = request("", PROMPT, max_tokens=len(written)).params
+        transcript = run(engine, [predicting(original, params=params)])["edit"]
+        assert transcript.token_ids == written
+        num_steps[is_async] = engine.stats().counts.num_steps
+    assert num_steps[True] <= 1.2 * num_steps[False]
+
+
+def test_a_prediction_of_a_request_that_opts_out_keeps_no_step_from_beginning_ahead(
+    tiny_model_dir,
+):
+    target = HashTarget(4, 512)
+    policy = FixedPolicy(Decision(chain(0), DecisionReason.GOODPUT))
+    config = engine_config(3, async_scheduling=True)
+    engine = make_engine(tiny_model_dir, config, target, policy=policy)
+    given = request("quiet", PROMPT, speculation=SpeculationOptions(enabled=False))
+    run(engine, [replace(given, prediction=PredictedText((10, 11, 12, 13)))])
+    counts = engine.stats().counts
+    assert counts.num_steps_ahead >= counts.num_steps - 2
+
+
 def test_without_predictions_no_row_is_looked_at(tiny_model_dir):
     class Rows(list):
         def __iter__(self):

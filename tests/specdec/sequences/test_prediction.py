@@ -36,7 +36,7 @@ def test_an_unchanged_text_takes_few_steps():
     assert num_steps <= 400 / (MAX_DRAFT_TOKENS + 1) + 4
     assert cursor.stats.num_accepted_tokens == cursor.stats.num_draft_tokens
     assert cursor.draft([*PROMPT, *predicted]) == ()
-    assert not cursor.has_place
+    assert not cursor.has_place([*PROMPT, *predicted])
 
 
 @pytest.mark.parametrize(
