@@ -28,8 +28,9 @@ class Stage:
     """A proposer in a cascade.
 
     method: the name by which a request chooses this proposer.
-    is_model: whether its drafts replace drafts of the lookups before it that are not longer.
-        Otherwise it drafts only for sequences without any draft.
+    is_model: whether its drafts replace drafts of the lookups before it that are not longer, or,
+        where its own have probabilities, of any length. Otherwise it drafts only for sequences
+        without any draft.
     """
 
     method: str
@@ -97,13 +98,17 @@ class CascadeProposer:
     def _keep(self, stage: Stage, proposals: Sequence[Proposal]) -> None:
         """Keep the drafts of a stage; guesses without a draft run only where nothing drafts.
 
-        A head, which drafts for all, does not replace a longer draft.
+        A head, which drafts for all, does not replace a longer draft. A draft with probabilities
+        does: it may have ended because of the tokens that were sampled, and to verify only those
+        drafts that became long would bias rejection sampling. Whether it has any token depends on
+        the text alone.
         """
         for each in proposals:
             before = self._proposals.get(each.seq_id)
             depth_before = 0 if before is None else before.depth
             guesses_alone = each.lookahead_token_ids and before is None
-            if each.depth >= max(1, depth_before) or guesses_alone:
+            is_sampled = each.draft_probs is not None and each.draft_token_ids
+            if is_sampled or each.depth >= max(1, depth_before) or guesses_alone:
                 self._proposals[each.seq_id] = each._replace(method=stage.method)
             if each.draft_token_ids and stage.is_model:
                 self._by_models.add(each.seq_id)

@@ -1,11 +1,13 @@
 """Tests of the order of proposers in a cascade, and of a draft model that keeps up in it."""
 
+import numpy as np
 import pytest
 
 from specdec.config.speculative import SpeculativeConfig
 from specdec.speculation.proposers import DraftRequest, Proposal, make_proposer
 from specdec.speculation.proposers.cascade import CascadeProposer, Stage
 from specdec.speculation.proposers.draft_model import MAX_PENDING_TOKENS
+from specdec.types.messages import DraftProbs
 from tests.specdec.engines import draft_model
 from tests.specdec.speculation.proposers.sequences import drafts, sequence
 
@@ -137,6 +139,33 @@ def test_a_model_that_answers_at_once_replaces_shorter_drafts_of_lookups(first, 
     stages = [Stage("ngram", first), Stage("head", model, is_model=True)]
     seqs = [sequence(seq_id, [5, 6]) for seq_id in (10, 20)]
     assert drafts(CascadeProposer(stages), *seqs) == [(2,) * 7, (2,) * 7]
+
+
+def test_a_sampled_draft_is_kept_whatever_length_its_tokens_have_led_to(first, model):
+    """Rejection sampling assumes that a draft is verified whichever tokens were sampled.
+
+    With p = q, a draft that is kept only where its first token is in a set A would be accepted for
+    each of these, and p be sampled otherwise: tokens of A would be 2 - q(A) times too likely.
+    """
+
+    class Sampling(Scripted):
+        def take(self, requests):
+            return [
+                each._replace(draft_probs=DraftProbs(*certain(each.draft_token_ids)))
+                for each in super().take(requests)
+            ]
+
+    def certain(token_ids):
+        ids = np.array(token_ids, np.int32).reshape(-1, 1)
+        return ids, np.ones(ids.shape, np.float32)
+
+    first.most = 3
+    kept = []
+    for length in (0, 1, 2, 5):
+        model = Sampling(2, knows={10}, most=length)
+        cascade = CascadeProposer([Stage("ngram", first), model_stage("draft_model", model)])
+        kept += drafts(cascade, sequence(10, [5, 6]))
+    assert kept == [(1,) * 3, (2,), (2,) * 2, (2,) * 5]
 
 
 def test_guesses_without_a_draft_run_where_nothing_drafts(model):
