@@ -198,7 +198,8 @@ class OutputCache:
 
     The bounds hold over all tenants, and the oldest output is evicted first, whichever tenant it
     belongs to. `maintain` inserts and evicts a bounded number of tokens, since a long output at
-    once would delay the running requests by several steps.
+    once would delay the running requests by several steps. Where outputs end faster than that, the
+    oldest of those that wait are dropped.
     """
 
     def __init__(self, max_depth: int, max_outputs: int, max_nodes: int = MAX_NODES) -> None:
@@ -207,6 +208,7 @@ class OutputCache:
         self._max_outputs = max_outputs
         self._max_nodes = max_nodes
         self._pending: deque[_Output] = deque()
+        self.num_pending_tokens = 0  # of outputs that are not completely in a tree
         self._outputs: deque[_Output] = deque()
         self._trees: dict[Tenant, SuffixTree] = {}
         self._num_nodes = 0
@@ -230,6 +232,9 @@ class OutputCache:
         # A token takes two nodes at most. An output that would not fit must not evict others.
         if token_ids and self._max_outputs and 2 * len(token_ids) <= self._max_nodes:
             self._pending.append(_Output(tenant, array("i", token_ids)))
+            self.num_pending_tokens += len(token_ids)
+            while self.num_pending_tokens > self._max_nodes:  # tokens that the trees cannot hold
+                self._drop_pending()
 
     def maintain(self, max_tokens: int) -> None:
         """Evict tokens beyond the bounds, then insert queued ones, at most `max_tokens` in all."""
@@ -246,6 +251,7 @@ class OutputCache:
         for tree in self._trees.values():
             tree.check_integrity()
         assert self._num_nodes == sum(tree.num_nodes for tree in self._trees.values())
+        assert self.num_pending_tokens == sum(len(each.token_ids) for each in self._pending)
         held = (*self._outputs, *self._pending)
         assert set(self._trees) == {each.tenant for each in held if each.end > each.first}
 
@@ -254,6 +260,12 @@ class OutputCache:
         """Return whether to evict; an output that is partly evicted is evicted completely."""
         is_beyond = self.num_outputs > self._max_outputs or self._num_nodes > self._max_nodes
         return is_beyond or bool(self._outputs and self._outputs[0].first)
+
+    def _drop_pending(self) -> None:
+        """Drop the oldest output of which no token is in a tree."""
+        oldest = 1 if self._pending[0].end else 0
+        self.num_pending_tokens -= len(self._pending[oldest].token_ids)
+        del self._pending[oldest]
 
     def _insert_token(self) -> None:
         output = self._pending[0]
@@ -264,6 +276,7 @@ class OutputCache:
         output.end += 1
         if output.end == len(output.token_ids):
             self._outputs.append(self._pending.popleft())
+            self.num_pending_tokens -= len(output.token_ids)
 
     def _evict_token(self) -> None:
         output = self._outputs[0]

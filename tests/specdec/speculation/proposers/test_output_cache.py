@@ -58,6 +58,19 @@ def test_an_output_over_the_limit_evicts_no_other():
     assert cache.num_outputs == 1
 
 
+def test_outputs_that_end_faster_than_they_are_inserted_do_not_pile_up():
+    """Each step brings ten tokens, and inserts and evicts six."""
+    cache = OutputCache(4, max_outputs=2, max_nodes=40)
+    for step in range(50):
+        cache.add("a", [step] * 10)
+        cache.maintain(12)
+        cache.check_integrity()
+        assert cache.num_pending_tokens <= 40
+    cache.maintain(ALL)
+    assert cache.num_pending_tokens == 0
+    assert cache.tree("a").find(array("i", [49, 49])) is not None, "the latest were dropped"
+
+
 def test_the_text_of_an_evicted_output_is_freed():
     cache = OutputCache(4, max_outputs=1)
     for _ in range(3):
