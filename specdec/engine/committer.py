@@ -108,8 +108,7 @@ class Committer:
         """Add verified tokens to a sequence; return None if its output is buffered for later."""
         token_ids, choices = verified.token_ids, self._requests.choices_of(seq)
         num_kept, stop = self._append(seq, token_ids)
-        # The last token is the target's own, unless NaN logits after an accepted draft cut the row.
-        num_verified = row.num_accepted(token_ids)
+        num_verified = _num_accepted(seq, row, token_ids)
         num_accepted = min(num_kept, num_verified)
         self._count(seq, choices, row, num_kept, num_accepted)
         self._speculator.observe(seq, row.draft_depth, num_verified)
@@ -182,6 +181,18 @@ class Committer:
         """Free the blocks that only rejected drafts needed; a step begun ahead may need them."""
         if not self._steps and self._blocks.truncate(seq.seq_id, seq.num_computed_tokens):
             self._steps.truncate(seq.seq_id)
+
+
+def _num_accepted(seq: Sequence, row: StepRow, token_ids: tuple[int, ...]) -> int:
+    """Return the number of drafts among the new tokens of a row.
+
+    The last token is the target's own, unless NaN logits after an accepted draft cut the row. A
+    verifier that rejects by chance may have rejected the very draft that equals it.
+    """
+    num_accepted = row.num_accepted(token_ids)
+    if seq.rules.acting_verifier == "synthetic":
+        return min(num_accepted, len(token_ids) - 1)
+    return num_accepted
 
 
 def _head_draft(seq: Sequence, verified: VerifiedRow, version: int) -> HeadDraft | None:

@@ -385,6 +385,19 @@ def test_synthetic_acceptance_keeps_wrong_drafts_at_the_configured_rate(
     assert tokens_by(again, prompts) == {n: each.token_ids for n, each in generated.items()}
 
 
+def test_a_right_draft_that_chance_rejects_is_not_counted_as_accepted(tiny_model_dir):
+    """The draft model is the target: the token in place of a rejected draft equals the draft."""
+    speculation = SpeculativeConfig.of(
+        num_speculative_tokens=3, verifier="synthetic", synthetic_acceptance_rate=0.5
+    )
+    config = engine_config(speculation=speculation)
+    engine = local_engine(tiny_model_dir, config, proposer=draft_model(tiny_model_dir))
+    last = run(engine, [request("r", [5, 6, 7], max_tokens=60)])["r"].last
+    num_steps = engine.stats().counts.num_steps
+    assert last.speculation.num_drafts >= num_steps - 2
+    assert last.speculation.num_accepted_tokens <= last.num_output_tokens - num_steps + 1
+
+
 def test_synthetic_acceptance_needs_its_configuration(tiny_model_dir):
     engine = local_engine(tiny_model_dir, engine_config(3))
     with pytest.raises(InvalidValueError, match=r"speculation\.verifier is 'synthetic'"):
