@@ -110,9 +110,10 @@ def has_allowed_token(
     if grammar_mask is not None:
         bits = np.unpackbits(grammar_mask.view(np.uint8), bitorder="little")
         allowed &= bits[:vocab_size].astype(bool)
+    output = tuple(token_ids[len(token_ids) - num_output_tokens :])
     for word in rules.bad_words:
-        before = word[:-1]
-        if tuple(token_ids[len(token_ids) - len(before) :]) == before:
+        before = word[:-1]  # in the output alone, as for `LogitsProcessor`
+        if len(before) <= len(output) and output[len(output) - len(before) :] == before:
             allowed[word[-1]] = False
     # A grammar's mask includes min_tokens: it allows an end token if nothing else is allowed.
     if grammar_mask is None and num_output_tokens < rules.min_tokens:
