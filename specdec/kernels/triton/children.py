@@ -7,7 +7,8 @@ import triton
 from torch import Tensor
 
 from specdec.kernels.triton.device import children as kernels
-from specdec.kernels.triton.sample import RowSampling, TileArgmax, truncation_floors
+from specdec.kernels.triton.sample import RowSampling, TileArgmax
+from specdec.kernels.triton.truncation import truncation_floors
 
 _BLOCK = 2048
 

@@ -1,0 +1,120 @@
+"""Floors of min_p, top_k and top_p of rows of logits on a GPU; `sampling.truncation` defines them.
+
+Launches depend on shapes alone. Three rounds narrow the floors of all rows, a fourth launch gathers
+the tokens that are left, and a fifth finds the floors among them (`device.truncation`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+from torch import Tensor
+
+from specdec.config.truncation_search import MAX_CANDIDATES, NUM_THRESHOLDS, TILE_TOKENS
+from specdec.kernels.triton.device import truncation as kernels
+
+if TYPE_CHECKING:
+    from specdec.kernels.triton.sample import RowSampling, TileArgmax
+
+_ROUNDS = 3
+_PROGRAMS = 512
+"""Programs of a launch, about as many as an H100 runs at once; a row has at most one for a tile."""
+_OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
+
+
+def truncation_floors(tiles: TileArgmax, best: Tensor, sampling: RowSampling) -> Tensor:
+    """Return the lowest score that passes min_p, top_k and then top_p, [R] float32.
+
+    Scores are log(probability / probability of the best token). best: [R], the best logits. Rows
+    that are not sampled, and rows without limits, have -inf.
+    """
+    search = _FloorSearch(tiles, best, sampling)
+    for turn in range(_ROUNDS):
+        search.narrow(turn)
+    search.gather(_ROUNDS - 1)
+    return search.floors()
+
+
+class _FloorSearch:
+    """The search of the floors of R rows: the state between its launches."""
+
+    def __init__(self, tiles: TileArgmax, best: Tensor, sampling: RowSampling) -> None:
+        num_rows, num_tiles = tiles.best.shape
+
+        def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=best.device)
+
+        self._num_rows = num_rows
+        self._grid = (num_rows, min(num_tiles, max(1, _PROGRAMS // max(1, num_rows))))
+        self._sizes = (tiles.logits.stride(0), tiles.logits.shape[1], num_tiles)
+        self._blocks: dict[str, Any] = {
+            "BLOCK": TILE_TOKENS,
+            "BLOCK_TILES": triton.next_power_of_2(num_tiles),
+            **_OPTIONS,
+        }
+        self._rows = (tiles.logits, tiles.best, best, sampling.temperatures)
+        self._limits = (sampling.top_k, sampling.top_p)
+        self._min_scores = sampling.min_scores
+        # Of even and odd rounds.
+        self._above_keys = empty(2, num_rows, dtype=torch.int32)
+        self._last_keys = empty(2, num_rows, dtype=torch.int32)
+        self._weights_above = empty(2, num_rows, dtype=torch.float64)
+        self._partials = empty(2, num_rows, num_tiles, NUM_THRESHOLDS, dtype=torch.float32)
+        self._targets = empty(num_rows, dtype=torch.float64)
+        self._candidates = empty(num_rows, MAX_CANDIDATES, dtype=torch.int32)
+        self._num_candidates = empty(num_rows, dtype=torch.int32)
+        self._weights_before = empty(num_rows, dtype=torch.float64)
+
+    def narrow(self, turn: int) -> None:
+        """Weigh the tokens up to the thresholds of a round."""
+        kernels.narrow_floors[self._grid](
+            *self._rows,
+            *self._limits,
+            self._min_scores,
+            self._above_keys,
+            self._last_keys,
+            self._weights_above,
+            self._targets,
+            self._partials,
+            self._num_candidates,
+            *self._sizes,
+            ROUND=turn,
+            **self._blocks,
+        )
+
+    def gather(self, turn: int) -> None:
+        """Gather the tokens that the round `turn` has left."""
+        kernels.gather_candidates[self._grid](
+            *self._rows,
+            *self._limits,
+            self._above_keys,
+            self._last_keys,
+            self._weights_above,
+            self._targets,
+            self._partials,
+            self._candidates,
+            self._num_candidates,
+            self._weights_before,
+            *self._sizes,
+            ROUND=turn,
+            **self._blocks,
+        )
+
+    def floors(self) -> Tensor:
+        """Return the floors, [R] float32."""
+        floors = torch.empty_like(self._weights_before, dtype=torch.float32)
+        kernels.truncation_floors[(self._num_rows,)](
+            *self._rows,
+            *self._limits,
+            self._min_scores,
+            self._targets,
+            self._candidates,
+            self._num_candidates,
+            self._weights_before,
+            floors,
+            *self._sizes,
+            **self._blocks,
+        )
+        return floors
