@@ -13,6 +13,7 @@ from specdec.kernels.triton.device import (
     rows,
     sample,
     truncation,
+    truncation_rounds,
     verify,
 )
 from specdec.kernels.triton.device import lora as device_lora
@@ -184,10 +185,10 @@ def _truncation_variants() -> Iterator[Variant]:
         logits = {"logits": f"*{dtype}", **types}
         for name, kernel, constants in (
             *(
-                (f"narrow_floors_{turn}", truncation.narrow_floors, {"ROUND": turn})
+                (f"narrow_floors_{turn}", truncation_rounds.narrow_floors, {"ROUND": turn})
                 for turn in range(3)
             ),
-            ("gather_candidates", truncation.gather_candidates, {"ROUND": 2}),
+            ("gather_candidates", truncation_rounds.gather_candidates, {"ROUND": 2}),
             ("truncation_floors", truncation.truncation_floors, {}),
         ):
             yield Variant(f"{name}_{dtype}", kernel, logits, {**blocks, **constants}, exact)

@@ -1,7 +1,8 @@
 """Floors of min_p, top_k and top_p of rows of logits on a GPU; `sampling.truncation` defines them.
 
-Launches depend on shapes alone. Three rounds narrow the floors of all rows, a fourth launch gathers
-the tokens that are left, and a fifth finds the floors among them (`device.truncation`).
+Launches depend on shapes alone. Three rounds narrow the brackets of all floors, a fourth launch
+gathers the tokens that are left (`device.truncation_rounds`), and a fifth finds the floors among
+them (`device.truncation`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from specdec.config.truncation_search import MAX_CANDIDATES, NUM_THRESHOLDS, TILE_TOKENS
 from specdec.kernels.triton.device import truncation as kernels
+from specdec.kernels.triton.device import truncation_rounds as rounds
 
 if TYPE_CHECKING:
     from specdec.kernels.triton.sample import RowSampling, TileArgmax
@@ -69,7 +71,7 @@ class _FloorSearch:
 
     def narrow(self, turn: int) -> None:
         """Weigh the tokens up to the thresholds of a round."""
-        kernels.narrow_floors[self._grid](
+        rounds.narrow_floors[self._grid](
             *self._rows,
             *self._limits,
             self._min_scores,
@@ -86,7 +88,7 @@ class _FloorSearch:
 
     def gather(self, turn: int) -> None:
         """Gather the tokens that the round `turn` has left."""
-        kernels.gather_candidates[self._grid](
+        rounds.gather_candidates[self._grid](
             *self._rows,
             *self._limits,
             self._above_keys,
