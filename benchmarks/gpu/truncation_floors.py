@@ -8,16 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from benchmarks.gpu.parts import Case, Context, Result
 from specdec.sampling.device_truncation import DeviceLimits, device_floors
-
-if TYPE_CHECKING:
-    from specdec.kernels.triton.sample import RowSampling
 
 _TOP_P_ERROR = 1e-5
 """A token may be kept or not where the probability above it equals top_p to within this."""
@@ -129,17 +126,10 @@ def _columns(limits: tuple[_Limits, ...]) -> DeviceLimits:
 def _device_floors(logits: Tensor, limits: tuple[_Limits, ...]) -> Tensor:
     """Return the floors of the kernels, on the CPU."""
     from specdec.kernels.triton.sample import TileArgmax  # imports Triton
-    from specdec.kernels.triton.truncation import truncation_floors
+    from specdec.kernels.triton.truncation import RowLimits, truncation_floors
 
-    tiles = TileArgmax(logits)
-    sampling = _sampling(limits, logits.device)
-    return truncation_floors(tiles, tiles.reduce().values, sampling).cpu()
-
-
-def _sampling(limits: tuple[_Limits, ...], device: torch.device) -> RowSampling:
-    from specdec.kernels.triton.sample import RowSampling  # imports Triton
-
-    columns, zeros = _columns(limits), torch.zeros(len(limits), dtype=torch.int64)
+    tiles, columns = TileArgmax(logits), _columns(limits)
     temperatures = torch.tensor([each.temperature for each in limits])
-    values = (columns.top_k, columns.top_p, columns.min_scores, zeros, zeros, zeros)
-    return RowSampling(temperatures.to(device), *(each.to(device) for each in values))
+    values = (temperatures, columns.top_k, columns.top_p, columns.min_scores)
+    row_limits = RowLimits(*(each.to(logits.device) for each in values))
+    return truncation_floors(logits, tiles.best, tiles.reduce().values, row_limits).cpu()

@@ -17,7 +17,7 @@ from torch import Tensor
 from specdec.config.truncation_search import TILE_TOKENS
 from specdec.kernels.sample_rows import RowArgmax, SampleParams
 from specdec.kernels.triton.device import sample as kernels
-from specdec.kernels.triton.truncation import truncation_floors
+from specdec.kernels.triton.truncation import RowLimits, truncation_floors
 
 _BLOCK = TILE_TOKENS
 
@@ -44,6 +44,11 @@ class RowSampling:
 
     def __post_init__(self) -> None:
         assert all(column.is_contiguous() for column in vars(self).values())
+
+    @property
+    def limits(self) -> RowLimits:
+        """Return what truncates the rows."""
+        return RowLimits(self.temperatures, self.top_k, self.top_p, self.min_scores)
 
     @classmethod
     def of(cls, params: SampleParams, device: torch.device) -> RowSampling:
@@ -119,7 +124,7 @@ def sample_rows(
     num_rows, vocab_size = logits.shape
     floors = sampling.min_scores
     if truncates:
-        floors = truncation_floors(tiles, best.values, sampling)
+        floors = truncation_floors(logits, tiles.best, best.values, sampling.limits)
     kernels.perturbed_argmax[(num_rows, tiles.num_tiles)](
         logits,
         tiles.best,

@@ -7,7 +7,7 @@ them (`device.truncation`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,22 +17,33 @@ from specdec.config.truncation_search import MAX_CANDIDATES, NUM_THRESHOLDS, TIL
 from specdec.kernels.triton.device import truncation as kernels
 from specdec.kernels.triton.device import truncation_rounds as rounds
 
-if TYPE_CHECKING:
-    from specdec.kernels.triton.sample import RowSampling, TileArgmax
-
 _ROUNDS = 3
 _PROGRAMS = 512
 """Programs of a launch, about as many as an H100 runs at once; a row has at most one for a tile."""
 _OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 
 
-def truncation_floors(tiles: TileArgmax, best: Tensor, sampling: RowSampling) -> Tensor:
+class RowLimits(NamedTuple):
+    """Truncation of R rows of logits, on the device."""
+
+    temperatures: Tensor  # [R] float32; 0 for a row that is not sampled
+    top_k: Tensor  # [R] int64; 0 for no limit
+    top_p: Tensor  # [R] float64; 1 for no limit
+    min_scores: Tensor  # [R] float32, log(min_p); -inf for no limit
+
+
+def truncation_floors(
+    logits: Tensor, tile_best: Tensor, row_best: Tensor, limits: RowLimits
+) -> Tensor:
     """Return the lowest score that passes min_p, top_k and then top_p, [R] float32.
 
-    Scores are log(probability / probability of the best token). best: [R], the best logits. Rows
-    that are not sampled, and rows without limits, have -inf.
+    Scores are log(probability / probability of the best token). Rows that are not sampled, and rows
+    without limits, have -inf.
+
+    logits: [R, vocab_size]. tile_best, row_best: the best logit of each TILE_TOKENS and of each
+    row, [R, num_tiles] and [R] float32.
     """
-    search = _FloorSearch(tiles, best, sampling)
+    search = _FloorSearch(logits, tile_best, row_best, limits)
     for turn in range(_ROUNDS):
         search.narrow(turn)
     search.gather(_ROUNDS - 1)
@@ -42,23 +53,24 @@ def truncation_floors(tiles: TileArgmax, best: Tensor, sampling: RowSampling) ->
 class _FloorSearch:
     """The search of the floors of R rows: the state between its launches."""
 
-    def __init__(self, tiles: TileArgmax, best: Tensor, sampling: RowSampling) -> None:
-        num_rows, num_tiles = tiles.best.shape
+    def __init__(
+        self, logits: Tensor, tile_best: Tensor, row_best: Tensor, limits: RowLimits
+    ) -> None:
+        num_rows, num_tiles = tile_best.shape
 
         def empty(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device=best.device)
+            return torch.empty(shape, dtype=dtype, device=logits.device)
 
         self._num_rows = num_rows
         self._grid = (num_rows, min(num_tiles, max(1, _PROGRAMS // max(1, num_rows))))
-        self._sizes = (tiles.logits.stride(0), tiles.logits.shape[1], num_tiles)
+        self._sizes = (logits.stride(0), logits.shape[1], num_tiles)
         self._blocks: dict[str, Any] = {
             "BLOCK": TILE_TOKENS,
             "BLOCK_TILES": triton.next_power_of_2(num_tiles),
             **_OPTIONS,
         }
-        self._rows = (tiles.logits, tiles.best, best, sampling.temperatures)
-        self._limits = (sampling.top_k, sampling.top_p)
-        self._min_scores = sampling.min_scores
+        self._rows = (logits, tile_best, row_best)
+        self._limits = limits
         # Of even and odd rounds.
         self._above_keys = empty(2, num_rows, dtype=torch.int32)
         self._last_keys = empty(2, num_rows, dtype=torch.int32)
@@ -74,7 +86,6 @@ class _FloorSearch:
         rounds.narrow_floors[self._grid](
             *self._rows,
             *self._limits,
-            self._min_scores,
             self._above_keys,
             self._last_keys,
             self._weights_above,
@@ -90,7 +101,7 @@ class _FloorSearch:
         """Gather the tokens that the round `turn` has left."""
         rounds.gather_candidates[self._grid](
             *self._rows,
-            *self._limits,
+            *self._limits[:-1],
             self._above_keys,
             self._last_keys,
             self._weights_above,
@@ -110,7 +121,6 @@ class _FloorSearch:
         kernels.truncation_floors[(self._num_rows,)](
             *self._rows,
             *self._limits,
-            self._min_scores,
             self._targets,
             self._candidates,
             self._num_candidates,

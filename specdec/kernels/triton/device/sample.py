@@ -12,7 +12,7 @@ from specdec.kernels.triton.device.gumbel import CHUNK_TOKENS, gumbel_noise
 NO_TOKEN = tl.constexpr(2147483647)
 _NEGATIVE_INFINITY = tl.constexpr(float("-inf"))
 LOWEST = tl.constexpr(-3.4028234663852886e38)
-KEPT_COLUMNS = (
+ROW_COLUMNS = (
     "temperatures",
     "top_k",
     "top_p",
@@ -92,7 +92,7 @@ def scores_of(logits, tokens, vocab_size, highest, temperature):
     return tl.div_rn(values - highest, tl.zeros_like(values) + temperature)
 
 
-@triton.jit(do_not_specialize_on_alignment=KEPT_COLUMNS)
+@triton.jit(do_not_specialize_on_alignment=ROW_COLUMNS)
 def perturbed_argmax(
     logits,  # [R, vocab_size], rows `stride` apart
     best,  # [R, num_tiles] float32, the best logit; replaced by score and noise of the winner

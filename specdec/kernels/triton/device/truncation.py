@@ -8,7 +8,7 @@ of candidates are added as integers, since their order may change from one run t
 import triton
 import triton.language as tl
 
-from specdec.kernels.triton.device.sample import KEPT_COLUMNS, LOWEST
+from specdec.kernels.triton.device.sample import ROW_COLUMNS, LOWEST
 from specdec.kernels.triton.device.truncation_rounds import (
     KEY_OF_MINUS_INFINITY,
     MAX_CANDIDATES,
@@ -194,7 +194,7 @@ def _floor_of_row(
     return score_of(last)
 
 
-@triton.jit(do_not_specialize_on_alignment=KEPT_COLUMNS)
+@triton.jit(do_not_specialize_on_alignment=ROW_COLUMNS)
 def truncation_floors(
     logits,  # [R, vocab_size], rows `stride` apart
     tile_best,  # [R, num_tiles] float32

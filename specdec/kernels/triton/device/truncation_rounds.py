@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from specdec.config import truncation_search
-from specdec.kernels.triton.device.sample import KEPT_COLUMNS, LOWEST, scores_of
+from specdec.kernels.triton.device.sample import ROW_COLUMNS, LOWEST, scores_of
 
 NUM_THRESHOLDS = tl.constexpr(truncation_search.NUM_THRESHOLDS)
 MAX_CANDIDATES = tl.constexpr(truncation_search.MAX_CANDIDATES)
@@ -182,7 +182,7 @@ def weigh_tile(
     return tl.reshape(tl.sum(sums[0], 0), [NUM_THRESHOLDS])
 
 
-@triton.jit(do_not_specialize_on_alignment=KEPT_COLUMNS)
+@triton.jit(do_not_specialize_on_alignment=ROW_COLUMNS)
 def narrow_floors(
     logits,  # [R, vocab_size], rows `stride` apart
     tile_best,  # [R, num_tiles] float32
@@ -259,7 +259,7 @@ def narrow_floors(
             tile = tl.min(tl.where(is_read & (tiles > tile), tiles, BLOCK_TILES), 0)
 
 
-@triton.jit(do_not_specialize_on_alignment=KEPT_COLUMNS)
+@triton.jit(do_not_specialize_on_alignment=ROW_COLUMNS)
 def gather_candidates(
     logits,  # [R, vocab_size], rows `stride` apart
     tile_best,  # [R, num_tiles] float32

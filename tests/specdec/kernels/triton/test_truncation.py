@@ -27,7 +27,8 @@ def sampling_of(temperatures, top_k, top_p, min_p):
 
 def floors_of(logits, sampling):
     tiles = TileArgmax(logits)
-    return truncation.truncation_floors(tiles, tiles.reduce().values, sampling)
+    best = tiles.reduce().values
+    return truncation.truncation_floors(logits, tiles.best, best, sampling.limits)
 
 
 def scores_of(logits, sampling):
