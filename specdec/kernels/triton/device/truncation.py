@@ -8,7 +8,7 @@ of candidates are added as integers, since their order may change from one run t
 import triton
 import triton.language as tl
 
-from specdec.kernels.triton.device.sample import ROW_COLUMNS, LOWEST
+from specdec.kernels.triton.device.sample import LOWEST, ROW_COLUMNS
 from specdec.kernels.triton.device.truncation_rounds import (
     KEY_OF_MINUS_INFINITY,
     MAX_CANDIDATES,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from specdec.config import truncation_search
-from specdec.kernels.triton.device.sample import ROW_COLUMNS, LOWEST, scores_of
+from specdec.kernels.triton.device.sample import LOWEST, ROW_COLUMNS, scores_of
 
 NUM_THRESHOLDS = tl.constexpr(truncation_search.NUM_THRESHOLDS)
 MAX_CANDIDATES = tl.constexpr(truncation_search.MAX_CANDIDATES)
