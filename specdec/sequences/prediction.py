@@ -13,8 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec.types.stats import SpeculationStats
-
 METHOD = "prediction"
 """The drafting method under which these drafts are counted."""
 
@@ -98,10 +96,7 @@ class PredictedText:
 
 
 class PredictionCursor:
-    """The place of one output in a predicted text.
-
-    stats: the drafts that were made here and verified.
-    """
+    """The place of one output in a predicted text."""
 
     def __init__(self, predicted: PredictedText, num_prompt_tokens: int) -> None:
         """num_prompt_tokens: where the output begins in its text."""
@@ -112,7 +107,6 @@ class PredictionCursor:
         self._lost_at = 0
         self._is_guess = False  # whether no token has confirmed the place yet
         self._num_draft_tokens = _FIRST_DRAFT_TOKENS
-        self.stats = SpeculationStats()
 
     def has_place(self, text: Sequence[int]) -> bool:
         """Return whether the prediction goes on behind the end of `text`, as for `draft`."""
@@ -131,8 +125,7 @@ class PredictionCursor:
         return tuple(self._predicted.token_ids[self._place : self._place + count].tolist())
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
-        """Count a verified draft, and adapt the length of the next one."""
-        self.stats = self.stats.after_draft(num_drafted, num_accepted)
+        """Adapt the length of the next draft to a verified one."""
         if num_accepted < num_drafted:
             self._num_draft_tokens = max(_MIN_DRAFT_TOKENS, self._num_draft_tokens // 2)
         elif num_drafted >= self._num_draft_tokens:
