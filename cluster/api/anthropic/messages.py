@@ -14,7 +14,14 @@ from cluster.api.anthropic.schema import MessagesRequest
 from cluster.api.openai.builders import RequestContext, ResponseBuilder
 from cluster.api.openai.chat import ChatBuilder, prepare_chat
 from cluster.api.openai.errors import Failure
-from cluster.api.openai.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from cluster.api.openai.pieces import (
+    CallArguments,
+    CallStart,
+    Content,
+    Piece,
+    Reasoning,
+    json_text,
+)
 from cluster.api.openai.reasoning import SYNTAXES
 from cluster.api.openai.schema import ResponseModel
 from cluster.api.openai.streams import PromptOutput
@@ -42,7 +49,7 @@ class MessageBody(ResponseModel):
 
     def to_json(self) -> str:
         """Serialize to one line of JSON."""
-        return json.dumps(self.message, ensure_ascii=False)
+        return json_text(self.message)
 
 
 class MessagesBuilder(ResponseBuilder):

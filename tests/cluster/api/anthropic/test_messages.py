@@ -9,7 +9,7 @@ from fastapi import Request
 
 from cluster.api.anthropic import conversion
 from cluster.api.anthropic.conversion import to_chat
-from cluster.api.anthropic.messages import MessagesBuilder
+from cluster.api.anthropic.messages import MessageBody, MessagesBuilder, _complete
 from cluster.api.anthropic.schema import MessagesRequest
 from cluster.api.openai.pieces import CallArguments, CallStart, Content, Reasoning
 from cluster.api.openai.request_handler import authorization_of
@@ -278,3 +278,9 @@ async def test_blocks_follow_the_pieces_of_an_answer():
     ]  # fmt: skip
     assert [each["index"] for each in changes if each["type"] == "content_block_stop"] == [0, 1, 2]
     assert [each["id"] for each in builder._blocks[2:]] == ["id-0", "id-1"]
+
+
+async def test_half_a_character_in_a_call_stays_an_escape_of_json():
+    block = {"type": "tool_use", "id": "a", "name": "ask", "input": r'{"who": "\ud83d"}'}
+    encoded = MessageBody(message={"content": [_complete(block)]}).to_json().encode()
+    assert json.loads(encoded)["content"][0]["input"] == {"who": "\ud83d"}
