@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
@@ -247,8 +246,7 @@ class StatsStreams:
         """
         if interval_s != 0 and not MIN_INTERVAL_S <= interval_s <= MAX_INTERVAL_S:
             limit = f"a number of seconds from {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g}, or 0"
-            shown = interval_s if math.isfinite(interval_s) else str(interval_s)
-            raise InvalidValueError("interval_s", shown, limit)
+            raise InvalidValueError("interval_s", interval_s, limit)
         if self.num_watchers >= MAX_WATCHERS:
             raise OverloadedError(f"too many watchers on this replica (limit {MAX_WATCHERS})")
         self.num_watchers += 1

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from cluster.api.authentication import ApiKeys, Lease
 from cluster.api.http.csrf import require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, find_peer, forward
+from cluster.api.json_body import read_json
 from cluster.api.openai.builders import RequestContext
 from cluster.api.openai.errors import Failure, failure_of
 from cluster.api.openai.schema import RequestModel
@@ -167,19 +168,15 @@ class JsonRequest(Request):
         body = await self.body()
         limit = f"JSON in UTF-8, nested at most {MAX_JSON_DEPTH} levels deep"
         try:
-            content = json.loads(body)
+            content = read_json(body)
         except json.JSONDecodeError:
             raise
+        except UnicodeEncodeError as error:
+            raise InvalidValueError("body", "malformed", "JSON without lone surrogates") from error
         except (ValueError, RecursionError) as error:  # not UTF-8, or very long numbers
             raise InvalidValueError("body", "malformed", limit) from error
         if _is_deeper(content, MAX_JSON_DEPTH):
             raise InvalidValueError("body", "too deep", limit)
-        if b"\\ud" in body.lower():
-            try:
-                json.dumps(content, ensure_ascii=False).encode()
-            except UnicodeEncodeError as error:  # JSON can escape them, but they are not text
-                limit = "JSON without lone surrogates"
-                raise InvalidValueError("body", "malformed", limit) from error
         return content
 
 

@@ -75,6 +75,21 @@ def beside(other):
     return SimpleNamespace(applications=SimpleNamespace(find=find))
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (rb'{"model": "\ud83d", "tokens": [1]}', "JSON without lone surrogates"),
+        (b'{"model": "\xed\xa0\xbd", "tokens": [1]}', "JSON in UTF-8"),
+    ],
+)
+async def test_a_body_is_text_that_can_be_sent_back(body, message):
+    """Such a text ended in an internal error where it was hashed, returned or quoted."""
+    async with client() as http:
+        refused = await http.post(URL, content=body, headers={"content-type": "application/json"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "body")
+    assert message in refused.json()["error"]["message"]
+
+
 async def test_the_request_id_is_returned_or_generated():
     async with client() as http:
         named = await http.post(URL, json=BODY, headers={"x-request-id": "my-id"})
