@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from cluster.api.authentication import ApiKeys, Lease
+from cluster.api.errors import CLIENT_CLOSED_REQUEST
 from cluster.api.http.csrf import require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, find_peer, forward
 from cluster.api.json_body import read_json
@@ -35,8 +36,6 @@ from specdec.types.errors import InvalidValueError, SpecdecError, UnknownModelEr
 REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"
 MAX_JSON_DEPTH = 64
-CLIENT_CLOSED_REQUEST = 499
-"""Status for the access log after the client has disconnected, as in nginx."""
 
 RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
 
