@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from cluster.api.anthropic.conversion import to_chat
-from cluster.api.anthropic.errors import error_body
+from cluster.api.anthropic.errors import error_event
 from cluster.api.anthropic.schema import MessagesRequest
 from cluster.api.openai.builders import RequestContext, ResponseBuilder
 from cluster.api.openai.chat import ChatBuilder, prepare_chat
@@ -105,7 +105,7 @@ class MessagesBuilder(ResponseBuilder):
 
     def failed(self, failure: Failure) -> list[bytes]:
         """Encode an error as the last event."""
-        return [json_event("error", error_body(failure))]
+        return [error_event(failure)]
 
     def _changes(self, each: PromptOutput) -> Iterator[dict[str, Any]]:
         """Add an output and yield the changes of the blocks."""
