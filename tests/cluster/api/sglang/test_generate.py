@@ -201,7 +201,7 @@ async def test_each_choice_of_a_stream_has_the_logprobs_of_the_prompt(http):
 
 
 async def test_the_logprobs_of_a_stream_are_limited_like_those_of_an_answer(http, monkeypatch):
-    monkeypatch.setattr("specdec.engine.input_processor.MAX_ANSWER_LOGPROBS", 20)
+    monkeypatch.setattr(generate, "MAX_ANSWER_LOGPROBS", 20)
     body = {"text": PROMPT, "sampling_params": GREEDY, "return_logprob": True}
     body["top_logprobs_num"] = 2
     for stream in (False, True):
@@ -209,6 +209,26 @@ async def test_the_logprobs_of_a_stream_are_limited_like_those_of_an_answer(http
         assert error["param"] == "top_logprobs_num"
         assert error["message"].endswith("at most 20 in all, each token's own included")
     assert len(await streamed(http, **{**body, "top_logprobs_num": 1})) > 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_logprobs"),
+    [
+        ({"text": [PROMPT] * 3}, 3 * 8),
+        ({"text": [PROMPT] * 3, "top_logprobs_num": 2}, 3 * 3 * 8),
+        ({"sampling_params": {**GREEDY, "n": 2}, "logprob_start_len": 0}, 2 * (8 + 5)),
+        ({"sampling_params": {"max_new_tokens": 0}}, 5),
+        ({"logprob_start_len": 3}, 8 + 2),
+    ],
+)
+async def test_logprobs_are_limited_over_all_prompts_and_answers(
+    http, monkeypatch, changes, num_logprobs
+):
+    body = {"text": PROMPT, "sampling_params": GREEDY, "return_logprob": True, **changes}
+    monkeypatch.setattr(generate, "MAX_ANSWER_LOGPROBS", num_logprobs)
+    await post(http, **body)
+    monkeypatch.setattr(generate, "MAX_ANSWER_LOGPROBS", num_logprobs - 1)
+    assert (await refusal(http, **body))["param"] == "top_logprobs_num"
 
 
 @pytest.mark.parametrize("stream", [False, True])
