@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from grpc import StatusCode
+from starlette.requests import ClientDisconnect
 
 from specdec.engine.request_metrics import AbortedError
 from specdec.types.errors import (
@@ -108,6 +109,7 @@ _RULES: Mapping[type[BaseException], ErrorStatus] = {
     NoNextTokenError: ErrorStatus(StatusCode.INTERNAL, 500),
     CrashingRequestError: ErrorStatus(StatusCode.INTERNAL, 500, is_final=True),
     AbortedError: ErrorStatus(StatusCode.CANCELLED, CLIENT_CLOSED_REQUEST),
+    ClientDisconnect: ErrorStatus(StatusCode.CANCELLED, CLIENT_CLOSED_REQUEST),
     # Its text quotes the exception of a worker.
     TargetFailedError: ErrorStatus(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),
     DraftFailedError: ErrorStatus(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),

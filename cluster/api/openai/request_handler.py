@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from cluster.api.authentication import ApiKeys, Lease
 from cluster.api.errors import CLIENT_CLOSED_REQUEST
@@ -83,15 +84,9 @@ class RequestHandler:
                 require_same_origin(request)
             request.state.lease = lease
             response = await handle(JsonRequest(request.scope, request.receive))
-        except ClientDisconnectedError:
-            response = Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
-            if isinstance(error, HTTPException) and isinstance(error.__cause__, SpecdecError):
-                error = error.__cause__  # FastAPI wraps an error while reading a body
             names = getattr(request.state, "field_names", model.api_names if model else {})
-            failure = failure_of(error, model, names)
-            self.count(failure)
-            response = self.failure_response(failure)
+            response = self._failed(_unwrapped(error), model, names)
         except BaseException:
             lease.release()
             raise
@@ -102,6 +97,16 @@ class RequestHandler:
         if self.get_router().config.ingress == "embedded":  # Serve adds it to its own responses
             response.headers[REQUEST_ID_HEADER] = request.state.request_id
         return response
+
+    def _failed(
+        self, error: Exception, model: type[RequestModel] | None, names: Mapping[str, str]
+    ) -> Response:
+        """Count an error and return its response; a client that has left gets none."""
+        if isinstance(error, ClientDisconnect | ClientDisconnectedError):
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        failure = failure_of(error, model, names)
+        self.count(failure)
+        return self.failure_response(failure)
 
     def failure_response(self, failure: Failure) -> Response:
         """Return the response of a request that has sent no status yet."""
@@ -132,6 +137,12 @@ class RequestHandler:
             return self.get_keys().admit(authorization)
         self.get_keys().check(authorization)
         return Lease()
+
+
+def _unwrapped(error: Exception) -> Exception:
+    """Return an error of reading a body, which FastAPI wraps, or the error itself."""
+    cause = error.__cause__ if isinstance(error, HTTPException) else None
+    return cause if isinstance(cause, SpecdecError | ClientDisconnect) else error
 
 
 def authorization_of(request: Request) -> str | None:

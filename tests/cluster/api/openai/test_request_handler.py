@@ -90,6 +90,25 @@ async def test_a_body_is_text_that_can_be_sent_back(body, message):
     assert message in refused.json()["error"]["message"]
 
 
+async def test_a_client_that_leaves_while_it_sends_is_no_invalid_request():
+    router, statuses = Failing(), []
+    messages = [
+        {"type": "http.request", "body": b'{"tok', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive():
+        return messages.pop(0)
+
+    async def send(message):
+        statuses.append(message.get("status"))
+
+    scope = {"type": "http", "method": "POST", "path": URL, "query_string": b"",
+             "headers": [(b"content-type", b"application/json")]}  # fmt: skip
+    await application(router, ())(scope, receive, send)
+    assert (statuses[0], router.codes) == (499, [])
+
+
 async def test_the_request_id_is_returned_or_generated():
     async with client() as http:
         named = await http.post(URL, json=BODY, headers={"x-request-id": "my-id"})
