@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 
 from cluster.api.openai.builders import (
@@ -16,6 +17,7 @@ from cluster.api.openai.builders import (
     params_for_prompt,
     with_seed,
 )
+from cluster.api.openai.logprobs import LOWEST_LOGPROB
 from cluster.api.openai.sampling_fields import token_biases
 from cluster.api.openai.schema import ResponseModel
 from cluster.api.openai.streams import DONE, PromptOutput
@@ -309,7 +311,8 @@ class Answer:
 
     def _entries(self, logprobs: Logprobs) -> list[list[Entry]]:
         """Return each position's tokens: its own first, then the best ones."""
-        rows = zip(logprobs.token_ids.tolist(), logprobs.logprobs.tolist(), strict=True)
+        values = np.maximum(logprobs.logprobs, LOWEST_LOGPROB).tolist()
+        rows = zip(logprobs.token_ids.tolist(), values, strict=True)
         return [
             [(value, token, self._text_of(token)) for token, value in zip(*row, strict=True)]
             for row in rows

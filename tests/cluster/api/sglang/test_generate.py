@@ -10,6 +10,7 @@ import threading
 from types import SimpleNamespace
 
 import httpx
+import numpy as np
 import pytest
 
 from cluster.api.authentication import ApiKey, ApiKeys
@@ -19,6 +20,7 @@ from cluster.api.sglang.routes import _speculation_info
 from cluster.replica.orders import AbortOrder
 from specdec.config.speculative_keys import read_speculation
 from specdec.types.errors import OverloadedError
+from specdec.types.messages import Logprobs
 from specdec.types.request import Caller
 from tests.cluster.api.openai.conftest import ALONE
 
@@ -317,6 +319,14 @@ async def test_logprobs_are_those_of_the_openai_api(http):
     assert all(entry[2] is None for entry in entries)
     assert meta["input_top_logprobs"][0] is None
     assert {len(each) for each in meta["output_top_logprobs"]} == {2}
+
+
+async def test_an_impossible_token_has_a_number():
+    """JSON has no minus infinity."""
+    logprobs = Logprobs(np.array([[7, 9]]), np.array([[-np.inf, -0.5]], np.float32), np.array([3]))
+    options = generate.PromptOptions((7,), 1, 0, False, False, False)
+    entries = generate.Answer(None, options, None)._entries(logprobs)
+    assert entries == [[(-9999.0, 7, None), (-0.5, 9, None)]]
 
 
 async def test_logprobs_of_an_answer_list_the_last_token_of_the_prompt_alone(http, tokenizer):
