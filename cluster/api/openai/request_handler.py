@@ -23,7 +23,6 @@ from cluster.api.openai.builders import RequestContext
 from cluster.api.openai.errors import Failure, failure_of
 from cluster.api.openai.schema import RequestModel
 from cluster.api.openai.streams import (
-    ClientDisconnectedError,
     Deadline,
     EventStream,
     cancel_on_disconnect,
@@ -102,7 +101,7 @@ class RequestHandler:
         self, error: Exception, model: type[RequestModel] | None, names: Mapping[str, str]
     ) -> Response:
         """Count an error and return its response; a client that has left gets none."""
-        if isinstance(error, ClientDisconnect | ClientDisconnectedError):
+        if isinstance(error, ClientDisconnect):
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         failure = failure_of(error, model, names)
         self.count(failure)
