@@ -67,6 +67,29 @@ async def test_a_message_has_the_text_of_a_chat(http):
     assert usage["speculation"]["is_lossless"]
 
 
+async def test_a_last_message_of_the_assistant_is_continued(http):
+    """The API's way to give the beginning of an answer; the response has what follows it."""
+    messages = [*BODY["messages"], {"role": "assistant", "content": "The baker"}]
+    message = await ask(http, messages=messages)
+    chat = {"messages": messages, "max_tokens": 12, "temperature": 0}
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    plain = (await http.post("/v1/chat/completions", json={**chat, **options})).json()
+    assert message["content"][0]["text"] == plain["choices"][0]["message"]["content"]
+    counted = await http.post(f"{URL}/count_tokens", json={"messages": messages})
+    assert counted.json() == {"input_tokens": plain["usage"]["prompt_tokens"]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", [{"type": "text", "text": "I ask."}, {"type": "tool_use", "id": "a", "name": "ask",
+                                              "input": {}}]],
+)  # fmt: skip
+async def test_what_is_no_beginning_of_an_answer_is_not_continued(content):
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": content}]
+    request = MessagesRequest(max_tokens=1, messages=messages)
+    assert not to_chat(request, None).continue_final_message
+
+
 async def test_a_stream_has_the_events_of_the_client(http):
     whole, events = await ask(http), await streamed(http)
     kinds = [each["type"] for each in events]
