@@ -14,6 +14,7 @@ from pydantic import Field
 from cluster.api.openai.builders import (
     RequestContext,
     ResponseBuilder,
+    check_batch_admission,
     params_for_prompt,
     with_seed,
 )
@@ -76,7 +77,8 @@ async def prepare_generate(
     ids = _request_ids(request, context.request_id)
     models = [check_model(each) for each in request.of_each("lora_path", "")]
     for model in dict.fromkeys(models):
-        router.check_admission(model, sum(each.n or 1 for each in sampling))
+        num_choices = sum(each.n or 1 for each in sampling)
+        check_batch_admission(router, model, len(prompts), num_choices)
     calls: list[EngineCall] = []
     options: list[PromptOptions] = []
     num_logprobs = 0

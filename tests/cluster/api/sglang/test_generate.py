@@ -362,6 +362,7 @@ async def test_a_stop_string_is_matched(http):
         ({"text": ["a", "b"], "rid": ["x"]}, "rid length", "the number of prompts: 2"),
         ({"text": "a", "image_data": "b"}, "image_data", "the models read text only"),
         ({"input_ids": [10**6]}, "text[0]", "from 0 to"),
+        ({"text": ["a"] * 17}, "text", "17 prompts with 17 choices in all"),
         ({"text": "a", "top_logprobs_num": 99, "return_logprob": True}, "top_logprobs_num",
          "from 0 to 20"),
     ],
