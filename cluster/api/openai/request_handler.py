@@ -84,6 +84,7 @@ class RequestHandler:
             request.state.lease = lease
             response = await handle(JsonRequest(request.scope, request.receive))
         except Exception as error:
+            lease.release()  # before the response, which can fail, too
             names = getattr(request.state, "field_names", model.api_names if model else {})
             response = self._failed(_unwrapped(error), model, names)
         except BaseException:

@@ -14,6 +14,7 @@ from cluster.api.http.limits import HttpLimits
 from cluster.api.openai.request_handler import MAX_JSON_DEPTH
 from specdec.types.errors import (
     CrashingRequestError,
+    InvalidValueError,
     NotReadyError,
     OverloadedError,
     TargetFailedError,
@@ -88,6 +89,17 @@ async def test_a_body_is_text_that_can_be_sent_back(body, message):
         refused = await http.post(URL, content=body, headers={"content-type": "application/json"})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "body")
     assert message in refused.json()["error"]["message"]
+
+
+async def test_an_error_that_cannot_be_encoded_occupies_no_slot():
+    router = Failing(InvalidValueError("tokens", 1, "what has no lone \ud83d"))
+    keys = [ApiKey("ann", KEY, max_concurrent_requests=1)]
+    app = application(router, keys)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        for status in (500, 200):
+            assert (await http.post(URL, json=BODY, headers=BEARER)).status_code == status
+            router.error = None
 
 
 async def test_a_client_that_leaves_while_it_sends_is_no_invalid_request():
