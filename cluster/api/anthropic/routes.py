@@ -16,6 +16,7 @@ from cluster.api.openai.conversation import configured_tool_format, make_convers
 from cluster.api.openai.errors import Failure
 from cluster.api.openai.request_handler import RequestHandler
 from cluster.api.openai.routes import generate_response
+from cluster.api.openai.streams import cancel_on_disconnect
 from cluster.control.peers import Applications
 from cluster.replica.limits import check_model
 from cluster.replica.router import Router
@@ -55,8 +56,12 @@ def messages_routes(
         form = configured_tool_format(router.config, template)
         tools = tool_use(chat, form, router.text.is_special)
         conversation = make_conversation(chat, tools, template, form)
-        async with context.deadline.enforce():
-            token_ids = await router.tokenize(TokenizeRequest(conversation, model, False))
-        return JSONResponse({"input_tokens": len(token_ids)})
+
+        async def answer() -> Response:
+            async with context.deadline.enforce():
+                token_ids = await router.tokenize(TokenizeRequest(conversation, model, False))
+            return JSONResponse({"input_tokens": len(token_ids)})
+
+        return await cancel_on_disconnect(request, answer())
 
     return routes

@@ -1,5 +1,7 @@
 """Checks of requests before they run, and the format of errors."""
 
+import asyncio
+import json
 from types import SimpleNamespace
 
 import httpx
@@ -102,12 +104,9 @@ async def test_an_error_that_cannot_be_encoded_occupies_no_slot():
             router.error = None
 
 
-async def test_a_client_that_leaves_while_it_sends_is_no_invalid_request():
-    router, statuses = Failing(), []
-    messages = [
-        {"type": "http.request", "body": b'{"tok', "more_body": True},
-        {"type": "http.disconnect"},
-    ]
+async def status_after(router, **first):
+    """Return the status for a client that sends a message and disconnects."""
+    messages, statuses = [{"type": "http.request", **first}, {"type": "http.disconnect"}], []
 
     async def receive():
         return messages.pop(0)
@@ -118,7 +117,30 @@ async def test_a_client_that_leaves_while_it_sends_is_no_invalid_request():
     scope = {"type": "http", "method": "POST", "path": URL, "query_string": b"",
              "headers": [(b"content-type", b"application/json")]}  # fmt: skip
     await application(router, ())(scope, receive, send)
-    assert (statuses[0], router.codes) == (499, [])
+    return statuses[0]
+
+
+async def test_a_client_that_leaves_while_it_sends_is_no_invalid_request():
+    router = Failing()
+    assert await status_after(router, body=b'{"tok', more_body=True) == 499
+    assert router.codes == []
+
+
+async def test_a_client_that_leaves_waits_for_no_tokenizer():
+    """It would keep its place among the prompts that wait."""
+    router, cancelled = Failing(), []
+
+    async def stalled(call):
+        try:
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            cancelled.append(call)
+            raise
+
+    router.detokenize = stalled
+    async with asyncio.timeout(2):
+        assert await status_after(router, body=json.dumps(BODY).encode()) == 499
+    assert len(cancelled) == 1
 
 
 async def test_the_request_id_is_returned_or_generated():
