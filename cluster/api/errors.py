@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from grpc import StatusCode
+from starlette.requests import ClientDisconnect
 
+from specdec.engine.request_metrics import AbortedError
 from specdec.types.errors import (
     BodyTooLargeError,
     CrashingRequestError,
@@ -37,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 OVERLOAD_RETRY_AFTER_S = 1
 """Retry hint for a rejected client: a full queue moves within a step or two."""
+
+CLIENT_CLOSED_REQUEST = 499
+"""Status of a request that its client has ended, as in nginx."""
 
 INTERNAL_MESSAGE = "internal error; the service's log has the details"
 TARGET_FAILED_MESSAGE = "the model stopped responding and this request is lost; retry later"
@@ -103,6 +108,8 @@ _RULES: Mapping[type[BaseException], ErrorStatus] = {
     NoTokenLeftError: _SETUP,
     NoNextTokenError: ErrorStatus(StatusCode.INTERNAL, 500),
     CrashingRequestError: ErrorStatus(StatusCode.INTERNAL, 500, is_final=True),
+    AbortedError: ErrorStatus(StatusCode.CANCELLED, CLIENT_CLOSED_REQUEST),
+    ClientDisconnect: ErrorStatus(StatusCode.CANCELLED, CLIENT_CLOSED_REQUEST),
     # Its text quotes the exception of a worker.
     TargetFailedError: ErrorStatus(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),
     DraftFailedError: ErrorStatus(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),

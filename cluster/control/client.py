@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
@@ -151,21 +150,20 @@ class ControlClient:
                     _WATCH_S,
                     timeout_s=_WATCH_S + self._call_timeout_s,
                 )
+                if state.stamp != known:
+                    await self._apply(state)  # may refuse a state made for another configuration
+                    known = state.stamp
+                    self._has_applied.set()
+                retry_s = _FIRST_RETRY_S
             except Exception as error:
                 if not isinstance(error, NotReadyError):
-                    logger.exception("watching the control plane failed")
+                    logger.exception("the settings of the control plane were not put in force")
                 elif retry_s == _FIRST_RETRY_S:
                     logger.warning("the control plane does not answer; speculation stays as it is")
                 known = None  # a restarted ControlPlane may have other versions,
                 self._reported = None  # and has no report of this replica
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, _LAST_RETRY_S)
-                continue
-            retry_s = _FIRST_RETRY_S
-            if state.stamp != known:
-                known = state.stamp
-                await self._apply(state)
-                self._has_applied.set()
 
     async def _report_periodically(self) -> None:
         while True:
@@ -247,8 +245,7 @@ class StatsStreams:
         """
         if interval_s != 0 and not MIN_INTERVAL_S <= interval_s <= MAX_INTERVAL_S:
             limit = f"a number of seconds from {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g}, or 0"
-            shown = interval_s if math.isfinite(interval_s) else str(interval_s)
-            raise InvalidValueError("interval_s", shown, limit)
+            raise InvalidValueError("interval_s", interval_s, limit)
         if self.num_watchers >= MAX_WATCHERS:
             raise OverloadedError(f"too many watchers on this replica (limit {MAX_WATCHERS})")
         self.num_watchers += 1

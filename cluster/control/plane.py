@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -49,6 +50,8 @@ EXPIRED = "expired"
 """The reason of the version that is made when the operators' settings expire."""
 
 _TICK_S = 1.0
+_MAX_REMEMBERED = 64
+"""Replicas that have left or become silent, whose reports may still arrive."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,8 @@ class ControlPlane:
         self._changed = asyncio.Event()
         self._reports: dict[str, _Received] = {}
         self._departed = Counts()
+        self._left: deque[str] = deque(maxlen=_MAX_REMEMBERED)
+        self._silent: dict[str, Counts] = {}  # parts of `_departed`, the earliest first
         self._history = FleetHistory()
         self._num_lost = 0
         self._ticking: asyncio.Task[None] | None = None
@@ -172,13 +177,17 @@ class ControlPlane:
         return self._state
 
     async def report(self, report: ReplicaReport, uptime_s: float) -> None:
-        """Store a replica's report, unless a later one has arrived.
+        """Store a replica's report, unless a later one has arrived, or the replica has left.
 
-        Calls may overtake each other, and counters must never decrease.
+        Calls may overtake each other, and counters must never decrease. A replica that was silent
+        may return: its report has what was counted when it was taken for lost.
         """
         before = self._reports.get(report.replica_id)
-        if before is not None and uptime_s < before.uptime_s:
+        is_outdated = before is not None and uptime_s < before.uptime_s
+        if is_outdated or report.replica_id in self._left:
             return
+        if (counted := self._silent.pop(report.replica_id, None)) is not None:
+            self._departed = self._departed.minus(counted)
         self._reports[report.replica_id] = _Received(report, uptime_s, self._clock())
         self._request_rate.report(report.replica_id, report.counts.num_requests)
         self.tick()
@@ -187,6 +196,7 @@ class ControlPlane:
 
     async def leave(self, replica_id: str, *, has_failed: bool) -> None:
         """Remove a replica that ends."""
+        self._left.append(replica_id)
         if self._forget(replica_id):
             self._num_lost += has_failed
 
@@ -196,6 +206,7 @@ class ControlPlane:
         for replica_id, each in list(self._reports.items()):
             if now_s - each.received_at_s > SILENCE_LIMIT_S:
                 self._forget(replica_id)
+                self._remember(replica_id, each.report.counts)
                 self._num_lost += 1
         self.tick()
         return ServiceStatus(
@@ -297,6 +308,12 @@ class ControlPlane:
         if received is not None:
             self._departed = self._departed.plus(received.report.counts)
         return received is not None
+
+    def _remember(self, replica_id: str, counts: Counts) -> None:
+        """Keep the counts of a silent replica apart, in case it returns."""
+        self._silent[replica_id] = counts
+        if len(self._silent) > _MAX_REMEMBERED:
+            del self._silent[next(iter(self._silent))]
 
 
 def _returning_refusals(method: Any) -> Any:

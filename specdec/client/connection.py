@@ -18,7 +18,14 @@ from specdec.types.errors import InvalidValueError
 MAX_ATTEMPTS = 4
 """Attempts of a call: the first, and three after pauses of up to 0.2, 0.4 and 0.8 s."""
 
-_READ_ONLY = ("GetSpeculation", "GetStatus", "ListReplicas", "ListDrafters", "ListAuditLog")
+_READ_ONLY = (
+    "GetSpeculation",
+    "GetStatus",
+    "ListReplicas",
+    "ListDrafters",
+    "ListAdapters",
+    "ListAuditLog",
+)
 _RETRIED = [
     {"service": "specdec.v1.InferenceService"},
     *({"service": "specdec.v1.AdminService", "method": method} for method in _READ_ONLY),

@@ -51,19 +51,15 @@ def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int)
         raise InvalidValueError("speculation.method", method, reason)
 
 
-def check_answer_in_one_message(
-    params: SamplingParams, max_tokens: int, *, may_stream: bool = True
-) -> None:
+def check_answer_in_one_message(params: SamplingParams, max_tokens: int) -> None:
     """Raise InvalidValueError for more log-probabilities than one message can carry.
 
-    max_tokens: of each choice. may_stream: whether a stream needs no limit, as it has a message
-    for each step; not one whose messages have all of the answer so far.
+    max_tokens: of each choice. A stream needs no limit, as it has a message for each step.
     """
     num_best, num_tokens = params.logprobs, params.n * max_tokens
     if num_best is not None and (1 + num_best) * num_tokens > MAX_ANSWER_LOGPROBS:
         limit = f"low enough that {num_tokens} tokens (n times max_tokens) have at most "
-        limit += f"{MAX_ANSWER_LOGPROBS} in all, each token's own included"
-        limit += ", or be streamed" if may_stream else ""
+        limit += f"{MAX_ANSWER_LOGPROBS} in all, each token's own included, or be streamed"
         raise InvalidValueError("logprobs", num_best, limit)
 
 

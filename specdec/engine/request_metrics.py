@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 class AbortedError(Exception):
     """A request was aborted by id, not by closing its stream."""
 
+    def __str__(self) -> str:
+        return "the request was aborted by its id"
+
 
 LEFT = asyncio.CancelledError | GeneratorExit | AbortedError
 """Errors that count as an abort by the client."""

@@ -101,15 +101,23 @@ class ChatTemplate:
 def decoded_arguments(arguments: object) -> object:
     """Decode the arguments of a tool call: JSON text in the OpenAI API, objects in templates.
 
-    Invalid JSON is returned unchanged, since a model may have generated it.
+    Invalid JSON is returned unchanged, since a model may have generated it. So is half a character,
+    as U+FFFD: a prompt is valid Unicode.
     """
     if not isinstance(arguments, str):
         return arguments
     try:
         decoded: object = json.loads(arguments)
+        if "\\ud" in arguments.lower():
+            decoded = json.loads(_without_lone_surrogates(json.dumps(decoded, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return arguments
     return arguments if decoded is None else decoded
+
+
+def _without_lone_surrogates(text: str) -> str:
+    """Replace lone surrogates by U+FFFD; pairs become characters."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 @lru_cache

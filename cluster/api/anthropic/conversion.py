@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -40,7 +40,11 @@ def to_chat(
     """
     messages = list(_messages(request))
     require_count("messages", len(messages), 1, MAX_CHAT_MESSAGES, "with the results of calls")
-    fields: dict[str, Any] = {"messages": messages, "model": request.model}
+    fields: dict[str, Any] = {
+        "messages": messages,
+        "model": request.model,
+        "continue_final_message": _is_prefill(messages[-1]),
+    }
     if request.tools:
         fields["tools"] = [
             {
@@ -67,6 +71,12 @@ def to_chat(
         return ChatRequest(**fields)
     except ValidationError as error:
         raise invalid_value(error, fields) from error
+
+
+def _is_prefill(message: Mapping[str, Any]) -> bool:
+    """Return whether a last message is the beginning of the answer, which continues it."""
+    is_text = bool(message["content"]) and "tool_calls" not in message
+    return message["role"] == "assistant" and is_text
 
 
 def _tool_choice(request: CountTokensRequest) -> dict[str, Any]:

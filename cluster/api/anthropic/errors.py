@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import Response
-from fastapi.responses import JSONResponse
-
 from cluster.api.openai.errors import Failure
-from cluster.api.openai.request_handler import RequestHandler
+from cluster.api.sse import json_event
 
 _TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
@@ -29,9 +26,6 @@ def error_body(failure: Failure) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": failure.details.message}}
 
 
-class MessagesHandler(RequestHandler):
-    """Wrapper of the routes, with Anthropic's errors."""
-
-    def failure_response(self, failure: Failure) -> Response:
-        """Return the response of a request that has sent no status yet."""
-        return JSONResponse(error_body(failure), failure.status, dict(failure.headers))
+def error_event(failure: Failure) -> bytes:
+    """Return the last event of a stream that fails; clients ignore events without a name."""
+    return json_event("error", error_body(failure))

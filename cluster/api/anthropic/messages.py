@@ -9,12 +9,19 @@ from typing import Any
 from pydantic import Field
 
 from cluster.api.anthropic.conversion import to_chat
-from cluster.api.anthropic.errors import error_body
+from cluster.api.anthropic.errors import error_event
 from cluster.api.anthropic.schema import MessagesRequest
 from cluster.api.openai.builders import RequestContext, ResponseBuilder
 from cluster.api.openai.chat import ChatBuilder, prepare_chat
 from cluster.api.openai.errors import Failure
-from cluster.api.openai.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from cluster.api.openai.pieces import (
+    CallArguments,
+    CallStart,
+    Content,
+    Piece,
+    Reasoning,
+    json_text,
+)
 from cluster.api.openai.reasoning import SYNTAXES
 from cluster.api.openai.schema import ResponseModel
 from cluster.api.openai.streams import PromptOutput
@@ -42,7 +49,7 @@ class MessageBody(ResponseModel):
 
     def to_json(self) -> str:
         """Serialize to one line of JSON."""
-        return json.dumps(self.message, ensure_ascii=False)
+        return json_text(self.message)
 
 
 class MessagesBuilder(ResponseBuilder):
@@ -98,7 +105,7 @@ class MessagesBuilder(ResponseBuilder):
 
     def failed(self, failure: Failure) -> list[bytes]:
         """Encode an error as the last event."""
-        return [json_event("error", error_body(failure))]
+        return [error_event(failure)]
 
     def _changes(self, each: PromptOutput) -> Iterator[dict[str, Any]]:
         """Add an output and yield the changes of the blocks."""

@@ -8,16 +8,27 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from cluster.api.anthropic.conversion import to_chat
-from cluster.api.anthropic.errors import MessagesHandler
+from cluster.api.anthropic.errors import error_body
 from cluster.api.anthropic.messages import prepare_messages
 from cluster.api.anthropic.schema import CountTokensRequest, MessagesRequest
 from cluster.api.authentication import ApiKeys
 from cluster.api.openai.conversation import configured_tool_format, make_conversation, tool_use
+from cluster.api.openai.errors import Failure
+from cluster.api.openai.request_handler import RequestHandler
 from cluster.api.openai.routes import generate_response
+from cluster.api.openai.streams import cancel_on_disconnect
 from cluster.control.peers import Applications
 from cluster.replica.limits import check_model
 from cluster.replica.router import Router
 from specdec.types.request import TokenizeRequest
+
+
+class MessagesHandler(RequestHandler):
+    """Wrapper of the routes, with Anthropic's errors."""
+
+    def failure_response(self, failure: Failure) -> Response:
+        """Return the response of a request that has sent no status yet."""
+        return JSONResponse(error_body(failure), failure.status, dict(failure.headers))
 
 
 def messages_routes(
@@ -45,8 +56,12 @@ def messages_routes(
         form = configured_tool_format(router.config, template)
         tools = tool_use(chat, form, router.text.is_special)
         conversation = make_conversation(chat, tools, template, form)
-        async with context.deadline.enforce():
-            token_ids = await router.tokenize(TokenizeRequest(conversation, model, False))
-        return JSONResponse({"input_tokens": len(token_ids)})
+
+        async def answer() -> Response:
+            async with context.deadline.enforce():
+                token_ids = await router.tokenize(TokenizeRequest(conversation, model, False))
+            return JSONResponse({"input_tokens": len(token_ids)})
+
+        return await cancel_on_disconnect(request, answer())
 
     return routes

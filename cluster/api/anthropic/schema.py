@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from cluster.api.openai.chat_schema import MAX_PARTS, MAX_TOOLS
 from cluster.api.openai.sampling_fields import Speculation
@@ -13,7 +14,7 @@ from cluster.api.openai.schema import RequestModel, at_most, number, option
 from cluster.replica.limits import MAX_CHAT_MESSAGES
 from specdec.types.sampling_params import MAX_STOP_STRINGS
 
-_TEXT_ONLY = "text: the models read text only"
+_BLOCK_TYPES = ("text", "tool_use", "tool_result", "thinking")
 
 
 class TextBlock(RequestModel):
@@ -53,8 +54,19 @@ class ThinkingBlock(RequestModel):
     signature: str | None = option("accepted and ignored")
 
 
+def _require_known(block: Any) -> Any:
+    """Refuse other blocks than these, such as images, with the reason."""
+    if isinstance(block, dict) and block.get("type") not in _BLOCK_TYPES:
+        known = ", ".join(_BLOCK_TYPES)
+        message = f"Input should be a block of type {known}: the models read text only"
+        raise PydanticCustomError("block_type", message)
+    return block
+
+
 _Block = Annotated[
-    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")
+    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock,
+    Field(discriminator="type"),
+    BeforeValidator(_require_known),
 ]
 
 

@@ -20,7 +20,7 @@ from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import error_response
 from cluster.api.http.csrf import require_own_reader, require_same_origin
 from cluster.api.openai.request_handler import JsonRequest
-from cluster.api.openai.streams import Deadline, EventStream, chained
+from cluster.api.openai.streams import Deadline, EventStream, cancel_on_disconnect, chained
 from cluster.api.sse import event_response, json_event
 from cluster.replica.router import Router
 from specdec.types.errors import InvalidValueError, NotReadyError
@@ -135,7 +135,8 @@ def make_dashboard(
 async def _generate(router: Router, request: Request, lease: Lease) -> EventStream:
     """Return the answer, which releases the lease at its end."""
     require_same_origin(request)
-    events = await try_it.begin(router, try_it.decode_try_it(await _json(request)))
+    call = try_it.decode_try_it(await _json(request))
+    events = await cancel_on_disconnect(request, try_it.begin(router, call))
     stream = EventStream(events, events, Deadline.after(router.config.request_timeout_s))
     stream.lease = lease
     return stream

@@ -114,11 +114,20 @@ def error_response(error: Exception) -> Response:
     status = status_of(error)
     details: dict[str, Any] = {"message": status.message}
     if isinstance(error, InvalidValueError):
-        details |= {"field": error.field, "value": error.value, "limit": error.limit}
+        details |= {"field": error.field, "value": _shown(error.value), "limit": error.limit}
     elif isinstance(error, VersionConflictError):
         details |= {"field": "expected_version", "value": error.expected, "limit": error.present}
     body = json.dumps({"error": details}, ensure_ascii=False, default=str)
     return Response(body, status.http_code, status.headers, _JSON)
+
+
+def _shown(value: Any) -> Any:
+    """Return a value as it is if JSON has it, as it has no NaN and no infinity; else its text."""
+    try:
+        json.dumps(value, default=str, allow_nan=False)
+    except ValueError:
+        return str(value)
+    return value
 
 
 async def _get_speculation(admin: AdminServicer, request: Request) -> Response:

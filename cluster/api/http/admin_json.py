@@ -8,6 +8,7 @@ from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any
 
+from cluster.api.json_body import read_json
 from specdec.config.fields import refuse_unknown
 from specdec.types.adapters import (
     AdapterOrder,
@@ -116,7 +117,7 @@ def _read_object(
 def _read_names(body: bytes, names: Iterable[str]) -> dict[str, Any]:
     """Parse a JSON object with some of `names`."""
     try:
-        mapping = json.loads(body)
+        mapping = read_json(body)
     except (ValueError, RecursionError) as error:
         raise InvalidValueError("body", f"{len(body)} bytes", "a JSON object") from error
     if not isinstance(mapping, dict):

@@ -14,6 +14,7 @@ import uvicorn.config
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cluster.api.anthropic.errors import error_event
 from cluster.api.byte_budget import ByteBudget
 from cluster.api.http.bodies import BoundedBody
 from cluster.api.http.limits import HttpLimits
@@ -122,7 +123,7 @@ class EndStreams:
 
         await self._app(scope, receive, observe)
         if is_open:  # for a client that has disconnected, `send` has no effect
-            await send({"type": "http.response.body", "body": _lost()})
+            await send({"type": "http.response.body", "body": _lost(scope["path"])})
 
 
 def _is_event_stream(start: Message) -> bool:
@@ -132,6 +133,8 @@ def _is_event_stream(start: Message) -> bool:
     )
 
 
-def _lost() -> bytes:
+def _lost(path: str) -> bytes:
     failure = failure_of(ApiError(503, LOST_MESSAGE, "service_unavailable"))
+    if path.endswith("/v1/messages"):
+        return error_event(failure)
     return event(failure.body.model_dump_json())

@@ -27,6 +27,7 @@ from cluster.api.sse import event
 from cluster.replica.router import Router
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.input_processor import check_answer_in_one_message
+from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation, GenerateRequest, TokenizeRequest
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling_params import LOSSY_VERIFIERS, SamplingParams, VerifierName
@@ -63,6 +64,20 @@ class ResponseInfo:
         """Make the fields for a request whose seed is set. model: as in the request."""
         assert params.seed is not None, "with_seed has set the seed"
         return cls(id, model or router.config.served_model_name, params.seed)
+
+
+def check_batch_admission(router: Router, model: str, num_prompts: int, num_choices: int) -> None:
+    """Check the admission of several prompts together. num_choices: of all of them.
+
+    Raise the errors of `Router.check_admission`; what never fits names the prompts.
+    """
+    try:
+        router.check_admission(model, num_choices)
+    except InvalidValueError as error:
+        if num_prompts == 1:
+            raise
+        given = f"{num_prompts} prompts with {num_choices} choices in all"
+        raise InvalidValueError("prompt", given, error.limit) from error
 
 
 async def prompt_token_ids(

@@ -152,7 +152,8 @@ class ChatBuilder(ChoicesBuilder["ChatWriter"]):
             return encoded
         openings = [writer.opening() for writer in self.writers]
         fields = self._prompt_fields(each.output)
-        return [self.encode_chunk(openings, has_usage=False, **fields), *encoded]
+        has_usage = self._options.continuous_usage_stats
+        return [self.encode_chunk(openings, has_usage=has_usage, **fields), *encoded]
 
     def chunk(self, choices: Sequence[ChatChunkChoice], **fields: Any) -> ChatChunk:
         """Build a chunk."""

@@ -11,6 +11,7 @@ from cluster.api.openai.builders import (
     ChoiceWriter,
     RequestContext,
     ResponseInfo,
+    check_batch_admission,
     generate_call,
     params_for_prompt,
     prompt_token_ids,
@@ -55,7 +56,8 @@ async def prepare_completion(
     params, prompts = completion_params(request), _prompts(request)
     request.check_resumption(params, echo=request.echo, prompt=_several(prompts))
     params = with_seed(params, router)
-    router.check_admission(request.model or "", params.n * len(prompts))
+    num_prompts = len(prompts)
+    check_batch_admission(router, request.model or "", num_prompts, params.n * num_prompts)
     calls, echoes = list[GenerateRequest](), list[Echo]()
     for index, prompt in enumerate(prompts):
         token_ids = await prompt_token_ids(

@@ -32,6 +32,7 @@ _TYPES_AND_CODES: Mapping[int, tuple[str, str | None]] = {
     421: (INVALID_REQUEST, "host_not_allowed"),
     429: ("rate_limit_error", "rate_limit_exceeded"),
     431: (INVALID_REQUEST, "headers_too_large"),
+    499: (INVALID_REQUEST, "request_aborted"),
     500: ("server_error", None),
     503: ("service_unavailable_error", "service_unavailable"),
     504: ("timeout_error", None),

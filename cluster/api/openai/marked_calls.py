@@ -19,6 +19,7 @@ from cluster.api.openai.pieces import (
     ContentWriter,
     Piece,
     first_mark,
+    json_text,
 )
 from cluster.api.openai.tool_format import Tool, deepseek_mark
 from cluster.api.openai.tool_parser import JsonSpan, arguments_text, json_or_none
@@ -155,7 +156,7 @@ class MarkedCallParser:
             return
         start = self._next_call(tool.name)
         yield start
-        yield CallArguments(start.index, json.dumps(arguments, ensure_ascii=False))
+        yield CallArguments(start.index, json_text(arguments))
 
     def _finish_call(self, rest: str) -> Iterator[Piece]:
         if self._syntax.tags is not None and rest.rstrip().endswith(_LAST_TAGS):

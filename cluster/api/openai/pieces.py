@@ -5,9 +5,10 @@ Parsers are incremental. The joined pieces do not depend on how the text is spli
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,19 @@ class PlainParser:
     def finish(self) -> Iterator[Piece]:
         """Yield nothing: all was yielded."""
         yield from ()
+
+
+def json_text(value: Any) -> str:
+    """Serialize to JSON that can be sent as UTF-8: lone surrogates are escaped.
+
+    A model can write half of a character in a JSON string, as the first of two escapes.
+    """
+    return escape_lone_surrogates(json.dumps(value, ensure_ascii=False))
+
+
+def escape_lone_surrogates(text: str) -> str:
+    """Return JSON text with lone surrogates as the escapes of JSON."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 class Mark(NamedTuple):

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from cluster.api.openai.pieces import CallArguments, CallStart, Content, Piece
+from cluster.api.openai.pieces import CallArguments, CallStart, Content, Piece, json_text
 from cluster.api.openai.tool_format import Tool
 
 _START, _END = "<|python_start|>", "<|python_end|>"
@@ -83,7 +83,7 @@ class PythonicCallParser:
             start = CallStart(self.num_calls, name)
             self.num_calls += 1
             yield start
-            yield CallArguments(start.index, json.dumps(arguments, ensure_ascii=False))
+            yield CallArguments(start.index, json_text(arguments))
         if self._scan.is_broken:
             self._state = "text"
 

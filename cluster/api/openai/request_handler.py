@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from cluster.api.authentication import ApiKeys, Lease
+from cluster.api.errors import CLIENT_CLOSED_REQUEST
 from cluster.api.http.csrf import require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, find_peer, forward
+from cluster.api.json_body import read_json
 from cluster.api.openai.builders import RequestContext
 from cluster.api.openai.errors import Failure, failure_of
 from cluster.api.openai.schema import RequestModel
 from cluster.api.openai.streams import (
-    ClientDisconnectedError,
     Deadline,
     EventStream,
     cancel_on_disconnect,
@@ -34,8 +36,6 @@ from specdec.types.errors import InvalidValueError, SpecdecError, UnknownModelEr
 REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"
 MAX_JSON_DEPTH = 64
-CLIENT_CLOSED_REQUEST = 499
-"""Status for the access log after the client has disconnected, as in nginx."""
 
 RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -83,15 +83,10 @@ class RequestHandler:
                 require_same_origin(request)
             request.state.lease = lease
             response = await handle(JsonRequest(request.scope, request.receive))
-        except ClientDisconnectedError:
-            response = Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
-            if isinstance(error, HTTPException) and isinstance(error.__cause__, SpecdecError):
-                error = error.__cause__  # FastAPI wraps an error while reading a body
+            lease.release()  # before the response, which can fail, too
             names = getattr(request.state, "field_names", model.api_names if model else {})
-            failure = failure_of(error, model, names)
-            self.count(failure)
-            response = self.failure_response(failure)
+            response = self._failed(_unwrapped(error), model, names)
         except BaseException:
             lease.release()
             raise
@@ -102,6 +97,16 @@ class RequestHandler:
         if self.get_router().config.ingress == "embedded":  # Serve adds it to its own responses
             response.headers[REQUEST_ID_HEADER] = request.state.request_id
         return response
+
+    def _failed(
+        self, error: Exception, model: type[RequestModel] | None, names: Mapping[str, str]
+    ) -> Response:
+        """Count an error and return its response; a client that has left gets none."""
+        if isinstance(error, ClientDisconnect):
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        failure = failure_of(error, model, names)
+        self.count(failure)
+        return self.failure_response(failure)
 
     def failure_response(self, failure: Failure) -> Response:
         """Return the response of a request that has sent no status yet."""
@@ -132,6 +137,12 @@ class RequestHandler:
             return self.get_keys().admit(authorization)
         self.get_keys().check(authorization)
         return Lease()
+
+
+def _unwrapped(error: Exception) -> Exception:
+    """Return an error of reading a body, which FastAPI wraps, or the error itself."""
+    cause = error.__cause__ if isinstance(error, HTTPException) else None
+    return cause if isinstance(cause, SpecdecError | ClientDisconnect) else error
 
 
 def authorization_of(request: Request) -> str | None:
@@ -167,19 +178,15 @@ class JsonRequest(Request):
         body = await self.body()
         limit = f"JSON in UTF-8, nested at most {MAX_JSON_DEPTH} levels deep"
         try:
-            content = json.loads(body)
+            content = read_json(body)
         except json.JSONDecodeError:
             raise
+        except UnicodeEncodeError as error:
+            raise InvalidValueError("body", "malformed", "JSON without lone surrogates") from error
         except (ValueError, RecursionError) as error:  # not UTF-8, or very long numbers
             raise InvalidValueError("body", "malformed", limit) from error
         if _is_deeper(content, MAX_JSON_DEPTH):
             raise InvalidValueError("body", "too deep", limit)
-        if b"\\ud" in body.lower():
-            try:
-                json.dumps(content, ensure_ascii=False).encode()
-            except UnicodeEncodeError as error:  # JSON can escape them, but they are not text
-                limit = "JSON without lone surrogates"
-                raise InvalidValueError("body", "malformed", limit) from error
         return content
 
 

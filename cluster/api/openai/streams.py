@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from cluster.api.authentication import Lease
@@ -68,7 +69,7 @@ class PromptOutput:
     output: EngineOutput
 
 
-class ClientDisconnectedError(Exception):
+class ClientDisconnectedError(ClientDisconnect):
     """The client closed the connection before the response was complete."""
 
 

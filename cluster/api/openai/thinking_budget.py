@@ -10,14 +10,20 @@ or the start of a stop string. Here the text goes on, so that only what is certa
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from cluster.replica.router import Router
 from specdec.text.detokenizer import IncrementalDetokenizer
+from specdec.types.errors import OverloadedError
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput, FinishReason
+
+_RETRY_S = 0.05
+"""Between two attempts to continue an answer while the queue is full."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +49,13 @@ async def generate_within_budget(
 
     Raise what `Router.generate` and its outputs raise.
     """
-    most = router.max_tokens(call.params)
-    limited = replace(
-        call.params,
-        max_tokens=min(budget.num_tokens, most),
-        min_tokens=min(call.params.min_tokens, budget.num_tokens, most),
-    )
+    assert isinstance(call.prompt, tuple), "a chat that was not tokenized"
+    room = max(1, router.max_model_len - len(call.prompt))
+    most, asked = min(router.max_tokens(call.params), room), call.params.max_tokens
+    first = min(budget.num_tokens, most)
+    if asked is not None and asked > room:  # refused by the engine, which must see it now
+        first = asked
+    limited = replace(call.params, max_tokens=first, min_tokens=min(call.params.min_tokens, first))
     token_ids, text, last = list[int](), "", None
     detokenizer = IncrementalDetokenizer.of(router.text.tokenizer, call.params)
     async for output in _outputs(router, replace(call, params=limited)):
@@ -72,7 +79,7 @@ async def generate_within_budget(
         if stop is not None:
             return
     resumed = replace(call, resume_token_ids=tuple(token_ids))
-    async for output in _outputs(router, resumed):
+    async for output in _continuation(router, resumed):
         yield output._replace(
             speculation=last.speculation.plus(output.speculation),
             prediction=last.prediction.plus(output.prediction),
@@ -120,6 +127,30 @@ def _forced(
         stop_reason=stop,
         is_last=stop is not None,
     )
+
+
+async def _continuation(
+    router: Router, call: GenerateRequest
+) -> AsyncGenerator[EngineOutput, None]:
+    """Yield the outputs of the second part.
+
+    Its first part has left its place. Where the queue is full, wait for another one, at most as
+    long as a request may be queued: a part of the answer has been sent.
+    """
+    ends_at_s = time.monotonic() + router.config.queue_timeout_s
+    while True:
+        outputs = _outputs(router, call)
+        try:
+            first = await anext(outputs)
+            break
+        except OverloadedError:
+            if time.monotonic() >= ends_at_s:
+                raise
+        await asyncio.sleep(_RETRY_S)
+    async with aclosing(outputs):
+        yield first
+        async for output in outputs:
+            yield output
 
 
 async def _outputs(router: Router, call: GenerateRequest) -> AsyncGenerator[EngineOutput, None]:

@@ -7,7 +7,14 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any, Literal
 
-from cluster.api.openai.pieces import CallArguments, CallStart, Content, Piece
+from cluster.api.openai.pieces import (
+    CallArguments,
+    CallStart,
+    Content,
+    Piece,
+    escape_lone_surrogates,
+    json_text,
+)
 from cluster.api.openai.tool_format import ToolFormat
 
 _ARGUMENTS_KEYS = ("arguments", "parameters")
@@ -211,8 +218,8 @@ def arguments_text(call: dict[str, Any]) -> str:
     """Return the arguments as JSON text; some models write them as a JSON string."""
     arguments: Any = next((call[key] for key in _ARGUMENTS_KEYS if key in call), {})
     if isinstance(arguments, str):
-        return arguments
-    return json.dumps(arguments if arguments is not None else {}, ensure_ascii=False)
+        return escape_lone_surrogates(arguments)
+    return json_text(arguments if arguments is not None else {})
 
 
 def _content(text: str) -> Iterator[Content]:

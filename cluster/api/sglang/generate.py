@@ -8,14 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 
 from cluster.api.openai.builders import (
     RequestContext,
     ResponseBuilder,
+    check_batch_admission,
     params_for_prompt,
     with_seed,
 )
+from cluster.api.openai.logprobs import LOWEST_LOGPROB
 from cluster.api.openai.sampling_fields import token_biases
 from cluster.api.openai.schema import ResponseModel
 from cluster.api.openai.streams import DONE, PromptOutput
@@ -29,8 +32,9 @@ from cluster.api.sse import event
 from cluster.replica.limits import MAX_TOKEN_IDS, check_model, check_request_id
 from cluster.replica.router import Router
 from specdec.config.engine import MAX_STREAM_INTERVAL
-from specdec.engine.input_processor import check_answer_in_one_message
+from specdec.engine.input_processor import MAX_ANSWER_LOGPROBS
 from specdec.text.vocab_bytes import TokenBytes
+from specdec.types.errors import InvalidValueError
 from specdec.types.messages import Logprobs
 from specdec.types.request import GenerateRequest as EngineCall
 from specdec.types.request import TokenizeRequest
@@ -73,9 +77,11 @@ async def prepare_generate(
     ids = _request_ids(request, context.request_id)
     models = [check_model(each) for each in request.of_each("lora_path", "")]
     for model in dict.fromkeys(models):
-        router.check_admission(model, sum(each.n or 1 for each in sampling))
+        num_choices = sum(each.n or 1 for each in sampling)
+        check_batch_admission(router, model, len(prompts), num_choices)
     calls: list[EngineCall] = []
     options: list[PromptOptions] = []
+    num_logprobs = 0
     for index, prompt in enumerate(prompts):
         if isinstance(prompt, str):
             prompt = await router.tokenize(TokenizeRequest(prompt, models[index]))
@@ -88,7 +94,8 @@ async def prepare_generate(
             with_seed(params, router), index, is_seed_given=is_seed_given or index == 0
         )
         interval = None if request.stream else MAX_STREAM_INTERVAL
-        check_answer_in_one_message(params, router.max_tokens(params), may_stream=False)
+        num_logprobs += _num_logprobs(own, params, router.max_tokens(params))
+        _check_num_logprobs(num_logprobs, own)
         calls.append(
             EngineCall(
                 token_ids,
@@ -101,6 +108,23 @@ async def prepare_generate(
         )
         options.append(own)
     return GenerateBuilder(request, calls, options, router.text.token_bytes)
+
+
+def _num_logprobs(options: PromptOptions, params: SamplingParams, max_tokens: int) -> int:
+    """Return the most log-probabilities of a prompt's answers, each token's own included."""
+    if options.num_best is None:
+        return 0
+    listed = len(options.token_ids) - options.logprob_start if options.lists_prompt else 0
+    return params.n * (1 + options.num_best) * (listed + (0 if options.is_hidden else max_tokens))
+
+
+def _check_num_logprobs(num_logprobs: int, options: PromptOptions) -> None:
+    """Limit those of all prompts and answers, which a stream repeats. Raise InvalidValueError."""
+    if num_logprobs > MAX_ANSWER_LOGPROBS:
+        limit = f"low enough that all prompts and answers have at most {MAX_ANSWER_LOGPROBS} in all"
+        raise InvalidValueError(
+            "top_logprobs_num", options.num_best, f"{limit}, each token's own included"
+        )
 
 
 def _request_ids(request: GenerateRequest, default: str) -> list[str]:
@@ -289,7 +313,8 @@ class Answer:
 
     def _entries(self, logprobs: Logprobs) -> list[list[Entry]]:
         """Return each position's tokens: its own first, then the best ones."""
-        rows = zip(logprobs.token_ids.tolist(), logprobs.logprobs.tolist(), strict=True)
+        values = np.maximum(logprobs.logprobs, LOWEST_LOGPROB).tolist()
+        rows = zip(logprobs.token_ids.tolist(), values, strict=True)
         return [
             [(value, token, self._text_of(token)) for token, value in zip(*row, strict=True)]
             for row in rows

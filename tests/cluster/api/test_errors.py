@@ -2,8 +2,10 @@ import logging
 
 import pytest
 from grpc import StatusCode
+from starlette.requests import ClientDisconnect
 
 from cluster.api.errors import INTERNAL_MESSAGE, ErrorStatus, status_of
+from specdec.engine.request_metrics import AbortedError
 from specdec.types import errors
 from specdec.types.errors import (
     BadLogitsError,
@@ -36,6 +38,8 @@ from specdec.types.errors import (
         (UnsupportedModelError("no such layer"), StatusCode.FAILED_PRECONDITION, 400),
         (BadLogitsError(num_output_tokens=7), StatusCode.INTERNAL, 500),
         (NoTokenLeftError(num_output_tokens=7), StatusCode.FAILED_PRECONDITION, 400),
+        (AbortedError("my-id"), StatusCode.CANCELLED, 499),
+        (ClientDisconnect(), StatusCode.CANCELLED, 499),
     ],
 )
 def test_errors_for_clients_keep_their_text(error, grpc_code, http_code, caplog):

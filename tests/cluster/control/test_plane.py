@@ -198,6 +198,29 @@ async def test_silent_and_failed_replicas_count_as_lost(plane, clock):
     assert status.num_lost_replicas == 2
 
 
+async def test_a_silent_replica_that_returns_is_counted_once(plane, clock):
+    await plane.report(ReplicaReport("r1", is_ready=True, counts=Counts(num_steps=3)), uptime_s=0)
+    clock.now_s += SILENCE_LIMIT_S + 1
+    assert (await plane.fleet()).totals.num_steps == 3, "of a replica that counts as lost"
+    for num_steps in (5, 6):
+        report = ReplicaReport("r1", is_ready=True, counts=Counts(num_steps=num_steps))
+        await plane.report(report, uptime_s=100 + num_steps)
+        assert (await plane.fleet()).totals.num_steps == num_steps
+    await plane.leave("r1", has_failed=False)
+    assert (await plane.fleet()).totals.num_steps == 6
+
+
+async def test_a_report_that_a_leave_has_overtaken_is_ignored(plane, clock):
+    report = ReplicaReport("r1", is_ready=True, counts=Counts(num_steps=3))
+    await plane.report(report, uptime_s=1)
+    await plane.leave("r1", has_failed=False)
+    await plane.report(report, uptime_s=2)
+    fleet = await plane.fleet()
+    assert (fleet.status.replicas, fleet.totals.num_steps) == ((), 3)
+    clock.now_s += SILENCE_LIMIT_S + 1
+    assert (await plane.status()).num_lost_replicas == 0
+
+
 @pytest.mark.parametrize(
     ("values", "field"),
     [

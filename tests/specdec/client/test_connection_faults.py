@@ -5,12 +5,13 @@ from contextlib import suppress
 import grpc
 import pytest
 
+from protos.specdec.v1 import admin_pb2
 from specdec.client import (
     AdminClient,
     Client,
     ClientError,
 )
-from specdec.client.connection import MAX_ATTEMPTS
+from specdec.client.connection import _READ_ONLY, MAX_ATTEMPTS
 from specdec.types.errors import InvalidValueError
 from tests.specdec.client.certificate import self_signed_certificate
 from tests.specdec.client.fake_service import FakeService, running
@@ -39,6 +40,12 @@ def test_a_call_is_retried_only_when_the_service_is_unavailable(
     with suppress(ClientError):
         assert client.generate("Why?").text == "Blue sky"
     assert len(service.requests) == num_calls
+
+
+def test_every_call_of_operators_that_reads_is_retried():
+    methods = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].methods
+    reading = {each.name for each in methods if each.name.startswith(("Get", "List"))}
+    assert set(_READ_ONLY) == reading
 
 
 def test_an_address_needs_a_port():

@@ -9,7 +9,7 @@ from fastapi import Request
 
 from cluster.api.anthropic import conversion
 from cluster.api.anthropic.conversion import to_chat
-from cluster.api.anthropic.messages import MessagesBuilder
+from cluster.api.anthropic.messages import MessageBody, MessagesBuilder, _complete
 from cluster.api.anthropic.schema import MessagesRequest
 from cluster.api.openai.pieces import CallArguments, CallStart, Content, Reasoning
 from cluster.api.openai.request_handler import authorization_of
@@ -65,6 +65,29 @@ async def test_a_message_has_the_text_of_a_chat(http):
     total = usage["input_tokens"] + usage["cache_read_input_tokens"]
     assert (total, usage["output_tokens"]) == (plain["usage"]["prompt_tokens"], 12)
     assert usage["speculation"]["is_lossless"]
+
+
+async def test_a_last_message_of_the_assistant_is_continued(http):
+    """The API's way to give the beginning of an answer; the response has what follows it."""
+    messages = [*BODY["messages"], {"role": "assistant", "content": "The baker"}]
+    message = await ask(http, messages=messages)
+    chat = {"messages": messages, "max_tokens": 12, "temperature": 0}
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    plain = (await http.post("/v1/chat/completions", json={**chat, **options})).json()
+    assert message["content"][0]["text"] == plain["choices"][0]["message"]["content"]
+    counted = await http.post(f"{URL}/count_tokens", json={"messages": messages})
+    assert counted.json() == {"input_tokens": plain["usage"]["prompt_tokens"]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", [{"type": "text", "text": "I ask."}, {"type": "tool_use", "id": "a", "name": "ask",
+                                              "input": {}}]],
+)  # fmt: skip
+async def test_what_is_no_beginning_of_an_answer_is_not_continued(content):
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": content}]
+    request = MessagesRequest(max_tokens=1, messages=messages)
+    assert not to_chat(request, None).continue_final_message
 
 
 async def test_a_stream_has_the_events_of_the_client(http):
@@ -144,7 +167,8 @@ async def test_a_key_may_be_in_the_header_of_the_client(headers, authorization):
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             400,
             "invalid_request_error",
-            "text",
+            "messages[0].content[0] is {'type': 'image', 'source': {}}; it must be a block of type "
+            "text, tool_use, tool_result, thinking: the models read text only",
         ),
     ],
 )
@@ -278,3 +302,9 @@ async def test_blocks_follow_the_pieces_of_an_answer():
     ]  # fmt: skip
     assert [each["index"] for each in changes if each["type"] == "content_block_stop"] == [0, 1, 2]
     assert [each["id"] for each in builder._blocks[2:]] == ["id-0", "id-1"]
+
+
+async def test_half_a_character_in_a_call_stays_an_escape_of_json():
+    block = {"type": "tool_use", "id": "a", "name": "ask", "input": r'{"who": "\ud83d"}'}
+    encoded = MessageBody(message={"content": [_complete(block)]}).to_json().encode()
+    assert json.loads(encoded)["content"][0]["input"] == {"who": "\ud83d"}

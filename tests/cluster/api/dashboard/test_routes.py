@@ -1,5 +1,7 @@
 """The routes of the dashboard: static files, headers, and rejected requests."""
 
+import asyncio
+import json
 import re
 from types import SimpleNamespace
 
@@ -16,16 +18,36 @@ TOKEN = "a-token-of-the-operators"
 QUESTION = {"prompt": "Hi", "max_tokens": 4}
 
 
+class StalledRouter:
+    """A router whose queue does not move."""
+
+    config = SimpleNamespace(request_timeout_s=5)
+
+    def __init__(self):
+        self.was_cancelled = False
+
+    async def generate(self, call):
+        try:
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+
+
 class RefusingRouter:
     async def generate(self, call):
         raise OverloadedError("too many waiting requests (limit 256)")
 
 
 def application(token=None, keys=None):
+    return TestClient(dashboard(RefusingRouter(), token, keys), base_url="http://service:8000")
+
+
+def dashboard(router, token=None, keys=None):
     app = FastAPI()
     admin = SimpleNamespace(access=AdminAccess(token, keys))
-    app.include_router(make_dashboard(RefusingRouter, lambda: admin))
-    return TestClient(app, base_url="http://service:8000")
+    app.include_router(make_dashboard(lambda: router, lambda: admin))
+    return app
 
 
 @pytest.fixture
@@ -163,3 +185,21 @@ def test_a_body_that_is_no_object_is_rejected(client, body):
     answer = client.post("/dashboard/generate", content=body, headers=headers)
     assert answer.status_code == 400
     assert answer.json()["error"]["field"] == "body"
+
+
+async def test_a_page_that_is_closed_ends_its_request_in_the_queue(caplog):
+    router, statuses = StalledRouter(), []
+    body = {"type": "http.request", "body": json.dumps(QUESTION).encode()}
+    messages = iter([body, {"type": "http.disconnect"}])
+
+    async def receive():
+        return next(messages)
+
+    async def send(message):
+        statuses.append(message.get("status"))
+
+    scope = {"type": "http", "method": "POST", "path": "/dashboard/generate", "query_string": b"",
+             "headers": [(b"content-type", b"application/json")]}  # fmt: skip
+    async with asyncio.timeout(2):
+        await dashboard(router)(scope, receive, send)
+    assert (router.was_cancelled, statuses[0], caplog.records) == (True, 499, [])

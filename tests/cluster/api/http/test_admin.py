@@ -136,10 +136,23 @@ async def test_a_change_on_a_full_disk_is_507_and_has_no_effect(http, monkeypatc
     assert (await http.get(URL)).json()["version"] == version - 1
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 5000])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"\xff", b"[" * 5000, rb'{"mode": "off", "reason": "\ud83d"}', rb'{"\ud83d": 1}'],
+)
 async def test_a_body_that_is_not_json(http, body):
     response = await http.put(URL, content=body, headers=JSON)
     assert (response.status_code, response.json()["error"]["field"]) == (400, "body")
+
+
+@pytest.mark.parametrize(("number", "shown"), [("NaN", "nan"), ("1e999", "inf"), ("-1", -1)])
+async def test_an_error_is_json_whatever_the_value(http, number, shown):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    response = await http.put(URL, content=f'{{"ttl_s": {number}}}', headers=JSON)
+    error = json.loads(response.text, parse_constant=refuse)["error"]
+    assert (response.status_code, error["field"], error["value"]) == (400, "ttl_s", shown)
 
 
 async def test_a_too_large_body(http):

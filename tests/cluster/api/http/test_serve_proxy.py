@@ -42,6 +42,15 @@ async def test_the_stream_of_a_lost_replica_ends_with_an_error_event(path):
     assert "lost" in error["message"]
 
 
+async def test_anthropics_client_receives_the_error_of_a_lost_replica():
+    answer = await post(proxy(STREAM, body(PART, more_body=True)), "/of-an-application/v1/messages")
+    name, data = answer.text.removeprefix(PART.decode()).strip().split("\n")
+    assert name == "event: error", "the client ignores events without a name"
+    error = json.loads(data.removeprefix("data: "))
+    assert (error["type"], error["error"]["type"]) == ("error", "overloaded_error")
+    assert "lost" in error["error"]["message"]
+
+
 async def test_a_complete_stream_is_sent_as_it_is():
     messages = (body(PART, more_body=True), body(b"data: [DONE]\n\n", more_body=False))
     answer = await post(proxy(STREAM, *messages))

@@ -241,3 +241,13 @@ async def test_what_cannot_be_resumed_is_refused(http, changes, field):
     response = await http.post(URL, json={**ASKED, "resume_token_ids": [5], **changes})
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith(field)
+
+
+async def test_prompts_that_never_fit_together_are_named(http):
+    """The queue takes 16 choices; a request with one for each prompt has not sent n."""
+    response = await http.post(URL, json={"prompt": ["a"] * 9, "n": 2, "max_tokens": 1})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "prompt")
+    assert "9 prompts with 18 choices in all" in error["message"]
+    response = await http.post(URL, json={"prompt": "a", "n": 17, "max_tokens": 1})
+    assert response.json()["error"]["param"] == "n"

@@ -37,6 +37,15 @@ def test_arguments_that_are_not_json_are_unchanged():
     assert made["tool_calls"][0]["function"]["arguments"] == "{"
 
 
+def test_half_a_character_in_arguments_does_not_end_a_conversation():
+    """A model can write it, and the client sends the answer back."""
+    given = r'{"who": "\ud83d baker \ud83d\ude00", "\ude00": 1}'
+    call = {**CALL, "function": {"name": "ask", "arguments": given}}
+    [made] = turns([message(role="assistant", tool_calls=[call])])
+    arguments = made["tool_calls"][0]["function"]["arguments"]
+    assert arguments == {"who": "\ufffd baker \U0001f600", "\ufffd": 1}
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [

@@ -1,5 +1,7 @@
 """Checks of requests before they run, and the format of errors."""
 
+import asyncio
+import json
 from types import SimpleNamespace
 
 import httpx
@@ -14,6 +16,7 @@ from cluster.api.http.limits import HttpLimits
 from cluster.api.openai.request_handler import MAX_JSON_DEPTH
 from specdec.types.errors import (
     CrashingRequestError,
+    InvalidValueError,
     NotReadyError,
     OverloadedError,
     TargetFailedError,
@@ -73,6 +76,71 @@ def beside(other):
         return forwarding.answer(other, request)
 
     return SimpleNamespace(applications=SimpleNamespace(find=find))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (rb'{"model": "\ud83d", "tokens": [1]}', "JSON without lone surrogates"),
+        (b'{"model": "\xed\xa0\xbd", "tokens": [1]}', "JSON in UTF-8"),
+    ],
+)
+async def test_a_body_is_text_that_can_be_sent_back(body, message):
+    """Such a text ended in an internal error where it was hashed, returned or quoted."""
+    async with client() as http:
+        refused = await http.post(URL, content=body, headers={"content-type": "application/json"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "body")
+    assert message in refused.json()["error"]["message"]
+
+
+async def test_an_error_that_cannot_be_encoded_occupies_no_slot():
+    router = Failing(InvalidValueError("tokens", 1, "what has no lone \ud83d"))
+    keys = [ApiKey("ann", KEY, max_concurrent_requests=1)]
+    app = application(router, keys)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        for status in (500, 200):
+            assert (await http.post(URL, json=BODY, headers=BEARER)).status_code == status
+            router.error = None
+
+
+async def status_after(router, **first):
+    """Return the status for a client that sends a message and disconnects."""
+    messages, statuses = [{"type": "http.request", **first}, {"type": "http.disconnect"}], []
+
+    async def receive():
+        return messages.pop(0)
+
+    async def send(message):
+        statuses.append(message.get("status"))
+
+    scope = {"type": "http", "method": "POST", "path": URL, "query_string": b"",
+             "headers": [(b"content-type", b"application/json")]}  # fmt: skip
+    await application(router, ())(scope, receive, send)
+    return statuses[0]
+
+
+async def test_a_client_that_leaves_while_it_sends_is_no_invalid_request():
+    router = Failing()
+    assert await status_after(router, body=b'{"tok', more_body=True) == 499
+    assert router.codes == []
+
+
+async def test_a_client_that_leaves_waits_for_no_tokenizer():
+    """It would keep its place among the prompts that wait."""
+    router, cancelled = Failing(), []
+
+    async def stalled(call):
+        try:
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            cancelled.append(call)
+            raise
+
+    router.detokenize = stalled
+    async with asyncio.timeout(2):
+        assert await status_after(router, body=json.dumps(BODY).encode()) == 499
+    assert len(cancelled) == 1
 
 
 async def test_the_request_id_is_returned_or_generated():

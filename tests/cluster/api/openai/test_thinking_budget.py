@@ -8,6 +8,7 @@ from cluster.api.openai.thinking_budget import ThinkingBudget, generate_within_b
 from cluster.replica.router import Generation
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SamplingParams
@@ -36,14 +37,21 @@ class WritingTarget(HashTarget):
 class EngineRouter:
     """The part of a router that a budget uses, on an engine in this process."""
 
+    config = SimpleNamespace(queue_timeout_s=5.0)
+    max_model_len = engine_config(0).max_model_len
+
     def __init__(self, directory, written):
         self.text = SimpleNamespace(tokenizer=Tokenizer(directory))
         self._directory, self._written = directory, written
+        self.num_calls = self.num_refusals = 0
 
     def max_tokens(self, params):
-        return params.max_tokens
+        return min(params.max_tokens or self.max_model_len, self.max_model_len)
 
     async def generate(self, call):
+        self.num_calls += 1
+        if 2 <= self.num_calls < 2 + self.num_refusals:
+            raise OverloadedError("too many waiting requests")
         engine = make_engine(self._directory, engine_config(0), WritingTarget(self._written))
         engine.add(EngineRequest.of(call, call.prompt, 0))
         return Generation(0, self._outputs(engine))
@@ -63,9 +71,13 @@ def encode(tokenizer, text):
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
-async def outputs_of(directory, written, num_tokens, **params):
-    """Return the outputs of a call with a budget whose target writes `written`."""
+async def outputs_of(directory, written, num_tokens, num_refusals=0, **params):
+    """Return the outputs of a call with a budget whose target writes `written`.
+
+    num_refusals: of the second part, for lack of a place in the queue.
+    """
     router = EngineRouter(directory, written)
+    router.num_refusals = num_refusals
     closing_ids = encode(router.text.tokenizer, f"\n{MARK}\n\n")
     values = {"temperature": 0.0, "max_tokens": len(written), "ignore_eos": True, **params}
     call = GenerateRequest(PROMPT, SamplingParams(**values), request_id="r")
@@ -117,3 +129,39 @@ async def test_a_stop_string_may_be_the_mark(tiny_model_dir, tokenizer):
     _, text = tokens_and_text(outputs)
     assert text == tokenizer.decode(written[:4]) + "\n"
     assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == (FinishReason.STOP, MARK)
+
+
+@pytest.mark.parametrize("num_tokens", [154, 155, 400])
+async def test_an_answer_without_max_tokens_ends_with_the_context(
+    tiny_model_dir, tokenizer, num_tokens
+):
+    """The budget may be larger than what the prompt leaves of the context."""
+    room = EngineRouter.max_model_len - len(PROMPT)
+    written = (encode(tokenizer, "So é st ") * room)[:room]
+    outputs = await outputs_of(tiny_model_dir, written, num_tokens, max_tokens=None)
+    token_ids, text = tokens_and_text(outputs)
+    assert token_ids == list(written[: min(num_tokens, room)])
+    assert text == tokenizer.decode(token_ids)
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_max_tokens_beyond_the_context_are_refused_before_the_first_token(tiny_model_dir):
+    router = EngineRouter(tiny_model_dir, (1,) * 200)
+    call = GenerateRequest(PROMPT, SamplingParams(temperature=0.0, max_tokens=156))
+    outputs = generate_within_budget(router, call, ThinkingBudget(4, (2,), (MARK,)))
+    with pytest.raises(InvalidValueError, match="max_tokens is 156"):
+        await anext(outputs)
+
+
+async def test_a_full_queue_does_not_end_an_answer_at_its_budget(tiny_model_dir, tokenizer):
+    written = encode(tokenizer, REASONED + ANSWER)
+    expected = await outputs_of(tiny_model_dir, written, 4)
+    found = await outputs_of(tiny_model_dir, written, 4, num_refusals=2)
+    assert tokens_and_text(found) == tokens_and_text(expected)
+    assert len(tokens_and_text(found)[0]) > 4
+
+
+async def test_a_queue_that_stays_full_ends_an_answer(tiny_model_dir, tokenizer, monkeypatch):
+    monkeypatch.setattr(EngineRouter, "config", SimpleNamespace(queue_timeout_s=0.0))
+    with pytest.raises(OverloadedError):
+        await outputs_of(tiny_model_dir, encode(tokenizer, REASONED), 4, num_refusals=9)

@@ -90,6 +90,26 @@ def test_an_output_that_is_cut_anywhere_is_read_alike_however_it_is_split(family
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", r'<tool_call>{"arguments": {"city": "\ud83d"}, "name": "time"}</tool_call>'),
+        (
+            "hermes",
+            r'<tool_call>{"arguments": "{\"city\": \"\ud83d\"}", "name": "time"}</tool_call>',
+        ),
+        ("mistral", r'[TOOL_CALLS] [{"name": "time", "arguments": {"city": "\ud83d"}}]'),
+        ("llama4_pythonic", r'[time(city="\ud83d")]'),
+        ("glm45", r'<tool_call>time{"city": "\ud83d"}</tool_call>'),
+    ],
+)
+def test_half_a_character_stays_an_escape_of_json(name, text):
+    """Otherwise the response could not be encoded, and the answer would be lost."""
+    _, _, [(_, given)] = read(parser_of(name), [text])
+    assert given.encode()
+    assert json.loads(given) == {"city": "\ud83d"}
+
+
+@pytest.mark.parametrize(
     "family", [each for each in FAMILIES if each.startswith(("deep", "kimi", "gpt", "hermes"))]
 )
 def test_arguments_in_json_are_passed_on_as_they_arrive(family):

@@ -10,6 +10,7 @@ import threading
 from types import SimpleNamespace
 
 import httpx
+import numpy as np
 import pytest
 
 from cluster.api.authentication import ApiKey, ApiKeys
@@ -19,6 +20,7 @@ from cluster.api.sglang.routes import _speculation_info
 from cluster.replica.orders import AbortOrder
 from specdec.config.speculative_keys import read_speculation
 from specdec.types.errors import OverloadedError
+from specdec.types.messages import Logprobs
 from specdec.types.request import Caller
 from tests.cluster.api.openai.conftest import ALONE
 
@@ -201,7 +203,7 @@ async def test_each_choice_of_a_stream_has_the_logprobs_of_the_prompt(http):
 
 
 async def test_the_logprobs_of_a_stream_are_limited_like_those_of_an_answer(http, monkeypatch):
-    monkeypatch.setattr("specdec.engine.input_processor.MAX_ANSWER_LOGPROBS", 20)
+    monkeypatch.setattr(generate, "MAX_ANSWER_LOGPROBS", 20)
     body = {"text": PROMPT, "sampling_params": GREEDY, "return_logprob": True}
     body["top_logprobs_num"] = 2
     for stream in (False, True):
@@ -209,6 +211,26 @@ async def test_the_logprobs_of_a_stream_are_limited_like_those_of_an_answer(http
         assert error["param"] == "top_logprobs_num"
         assert error["message"].endswith("at most 20 in all, each token's own included")
     assert len(await streamed(http, **{**body, "top_logprobs_num": 1})) > 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_logprobs"),
+    [
+        ({"text": [PROMPT] * 3}, 3 * 8),
+        ({"text": [PROMPT] * 3, "top_logprobs_num": 2}, 3 * 3 * 8),
+        ({"sampling_params": {**GREEDY, "n": 2}, "logprob_start_len": 0}, 2 * (8 + 5)),
+        ({"sampling_params": {"max_new_tokens": 0}}, 5),
+        ({"logprob_start_len": 3}, 8 + 2),
+    ],
+)
+async def test_logprobs_are_limited_over_all_prompts_and_answers(
+    http, monkeypatch, changes, num_logprobs
+):
+    body = {"text": PROMPT, "sampling_params": GREEDY, "return_logprob": True, **changes}
+    monkeypatch.setattr(generate, "MAX_ANSWER_LOGPROBS", num_logprobs)
+    await post(http, **body)
+    monkeypatch.setattr(generate, "MAX_ANSWER_LOGPROBS", num_logprobs - 1)
+    assert (await refusal(http, **body))["param"] == "top_logprobs_num"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -299,6 +321,14 @@ async def test_logprobs_are_those_of_the_openai_api(http):
     assert {len(each) for each in meta["output_top_logprobs"]} == {2}
 
 
+async def test_an_impossible_token_has_a_number():
+    """JSON has no minus infinity."""
+    logprobs = Logprobs(np.array([[7, 9]]), np.array([[-np.inf, -0.5]], np.float32), np.array([3]))
+    options = generate.PromptOptions((7,), 1, 0, False, False, False)
+    entries = generate.Answer(None, options, None)._entries(logprobs)
+    assert entries == [[(-9999.0, 7, None), (-0.5, 9, None)]]
+
+
 async def test_logprobs_of_an_answer_list_the_last_token_of_the_prompt_alone(http, tokenizer):
     found = await post(http, text=PROMPT, sampling_params=GREEDY, return_logprob=True)
     last = tokenizer.encode(PROMPT)[-1]
@@ -332,6 +362,7 @@ async def test_a_stop_string_is_matched(http):
         ({"text": ["a", "b"], "rid": ["x"]}, "rid length", "the number of prompts: 2"),
         ({"text": "a", "image_data": "b"}, "image_data", "the models read text only"),
         ({"input_ids": [10**6]}, "text[0]", "from 0 to"),
+        ({"text": ["a"] * 17}, "text", "17 prompts with 17 choices in all"),
         ({"text": "a", "top_logprobs_num": 99, "return_logprob": True}, "top_logprobs_num",
          "from 0 to 20"),
     ],
@@ -445,10 +476,13 @@ async def test_the_cache_is_flushed_while_nothing_runs(http, router):
     await running
 
 
-async def test_a_request_is_ended_by_its_id(http, router):
+async def test_a_request_is_ended_by_its_id(http, router, caplog):
+    """Its status is none that OpenAI's clients retry, as they retry 500."""
     running = await running_request(http, router, rid="long")
     assert (await http.post("/abort_request", json={"rid": "long"})).status_code == 200
-    assert (await asyncio.wait_for(running, 5)).status_code != 200
+    ended = await asyncio.wait_for(running, 5)
+    assert (ended.status_code, ended.json()["error"]["code"]) == (499, "request_aborted")
+    assert "AbortedError" not in caplog.text
     refused = await http.post("/abort_request", json={"abort_all": True, "rid": "x"})
     assert refused.json()["error"]["param"] == "abort_all"
 
