@@ -6,6 +6,7 @@ it. A failure prints one line to stderr, which is a JSON object if --json was gi
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import sys
@@ -31,6 +32,19 @@ class OneLineErrors(click.Group):
         """Parse the arguments, and record whether --json is among them."""
         ctx.meta[_AS_JSON] = _has_json_flag(args)
         return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of the first argument; the error of an unknown one names the nearest."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            nearest = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if not nearest:
+                raise
+            message = f"{error.message} Did you mean {nearest[0]!r}?"
+            raise click.UsageError(message, ctx) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and turn exceptions into messages and exit codes."""

@@ -72,6 +72,12 @@ def test_a_prompt_is_a_chat_message(generate, service, arguments, messages):
     assert [(turn.role, turn.content) for turn in request.chat.messages] == messages
 
 
+def test_a_prompt_goes_to_a_served_model(generate, service):
+    generate("--model", "sql", "Why?")
+    generate("Why?")
+    assert [request.model for request in service.requests] == ["sql", ""]
+
+
 def test_a_raw_prompt_is_sent_as_it_is(generate, service):
     generate("--raw", "Why?")
     assert service.requests[0].text == "Why?"
@@ -339,6 +345,13 @@ def test_wrong_usage(arguments):
     assert run_cli(*arguments).exit_code == 2
 
 
+def test_an_unknown_command_names_the_nearest():
+    result = run_cli("generat", "Why?")
+    assert result.exit_code == 2
+    assert "No such command 'generat'. Did you mean 'generate'?" in result.stderr
+    assert "Did you mean" not in run_cli("xyz").stderr
+
+
 def test_ctrl_c_is_quiet(generate, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -495,6 +508,8 @@ def test_tokens_one_per_line_and_their_number(service):
     assert service.requests[0].text == "ab"
     run_cli("tokenize", "--address", service.address, "--chat", "-", input="Why?\n")
     assert service.requests[1].chat.messages[0].content == "Why?"
+    run_cli("tokenize", "--address", service.address, "--model", "sql", "ab")
+    assert service.requests[2].model == "sql"
 
 
 def test_tokens_as_json(service):
