@@ -95,7 +95,8 @@ def running_service(
             _check_cluster(served)
         started += [each.application for each in served]
         for each in configs:
-            report(f"loading {each.served_model_name} on {each.tensor_parallel_size} rank(s)")
+            count = each.tensor_parallel_size
+            report(f"loading {each.served_model_name} on {count} rank{'s' if count > 1 else ''}")
         routes = deploy(served)
         elapsed_s = time.monotonic() - started_at
         report(_ready_message(configs, session.listening, routes[served[0].application], elapsed_s))
@@ -276,6 +277,6 @@ def _ready_message(
         f"{names} {verb} ready after {elapsed_s:.0f} s; press Ctrl-C to stop\n"
         f"  gRPC  {grpc_address}{model} (specdec.v1.InferenceService, AdminService, health, "
         "reflection)\n"
-        f"  HTTP  {url}/health, /ready and /metrics\n"
+        f"  HTTP  {url}/v1 (OpenAI API), {url}/dashboard; /health, /ready, /metrics\n"
         f"  try   {example}"
     )

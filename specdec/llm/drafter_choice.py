@@ -94,12 +94,13 @@ class DrafterChoice:
 
     def describe(self) -> str:
         """Return the choice and its reason for the log."""
-        by_speed = sorted(self.speedups.items(), key=lambda each: -each[1])
-        return (
-            f"drafter {self.name}, the fastest here by measured steps and the acceptance in its "
-            f"card; expected speed of one stream relative to no drafts ({self.tokens_per_s:.0f} "
-            f"tokens/s): {', '.join(f'{name} {speedup:.2f}' for name, speedup in by_speed)}"
-        )
+        by_speed = sorted(self.speedups, key=lambda name: -self.speedups[name])
+        speeds = [f"{name} {self.speedups[name] * self.tokens_per_s:.0f}" for name in by_speed]
+        line = f"drafter {self.name}; expected tokens/s of one stream: {', '.join(speeds)}"
+        line += f", no drafts {self.tokens_per_s:.0f}"
+        if self.name != by_speed[0]:
+            line += f" ({by_speed[0]} is not ahead by the required margin)"
+        return line
 
 
 def best_speedup(costs: CostTable, suite: SuiteAcceptance) -> float:

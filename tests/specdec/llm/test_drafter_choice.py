@@ -52,8 +52,16 @@ def test_a_drafter_has_to_be_faster_by_a_margin(seconds, expected):
     costs = {"first": table(0.01, 0.01, 0.01), "second": table(0.01, seconds, seconds)}
     found = DrafterChoice.of({"first": (LOOKUP[0],), "second": (NGRAM[0],)}, costs)
     assert found.name == expected
-    assert found.describe().startswith(f"drafter {expected}, the fastest here")
-    assert "second" in found.describe()
+    assert found.describe().startswith(f"drafter {expected}; expected tokens/s of one stream: ")
+
+
+def test_the_choice_is_described_by_speeds():
+    described = DrafterChoice("b", 100.0, {"a": 1.5, "b": 1.1}).describe()
+    speeds = "drafter b; expected tokens/s of one stream: a 150, b 110, no drafts 100"
+    assert described == f"{speeds} (a is not ahead by the required margin)"
+    assert DrafterChoice("a", 100.0, {"b": 1.1, "a": 1.5}).describe() == (
+        "drafter a; expected tokens/s of one stream: a 150, b 110, no drafts 100"
+    )
 
 
 def test_a_draft_model_has_to_be_faster_by_more_than_the_cost_of_its_process():
@@ -100,7 +108,7 @@ def test_auto_takes_the_fastest_and_measures_once(alias, measured):
         assert found.speculative_config == expected
         assert not found.speculative_config.is_auto
     assert len(calls) == 1
-    assert [each.split(",")[0] for each in lines] == [
+    assert [each.split(";")[0] for each in lines] == [
         "measuring the drafters of tiny (once for this machine and precision)",
         "drafter tiny-ngram",
         "drafter tiny-ngram",
