@@ -19,6 +19,8 @@ from specdec.config.kv_cache import KV_CACHE_DTYPES
 from specdec.config.quantization import QUANTIZATION_METHODS
 from specdec.models.resolve import packaged_directory
 from specdec.types.errors import ModelNotFoundError
+from specdec.types.responses import Usage
+from specdec.types.stats import SpeculationStats
 from specdec.worker import native_library_fault
 from tests.specdec.client.fake_service import CHUNKS, CHUNKS_OF_TWO_CHOICES, FakeService, running
 from tests.specdec.models.families import save_family
@@ -385,6 +387,13 @@ def test_timing_by_a_clock():
     timed = completion_result.receive(iter(chunks), shown.append, clock=lambda: next(ticks))
     assert shown == chunks
     assert (timed.first_token_s, timed.total_s) == (0.5, 2.0)
+
+
+def test_a_request_without_drafts_has_no_acceptance():
+    usage = Usage(4, 2, SpeculationStats())
+    chunks = (StreamChunk("r1", "a", (1, 2), "length", 42, usage),)
+    result = completion_result.CompletionResult(chunks, 0.5, 1.0)
+    assert result.summary == "2 tokens, first after 0.50 s, 2.0 tokens/s, no drafts"
 
 
 def modules_of(command):
