@@ -277,6 +277,7 @@ def _ready_message(
         f"{names} {verb} ready after {elapsed_s:.0f} s; press Ctrl-C to stop\n"
         f"  gRPC  {grpc_address}{model} (specdec.v1.InferenceService, AdminService, health, "
         "reflection)\n"
-        f"  HTTP  {url}/v1 (OpenAI API), {url}/dashboard; /health, /ready, /metrics\n"
+        f"  HTTP  {url}/v1 (OpenAI API), /health, /ready and /metrics\n"
+        f"  see   {url}/dashboard\n"
         f"  try   {example}"
     )

@@ -19,7 +19,12 @@ from importlib.metadata import version
 from statistics import harmonic_mean
 from typing import Any
 
-from specdec.config.hardware import available_cpus, default_cache_dir, processor_name
+from specdec.config.hardware import (
+    available_cpus,
+    default_cache_dir,
+    processor_name,
+    require_gpu,
+)
 from specdec.config.llm import Config, LLMConfig
 from specdec.config.model_aliases import ALIASES, ShippedDrafter
 from specdec.config.speculative import SpeculativeConfig
@@ -208,7 +213,12 @@ def _machine_key(config: LLMConfig, drafters: Sequence[ShippedDrafter], *, in_pr
 def measure_in_process(
     config: LLMConfig, drafters: Sequence[ShippedDrafter]
 ) -> dict[str, CostTable]:
-    """Measure in a separate process, whose memory and threads end with it. See MeasureSteps."""
+    """Measure in a separate process, whose memory and threads end with it. See MeasureSteps.
+
+    Raises also InvalidValueError for device cuda without a GPU.
+    """
+    if config.device == "cuda":
+        require_gpu()
     settings = {name: getattr(config, name) for name in _MEASURED_SETTINGS}
     keys = {each.name: each.keys(config.device) for each in drafters}
     order = json.dumps({"config": settings, "drafters": keys})

@@ -18,6 +18,7 @@ from specdec.llm.drafter_choice import (
 )
 from specdec.models.drafters.card import SuiteAcceptance
 from specdec.speculation.policy.cost_model import CostTable
+from specdec.types.errors import InvalidValueError
 from tests.specdec.llm.shipped import DRAFTERS, shipped_aliases
 
 LOOKUP = (SuiteAcceptance("a", 0.0, 0.5, (0.4, 0.2)), SuiteAcceptance("b", 0.0, 1.0, (0.1, 0.0)))
@@ -210,3 +211,9 @@ def test_a_process_that_hangs_is_ended(tiny_model_dir, monkeypatch):
     monkeypatch.setattr("specdec.llm.drafter_choice._TIMEOUT_S", 0.1)
     with pytest.raises(TrialError, match=r"not measured within 0\.1 s"):
         measure_in_process(LLMConfig(model=str(tiny_model_dir)), DRAFTERS)
+
+
+def test_without_a_gpu_device_cuda_is_refused_before_anything_is_measured(monkeypatch):
+    monkeypatch.setattr("specdec.config.hardware.num_gpus", lambda: 0)
+    with pytest.raises(InvalidValueError, match="device is 'cuda'; it must be cpu or auto"):
+        measure_in_process(LLMConfig(model="smollm2-135m-instruct", device="cuda"), DRAFTERS)
