@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cluster.config.secrets import API_KEY_VARIABLE, TOKEN_VARIABLE
 from specdec.types.errors import InvalidValueError, SpecdecError
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 DEBUG_VARIABLE = "SPECDEC_DEBUG"
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+_HINTS = {
+    "UNAUTHENTICATED": f" (here: ${API_KEY_VARIABLE}, or ${TOKEN_VARIABLE} for operators' commands)"
+}
+"""How commands give what a call lacked, by the gRPC status of the call."""
 _AS_JSON = "cluster.cli.errors.as_json"
 
 
@@ -58,8 +63,8 @@ class OneLineErrors(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # click handles these
         except Exception as error:
-            if _client_error(error) is not None:
-                _fail(ctx, error, str(error), as_json)
+            if (failed_call := _client_error(error)) is not None:
+                _fail(ctx, error, f"{error}{_HINTS.get(failed_call.code.name, '')}", as_json)
             if os.environ.get(DEBUG_VARIABLE) == "1":
                 raise
             reason = " ".join(f"{type(error).__name__}: {error}".split())

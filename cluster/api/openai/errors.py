@@ -94,20 +94,10 @@ def failure_of(
         case RequestValidationError():
             error = _validation_error(error, model)
         case HTTPException():
+            details = _details(error.status_code, str(error.detail), None, None)
             headers = error.headers or {}
-            details = _details(error.status_code, _http_message(error, headers), None, None)
             return Failure(error.status_code, details, StatusCode.INVALID_ARGUMENT, headers)
     return _engine_failure(error, names)
-
-
-def _http_message(error: HTTPException, headers: Mapping[str, str]) -> str:
-    """Return the message of an error of the routing, which has only the name of its status."""
-    match error.detail:
-        case "Not Found":
-            return "no such path; /openapi.json lists the API, /dashboard is for browsers"
-        case "Method Not Allowed":
-            return f"the method is not allowed; this path has {headers.get('Allow', 'others')}"
-    return str(error.detail)
 
 
 def _engine_failure(error: Exception, names: Mapping[str, str]) -> Failure:

@@ -231,6 +231,7 @@ def test_the_token_comes_from_a_file_or_the_environment(handle, tmp_path, monkey
         command = ["speculation", "get", "--address", address]
         rejected = CliRunner().invoke(main.main, command)
         assert rejected.stderr.startswith("error: this call needs the admin token")
+        assert "or $SPECDEC_ADMIN_TOKEN for operators' commands" in rejected.stderr
         assert CliRunner().invoke(main.main, [*command, "--token-file", str(path)]).exit_code == 0
         monkeypatch.setenv("SPECDEC_ADMIN_TOKEN", token)
         assert CliRunner().invoke(main.main, command).exit_code == 0
