@@ -67,7 +67,7 @@ def make_app(
         """Report an unknown path or method in the same format as all other errors."""
         path = request.url.path[:_MAX_PATH_CHARS]
         if error.status_code == 404:
-            error.detail = f"there is no {path}; /openapi.json lists the API"
+            error.detail = f"there is no {path}; see /dashboard and /openapi.json"
         elif error.status_code == 405:
             error.detail = f"{path} does not have the method {request.method}"
         return failure_of(error).respond()
