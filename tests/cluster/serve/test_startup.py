@@ -49,7 +49,7 @@ def test_a_port_in_use(start, setting):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        message = f"cannot listen on 127.0.0.1:{port}: address already in use"
+        message = rf"cannot listen on 127.0.0.1:{port} \({setting}\): address already in use"
         with pytest.raises(StartupError, match=message):
             start(**{setting: port})
 
