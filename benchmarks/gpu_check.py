@@ -17,6 +17,7 @@ import hashlib
 import os
 import sys
 import tempfile
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,11 @@ def _measurement(name: str, run: Run, limit_s: float) -> Part:
 
 
 PARTS = (
-    _gpu_check("attention kernels", check_attention_kernels),
+    _gpu_check("attention kernels", partial(check_attention_kernels, dtypes=(torch.bfloat16,))),
+    _gpu_check(
+        "attention kernels, other types",
+        partial(check_attention_kernels, dtypes=(torch.float16, torch.float32)),
+    ),
     _gpu_check("row kernels", check_row_kernels),
     _gpu_check("format kernels", check_format_kernels),
     _gpu_check("sampling kernels", check_sampling_kernels),
@@ -97,8 +102,8 @@ PARTS = (
     _measurement("draft head", measure_head, 50.0),
     _measurement("draft model", measure_draft_model, 40.0),
     _measurement("speculation", compare_speculation, 90.0),
-    _measurement("asynchronous drafting", compare_async_drafting, 90.0),
     _measurement("deterministic", measure_deterministic, 75.0),
+    _measurement("asynchronous drafting", compare_async_drafting, 120.0),
     _measurement("number formats", measure_formats, 90.0),
     _measurement("mixture of experts", measure_mixture, 60.0),
     _measurement("grid", measure_grid, 240.0),

@@ -36,7 +36,7 @@ from specdec.types.messages import StepInput, VerifyOutput
 from specdec.types.ranks import DraftWorker, Target
 from specdec.worker import LocalTarget
 
-_NUM_DRAFTS, _MAX_TOKENS, _TEMPERATURE = 4, 160, 0.8
+_NUM_DRAFTS, _MAX_TOKENS, _TEMPERATURE = 4, 96, 0.8
 _NUM_PROMPTS, _PROMPT_TOKENS = 6, 24
 _NOISE = 0.1
 """Noise of the draft model's weights over their deviation: about three in four tokens are the

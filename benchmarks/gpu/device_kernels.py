@@ -8,6 +8,7 @@ of the reference.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,19 +44,21 @@ _MAX_OTHER_TOKENS = 0.02
 """Share of rows whose sampled token may differ, where two scores are equal within rounding."""
 
 
-def check_attention_kernels(context: Context) -> Result:
-    """Compare attention, and the kernel that rotates and stores."""
+def check_attention_kernels(
+    context: Context, dtypes: Sequence[torch.dtype] = tuple(_MAX_ERROR)
+) -> Result:
+    """Compare attention, and the kernel that rotates and stores, in some data types."""
     require_triton(context)
     names = list(SHAPES)[: 3 if context.is_small else None]
     cases: list[Case] = [
         (f"{name}, {name_of(dtype)}", partial(_attention, SHAPES[name], dtype, context.device))
-        for dtype in (torch.bfloat16, torch.float16, torch.float32)
+        for dtype in dtypes
         for name in names
         if dtype is torch.bfloat16 or name in ALL_DTYPES
     ]
     cases += [
         (f"rotate and store, {name_of(dtype)}", partial(_rotate_and_store, dtype, context.device))
-        for dtype in _MAX_ERROR
+        for dtype in dtypes
     ]
     return run_cases(cases, context)
 

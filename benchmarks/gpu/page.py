@@ -20,6 +20,15 @@ _TREE_COLUMNS = (
 _EXTRAS_PART = "penalties, grammars, log-probabilities"
 _EXTRAS_COLUMNS = ("batch", "request", "sequences with it", "ms on the device", "ms by the host")
 _ASYNC_COLUMNS = ("process", "drafts", "tokens/s", "hit rate", "draft model busy", "overlap")
+_STEP_PARTS = {"main steps": "Steps of 8B", "grid": "Steps of 8B, by context, batch and drafts"}
+_STEP_COLUMNS = (
+    *("context", "batch", "drafts", "sampling"),
+    *("ms", "ms begun ahead", "floor, ms", "ms over the floor"),
+)
+_SPECULATION_COLUMNS = (
+    *("batch", "tokens/s without drafts", "5 drafts, times these"),
+    *("the policy's drafts, times these", "drafts a sequence and step by the policy"),
+)
 _SUM_COLUMNS = ("type", "KiB", "in one shot, us", "NCCL, us")
 
 
@@ -51,10 +60,13 @@ def page(report: PartReport) -> str:
         rows = [_extras_row(each) for each in cells]
         title = "## Steps of 8B with 4 drafts, by requests of some sequences"
         lines += ["", title, "", markdown_table(_EXTRAS_COLUMNS, rows)]
-    if cells := plain["parts"].get("grid", {}).get("cells"):
-        rows = [_cell_row(each) for each in cells]
-        columns = ("context", "batch", "drafts", "sampling", "ms", "floor, ms", "ratio")
-        lines += ["", "## Steps of 8B", "", markdown_table(columns, rows)]
+    for part, title in _STEP_PARTS.items():
+        if cells := plain["parts"].get(part, {}).get("cells"):
+            rows = [_cell_row(each) for each in cells]
+            lines += ["", f"## {title}", "", markdown_table(_STEP_COLUMNS, rows)]
+    if plain["parts"].get("speculation", {}).get("policy_ratios"):
+        rows = list(_speculation_rows(plain["parts"]["speculation"]))
+        lines += ["", "## Speculation", "", markdown_table(_SPECULATION_COLUMNS, rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -121,9 +133,23 @@ def _cell_row(cell: dict[str, Any]) -> tuple[str, ...]:
         str(cell["num_drafts"]),
         cell["rules"],
         f"{cell['step_ms']:.2f}",
+        "" if cell["ahead_ms"] is None else f"{cell['ahead_ms']:.2f}",
         f"{cell['floor_ms']:.2f}",
         f"{cell['ratio']:.2f}",
     )
+
+
+def _speculation_rows(part: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    rates = part["rates"]
+    for batch, ratio in part["policy_ratios"].items():
+        plain, policy = rates["none"][batch], rates["policy"][batch]
+        yield (
+            str(batch),
+            f"{plain['tokens_per_s']:.0f}",
+            f"{part['ratios'][batch]:.2f}",
+            f"{ratio:.2f}",
+            f"{policy['drafts_per_row']:.1f}",
+        )
 
 
 def summary(report: PartReport) -> list[str]:

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -54,7 +54,12 @@ FEW = Sizes((1, 2), (32,), (0, 3), 64)
 
 @dataclass(frozen=True)
 class Cell:
-    """Median milliseconds of a step; floor_ms: of reading the weights and the KV once."""
+    """Median milliseconds of a step; floor_ms: of reading the weights and the KV once.
+
+    step_ms: from its begin to its results, while nothing else runs. ahead_ms: the same of steps
+    without drafts of which each is begun while the one in front runs, as an engine does; None where
+    they cannot.
+    """
 
     batch: int
     context: int
@@ -62,6 +67,7 @@ class Cell:
     rules: str
     step_ms: float
     floor_ms: float
+    ahead_ms: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -126,6 +132,7 @@ class Steps:
         """Measure a step of `batch` sequences behind `context` tokens each."""
         rows = self.begin(batch, context, num_drafts, rules)
         seconds = median_s(lambda: self.step(rows), self.device, _ROUNDS)
+        ahead_s = None if num_drafts else self._ahead_s(rows)
         self.step((), released=tuple(range(batch)))
         floor_bytes = self.weight_bytes + batch * context * self._token_bytes
         return Cell(
@@ -135,7 +142,26 @@ class Steps:
             "truncated" if rules.top_k else "sampled" if rules.temperature else "greedy",
             seconds * 1e3,
             floor_bytes / self.bandwidth * 1e3,
+            None if ahead_s is None else ahead_s * 1e3,
         )
+
+    def _ahead_s(self, rows: tuple[StepRow, ...]) -> float | None:
+        """Return the median seconds between the results of steps that are begun ahead."""
+        if not self._begin(rows):
+            return None
+        ended_at_s = []
+        for _ in range(2 * _ROUNDS):
+            if not self._begin(rows):
+                self.runner.collect()
+                return None
+            self.runner.collect()
+            ended_at_s.append(time.perf_counter())
+        self.runner.collect()
+        return statistics.median(end - begin for begin, end in pairwise(ended_at_s))
+
+    def _begin(self, rows: tuple[StepRow, ...]) -> bool:
+        self._num_steps += 1
+        return self.runner.begin(StepInput(self._num_steps, (), (), (), rows))
 
     def profile(self, batch: int, context: int, num_drafts: int) -> Result:
         """Profile a greedy step of that shape; host_ms: to begin it, and to wait for it."""
@@ -143,9 +169,8 @@ class Steps:
         found = profile(lambda: self.step(rows), self.device)
         begun, collected = [], []
         for _ in range(_ROUNDS):
-            self._num_steps += 1
             began_at_s = time.perf_counter()
-            is_begun = self.runner.begin(StepInput(self._num_steps, (), (), (), rows))
+            is_begun = self._begin(rows)
             begun.append(time.perf_counter() - began_at_s)
             if is_begun:
                 self.runner.collect()
@@ -279,7 +304,8 @@ def aims(cells: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     many, sampled = found.get((64, 4096, 0, "greedy")), found.get((1, 1024, 0, "sampled"))
     result = {}
     if one:
-        result["batch 1, times the floor"] = {"value": one["ratio"], "at_most": 1.3}
+        one_ms = one["ahead_ms"] or one["step_ms"]
+        result["batch 1, times the floor"] = {"value": one_ms / one["floor_ms"], "at_most": 1.3}
     if one and eight:
         ratio = eight["step_ms"] / one["step_ms"]
         result["eight rows, times a step"] = {"value": ratio, "at_most": 1.15}

@@ -21,10 +21,28 @@ SHORT_TILES = (16, 32, 64)
 _MOST_NARROW_DIM = 256
 
 ENOUGH_PROGRAMS = 132
-"""Programs of a launch from which on no context is split.
+"""Programs of a launch that give each multiprocessor of an H100 or H200 one.
 
-The multiprocessors of an H100 or H200; a constant, so that launches are those of any GPU.
+A constant, so that launches are those of any GPU.
 """
+
+_FEW_ROWS = 8
+_MULTIPLE_OF_FEW_ROWS = 4
+
+
+def enough_programs(used_rows: int) -> int:
+    """Return the programs of a launch from which on no context is split.
+
+    used_rows: of a tile. Parts of few rows are small beside the KV that they are computed from, so
+    they pay for more programs: these then end together.
+    """
+    return ENOUGH_PROGRAMS * (_MULTIPLE_OF_FEW_ROWS if used_rows <= _FEW_ROWS else 1)
+
+
+def most_part_rows(used_rows: int) -> int:
+    """Return the most rows of a segment's parts in one launch, of tiles of up to `used_rows`."""
+    sizes = (used_rows, min(used_rows, _FEW_ROWS))
+    return max(rows * (enough_programs(rows) - 1) for rows in sizes)
 
 
 def num_segments_of(context_len: int) -> int:

@@ -6,8 +6,8 @@ The sizes are upper estimates by the shapes of the largest step, and not measure
 from __future__ import annotations
 
 from specdec.config.attention_splits import (
-    ENOUGH_PROGRAMS,
     heads_per_program,
+    most_part_rows,
     most_rows,
     num_segments_of,
 )
@@ -131,8 +131,8 @@ def _update_bytes(config: LLMConfig, model: ModelConfig) -> int:
 def attention_bytes(config: LLMConfig, model: ModelConfig) -> int:
     """Return the most bytes of the parts of contexts that attention splits (`Parts` of Triton's).
 
-    A step has one plan for each window of the layers; its launch has less than ENOUGH_PROGRAMS
-    programs, since it splits no context otherwise.
+    A step has one plan for each window of the layers; a launch splits contexts only if it has few
+    programs (`enough_programs`).
     """
     longest = min(
         config.max_model_len or model.max_position_embeddings, model.max_position_embeddings
@@ -144,9 +144,9 @@ def attention_bytes(config: LLMConfig, model: ModelConfig) -> int:
     if model.latent is not None:
         group, value_dim = heads_per_program(model.num_heads), model.latent.rank
     query_len = 1 + max(_num_draft_tokens(config), _num_tree_nodes(config))
-    values_and_statistics = most_rows(group, value_dim, query_len) * (value_dim + 2)
-    float32_bytes = 4
-    of_plan = (ENOUGH_PROGRAMS - 1) * num_segments * values_and_statistics * float32_bytes
+    num_rows = most_part_rows(most_rows(group, value_dim, query_len))
+    values_and_statistics, float32_bytes = value_dim + 2, 4
+    of_plan = num_rows * num_segments * values_and_statistics * float32_bytes
     return len(set(model.sliding_windows)) * of_plan
 
 

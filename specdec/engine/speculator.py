@@ -288,7 +288,8 @@ class Speculator:
         decoding = [row for row in rows if row.samples and row.num_known_tokens == 1]
         if self.policy is None or not decoding or not is_as_decided:
             return
-        num_requested = sum(drafting.num_requested.get(row.seq_id, 0) > 0 for row in decoding)
+        requested = drafting.num_requested
+        num_requested = sum(requested.get(row.seq_id, 0) > 0 for row in decoding) if requested else 0
         num_drafted = sum(row.num_draft_tokens > 0 for row in decoding)
         # The time of a step with predicted output, whose drafts are longer, is not of its decision.
         is_irregular = len(decoding) < len(rows) or PREDICTION in drafting.methods.values()
@@ -315,12 +316,14 @@ class Speculator:
         is_tree = seq.seq_id in self._drafting.trees
         if self._length_rule is not None and seq.draft_length is not None and not is_tree:
             seq.draft_length = self._length_rule.after(seq.draft_length, depth, num_accepted)
-        control = self.control
         num_requested = self._drafting.num_requested.get(seq.seq_id, 0)
         if self._has_batch_budget:
             seq.acceptance = seq.acceptance.after(num_requested, num_accepted)
             seq.confidence = seq.confidence.after(self._confidences(seq, depth), num_accepted)
-        if self.policy is not None and seq.drafting_method(control) == control.method:
+        if self.policy is None or not num_requested:
+            return
+        control = self.control
+        if seq.drafting_method(control) == control.method:
             self._outcomes[num_requested, depth, num_accepted, is_tree] += 1
 
     def _confidences(self, seq: Sequence, depth: int) -> list[float]:

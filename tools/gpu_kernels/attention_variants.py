@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from specdec.config.attention_splits import heads_per_program
-from specdec.kernels.triton.attention import block_of_keys, warps_of_tile
+from specdec.config.attention_splits import ENOUGH_PROGRAMS, heads_per_program
+from specdec.kernels.triton.attention import block_of_keys, stages_of, warps_of_tile
 from specdec.kernels.triton.device import attention, store_kv
 from tools.gpu_kernels.variant import ARCHITECTURES, ELEMENT_BYTES, Variant, power_of_two
 
@@ -146,7 +146,8 @@ def _attention(
     marks += ["sinks"] if has_sinks else []
     marks += ["ragged"] if is_ragged else []
     marks += ["block"] if num_ahead else []
-    options = {"num_warps": warps_of_tile(tile, block_d), "num_stages": 2}
+    num_stages = stages_of(1 if has_parts else ENOUGH_PROGRAMS, ELEMENT_BYTES[dtype])
+    options = {"num_warps": warps_of_tile(tile, block_d), "num_stages": num_stages}
     name = "_".join(["paged_attention", *marks])
     return Variant(name, attention.paged_attention, types, constants, options, architectures)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from specdec.kernels.triton import lora
 from specdec.kernels.triton.device import (
@@ -14,7 +14,15 @@ from specdec.kernels.triton.device import (
     verify,
 )
 from specdec.kernels.triton.device import lora as device_lora
-from specdec.kernels.triton.products import BLOCK_M, BLOCK_N, block_of_inner
+from specdec.kernels.triton.products import (
+    FEW_ROWS_TILE,
+    FLOAT32_TILE,
+    HEADS_TILE,
+    MANY_ROWS_TILE,
+    MAPPED_PARTS_TILE,
+    MAPPED_TILE,
+    Tile,
+)
 from specdec.kernels.triton.rows import warps_of_row
 from tools.gpu_kernels.attention_variants import attention_variants
 from tools.gpu_kernels.expert_variants import expert_variants
@@ -61,27 +69,17 @@ def _row_variants() -> Iterator[Variant]:
 
 def _product_variants() -> Iterator[Variant]:
     """Yield products of Llama-3.1-8B: down projection by parts and as a whole, and the head."""
-    integers = ("num_rows", "size", "inner", "part_size", "x_stride", "outer_stride", "base_stride")
-    for dtype, output, num_parts, is_part, has_base in (
-        ("bf16", "fp32", 4, True, False),
-        ("bf16", "bf16", 4, False, True),
-        ("bf16", "fp32", 1, False, False),
-        ("fp32", "fp32", 4, True, False),
+    for dtype, output, num_parts, is_part, has_base, tile in (
+        ("bf16", "fp32", 4, True, False, FEW_ROWS_TILE),
+        ("bf16", "bf16", 4, False, True, FEW_ROWS_TILE),
+        ("bf16", "bf16", 4, False, True, MANY_ROWS_TILE),
+        ("bf16", "bf16", 4, False, True, MAPPED_PARTS_TILE),
+        ("bf16", "fp32", 1, False, False, FEW_ROWS_TILE),
+        ("bf16", "fp32", 1, False, False, MAPPED_TILE),
+        ("fp32", "fp32", 4, True, False, FLOAT32_TILE),
     ):
-        types = {
-            **dict.fromkeys(("x", "weight", "base"), f"*{dtype}"),
-            "output": f"*{output}",
-            **dict.fromkeys(integers, "i32"),
-        }
-        constants = {
-            "inner_stride": 1,
-            **{"NUM_PARTS": num_parts, "IS_PART": is_part, "HAS_BASE": has_base},
-            **{"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N},
-            "BLOCK_K": block_of_inner(ELEMENT_BYTES[dtype]),
-        }
-        name = f"product_{dtype}_to_{output}{'_part' if is_part else ''}"
-        options = {"num_warps": 4, "num_stages": 4}
-        yield Variant(name, products.product, types, constants, options, multiples=integers[1:])
+        constants = {"NUM_PARTS": num_parts, "IS_PART": is_part, "HAS_BASE": has_base}
+        yield _product(dtype, output, tile, constants)
     types = {
         "parts": "*fp32",
         **dict.fromkeys(("base", "output"), "*bf16"),
@@ -92,6 +90,44 @@ def _product_variants() -> Iterator[Variant]:
     yield _head_product_variant()
 
 
+def _product(dtype: str, output: str, tile: Tile, constants: Mapping[str, object]) -> Variant:
+    """Return a product by tiles of a shape."""
+    sizes = ("num_rows", "size", "inner", "part_size", "base_stride")
+    blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k}
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    name = f"product_{dtype}_to_{output}_m{tile.block_m}_n{tile.block_n}"
+    name += "_part" if constants["IS_PART"] else ""
+    types = {
+        "base": f"*{dtype}",
+        "output": f"*{output}",
+        **dict.fromkeys(sizes, "i32"),
+    }
+    if tile.is_mapped:
+        types |= {
+            "x": f"tensordesc<{dtype}[{tile.block_m}, {tile.block_k}]>",
+            "weight": f"tensordesc<{dtype}[{tile.block_n}, {tile.block_k}]>",
+        }
+        return Variant(
+            f"mapped_{name}",
+            products.mapped_product,
+            types,
+            {**constants, **blocks},
+            options,
+            (90,),
+            multiples=sizes[1:],
+        )
+    strides = ("x_stride", "outer_stride")
+    types |= {**dict.fromkeys(("x", "weight"), f"*{dtype}"), **dict.fromkeys(strides, "i32")}
+    return Variant(
+        name,
+        products.product,
+        types,
+        {**constants, **blocks, "inner_stride": 1},
+        options,
+        multiples=(*sizes[1:], *strides),
+    )
+
+
 def _head_product_variant() -> Variant:
     """Return the products of DeepSeek's heads with the matrices that expand latents."""
     integers = ("size", "inner", "x_stride", "x_head_stride", "stride", "head_stride")
@@ -99,8 +135,9 @@ def _head_product_variant() -> Variant:
         **dict.fromkeys(("x", "weight", "output"), "*bf16"),
         **dict.fromkeys(("num_rows", *integers), "i32"),
     }
-    constants = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_K": block_of_inner(2)}
-    options = {"num_warps": 4, "num_stages": 3}
+    tile = HEADS_TILE
+    constants = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k}
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     kernel = products.head_product
     return Variant("head_product_bf16", kernel, types, constants, options, multiples=integers)
 

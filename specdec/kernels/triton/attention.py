@@ -24,7 +24,7 @@ import torch
 import triton
 from torch import Tensor
 
-from specdec.config.attention_splits import heads_per_program
+from specdec.config.attention_splits import ENOUGH_PROGRAMS, heads_per_program
 from specdec.kernels.attention import (
     ALL_BEFORE,
     AttentionPlan,
@@ -49,6 +49,8 @@ from specdec.types.sharding import HeadShard
 
 _NO_WINDOW = 2**30
 _MAX_SPLITS = 64
+_ENOUGH_WITH_SPLITS = 4096
+"""Programs beyond which a launch is not split further: those without a segment cost time too."""
 _MERGED_ROWS = 4
 _HEADS_PER_PROGRAM = 4
 
@@ -231,7 +233,9 @@ class TritonAttention(PagedAttention):
         plan, shape, parts = run.plan, tiles.shape, tiles.parts
         visible = plan.visible
         num_parts = 0 if parts is None else parts.values.shape[2]
-        splits = min(max(num_parts, 1), _MAX_SPLITS)
+        num_programs = len(tiles.sequences) * len(self._heads.kv)
+        most_splits = min(_MAX_SPLITS, max(1, _ENOUGH_WITH_SPLITS // num_programs))
+        splits = max(1, min(num_parts, most_splits))
         kernels.paged_attention[(len(tiles.sequences), len(self._heads.kv), splits)](
             run.query,
             run.kv_cache,
@@ -267,7 +271,7 @@ class TritonAttention(PagedAttention):
             HAS_PARTS=parts is not None,
             **self._sizes(run, tiles),
             num_warps=warps_of_tile(shape.num_rows, self._block_d),
-            num_stages=2,
+            num_stages=stages_of(num_programs, run.query.element_size()),
         )
 
     def _merge(self, run: _Pass, tiles: Tiles) -> None:
@@ -326,6 +330,11 @@ def block_of_keys(block_d: int, element_size: int) -> int:
     if block_d > 256:
         return 16
     return 64 if block_d * element_size <= 256 else 32
+
+
+def stages_of(num_programs: int, element_size: int) -> int:
+    """Return the stages in which blocks of keys are read: more where few programs wait for them."""
+    return 3 if num_programs < ENOUGH_PROGRAMS and element_size == 2 else 2
 
 
 def warps_of_tile(num_rows: int, block_d: int) -> int:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.config.attention_splits import (
-    ENOUGH_PROGRAMS,
     MAX_SHORT_QUERY_TOKENS,
     SHORT_TILES,
+    enough_programs,
     num_segments_of,
     short_tiles,
 )
@@ -47,7 +47,7 @@ class TileShape:
 
         num_programs: of the launch otherwise, one for each tile and KV head.
         """
-        if self.num_segments is None or num_programs >= ENOUGH_PROGRAMS:
+        if self.num_segments is None or num_programs >= enough_programs(self.used_rows):
             return 0
         return self.num_segments if self.num_segments > 1 else 0
 

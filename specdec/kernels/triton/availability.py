@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import torch
 
 _FIRST_WITH_E4M3 = (8, 9)
+_HOPPER = 9
 
 
 def has_triton(device: torch.device) -> bool:
@@ -36,6 +37,15 @@ def _is_interpreted() -> bool:
     from triton import knobs  # importing Triton takes a second
 
     return bool(knobs.runtime.interpret)
+
+
+@cache
+def has_tensor_maps(device: torch.device) -> bool:
+    """Return whether a GPU copies tiles by the description of a tensor, and has 227 KiB for them.
+
+    An H100 or H200; later GPUs do too, but multiply by instructions that were not tried.
+    """
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == _HOPPER
 
 
 def kv_dtype_fault(device: torch.device, dtype: torch.dtype) -> str | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specdec.kernels.packed_weight import CodeKind, PackedWeight
 from specdec.kernels.triton.device import packed as kernels
-from specdec.kernels.triton.products import add_parts, is_split_among, num_parts_of
+from specdec.kernels.triton.products import add_parts, num_parts_of
 from specdec.kernels.triton.rows import quantize_rows
 
 BLOCK_N = 64
@@ -32,6 +32,8 @@ KINDS = {CodeKind.INT4: 4, CodeKind.INT8: 8, CodeKind.FLOAT8: 1}
 """Constants of the kernels."""
 
 _DEQUANTIZED_TILE = (32, 128)
+_ENOUGH_TILES = 256
+"""Tiles from which on one program adds all parts of a tile."""
 _FIRST_WITH_FLOAT8 = (8, 9)
 
 
@@ -196,7 +198,7 @@ class _Grid:
         self.block_m = 16 if num_rows <= 16 else 32
         tiles = (triton.cdiv(num_rows, self.block_m), triton.cdiv(size, BLOCK_N))
         self.num_parts = num_parts_of(size, inner)
-        self.is_split = is_split_among(self.num_parts, tiles[0] * tiles[1])
+        self.is_split = self.num_parts > 1 and tiles[0] * tiles[1] < _ENOUGH_TILES
         self.part_size = triton.cdiv(triton.cdiv(inner, self.num_parts), block_k) * block_k
         self.programs = (*tiles, self.num_parts if self.is_split else 1)
 

@@ -201,12 +201,13 @@ def test_the_memory_plan_counts_the_parts_of_a_split_context(
     )
     config = LLMConfig(model="m", device="cuda", dtype="bfloat16", max_model_len=max_model_len)
     group = num_heads // kv_heads
-    shape = TileShape.of([16], max_model_len, group, 128, invariant=False)
     largest = 0
-    for num_tiles in range(1, ENOUGH_PROGRAMS + 1):
-        tiles = torch.empty(num_tiles, dtype=torch.int32, device="meta")
-        parts = Tiles.allocate(tiles, tiles, shape, kv_heads, 128).parts
-        largest = max(largest, sum(part.nbytes for part in parts or ()))
+    for query_len in (1, 2, 8, 16):
+        shape = TileShape.of([query_len], max_model_len, group, 128, invariant=False)
+        for num_tiles in range(1, 4 * ENOUGH_PROGRAMS + 1):
+            tiles = torch.empty(num_tiles, dtype=torch.int32, device="meta")
+            parts = Tiles.allocate(tiles, tiles, shape, kv_heads, 128).parts
+            largest = max(largest, sum(part.nbytes for part in parts or ()))
     windows = 2
     reserved = attention_bytes(config, model)
     assert windows * largest <= reserved <= 1.1 * windows * largest

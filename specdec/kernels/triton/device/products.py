@@ -1,7 +1,7 @@
 """Matrix products whose sums do not depend on the number of rows.
 
-A tile has the same shape for any number of rows, and the inner dimension is divided into parts at
-fixed places, which are added in order: by one program, or by a second kernel.
+The inner dimension is divided into parts at fixed places, which are added in order: by one program,
+or by a second kernel. A part is summed in ascending order of its elements by any tile.
 """
 
 import triton
@@ -84,6 +84,46 @@ def product(
     store_tile(
         total, base, output, rows, columns, is_row, is_column, own_part, num_rows, size,
         base_stride, IS_PART, HAS_BASE,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=("num_rows",))
+def mapped_product(
+    x,  # tensor map of [num_rows, inner], blocks of [BLOCK_M, BLOCK_K]
+    weight,  # tensor map of [size, inner], blocks of [BLOCK_N, BLOCK_K]
+    base,  # these as in product
+    output,
+    num_rows,
+    size,
+    inner,
+    part_size,
+    base_stride,
+    NUM_PARTS: tl.constexpr,
+    IS_PART: tl.constexpr,
+    HAS_BASE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Multiply a tile whose operands are copied by tensor maps; the sums of `product`.
+
+    Elements outside of a matrix are read as 0. The grid is that of `product`.
+    """
+    first_row, first_column = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N
+    own_part = tl.program_id(2)
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for index in range(1 if IS_PART else NUM_PARTS):
+        start = (own_part + index) * part_size
+        part = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for block in range(start, tl.minimum(start + part_size, inner), BLOCK_K):
+            left = x.load([first_row, block])
+            right = weight.load([first_column, block])
+            part = tl.dot(left, right.T, part, input_precision="ieee")
+        total += part
+    rows, columns = first_row + tl.arange(0, BLOCK_M), first_column + tl.arange(0, BLOCK_N)
+    store_tile(
+        total, base, output, rows, columns, rows < num_rows, columns < size, own_part, num_rows,
+        size, base_stride, IS_PART, HAS_BASE,
     )  # fmt: skip
 
 

@@ -129,7 +129,7 @@ def test_contexts_of_several_segments(lengths):
 def test_one_program_merges_segments_to_the_same_bits(monkeypatch):
     pages = Pages(Case(((600, 3), (1, 1), (300, 2)), num_heads=2, kv_heads=1))
     by_parts = run(pages)
-    monkeypatch.setattr(attention_plan, "ENOUGH_PROGRAMS", 1)
+    monkeypatch.setattr(attention_plan, "enough_programs", lambda used_rows: 1)
     assert torch.equal(run(pages), by_parts)
 
 

@@ -110,7 +110,7 @@ def test_one_program_merges_segments_where_there_are_enough(tiny_model_dir, monk
         return runner.model.forward_on_device(batch, runner.kv_cache)
 
     by_parts = hidden()
-    monkeypatch.setattr(attention_plan, "ENOUGH_PROGRAMS", 1)
+    monkeypatch.setattr(attention_plan, "enough_programs", lambda used_rows: 1)
     assert torch.equal(hidden(), by_parts)
 
 

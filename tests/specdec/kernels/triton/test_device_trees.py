@@ -97,7 +97,7 @@ def test_trees_behind_a_prompt_of_the_same_step():
 def test_contexts_in_parts(monkeypatch):
     lengths = ((300, 8), *LENGTHS[1:])
     check(Case(lengths, num_heads=2, kv_heads=1, trees=TREES), fixed)
-    monkeypatch.setattr(attention_plan, "ENOUGH_PROGRAMS", 1)
+    monkeypatch.setattr(attention_plan, "enough_programs", lambda used_rows: 1)
     check(Case(lengths, num_heads=2, kv_heads=1, trees=TREES), fixed)
 
 

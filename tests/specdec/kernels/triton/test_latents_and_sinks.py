@@ -71,7 +71,7 @@ def test_one_program_merges_segments_to_the_same_bits(monkeypatch, case):
     pages = Pages(replace(case, lengths=((600, 3), (1, 1), (300, 2))))
     by_parts = run(pages)
     assert (by_parts.double() - pages.expected()).abs().max() < 2e-6
-    monkeypatch.setattr(attention_plan, "ENOUGH_PROGRAMS", 1)
+    monkeypatch.setattr(attention_plan, "enough_programs", lambda used_rows: 1)
     assert torch.equal(run(pages), by_parts)
 
 

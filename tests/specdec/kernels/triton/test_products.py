@@ -4,16 +4,26 @@ import pytest
 import torch
 
 from specdec.kernels.triton import products
-from specdec.kernels.triton.products import multiply, multiply_heads, num_parts_of
+from specdec.kernels.triton.products import (
+    FEW_ROWS_TILE,
+    MANY_ROWS_TILE,
+    MAPPED_PARTS_TILE,
+    MAPPED_TILE,
+    multiply,
+    multiply_by_tiles,
+    multiply_heads,
+    num_parts_of,
+    tile_of,
+)
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-2}
-SIZE, INNER = 70, 130
+SIZE, INNER = 70, 330
 
 
 @pytest.fixture
 def four_parts(monkeypatch):
     """Divide small inner dimensions; the last part of INNER is empty."""
-    monkeypatch.setattr(products, "_LEAST_PART", 32)
+    monkeypatch.setattr(products, "_LEAST_PART", 64)
     assert num_parts_of(SIZE, INNER) == 4
 
 
@@ -56,12 +66,35 @@ def test_bits_of_a_row_do_not_depend_on_the_others(four_parts, monkeypatch):
     for row in (0, 15, 69):
         own = slice(row, row + 1)
         assert torch.equal(multiply(x[own], weight, base[own])[0], by_parts[row])
-    num_parts = num_parts_of(SIZE, INNER)
-    monkeypatch.setattr(products, "num_parts_of", lambda size, inner: num_parts)
-    monkeypatch.setattr(products, "_ENOUGH_PROGRAMS", 1)
+    monkeypatch.setattr(products, "_MOST_SPLIT_TILES", 0)
     assert torch.equal(multiply(x, weight, base), by_parts)
     monkeypatch.setattr(products, "num_parts_of", lambda size, inner: 1)
     assert not torch.equal(multiply(x, weight, base), by_parts)
+
+
+@pytest.mark.parametrize("tile", [FEW_ROWS_TILE, MANY_ROWS_TILE, MAPPED_TILE, MAPPED_PARTS_TILE])
+def test_every_tile_has_the_product_of_torch(tile):
+    """Whose rows and columns end within a tile; the map of x has rows that begin apart."""
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn(70, 160, generator=generator).half()
+    x, weight = wide[:, 8:144], torch.randn(SIZE, 136, generator=generator).half()
+    base, output = torch.randn(SIZE, generator=generator).half(), torch.empty(70, SIZE).half()
+    multiply_by_tiles(x, weight, base, output, tile)
+    expected = x.double() @ weight.double().t() + base
+    assert (output - expected).abs().max() < TOLERANCE[torch.float16]
+
+
+def test_the_tile_follows_from_rows_type_and_device(monkeypatch):
+    x, weight = torch.zeros(65, 64).half(), torch.zeros(8, 64).half()
+    assert tile_of(x[:64], weight) == FEW_ROWS_TILE
+    assert tile_of(x, weight) == MANY_ROWS_TILE
+    monkeypatch.setattr(products, "has_tensor_maps", lambda device: True)
+    assert tile_of(x, weight) == MAPPED_TILE
+    assert tile_of(torch.zeros(65, 1024).half(), torch.zeros(8, 1024).half()) == MAPPED_PARTS_TILE
+    assert tile_of(x[:64], weight) == FEW_ROWS_TILE
+    assert tile_of(x.float(), weight.float()).block_k == 32
+    for odd in (torch.zeros(8, 68).half()[:, :64], torch.zeros(64, 8).half().t()):
+        assert tile_of(x, odd) == MANY_ROWS_TILE
 
 
 def test_parts_follow_from_the_matrix_alone():
