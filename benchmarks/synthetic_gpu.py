@@ -7,6 +7,7 @@ So drafts pay for few sequences and lose for many, by costs that a profile may u
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -64,6 +65,10 @@ class GpuCosts:
         )
         return CostTable(_SIZES, counts, seconds)
 
+    def plain_rate(self, num_decoding: int) -> float:
+        """Return the tokens per second without drafts."""
+        return num_decoding / self.step_s(num_decoding, 0)
+
     def best_rate(self, num_decoding: int) -> float:
         """Return the tokens per second of the best number of drafts that a step has room for."""
         tokens = accumulate(accumulate(RATES, float.__mul__, initial=1.0))
@@ -110,13 +115,22 @@ class GpuService:
 
     def run(self, num_decoding: int, num_steps: int) -> Window:
         """Run steps of a batch."""
+        return self.run_in_turn([num_decoding], num_steps)
+
+    def run_in_turn(self, sizes: Sequence[int], num_rounds: int) -> Window:
+        """Run a step of a batch of each size in each round."""
         service, before = self._service, self._service.num_tokens
         begun_s, chosen = service.clock.now_s, service.chosen.copy()
-        for _ in range(num_steps):
+        for num_decoding in list(sizes) * num_rounds:
             service.step(self._policy, num_decoding)
         rate = (
             1.01 * (service.num_tokens - before) / (service.clock.now_s - begun_s)
         )  # of the noise
-        off = num_decoding / self._costs.step_s(num_decoding, 0)
-        best = self._costs.best_rate(num_decoding)
+        off = _mean_rate(sizes, self._costs.plain_rate)
+        best = _mean_rate(sizes, self._costs.best_rate)
         return Window(rate / off, rate / best, service.chosen - chosen)
+
+
+def _mean_rate(sizes: Sequence[int], rate_of: Callable[[int], float]) -> float:
+    """Return the tokens per second of a batch of each size in turn, a token of each sequence."""
+    return sum(sizes) / sum(size / rate_of(size) for size in sizes)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from benchmarks.gpu.attention_shapes import ALL_DTYPES, SHAPES, Shape
 from benchmarks.gpu.parts import Case, Context, PartSkippedError, Result, run_cases
+from benchmarks.gpu.truncation_floors import truncation_cases
 from specdec.kernels import TorchAttention
 from specdec.kernels.attention import PagedAttention, QueryKeyNorms, Rotation, Visible
 from specdec.kernels.device_batch import DeviceBatch, RaggedBatch
@@ -244,7 +245,7 @@ def _rows(kind: str, size: int, dtype: torch.dtype, device: torch.device) -> Res
 
 
 def check_sampling_kernels(context: Context) -> Result:
-    """Compare argmax, noise and truncation, and the best tokens for trees of drafts."""
+    """Compare argmax, noise, truncation and its floors, and the best tokens for trees of drafts."""
     require_triton(context)
     sizes = ((64, 5000),) if context.is_small else ((64, 5000), (8, 128256), (200, 32000))
     cases: list[Case] = [
@@ -256,7 +257,7 @@ def check_sampling_kernels(context: Context) -> Result:
         for rows, vocab in sizes
         for kind in SamplingKind
     ]
-    return run_cases(cases, context)
+    return run_cases(cases + truncation_cases(context), context)
 
 
 def _sampling(kind: SamplingKind, num_rows: int, vocab: int, device: torch.device) -> Result:

@@ -22,6 +22,7 @@ from specdec.config.graph_sizes import (
     num_tree_sizes,
 )
 from specdec.config.llm import LLMConfig
+from specdec.config.truncation_search import search_bytes
 from specdec.engine.model_limits import draft_adapter_limits
 from specdec.models.config import ModelConfig
 
@@ -157,7 +158,8 @@ def _logit_bytes(model: ModelConfig, num_tokens: int, *, captures: bool) -> int:
     """
     float32_bytes = 4
     of_graphs = min(num_tokens, MAX_GRAPH_TOKENS) if captures else 0
-    return (num_tokens + of_graphs) * model.vocab_size * float32_bytes + _SAMPLING_BYTES
+    of_token = model.vocab_size * float32_bytes + search_bytes(model.vocab_size)
+    return (num_tokens + of_graphs) * of_token + _SAMPLING_BYTES
 
 
 def _rank_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool, captures: bool) -> int:

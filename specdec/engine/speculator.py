@@ -288,8 +288,9 @@ class Speculator:
         decoding = [row for row in rows if row.samples and row.num_known_tokens == 1]
         if self.policy is None or not decoding or not is_as_decided:
             return
-        requested = drafting.num_requested
-        num_requested = sum(requested.get(row.seq_id, 0) > 0 for row in decoding) if requested else 0
+        requested, num_requested = drafting.num_requested, 0
+        if requested:
+            num_requested = sum(requested.get(row.seq_id, 0) > 0 for row in decoding)
         num_drafted = sum(row.num_draft_tokens > 0 for row in decoding)
         # The time of a step with predicted output, whose drafts are longer, is not of its decision.
         is_irregular = len(decoding) < len(rows) or PREDICTION in drafting.methods.values()

@@ -23,6 +23,7 @@ from specdec.sampling.gumbel import NoiseKeys, gumbel_noise
 from specdec.sampling.row_exchange import exchanged_slabs, gather_rows, own_rows, whole_rows
 from specdec.sampling.sampler import LEAST_SCORE
 from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
+from specdec.types.sampling_spec import SamplingRules
 
 if TYPE_CHECKING:
     from specdec.kernels.triton.sample import RowSampling
@@ -37,6 +38,14 @@ class SamplingKind(IntEnum):
     GREEDY = 0
     SAMPLED = 1
     TRUNCATED = 2
+
+
+def kind_of(rules: SamplingRules) -> SamplingKind:
+    """Return the work that the rows of a sequence need."""
+    if rules.temperature == 0:
+        return SamplingKind.GREEDY
+    is_truncated = rules.top_k > 0 or rules.top_p < 1 or rules.min_p > 0
+    return SamplingKind.TRUNCATED if is_truncated else SamplingKind.SAMPLED
 
 
 @dataclass(frozen=True)

@@ -34,28 +34,24 @@ class OutputBuffer:
 
     interval: int
     _num_sent: int = 0
-    _token_ids: list[int] = field(default_factory=list)
-    _logprobs: list[Logprobs] = field(default_factory=list)
-    _num_steps: int = 0
-    _is_drafted: list[bool] = field(default_factory=list)
+    _num_tokens: int = 0
+    _parts: list[BufferedTokens] = field(default_factory=list)  # of one step each
 
-    def add(self, token_ids: Sequence[int], logprobs: Logprobs | None, num_accepted: int) -> None:
+    def add(self, token_ids: tuple[int, ...], logprobs: Logprobs | None, num_accepted: int) -> None:
         """Add the tokens of one step.
 
         logprobs: of token_ids, where requested. num_accepted: the number of leading token_ids that
         were drafted.
         """
-        self._token_ids.extend(token_ids)
         num_drafted = min(num_accepted, len(token_ids))
-        self._is_drafted += [True] * num_drafted + [False] * (len(token_ids) - num_drafted)
-        self._num_steps += 1
-        if logprobs is not None:
-            self._logprobs.append(logprobs)
+        is_drafted = (True,) * num_drafted + (False,) * (len(token_ids) - num_drafted)
+        self._parts.append(BufferedTokens(token_ids, logprobs, 1, is_drafted))
+        self._num_tokens += len(token_ids)
 
     @property
     def is_due(self) -> bool:
         """Return whether the tokens are to be sent, whatever other choices do."""
-        return self._num_sent == 0 or len(self._token_ids) >= self.interval
+        return self._num_sent == 0 or self._num_tokens >= self.interval
 
     def joins(self, full_intervals: Set[int]) -> bool:
         """Return whether the tokens are sent along with choices that filled these intervals."""
@@ -63,12 +59,17 @@ class OutputBuffer:
 
     def take(self) -> BufferedTokens:
         """Return all tokens and empty the buffer."""
-        logprobs = Logprobs.join(self._logprobs) if self._logprobs else None
-        token_ids, is_drafted = tuple(self._token_ids), tuple(self._is_drafted)
-        tokens = BufferedTokens(token_ids, logprobs, self._num_steps, is_drafted)
+        parts, self._parts, self._num_tokens = self._parts, [], 0
         self._num_sent += 1
-        self._token_ids.clear()
-        self._is_drafted.clear()
-        self._logprobs.clear()
-        self._num_steps = 0
-        return tokens
+        return parts[0] if len(parts) == 1 else _joined(parts)
+
+
+def _joined(parts: Sequence[BufferedTokens]) -> BufferedTokens:
+    """Return the tokens of several steps together."""
+    logprobs = [each.logprobs for each in parts if each.logprobs is not None]
+    return BufferedTokens(
+        tuple(token for each in parts for token in each.token_ids),
+        Logprobs.join(logprobs) if logprobs else None,
+        sum(each.num_steps for each in parts),
+        tuple(is_drafted for each in parts for is_drafted in each.is_drafted),
+    )

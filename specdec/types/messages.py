@@ -130,6 +130,8 @@ class StepRow(NamedTuple):
         position: of the token. held, held_parents: the draft that a head has made behind it. The
         result's num_held_drafts and held_depth are what was wanted of these.
         """
+        if not (self.drafts_by_token or self.num_held_drafts):
+            return StepRow(self.seq_id, position, (token,), *self[3:])
         matches = (each[1:] for each in self.drafts_by_token if each[0] == token)
         num_held = max(0, min(self.num_held_drafts, self.max_end - position - 1))
         depth = min(self.held_depth or num_held, num_held)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from specdec.kernels.forward_batch import Chunk, ModelInput, SlotMove
 from specdec.kernels.sample import SAMPLE_PARAMS, RowArgmax
+from specdec.sampling.device_sampler import SamplingKind, kind_of
 from specdec.sampling.logits_processors import BatchLogitsProcessor, LogitsProcessor
 from specdec.sampling.sampler import SamplingBatch
 from specdec.sampling.token_history import TokenHistory
@@ -61,6 +63,29 @@ class SequenceState:
         verifies_on_device = rules.acting_verifier in ("coupled", "synthetic")
         params = _sample_params(rules)
         return cls(admission, processor, params, history, is_plain_greedy, verifies_on_device)
+
+    @cached_property
+    def sampling_kind(self) -> SamplingKind:
+        """The work that its rows need on a device."""
+        return kind_of(self.admission.rules)
+
+    @cached_property
+    def accepts_by_chance(self) -> bool:
+        """Return whether its drafts are accepted by chance, whatever they are."""
+        return self.admission.rules.acting_verifier == "synthetic"
+
+    @cached_property
+    def needs_checks(self) -> bool:
+        """Return whether there are rows of it that a device cannot run."""
+        is_by_host = self.accepts_by_chance or not self.verifies_on_device
+        has_logprobs = self.admission.rules.prompt_logprobs is not None
+        return is_by_host or has_logprobs or bool(self.processor.phrases)
+
+    @cached_property
+    def has_extras(self) -> bool:
+        """Return whether it needs more than sampling rules, or its tokens are followed."""
+        is_edited = not self.processor.is_noop or self.history is not None
+        return is_edited or self.admission.rules.logprobs is not None
 
     def resolved(self, row: StepRow) -> StepRow:
         """Return its row with the pending token, position and drafts."""

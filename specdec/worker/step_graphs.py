@@ -328,7 +328,7 @@ class StepGraphs:
             return shape
         num_rows = _at_least(self._row_counts, shape.num_rows)
         lens = self._query_lens.get((num_rows, shape.has_trees), [])
-        if shape.query_len > max(lens, default=0):
+        if not lens or shape.query_len > lens[-1]:
             return shape
         query_len = _at_least(lens, shape.query_len)
         return StepShape(num_rows, query_len, self._num_blocks, shape.has_trees)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from specdec.config import truncation_search
 from specdec.kernels.triton import lora
 from specdec.kernels.triton.device import (
     children,
@@ -11,6 +12,8 @@ from specdec.kernels.triton.device import (
     products,
     rows,
     sample,
+    truncation,
+    truncation_rounds,
     verify,
 )
 from specdec.kernels.triton.device import lora as device_lora
@@ -39,6 +42,7 @@ def variants() -> Iterator[Variant]:
     yield from expert_variants()
     yield from _lora_variants()
     yield from _sampling_variants()
+    yield from _truncation_variants()
     yield from _children_variants()
     yield _edit_variant()
     yield from _verification_variants()
@@ -168,12 +172,6 @@ def _lora_variants() -> Iterator[Variant]:
 def _sampling_variants() -> Iterator[Variant]:
     integers = dict.fromkeys(("stride", "vocab_size", "num_tiles"), "i32")
     tiles = {"best": "*fp32", "best_ids": "*i32"}
-    limits = {
-        **dict.fromkeys(("row_best", "temperatures", "min_scores", "floors"), "*fp32"),
-        "tile_best": "*fp32",
-        "top_k": "*i64",
-        "top_p": "*fp64",
-    }
     reduced = {
         **tiles,
         "is_invalid": "*i32",
@@ -194,13 +192,6 @@ def _sampling_variants() -> Iterator[Variant]:
             {"num_warps": 4},
         )
         yield Variant(
-            f"truncation_floors_{dtype}",
-            sample.truncation_floors,
-            {**logits, **limits},
-            {"BLOCK": 2048, "BLOCK_TILES": 64},
-            exact,
-        )
-        yield Variant(
             f"perturbed_argmax_{dtype}",
             sample.perturbed_argmax,
             {
@@ -213,6 +204,31 @@ def _sampling_variants() -> Iterator[Variant]:
             {"BLOCK": 2048},
             exact,
         )
+
+
+def _truncation_variants() -> Iterator[Variant]:
+    """Yield the launches of a search for floors, of 63 tiles."""
+    types = {
+        **dict.fromkeys(("row_best", "temperatures", "min_scores", "floors"), "*fp32"),
+        **dict.fromkeys(("tile_best", "partials"), "*fp32"),
+        **dict.fromkeys(("top_p", "weights_above", "targets", "weights_before"), "*fp64"),
+        **dict.fromkeys(("above_keys", "last_keys", "candidates", "num_candidates"), "*i32"),
+        **dict.fromkeys(("stride", "vocab_size", "num_tiles"), "i32"),
+        "top_k": "*i64",
+    }
+    blocks = {"BLOCK": truncation_search.TILE_TOKENS, "BLOCK_TILES": 64}
+    exact = {"num_warps": 8, "enable_fp_fusion": False}
+    for dtype in ("fp32", "bf16"):
+        logits = {"logits": f"*{dtype}", **types}
+        for name, kernel, constants in (
+            *(
+                (f"narrow_floors_{turn}", truncation_rounds.narrow_floors, {"ROUND": turn})
+                for turn in range(3)
+            ),
+            ("gather_candidates", truncation_rounds.gather_candidates, {"ROUND": 2}),
+            ("truncation_floors", truncation.truncation_floors, {}),
+        ):
+            yield Variant(f"{name}_{dtype}", kernel, logits, {**blocks, **constants}, exact)
 
 
 def _children_variants() -> Iterator[Variant]:

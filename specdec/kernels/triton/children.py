@@ -7,7 +7,8 @@ import triton
 from torch import Tensor
 
 from specdec.kernels.triton.device import children as kernels
-from specdec.kernels.triton.sample import RowSampling, TileArgmax, truncation_floors
+from specdec.kernels.triton.sample import RowSampling, TileArgmax
+from specdec.kernels.triton.truncation import truncation_floors
 
 _BLOCK = 2048
 
@@ -75,6 +76,8 @@ def _columns(
     """
     if sampling is None:
         return (best,) * 6
-    floors = truncation_floors(tiles, best, sampling) if truncates else sampling.min_scores
+    floors = sampling.min_scores
+    if truncates:
+        floors = truncation_floors(tiles.logits, tiles.best, best, sampling.limits)
     keys = (sampling.seeds, sampling.choices, sampling.positions)
     return (best, sampling.temperatures, floors, *keys)

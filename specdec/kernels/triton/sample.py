@@ -14,10 +14,12 @@ import torch
 import triton
 from torch import Tensor
 
+from specdec.config.truncation_search import TILE_TOKENS
 from specdec.kernels.sample_rows import RowArgmax, SampleParams
 from specdec.kernels.triton.device import sample as kernels
+from specdec.kernels.triton.truncation import RowLimits, truncation_floors
 
-_BLOCK = 2048
+_BLOCK = TILE_TOKENS
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,11 @@ class RowSampling:
 
     def __post_init__(self) -> None:
         assert all(column.is_contiguous() for column in vars(self).values())
+
+    @property
+    def limits(self) -> RowLimits:
+        """Return what truncates the rows."""
+        return RowLimits(self.temperatures, self.top_k, self.top_p, self.min_scores)
 
     @classmethod
     def of(cls, params: SampleParams, device: torch.device) -> RowSampling:
@@ -104,34 +111,6 @@ class TileArgmax:
         return RowArgmax(values, token_ids, has_nan.bool())
 
 
-def truncation_floors(tiles: TileArgmax, best: Tensor, sampling: RowSampling) -> Tensor:
-    """Return the lowest score that passes min_p, top_k and then top_p, [R] float32.
-
-    Scores are log(probability / probability of the best token). best: [R], the best logits. Rows
-    that are not sampled, and rows without limits, have -inf.
-    """
-    num_rows, vocab_size = tiles.logits.shape
-    floors = torch.full((num_rows,), -torch.inf, dtype=torch.float32, device=tiles.logits.device)
-    kernels.truncation_floors[(num_rows,)](
-        tiles.logits,
-        tiles.best,
-        best,
-        sampling.temperatures,
-        sampling.top_k,
-        sampling.top_p,
-        sampling.min_scores,
-        floors,
-        tiles.logits.stride(0),
-        vocab_size,
-        tiles.num_tiles,
-        BLOCK=_BLOCK,
-        BLOCK_TILES=triton.next_power_of_2(tiles.num_tiles),
-        num_warps=8,
-        enable_fp_fusion=False,
-    )
-    return floors
-
-
 def sample_rows(
     logits: Tensor, sampling: RowSampling, least_floor: float, *, truncates: bool = True
 ) -> SampledRows:
@@ -145,7 +124,7 @@ def sample_rows(
     num_rows, vocab_size = logits.shape
     floors = sampling.min_scores
     if truncates:
-        floors = truncation_floors(tiles, best.values, sampling)
+        floors = truncation_floors(logits, tiles.best, best.values, sampling.limits)
     kernels.perturbed_argmax[(num_rows, tiles.num_tiles)](
         logits,
         tiles.best,

@@ -95,7 +95,8 @@ class GoodputChooser:
         self._chosen: DraftShape | None = None
         self._changed_at_s = 0.0
         self._probe = Probe(0.0)
-        self._num_accepted = 0  # of the present step
+        self._num_decoding = 1  # of the present step
+        self._num_accepted = 0  # in it
         self._has_prompts = False  # whether it has
         self._is_paused = False  # whether the last steps had none of the chosen drafts
         self._num_paying = 1  # decoding sequences for which drafts were last found to pay
@@ -113,7 +114,8 @@ class GoodputChooser:
         num_decoding: 1 or more. shapes: chains by ascending length, no draft first, then trees,
             then chains for each kind of drafts ahead. prompts: that the step also computes.
         """
-        self._num_accepted, self._has_prompts = 0, prompts.num_tokens > 0
+        self._num_decoding, self._num_accepted = num_decoding, 0
+        self._has_prompts = prompts.num_tokens > 0
         if self._chosen not in shapes:
             best = self._compare(now_s, num_decoding, shapes).best
             self._change(now_s, num_decoding, best)
@@ -232,7 +234,7 @@ class GoodputChooser:
     def _count_drafts(self, num_drafts: int, num_accepted: int) -> None:
         """Count drafts of which `num_accepted` tokens each were accepted."""
         self._probe.num_drafts_left -= num_drafts
-        self._reviews.count_drafts(num_drafts)
+        self._reviews.count_drafts(self._num_decoding, num_drafts)
         self._num_accepted += num_drafts * num_accepted
 
     @property

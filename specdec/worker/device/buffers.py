@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,17 +17,8 @@ from specdec.types.messages import Logprobs
 from specdec.worker.draft_layout import NO_DRAFTS, DraftLayout
 from specdec.worker.step_graphs import StepShape
 
-
-class HostBuffer:
-    """Input and output of one step on the host, in memory that a device copies from and to."""
-
-    def __init__(self, input_size: int, output_size: int, device: torch.device) -> None:
-        is_pinned = device.type == "cuda"
-        self.input = torch.zeros(input_size, dtype=torch.int64, device="cpu", pin_memory=is_pinned)
-        self.output = torch.zeros(
-            output_size, dtype=torch.int64, device="cpu", pin_memory=is_pinned
-        )
-        self.words: NDArray[np.int64] = self.input.numpy()
+_CACHED_SIZES = 256
+"""Sizes of steps, in rows and tokens, whose parts of a buffer are kept."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +43,62 @@ class StepBuffers:
         start = shape.num_rows * self.layout.width
         end = start + shape.num_rows * (1 + shape.query_len)
         return self.output[start:end].view(shape.num_rows, -1)
+
+
+class HostOutput(NamedTuple):
+    """Output of a step on the host, behind an event that is recorded once it was received."""
+
+    results: Tensor  # [num_rows, 1 + Q] int64
+    drafts: Tensor  # [num_rows, layout.width] int64
+
+
+class HostBuffer:
+    """Input and output of one step on the host, in memory that a device copies from and to.
+
+    The parts that a step copies are kept by its sizes: to make them takes longer than to launch the
+    copies.
+    """
+
+    def __init__(self, static: StepBuffers) -> None:
+        """Make a buffer that is copied to and from the static buffers of steps."""
+        is_pinned = static.input.device.type == "cuda"
+        zeros = partial(torch.zeros, dtype=torch.int64, device="cpu", pin_memory=is_pinned)
+        self.input, self.output = zeros(len(static.input)), zeros(len(static.output))
+        self.words: NDArray[np.int64] = self.input.numpy()
+        self._inputs = lru_cache(_CACHED_SIZES)(partial(_input_parts, static, self.input))
+        self._outputs = lru_cache(_CACHED_SIZES)(partial(_output_parts, static, self.output))
+
+    def send(self, num_words: int) -> None:
+        """Begin the copy of the first words to the device."""
+        on_device, on_host = self._inputs(num_words)
+        on_device.copy_(on_host, non_blocking=True)
+
+    def receive(self, shape: StepShape, num_rows: int) -> HostOutput:
+        """Begin the copy of the output of a step from the device; num_rows: without padding."""
+        on_device, on_host, output = self._outputs((shape.num_rows, shape.query_len), num_rows)
+        on_host.copy_(on_device, non_blocking=True)
+        return output
+
+
+def _input_parts(static: StepBuffers, own: Tensor, num_words: int) -> tuple[Tensor, Tensor]:
+    """Return the first words on the device and on the host."""
+    return static.input[:num_words], own[:num_words]
+
+
+def _output_parts(
+    static: StepBuffers, own: Tensor, shape: tuple[int, int], num_rows: int
+) -> tuple[Tensor, Tensor, HostOutput]:
+    """Return the output of a step on the device and on the host, and there that of some rows.
+
+    shape: rows with padding, and tokens of each.
+    """
+    num_padded, query_len = shape
+    draft_size = num_padded * static.layout.width
+    size = draft_size + num_padded * (1 + query_len)
+    drafts, results = (
+        part.view(num_padded, -1)[:num_rows] for part in (own[:draft_size], own[draft_size:size])
+    )
+    return static.output[:size], own[:size], HostOutput(results, drafts)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from specdec.types.messages import PENDING_TOKEN, BlockTableDelta, StepRow
 from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 from specdec.worker.batch_state import BatchState
 from specdec.worker.device.buffers import PendingTokens
+from specdec.worker.device.columns import StepColumns
 from specdec.worker.device.steps import DeviceSteps
 
 logger = logging.getLogger(__name__)
@@ -65,15 +66,17 @@ class DeviceDrafts:
             return False
         first = _first_row(row)
         [state] = self._state.states([first])
-        return state.history is None and self._steps.can_run([first], [state])
+        return state.history is None and self._steps.can_run(StepColumns([first]), [state])
 
     def draft(self, rows: Sequence[DraftRow]) -> dict[int, list[int]]:
         """Return the drafts of sequences that fit, by id; none where the host has to make them.
 
         A draft ends before a token whose logits are invalid. A collective call.
         """
-        first = [_first_row(row) for row in rows]
-        if not rows or not self._steps.can_run(first, self._state.states(first)):
+        if not rows:
+            return {}
+        first = StepColumns([_first_row(row) for row in rows])
+        if not self._steps.can_run(first, self._state.states(first.rows)):
             return {}
         try:
             begun = self._begin(rows, first)
@@ -84,14 +87,14 @@ class DeviceDrafts:
             return {}
         return _collected(rows, begun)
 
-    def _begin(self, rows: Sequence[DraftRow], first: Sequence[StepRow]) -> list[_BegunStep]:
+    def _begin(self, rows: Sequence[DraftRow], first: StepColumns) -> list[_BegunStep]:
         """Launch the steps of all draft tokens; a sequence is in as many as it wants."""
-        num_known = [row.num_draft_tokens for row in first]
-        tokens = self._steps.begin(first, self._state.states(first), num_known)
-        begun = [_BegunStep(first, num_known, tokens)]
+        num_known = [row.num_draft_tokens for row in first.rows]
+        tokens = self._steps.begin(first, self._state.states(first.rows), num_known)
+        begun = [_BegunStep(first.rows, num_known, tokens)]
         for count in range(1, max(row.num_draft_tokens for row in rows)):
             behind = [_pending_row(row, count) for row in rows if row.num_draft_tokens > count]
-            tokens = self._steps.begin(behind, self._state.states(behind))
+            tokens = self._steps.begin(StepColumns(behind), self._state.states(behind))
             begun.append(_BegunStep(behind, [0] * len(behind), tokens))
         return begun
 

@@ -103,8 +103,11 @@ class ExtrasPacker:
 
         query_len: rows of logits of each sequence.
         """
-        pairs = list(enumerate(zip(rows, states, strict=True)))
-        needing = [(index, *pair) for index, pair in pairs if _needs_extras(*pair)]
+        needing = [
+            (index, row, state)
+            for index, (row, state) in enumerate(zip(rows, states, strict=True))
+            if state.has_extras or row.grammar_mask is not None
+        ]
         if not needing:
             return None
         edits, draft_edits, counted = EditCollector(), EditCollector(), []
@@ -156,16 +159,6 @@ class ExtrasPacker:
             logprob_rows=on_device[1],
             num_best=num_best,
         )
-
-
-def _needs_extras(row: StepRow, state: SequenceState) -> bool:
-    """Return whether a row needs more than sampling rules, or its tokens have to be followed."""
-    return (
-        not state.processor.is_noop
-        or row.grammar_mask is not None
-        or state.history is not None
-        or state.admission.rules.logprobs is not None
-    )
 
 
 def _follow(row: StepRow, state: SequenceState) -> None:

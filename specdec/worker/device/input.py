@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specdec.sampling.device_edits import chain_paths
-from specdec.types.messages import BASE_MODEL, StepRow
+from specdec.types.messages import BASE_MODEL
 from specdec.worker.batch_state import SequenceState
-from specdec.worker.device.rows import flat_tokens, num_drafts, num_tokens
+from specdec.worker.device.columns import StepColumns
+from specdec.worker.device.rows import flat_tokens, num_tokens
 from specdec.worker.device.rules import PARAM_WORDS
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
 from specdec.worker.device.tree_input import (
@@ -138,7 +139,7 @@ class StepPacker:
     def pack(
         self,
         words: NDArray[np.int64],
-        rows: Sequence[StepRow],
+        columns: StepColumns,
         states: Sequence[SequenceState],
         shape: StepShape,
         num_kept: Sequence[int],
@@ -146,38 +147,65 @@ class StepPacker:
         is_ragged: bool = False,
     ) -> None:
         """Write a step to the words of a host buffer, behind its rows those of padding."""
-        count, width = len(rows), Word.TOKENS + shape.query_len
-        table = words[: shape.num_rows * width].reshape(shape.num_rows, width)
-        table[count:] = 0
-        table[count:, Word.SLOT] = self._state.padding_place
-        if count:
-            records = b"".join(state.sample_params for state in states)
-            table[:count, :PARAM_WORDS] = np.frombuffer(records, np.int64).reshape(count, -1)
-            ends = accumulate(map(num_tokens, rows)) if is_ragged else [0] * count
-            table[:count, PARAM_WORDS:] = [
-                self._words(row, state, shape.query_len, kept, end)
-                for row, state, kept, end in zip(rows, states, num_kept, ends, strict=True)
-            ]
-            table[count:, Word.END] = table[count - 1, Word.END]
-        size = table.size + pack_trees(words[table.size :], rows, shape)
-        size += self._pack_changes(words[size:], rows, states, shape)
+        count = len(columns)
+        table = _table(words, shape)
+        self._pack_rows(table[:count], columns, states)
+        table[:count, Word.NUM_KEPT] = num_kept
         if is_ragged:
-            flat = flat_tokens(rows)
+            table[:count, Word.END] = [*accumulate(map(num_tokens, columns.rows))]
+        self._pack_padding(table[count:], table[count - 1, Word.END])
+        size = table.size + pack_trees(words[table.size :], columns.rows, shape)
+        tables = (state.block_table for state in states)
+        changes = self._state.table_changes(columns["seq_id"], tables)
+        size += self._pack_changes(words[size:], changes, shape)
+        if is_ragged:
+            flat = flat_tokens(columns.rows)
             words[size:][: len(flat)] = flat
+
+    def pack_padding(self, words: NDArray[np.int64], shape: StepShape) -> None:
+        """Write a step of padding alone."""
+        table = _table(words, shape)
+        self._pack_padding(table, 0)
+        size = table.size + pack_trees(words[table.size :], (), shape)
+        self._pack_changes(words[size:], [], shape)
+
+    def _pack_padding(self, table: NDArray[np.int64], end: int) -> None:
+        table[:] = 0
+        table[:, Word.SLOT] = self._state.padding_place
+        table[:, Word.END] = end
+
+    def _pack_rows(
+        self, table: NDArray[np.int64], columns: StepColumns, states: Sequence[SequenceState]
+    ) -> None:
+        """Write the rows [num_rows, Word.TOKENS + Q] of a step, but NUM_KEPT and END."""
+        records = b"".join([state.sample_params for state in states])
+        table[:, PARAM_WORDS:] = 0
+        table[:, :PARAM_WORDS] = np.frombuffer(records, np.int64).reshape(len(table), -1)
+        table[:, Word.SLOT] = self._state.places(columns["seq_id"])
+        table[:, Word.START] = columns.starts
+        table[:, Word.NUM_DRAFTS] = columns.num_drafts
+        table[:, Word.IS_PENDING] = columns.is_pending
+        table[:, Word.NUM_PROMPT] = [state.admission.num_prompt_tokens for state in states]
+        table[:, Word.MAX_END] = columns["max_end"]
+        table[:, Word.SAMPLES] = columns.samples
+        if any(columns["num_next_drafts"]):
+            table[:, Word.NUM_NEXT] = columns.num_next_drafts
+            table[:, Word.HAS_HEAD] = np.array(columns["num_next_drafts"]) > 0
+            table[:, Word.NEXT_DEPTH] = columns["next_draft_depth"]
+        if columns.has_held_drafts:
+            table[:, Word.HELD_DEPTH] = columns["held_depth"]
+        if columns.has_adapters:
+            places = {BASE_MODEL: 0, **self._adapter_places}
+            table[:, Word.ADAPTER] = [places[each] for each in columns["adapter_id"]]
+        columns.write_tokens(table[:, Word.TOKENS :])
 
     def _pack_changes(
         self,
         words: NDArray[np.int64],
-        rows: Sequence[StepRow],
-        states: Sequence[SequenceState],
+        changes: Sequence[tuple[int, int, int]],
         shape: StepShape,
     ) -> int:
         """Write changes of block tables; return the number of words."""
-        changes = [
-            change
-            for row, state in zip(rows, states, strict=True)
-            for change in self._state.table_changes(row.seq_id, state.block_table)
-        ]
         most = _DELTAS_PER_ROW * shape.num_rows
         if len(changes) > most:  # of a prompt
             self._state.send_changes(changes[most:])
@@ -186,22 +214,6 @@ class StepPacker:
         if changes:
             deltas[: len(changes)] = changes[:most]
         return deltas.size
-
-    def _words(
-        self, row: StepRow, state: SequenceState, query_len: int, num_kept: int, end: int
-    ) -> tuple[int, ...]:
-        """Return the words of a row behind its sampling parameters."""
-        place = self._state.place(row.seq_id)
-        num_before = row.num_known_tokens - 1
-        tokens = (0,) if row.is_pending else row.token_ids[num_before:]
-        padding = (0,) * (query_len - len(tokens))
-        start, num_prompt = row.num_computed_tokens + num_before, state.admission.num_prompt_tokens
-        head = (place, start, num_drafts(row), int(row.is_pending), num_prompt, num_kept)
-        num_next = row.num_next_drafts
-        behind = (row.max_end, num_next * row.samples, end, int(row.samples), int(num_next > 0))
-        adapter = 0 if row.adapter_id == BASE_MODEL else self._adapter_places[row.adapter_id]
-        depths = (row.next_draft_depth, row.held_depth)
-        return (*head, *behind, adapter, *depths, *tokens, *padding)
 
     def unpack(self, words: Tensor, shape: StepShape) -> Packed:
         """Read the input buffer; for pending rows their token and position from the state."""
@@ -250,6 +262,12 @@ class StepPacker:
             drafts=torch.where(is_pending[:, None], own, packed.drafts),
             trees=trees,
         )
+
+
+def _table(words: NDArray[np.int64], shape: StepShape) -> NDArray[np.int64]:
+    """Return the rows in a host buffer, as `rows_of` does of the input buffer."""
+    width = Word.TOKENS + shape.query_len
+    return words[: shape.num_rows * width].reshape(shape.num_rows, width)
 
 
 def rows_of(words: Tensor, shape: StepShape) -> Tensor:

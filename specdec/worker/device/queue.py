@@ -14,6 +14,7 @@ from specdec.types.messages import StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.worker.batch_state import SequenceState
 from specdec.worker.device import rows as device_rows
 from specdec.worker.device.buffers import PendingTokens
+from specdec.worker.device.columns import StepColumns
 from specdec.worker.device.steps import MAX_IN_FLIGHT, DeviceSteps
 from specdec.worker.head.runner import HeadRunner
 
@@ -109,12 +110,13 @@ class DeviceQueue:
 
     def begin(self, step_id: int, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> bool:
         """Begin a step behind those in flight; return False where the device cannot run it."""
-        if not self._can_run(rows, states):
+        columns = StepColumns(rows)
+        if not self._can_run(columns, states):
             return False
         try:
             if self._head is not None:
                 self._head.prepare_device_step()
-            tokens = self._steps.begin(rows, states)
+            tokens = self._steps.begin(columns, states)
         except torch.OutOfMemoryError:
             if not self._may_fail:
                 raise
@@ -124,11 +126,11 @@ class DeviceQueue:
         self._begun.append(_BegunStep(step_id, rows, states, tokens, by_host))
         return True
 
-    def _can_run(self, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> bool:
+    def _can_run(self, columns: StepColumns, states: Sequence[SequenceState]) -> bool:
         """Return whether the device can run a step behind that in flight, and draft behind it."""
         in_front = self._begun[-1].rows if self._begun else ()
-        fits_head = self._head is None or self._head.fits_device(rows, in_front)
-        return fits_head and self._steps.can_run(rows, states)
+        fits_head = self._head is None or self._head.fits_device(columns.rows, in_front)
+        return fits_head and self._steps.can_run(columns, states)
 
     def collect(self) -> VerifyOutput:
         """Wait for the oldest step in flight; return its output without the rows of the host."""

@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 from itertools import chain
 
 from specdec.sampling.verifiers.synthetic import num_kept_by_chance
-from specdec.types.messages import BASE_MODEL, StepRow
+from specdec.types.messages import StepRow
 from specdec.worker.batch_state import SequenceState
 
 
@@ -25,15 +25,10 @@ def is_prompt(row: StepRow) -> bool:
     return len(row.token_ids) > 1 + row.num_draft_tokens or not row.samples
 
 
-def fits_device(row: StepRow, state: SequenceState, *, takes_adapters: bool) -> bool:
-    """Return whether the device can run a row: known tokens, then drafts.
-
-    The host runs rows with an adapter unless the model `takes_adapters` on the device.
-    """
+def fits_device(row: StepRow, state: SequenceState) -> bool:
+    """Return whether the device can run a row of a sequence that `needs_checks`."""
     return (
         not (row.is_pending and verified_by_host(row, state))
-        and (takes_adapters or row.adapter_id == BASE_MODEL)
-        and not row.num_lookahead_tokens
         and not _has_prompt_logprobs(row, state)
         and _knows_kept(row, state)
         and _knows_tokens(row, state)
@@ -58,8 +53,7 @@ def _knows_tokens(row: StepRow, state: SequenceState) -> bool:
 
 def _knows_kept(row: StepRow, state: SequenceState) -> bool:
     """Return whether the host knows which drafts of a row are accepted by chance, if some are."""
-    is_by_chance = state.admission.rules.acting_verifier == "synthetic"
-    return not (is_by_chance and row.is_pending and row.num_held_drafts)
+    return not (state.accepts_by_chance and row.is_pending and row.num_held_drafts)
 
 
 def num_kept(rows: Sequence[StepRow], states: Sequence[SequenceState]) -> list[int]:
@@ -68,8 +62,10 @@ def num_kept(rows: Sequence[StepRow], states: Sequence[SequenceState]) -> list[i
     chosen = [
         (index, state.admission.rules, row.known_end - state.admission.num_prompt_tokens)
         for index, (row, state) in enumerate(zip(rows, states, strict=True))
-        if state.admission.rules.acting_verifier == "synthetic"
+        if state.accepts_by_chance
     ]
+    if not chosen:
+        return counts
     found = num_kept_by_chance(
         [
             (rules, range(first, first + rows[index].num_draft_tokens))

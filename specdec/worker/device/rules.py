@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.sample import SAMPLE_PARAMS
-from specdec.sampling.device_sampler import DeviceRules, SamplingKind
+from specdec.sampling.device_sampler import DeviceRules
 from specdec.sampling.device_truncation import DeviceLimits
 from specdec.sampling.gumbel import NoiseKeys
-from specdec.types.sampling_spec import SamplingRules
 
 PARAM_WORDS = SAMPLE_PARAMS.itemsize // 8
 """Size of a record of SAMPLE_PARAMS in words of 8 bytes."""
@@ -58,11 +57,3 @@ def _half(name: str) -> int:
     fields = SAMPLE_PARAMS.fields
     assert fields is not None, "SAMPLE_PARAMS has fields"
     return int(fields[name][1]) // 4
-
-
-def kind_of(rules: SamplingRules) -> SamplingKind:
-    """Return the work that the rows of a sequence need."""
-    if rules.temperature == 0:
-        return SamplingKind.GREEDY
-    is_truncated = rules.top_k > 0 or rules.top_p < 1 or rules.min_p > 0
-    return SamplingKind.TRUNCATED if is_truncated else SamplingKind.SAMPLED

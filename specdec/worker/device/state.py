@@ -107,13 +107,21 @@ class DeviceState:
         """Return the place of a sequence, which has one."""
         return self._places[seq_id]
 
-    def table_changes(self, seq_id: int, table: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Return the entries of a table that the device lacks: place, index and block of each."""
-        place, start = self._places[seq_id], self._num_valid[seq_id]
-        if start == len(table):
-            return []
-        self._num_valid[seq_id] = len(table)
-        return [(place, index, table[index]) for index in range(start, len(table))]
+    def places(self, seq_ids: Iterable[int]) -> list[int]:
+        """Return the places of sequences, which have some."""
+        return [*map(self._places.__getitem__, seq_ids)]
+
+    def table_changes(
+        self, seq_ids: Sequence[int], tables: Iterable[Sequence[int]]
+    ) -> list[tuple[int, int, int]]:
+        """Return the entries of tables that the device lacks: place, index and block of each."""
+        num_valid, changes = self._num_valid, []
+        for seq_id, table in zip(seq_ids, tables, strict=True):
+            start = num_valid[seq_id]
+            if start < len(table):
+                place, num_valid[seq_id] = self._places[seq_id], len(table)
+                changes += [(place, index, table[index]) for index in range(start, len(table))]
+        return changes
 
     def forget_tables(self, seq_ids: Iterable[int]) -> None:
         """Write the tables of sequences again with their next step."""

@@ -17,17 +17,17 @@ from torch import Tensor
 
 from specdec.config.graph_sizes import most_padding_tokens
 from specdec.sampling.vocab_shard import VocabShard
-from specdec.types.messages import BASE_MODEL, BlockTableDelta, StepRow
+from specdec.types.messages import BlockTableDelta, StepRow
 from specdec.worker.batch_state import SequenceState
 from specdec.worker.device import rows as device_rows
 from specdec.worker.device.buffers import HostBuffer, PendingTokens, recorded_event
+from specdec.worker.device.columns import StepColumns
 from specdec.worker.device.decoder import DeviceDecoder
 from specdec.worker.device.extras import ExtrasPacker
 from specdec.worker.device.head import DrafterParts
 from specdec.worker.device.input import StepPacker
 from specdec.worker.device.launch import StepLauncher
 from specdec.worker.device.plan import StepPlan
-from specdec.worker.device.rules import kind_of
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
 from specdec.worker.step_graphs import GraphReport, RaggedShape, StepGraphs, StepShape
 
@@ -55,6 +55,7 @@ class DeviceSteps:
         device = kv_cache.device
         assert kv_cache.shape[1] == (limits.num_blocks + 1) * limits.block_size, "no padding block"
         self._model, self._limits, self._graphs = model, limits, graphs
+        self._device = device
         self._state = state = DeviceState(limits, device)
         self._packer = StepPacker(
             limits, state, model.adapter_places, holds_drafts=drafter is not None
@@ -63,9 +64,7 @@ class DeviceSteps:
         self._launcher = StepLauncher(
             model, kv_cache, shard, limits, state, graphs, self._packer, drafter
         )
-        static = self._launcher.buffers
-        sizes = (len(static.input), len(static.output))
-        self._buffers = [HostBuffer(*sizes, device) for _ in range(num_in_flight)]
+        self._buffers = [HostBuffer(self._launcher.buffers) for _ in range(num_in_flight)]
         self._num_begun = 0
         self._most_next_drafts = 0 if drafter is None else limits.max_draft_tokens
         self._last_plan: StepPlan | None = None
@@ -95,26 +94,25 @@ class DeviceSteps:
         """Count the tokens of sequences again, whose rows the host runs."""
         self._extras.forget(row.seq_id for row in rows)
 
-    def can_run(self, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> bool:
+    def can_run(self, columns: StepColumns, states: Sequence[SequenceState]) -> bool:
         """Return whether the device can run a step of one row or more without the host."""
         return (
-            len(rows) <= self._limits.max_num_seqs
-            and all(map(self._fits_device, rows, states))
-            and self._fits_scored(rows)
-            and self._can_draft(rows)
-            and (not self._is_ragged(rows) or self._fits_ragged(rows, states))
-            and all(self._state.has_place(row.seq_id) for row in rows)
+            len(columns) <= self._limits.max_num_seqs
+            and self._fits_device(columns, states)
+            and self._fits_scored(columns)
+            and self._can_draft(columns)
+            and (not self._is_ragged(columns) or self._fits_ragged(columns, states))
+            and all(map(self._state.has_place, columns["seq_id"]))
         )
 
-    def _can_draft(self, rows: Sequence[StepRow]) -> bool:
+    def _can_draft(self, columns: StepColumns) -> bool:
         """Return whether the drafts behind rows can be made on the device, up to some size."""
-        if not _grows_trees(rows):
-            num_next = max(row.num_next_drafts * row.samples for row in rows)
-            return num_next <= self._most_next_drafts
-        has_room = self._shape(rows, 0).num_rows <= self._limits.max_growing_rows
+        if not columns.grows_trees:
+            return max(columns.num_next_drafts) <= self._most_next_drafts
+        has_room = self._shape(columns, 0).num_rows <= self._limits.max_growing_rows
         return has_room and all(
             self._launcher.holds_tree(row.num_next_drafts, row.next_draft_depth)
-            for row in rows
+            for row in columns.rows
             if row.samples
         )
 
@@ -136,44 +134,49 @@ class DeviceSteps:
         ]
         return self._launcher.hidden_of(self._last_plan, lengths)
 
-    def _fits_device(self, row: StepRow, state: SequenceState) -> bool:
+    def _fits_device(self, columns: StepColumns, states: Sequence[SequenceState]) -> bool:
+        """Return whether no row needs the host."""
         takes_adapters = self._model.adapter_places is not None
-        return device_rows.fits_device(row, state, takes_adapters=takes_adapters)
+        if any(columns["num_lookahead_tokens"]) or (columns.has_adapters and not takes_adapters):
+            return False
+        return all(
+            device_rows.fits_device(row, state)
+            for row, state in zip(columns.rows, states, strict=True)
+            if state.needs_checks
+        )
 
-    def _fits_scored(self, rows: Sequence[StepRow]) -> bool:
+    def _fits_scored(self, columns: StepColumns) -> bool:
         """Return whether there is room for the last known tokens and drafts, padding included."""
-        shape, limits = self._shape(rows, 0), self._limits
+        shape, limits = self._shape(columns, 0), self._limits
         num_tokens = shape.num_rows * shape.query_len
         return shape.query_len <= limits.max_query_len and num_tokens <= limits.max_scored_tokens
 
-    def _shape(self, rows: Sequence[StepRow], num_blocks: int) -> StepShape:
+    def _shape(self, columns: StepColumns, num_blocks: int) -> StepShape:
         """Return the shape of sampling, padded to that of a graph if there is one.
 
         A chain may be as long as a tree, where a proposer found no other continuation.
         """
-        most = max(map(device_rows.num_drafts, rows))
-        is_tree = any(row.parents or (row.is_pending and row.held_depth) for row in rows)
-        has_trees = is_tree or most > self._limits.max_draft_tokens
-        return self._graphs.padded(StepShape(len(rows), 1 + most, num_blocks, has_trees))
+        most = max(columns.num_drafts)
+        has_trees = columns.has_trees or most > self._limits.max_draft_tokens
+        return self._graphs.padded(StepShape(len(columns), 1 + most, num_blocks, has_trees))
 
-    def _is_ragged(self, rows: Sequence[StepRow]) -> bool:
+    def _is_ragged(self, columns: StepColumns) -> bool:
         """Return whether rows have prompts, or would be padded by more than launches cost."""
-        if any(map(device_rows.is_prompt, rows)):
+        if columns.has_prompts:
             return True
-        num_tokens = sum(1 + device_rows.num_drafts(row) for row in rows)
-        shape = self._shape(rows, 0)
-        return shape.num_rows * shape.query_len - num_tokens > self._most_padding
+        shape = self._shape(columns, 0)
+        return shape.num_rows * shape.query_len - columns.num_tokens > self._most_padding
 
-    def _fits_ragged(self, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> bool:
+    def _fits_ragged(self, columns: StepColumns, states: Sequence[SequenceState]) -> bool:
         """Return whether one pass over the tokens of all rows is possible."""
-        num_tokens = sum(map(device_rows.num_tokens, rows))
+        num_tokens = columns.num_tokens
         if not self._launcher.runs_ragged or num_tokens > self._limits.max_step_tokens:
             return False
         return self._model.fits_ragged(num_tokens, _num_blocks(states))
 
     def begin(
         self,
-        rows: Sequence[StepRow],
+        columns: StepColumns,
         states: Sequence[SequenceState],
         num_kept: Sequence[int] | None = None,
     ) -> PendingTokens:
@@ -185,79 +188,69 @@ class DeviceSteps:
         torch.OutOfMemoryError, and then the step may be run again.
         """
         try:
-            return self._begin(rows, states, num_kept)
+            return self._begin(columns, states, num_kept)
         except torch.OutOfMemoryError:
-            self._state.forget_tables(row.seq_id for row in rows)
-            self.forget_tokens(rows)
+            self._state.forget_tables(columns["seq_id"])
+            self.forget_tokens(columns.rows)
             raise
 
     def _begin(
         self,
-        rows: Sequence[StepRow],
+        columns: StepColumns,
         states: Sequence[SequenceState],
         num_kept: Sequence[int] | None,
     ) -> PendingTokens:
-        plan, launcher = self._plan(rows, states), self._launcher
+        plan, launcher, rows = self._plan(columns, states), self._launcher, columns.rows
         shape, is_ragged = plan.shape, plan.ragged is not None
         self._last_plan = plan
         extras = self._extras.pack(rows, states, shape.query_len)
         num_kept = device_rows.num_kept(rows, states) if num_kept is None else num_kept
         host = self._buffers[self._num_begun % len(self._buffers)]
         self._num_begun += 1
-        self._packer.pack(host.words, rows, states, shape, num_kept, is_ragged=is_ragged)
-        static = launcher.buffers
-        static.input[: plan.num_words].copy_(host.input[: plan.num_words], non_blocking=True)
+        self._packer.pack(host.words, columns, states, shape, num_kept, is_ragged=is_ragged)
+        host.send(plan.num_words)
         table = launcher.launch(plan._replace(extras=extras))
-        draft_size = shape.num_rows * static.layout.width
-        output_size = draft_size + shape.num_rows * (1 + shape.query_len)
-        host.output[:output_size].copy_(static.output[:output_size], non_blocking=True)
-        drafts, results = host.output[:output_size].split((draft_size, output_size - draft_size))
+        results, drafts = host.receive(shape, len(rows))
         logprobs = None
         if extras is not None and table is not None:
             logprobs = extras.pending_logprobs(table)
         return PendingTokens(
-            results.view(shape.num_rows, -1)[: len(rows)],
-            drafts.view(shape.num_rows, -1)[: len(rows)] if plan.num_next else None,
-            recorded_event(static.input.device),
+            results,
+            drafts if plan.num_next else None,
+            recorded_event(self._device),
             logprobs,
-            static.layout,
+            launcher.buffers.layout,
             plan.grows_trees,
         )
 
-    def _plan(self, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> StepPlan:
-        kind = max(kind_of(state.admission.rules) for state in states)
-        shape = self._shape(rows, _num_blocks(states))
-        num_next = max(row.num_next_drafts * row.samples for row in rows)
-        has_adapters = any(row.adapter_id != BASE_MODEL for row in rows)
+    def _plan(self, columns: StepColumns, states: Sequence[SequenceState]) -> StepPlan:
+        kind = max([state.sampling_kind for state in states])
+        shape = self._shape(columns, _num_blocks(states))
         plan = StepPlan(
-            shape, kind, num_next, has_adapters=has_adapters, grows_trees=_grows_trees(rows)
+            shape,
+            kind,
+            max(columns.num_next_drafts),
+            has_adapters=columns.has_adapters,
+            grows_trees=columns.grows_trees,
         )
-        if not self._is_ragged(rows):
+        if not self._is_ragged(columns):
             return plan
-        num_tokens = sum(map(device_rows.num_tokens, rows))
-        sizes = (num_tokens, shape.num_rows, shape.num_blocks)
-        ragged = RaggedShape(*sizes, has_adapters, shape.has_trees)
+        sizes = (columns.num_tokens, shape.num_rows, shape.num_blocks)
+        ragged = RaggedShape(*sizes, plan.has_adapters, shape.has_trees)
         return plan._replace(
             ragged=self._graphs.padded_ragged(ragged),
-            has_chunks=not all(row.samples for row in rows),
-            has_head_prompts=any(
-                row.num_next_drafts and device_rows.is_prompt(row) for row in rows
-            ),
+            has_chunks=not all(columns["samples"]),
+            has_head_prompts=columns.has_head_prompts,
         )
 
     def _fill_with_padding(self, shape: StepShape) -> None:
         """Put a step of padding alone into the input buffer."""
         static = self._launcher.buffers.input
         words = np.zeros(len(static), np.int64)
-        self._packer.pack(words, [], [], shape, [])
+        self._packer.pack_padding(words, shape)
         static.copy_(torch.from_numpy(words))
-
-
-def _grows_trees(rows: Sequence[StepRow]) -> bool:
-    """Return whether a head is to draft a tree behind a row."""
-    return any(row.samples and row.next_draft_depth for row in rows)
 
 
 def _num_blocks(states: Sequence[SequenceState]) -> int:
     """Return the width of the block tables of sequences."""
-    return max(len(state.block_table) for state in states)
+    return max([len(state.block_table) for state in states])

@@ -113,9 +113,9 @@ def begun(monkeypatch):
     monkeypatch.setattr(PendingTokens, "is_done", property(lambda _: local.is_done()))
     begun, begin = {}, DeviceSteps.begin
 
-    def recorded(self, rows, states, num_kept=None):
-        begun.setdefault(self, []).append(list(rows))
-        return begin(self, rows, states, num_kept)
+    def recorded(self, columns, states, num_kept=None):
+        begun.setdefault(self, []).append(list(columns.rows))
+        return begin(self, columns, states, num_kept)
 
     monkeypatch.setattr(DeviceSteps, "begin", recorded)
     return begun

@@ -8,6 +8,12 @@ from specdec.config.engine import MOST_UPDATE_PARTS
 from specdec.config.graph_sizes import MAX_GRAPH_TOKENS, num_ragged_graphs, num_tree_sizes
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
+from specdec.config.truncation_search import (
+    MAX_CANDIDATES,
+    NUM_THRESHOLDS,
+    TILE_TOKENS,
+    search_bytes,
+)
 from specdec.engine.gpu_workspace import attention_bytes, gpu_workspace_bytes
 from specdec.models.config import ModelConfig
 from specdec.models.traits import Latent
@@ -61,6 +67,16 @@ def test_logits_are_those_of_graphs_and_of_operators(model, max_num_seqs):
         assert found == (num_tokens + of_graphs + seen) * 4
 
 
+def test_each_row_has_a_search_for_its_floor(model):
+    """Candidates in int32, and the weights of two rounds for one more tile in float32."""
+    more = dataclasses.replace(model, vocab_size=model.vocab_size + TILE_TOKENS)
+    of_tile = 2 * NUM_THRESHOLDS * 4
+    seen = 16 * TILE_TOKENS * 4  # counts of output tokens, for penalties
+    found = reserved(more) - reserved(model) - seen
+    assert found == 4 * 16 * (TILE_TOKENS * 4 + of_tile)
+    assert search_bytes(model.vocab_size) >= MAX_CANDIDATES * 4 + of_tile
+
+
 @pytest.mark.parametrize(("max_num_seqs", "num_scored"), [(16, 16 * 25), (256, 2048)])
 def test_trees_have_graphs_and_more_logits(model, max_num_seqs, num_scored):
     trees = SpeculativeConfig.of("ngram", 3, num_draft_tree_tokens=24)
@@ -71,14 +87,15 @@ def test_trees_have_graphs_and_more_logits(model, max_num_seqs, num_scored):
     parts = attention_bytes(with_trees, model) - attention_bytes(CONFIG, model)
     assert parts > 0  # of more than 16 tokens of a sequence
     found = reserved(model, **sizes, speculative_config=trees) - without
-    assert found == (num_scored - chains) * model.vocab_size * 4 + parts
+    of_row = model.vocab_size * 4 + search_bytes(model.vocab_size)
+    assert found == (num_scored - chains) * of_row + parts
     sizes["enforce_eager"] = False
     of_graphs = min(num_scored, 2048) - min(chains, 2048)
     num_graphs = num_tree_sizes(max_num_seqs, 24) + num_ragged_graphs(
         max_num_seqs, CONFIG.max_num_batched_tokens, model.hidden_size
     )
     beside = reserved(model, **sizes, speculative_config=trees) - reserved(model, **sizes)
-    assert beside == found + parts + of_graphs * model.vocab_size * 4 + num_graphs * 6 * 2**20
+    assert beside == found + parts + of_graphs * of_row + num_graphs * 6 * 2**20
 
 
 @pytest.mark.parametrize(("is_eager", "num_graphs"), [(True, 0), (False, 12)])

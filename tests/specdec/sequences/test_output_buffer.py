@@ -12,7 +12,7 @@ def logprobs_of(count):
 
 def test_the_first_tokens_are_due_at_once():
     buffer = OutputBuffer(interval=10)
-    buffer.add([5], None, 0)
+    buffer.add((5,), None, 0)
     assert buffer.is_due
     assert buffer.take() == BufferedTokens((5,), None, 1, (False,))
     assert buffer.take() == BufferedTokens()
@@ -21,10 +21,10 @@ def test_the_first_tokens_are_due_at_once():
 @pytest.mark.parametrize(("interval", "counts"), [(1, [1]), (3, [1, 1, 1]), (3, [2, 4]), (5, [5])])
 def test_later_tokens_are_due_once_the_interval_is_full(interval, counts):
     buffer = OutputBuffer(interval)
-    buffer.add([0], None, 0)
+    buffer.add((0,), None, 0)
     buffer.take()
     for index, count in enumerate(counts):
-        buffer.add(range(count), None, 0)
+        buffer.add(tuple(range(count)), None, 0)
         assert buffer.is_due == (index == len(counts) - 1)
     tokens = buffer.take()
     assert (len(tokens.token_ids), tokens.num_steps) == (sum(counts), len(counts))
@@ -33,21 +33,21 @@ def test_later_tokens_are_due_once_the_interval_is_full(interval, counts):
 
 def test_only_the_second_output_joins_those_of_other_choices():
     buffer = OutputBuffer(interval=4)
-    buffer.add([0], None, 0)
+    buffer.add((0,), None, 0)
     assert not buffer.joins({4}), "the first ones do not wait"
     buffer.take()
-    buffer.add([1], None, 0)
+    buffer.add((1,), None, 0)
     assert not buffer.joins({1, 3, 5})
     assert buffer.joins({3, 4})
     buffer.take()
-    buffer.add([2, 3, 4], None, 0)
+    buffer.add((2, 3, 4), None, 0)
     assert not buffer.joins({4})
 
 
 def test_logprobs_are_joined_in_order():
     buffer = OutputBuffer(interval=9)
-    buffer.add([1, 2], logprobs_of(2), 1)
-    buffer.add([3], logprobs_of(1), 0)
+    buffer.add((1, 2), logprobs_of(2), 1)
+    buffer.add((3,), logprobs_of(1), 0)
     logprobs = buffer.take().logprobs
     assert logprobs is not None
     assert logprobs.ranks.tolist() == [1, 2, 1]
@@ -55,8 +55,8 @@ def test_logprobs_are_joined_in_order():
 
 def test_each_token_records_whether_it_was_drafted():
     buffer = OutputBuffer(interval=9)
-    buffer.add([1, 2, 3], None, 2)
-    buffer.add([4], None, 0)
-    buffer.add([5, 6], None, 2)
+    buffer.add((1, 2, 3), None, 2)
+    buffer.add((4,), None, 0)
+    buffer.add((5, 6), None, 2)
     assert buffer.take().is_drafted == (True, True, False, False, True, True)
     assert buffer.take().is_drafted == ()

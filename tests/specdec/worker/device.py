@@ -134,9 +134,9 @@ def recorded_device_steps(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Step
     """Return a list that gets the rows of each step that runs on the device."""
     begun, begin = [], DeviceSteps.begin
 
-    def counted(self, rows, states, num_kept=None):
-        begun.append(rows)
-        return begin(self, rows, states, num_kept)
+    def counted(self, columns, states, num_kept=None):
+        begun.append(columns.rows)
+        return begin(self, columns, states, num_kept)
 
     monkeypatch.setattr(DeviceSteps, "begin", counted)
     return begun

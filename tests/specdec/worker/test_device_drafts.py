@@ -51,9 +51,9 @@ def begun(monkeypatch):
     """Return a list with the rows of each step that was begun on the device."""
     found, begin = [], DeviceSteps.begin
 
-    def counted(self, rows, states, num_kept=None):
-        found.append(rows)
-        return begin(self, rows, states, num_kept)
+    def counted(self, columns, states, num_kept=None):
+        found.append(columns.rows)
+        return begin(self, columns, states, num_kept)
 
     monkeypatch.setattr(DeviceSteps, "begin", counted)
     return found
@@ -224,7 +224,7 @@ def test_a_draft_ends_before_invalid_logits(tiny_model_dir):
     assert found == {**expected, 0: expected[0][:2]}
 
 
-def without_memory(self, rows, states, num_kept=None):
+def without_memory(self, columns, states, num_kept=None):
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 

@@ -19,6 +19,7 @@ from specdec.types.messages import (
 )
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.types.sampling_spec import SamplingRules
+from specdec.worker.device.columns import StepColumns
 from specdec.worker.device.state import DeviceStepLimits
 from specdec.worker.head.runner import HeadRunner
 from specdec.worker.step_graphs import StepShape
@@ -312,11 +313,12 @@ def test_a_step_from_tree_to_tree_is_five_graphs_and_two_copies(tiny_model_dir, 
         parents=(-1, -1, -1, 0, 0, 1, 3, 3),
     )
     steps, states = runner.device_steps, runner._batch_state.states([row])
-    assert steps.can_run([row], states)
-    steps.begin([row], states)  # the table is sent
+    columns = StepColumns([row])
+    assert steps.can_run(columns, states)
+    steps.begin(columns, states)  # the table is sent
     graphs.num_replays = 0
     with Operators() as operators:
-        steps.begin([row], states)
+        steps.begin(columns, states)
     assert graphs.num_replays == 5
     assert operators.counts == {"aten.copy_.default": 2}
 

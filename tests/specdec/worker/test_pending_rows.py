@@ -10,6 +10,7 @@ from specdec.types.draft_tree import chain_of, depths, is_chain, nodes_within, s
 from specdec.types.messages import PENDING_TOKEN, SequenceAdmission, StepRow
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.batch_state import SequenceState
+from specdec.worker.device.columns import StepColumns
 from specdec.worker.device.input import StepPacker, most_words
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
 from specdec.worker.step_graphs import StepShape
@@ -76,7 +77,7 @@ def pending_rows(generator, state):
 def unpacked(state, rows, sequences):
     packer = StepPacker(LIMITS, state, holds_drafts=True)
     words = np.zeros(most_words(LIMITS), np.int64)
-    packer.pack(words, rows, sequences, SHAPE, [-1] * NUM_ROWS)
+    packer.pack(words, StepColumns(rows), sequences, SHAPE, [-1] * NUM_ROWS)
     return packer.unpack(torch.from_numpy(words), SHAPE)
 
 

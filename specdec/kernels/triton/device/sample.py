@@ -11,9 +11,8 @@ from specdec.kernels.triton.device.gumbel import CHUNK_TOKENS, gumbel_noise
 
 NO_TOKEN = tl.constexpr(2147483647)
 _NEGATIVE_INFINITY = tl.constexpr(float("-inf"))
-_LOWEST = tl.constexpr(-3.4028234663852886e38)
-_KEY_OF_MINUS_INFINITY = tl.constexpr(0x7F800000)
-_COLUMNS = (
+LOWEST = tl.constexpr(-3.4028234663852886e38)
+ROW_COLUMNS = (
     "temperatures",
     "top_k",
     "top_p",
@@ -87,163 +86,13 @@ def row_argmax(
 
 
 @triton.jit
-def _scores(logits, tokens, vocab_size, highest, temperature):
+def scores_of(logits, tokens, vocab_size, highest, temperature):
     """Return log(probability / probability of the best token) of tokens."""
     values = load_logits(logits, tokens, vocab_size)
     return tl.div_rn(values - highest, tl.zeros_like(values) + temperature)
 
 
-@triton.jit
-def _weight_above(
-    logits,
-    tiles_best,  # [BLOCK_TILES], scores of the best token of each tile
-    vocab_size,
-    highest,
-    temperature,
-    key,
-    base,
-    COUNTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_TILES: tl.constexpr,
-):
-    """Return the weight of a row's tokens with a key of at most `key` and a score from `base` up.
-
-    The weight is the number of tokens where COUNTS, else the sum of exp(score); in float64 over
-    tiles. Tiles whose best token has a larger key are not read.
-    """
-    limit = tl.maximum(-(key.to(tl.float32, bitcast=True)), base)
-    tiles = tl.arange(0, BLOCK_TILES)
-    is_read = tiles_best >= limit
-    total = tl.full((), 0.0, tl.float64)
-    tile = tl.min(tl.where(is_read, tiles, BLOCK_TILES), 0)
-    while tile < BLOCK_TILES:
-        tokens = tile * BLOCK + tl.arange(0, BLOCK)
-        scores = _scores(logits, tokens, vocab_size, highest, temperature)
-        weights = tl.exp(scores)
-        if COUNTS:
-            weights = tl.full([BLOCK], 1.0, tl.float32)
-        total += tl.sum(tl.where(scores >= limit, weights, 0.0), 0).to(tl.float64)
-        tile = tl.min(tl.where(is_read & (tiles > tile), tiles, BLOCK_TILES), 0)
-    return total
-
-
-@triton.jit
-def _floor(
-    logits,
-    tiles_best,  # [BLOCK_TILES]
-    vocab_size,
-    highest,
-    temperature,
-    target,
-    base,
-    COUNTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_TILES: tl.constexpr,
-):
-    """Return the highest score above which the tokens from `base` up weigh `target`, or -inf.
-
-    A search bit by bit: the bits of -score as float32 ascend as scores descend. Where all tokens
-    weigh less, every bit is set.
-    """
-    found = tl.full((), 0, tl.int32)
-    step = tl.full((), 1 << 30, tl.int32)
-    for _ in range(0, 31):
-        candidate = tl.minimum(found | (step - 1), _KEY_OF_MINUS_INFINITY - 1)
-        weight = _weight_above(
-            logits,
-            tiles_best,
-            vocab_size,
-            highest,
-            temperature,
-            candidate,
-            base,
-            COUNTS,
-            BLOCK,
-            BLOCK_TILES,
-        )
-        found = tl.where(weight < target, found | step, found)
-        step = step >> 1
-    found = tl.minimum(found, _KEY_OF_MINUS_INFINITY)
-    return -(found.to(tl.float32, bitcast=True))
-
-
-@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
-def truncation_floors(
-    logits,  # [R, vocab_size], rows `stride` apart
-    tile_best,  # [R, num_tiles] float32
-    row_best,  # [R] float32
-    temperatures,  # [R] float32; 0 for a row that is not sampled
-    top_k,  # [R] integers; 0 for no limit
-    top_p,  # [R] float64; 1 for no limit
-    min_scores,  # [R] float32, log(min_p); -inf for no limit
-    floors,  # output [R] float32
-    stride,
-    vocab_size,
-    num_tiles,
-    BLOCK: tl.constexpr,
-    BLOCK_TILES: tl.constexpr,
-):
-    """Write the lowest score of a row that passes min_p, top_k and then top_p; grid (R,).
-
-    Equal scores are kept or removed together.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    temperature = tl.load(temperatures + row)
-    if temperature > 0:
-        logits += row * stride
-        tile_best += row * num_tiles
-        highest = tl.maximum(tl.load(row_best + row), _LOWEST)
-        tiles = tl.arange(0, BLOCK_TILES)
-        tiles_best = tl.load(tile_best + tiles, mask=tiles < num_tiles, other=float("-inf"))
-        tiles_best = tl.div_rn(tiles_best - highest, tl.zeros_like(tiles_best) + temperature)
-        floor = tl.load(min_scores + row)
-        count, share = tl.load(top_k + row), tl.load(top_p + row)
-        if count > 0:
-            target = count.to(tl.float64)
-            counted = _floor(
-                logits,
-                tiles_best,
-                vocab_size,
-                highest,
-                temperature,
-                target,
-                _NEGATIVE_INFINITY,
-                True,
-                BLOCK,
-                BLOCK_TILES,
-            )
-            floor = tl.maximum(floor, counted)
-        if share < 1:
-            all_keys = tl.full((), _KEY_OF_MINUS_INFINITY - 1, tl.int32)
-            mass = _weight_above(
-                logits,
-                tiles_best,
-                vocab_size,
-                highest,
-                temperature,
-                all_keys,
-                floor,
-                False,
-                BLOCK,
-                BLOCK_TILES,
-            )
-            covered = _floor(
-                logits,
-                tiles_best,
-                vocab_size,
-                highest,
-                temperature,
-                mass * share,
-                floor,
-                False,
-                BLOCK,
-                BLOCK_TILES,
-            )
-            floor = tl.maximum(floor, covered)
-        tl.store(floors + row, floor)
-
-
-@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
+@triton.jit(do_not_specialize_on_alignment=ROW_COLUMNS)
 def perturbed_argmax(
     logits,  # [R, vocab_size], rows `stride` apart
     best,  # [R, num_tiles] float32, the best logit; replaced by score and noise of the winner
@@ -268,7 +117,7 @@ def perturbed_argmax(
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperatures + row)
     if temperature > 0:
-        highest = tl.maximum(tl.load(row_best + row), _LOWEST)
+        highest = tl.maximum(tl.load(row_best + row), LOWEST)
         at = row * num_tiles + tile
         floor = tl.maximum(tl.load(floors + row), least_floor)
         highest_here = tl.div_rn(tl.load(best + at) - highest, temperature)
@@ -277,7 +126,7 @@ def perturbed_argmax(
             first_chunk = tile * chunks
             ids = (first_chunk + tl.arange(0, chunks))[:, None] * CHUNK_TOKENS
             tokens = ids + tl.arange(0, CHUNK_TOKENS)[None, :]
-            scores = _scores(logits + row * stride, tokens, vocab_size, highest, temperature)
+            scores = scores_of(logits + row * stride, tokens, vocab_size, highest, temperature)
             seed, choice = tl.load(seeds + row), tl.load(choices + row)
             noise = gumbel_noise(first_chunk, seed, choice, tl.load(positions + row), chunks)
             perturbed = tl.where(scores >= floor, scores + noise, _NEGATIVE_INFINITY)

@@ -1,7 +1,5 @@
 """Reference tests: noise, truncation and sampling equal `specdec.sampling`."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -15,8 +13,7 @@ from specdec.kernels.triton.device.gumbel import gumbel_noise, philox
 from specdec.kernels.triton.device.logarithm import exponential, log
 from specdec.sampling import gumbel, sampler
 from specdec.sampling.sampler import LEAST_SCORE, SamplingBatch
-from specdec.sampling.truncation import truncation_floors
-from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
+from specdec.sampling.vocab_shard import VocabShard
 
 ALONE = TensorParallelGroup()
 
@@ -137,40 +134,11 @@ TRUNCATIONS = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("limits", TRUNCATIONS)
-def test_floors_are_those_of_the_reference(limits):
-    logits = logits_of(4, 3000)
-    batch = batch_of(4, **limits)
-    tiles = kernels.TileArgmax(logits)
-    found = kernels.truncation_floors(tiles, tiles.reduce().values, sampling_of(batch))
-    chunks = ScoreChunks.of_logits(logits, 0)
-    chunks.scale(batch.temperatures, ALONE)
-    expected = truncation_floors(chunks, batch.truncation, ALONE)
-    scores = chunks.scores.flatten(1)[:, :3000]
-    kept = [(scores >= floors[:, None]).sum(1).tolist() for floors in (found, expected)]
-    assert kept[0] == kept[1]
-
-
-@pytest.mark.slow
-def test_equal_scores_are_kept_together():
-    logits = torch.zeros(1, 100)
-    logits[0, :10] = 1.0
-    batch = batch_of(1, top_k=[3])
-    tiles = kernels.TileArgmax(logits)
-    floors = kernels.truncation_floors(tiles, tiles.reduce().values, sampling_of(batch))
-    assert floors.tolist() == [0.0]
-    many = kernels.truncation_floors(
-        tiles, tiles.reduce().values, sampling_of(batch_of(1, top_k=[101]))
-    )
-    assert many.tolist() == [-math.inf]
-
-
-def same_tokens(logits, batch):
+def same_tokens(logits, batch, *, truncates=False):
     vocab = logits.shape[1]
     shard = VocabShard(ALONE, 0, vocab)
     expected = sampler.torch_sample(logits, batch, shard)
-    found = kernels.sample_rows(logits, sampling_of(batch), LEAST_SCORE)
+    found = kernels.sample_rows(logits, sampling_of(batch), LEAST_SCORE, truncates=truncates)
     assert torch.equal(found.token_ids, expected)
 
 
@@ -180,10 +148,12 @@ def test_tokens_are_those_of_the_reference():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("limits", TRUNCATIONS)
+@pytest.mark.parametrize(
+    ("limits", "dtype"),
+    [*((limits, torch.float32) for limits in TRUNCATIONS), (TRUNCATIONS[-1], torch.float16)],
+)
 def test_truncated_tokens_are_those_of_the_reference(limits, dtype):
-    same_tokens(logits_of(4, 2500, dtype=dtype), batch_of(4, **limits))
+    same_tokens(logits_of(4, 2500, dtype=dtype), batch_of(4, **limits), truncates=True)
 
 
 @pytest.mark.slow

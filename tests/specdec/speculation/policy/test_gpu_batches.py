@@ -6,6 +6,7 @@ A drafted step of 256 sequences that should have had no drafts costs as much as 
 import pytest
 
 from benchmarks.synthetic_gpu import GpuCosts, GpuService
+from specdec.speculation.policy.cost_model import range_of
 
 COSTS = GpuCosts()
 SIZES = (1, 16, 64, 128, 256)
@@ -13,6 +14,8 @@ NUM_STEPS = 30
 TRUE = COSTS.table()
 OPTIMISTIC = COSTS.table(seen=0.6, added_row_ms=0.01)
 """A profile in favour of drafts."""
+BLIND = COSTS.table(seen=0.0)
+"""A profile that sees no host."""
 
 
 def service(table=TRUE):
@@ -45,9 +48,18 @@ def test_drafts_that_cost_more_than_profiled_are_left_within_a_few_steps(num_dec
     assert misled.run(num_decoding, 300).over_off >= 0.98
 
 
+@pytest.mark.parametrize("sizes", [(107, 109), (152, 154), (215, 217), (127, 129, 155)])
+def test_drafts_that_lose_are_left_though_the_batch_changes_its_range_in_each_step(sizes):
+    """A batch around a boundary of two ranges is checked as early as one within a range."""
+    assert len({range_of(size) for size in sizes}) == 2
+    misled = service(BLIND)
+    assert misled.run_in_turn(sizes, 300 // len(sizes)).over_off >= 0.97
+    assert misled.run_in_turn(sizes, NUM_STEPS).over_off >= 0.98
+
+
 def test_drafts_that_pay_go_on_behind_the_steps_that_check_it():
-    """For 64 sequences they gain a third, less than a profile promises that sees no host."""
-    misled = service(COSTS.table(seen=0.0))
+    """For 64 sequences they gain a third, less than the profile promises."""
+    misled = service(BLIND)
     window = misled.run(64, NUM_STEPS)
     assert window.chosen[0] <= 3
     assert window.over_off >= 1.2

@@ -1,0 +1,54 @@
+"""Columns of the rows of a step have the numbers of the rows, one by one."""
+
+import random
+
+import numpy as np
+import pytest
+
+from specdec.types.messages import PENDING_TOKEN, StepRow
+from specdec.worker.device.columns import StepColumns
+from specdec.worker.device.rows import is_prompt, num_drafts, num_tokens
+
+WIDTH = 6
+
+
+def random_row(generator, kind):
+    """Return a row of up to WIDTH last known tokens and drafts."""
+    count = generator.randrange(WIDTH)
+    if kind == "pending":
+        return StepRow(
+            0,
+            generator.randrange(40),
+            (PENDING_TOKEN,),
+            0,
+            True,
+            num_next_drafts=generator.randrange(3),
+            num_held_drafts=count,
+            held_depth=generator.choice((0, count)),
+        )
+    num_known = generator.randrange(1, 9) if kind == "prompt" else 1
+    samples = kind != "prompt" or generator.random() < 0.5
+    tokens = tuple(generator.randrange(100) for _ in range(num_known + count * samples))
+    return StepRow(0, generator.randrange(40), tokens, count * samples, samples)
+
+
+@pytest.mark.parametrize("kinds", [("known",), ("pending",), ("known", "pending", "prompt")])
+@pytest.mark.parametrize("num_rows", [1, 2, 9])
+def test_the_numbers_are_those_of_the_rows(kinds, num_rows):
+    generator = random.Random(num_rows)
+    for _ in range(50):
+        rows = [random_row(generator, generator.choice(kinds)) for _ in range(num_rows)]
+        columns = StepColumns(rows)
+        assert [*columns.num_drafts] == [*map(num_drafts, rows)]
+        assert columns.num_tokens == sum(map(num_tokens, rows))
+        assert columns.has_prompts == any(map(is_prompt, rows))
+        assert columns.has_trees == any(row.is_pending and row.held_depth for row in rows)
+        assert columns.is_pending.tolist() == [row.is_pending for row in rows]
+        assert columns.samples.tolist() == [row.samples for row in rows]
+        assert [*columns.starts] == [row.known_end - 1 for row in rows]
+        assert [*columns.num_next_drafts] == [row.num_next_drafts * row.samples for row in rows]
+        table = np.zeros((num_rows, WIDTH), np.int64)
+        columns.write_tokens(table)
+        for own, row in zip(table.tolist(), rows, strict=True):
+            tokens = (0,) if row.is_pending else (row.known[-1], *row.drafts)
+            assert own == [*tokens, *(0,) * (WIDTH - len(tokens))]
