@@ -137,7 +137,7 @@ def _resolve_head(
 ) -> Path:
     """Find or download a head of a model, and report what its files were taken for.
 
-    The formats of heads that come with this package are no news.
+    Heads that come with this package are not reported: their format is known.
     """
     directory = target
     if method.model is not None:
