@@ -70,9 +70,9 @@ def _gpu_check(name: str, run: Run, limit_s: float = 75.0) -> Part:
     return Part(name, run, needs_gpu=True, limit_s=limit_s, is_timed=False)
 
 
-def _measurement(name: str, run: Run, limit_s: float) -> Part:
+def _measurement(name: str, run: Run, limit_s: float, least_s: float = 0.0) -> Part:
     """Return a part that measures times on a GPU."""
-    return Part(name, run, needs_gpu=True, limit_s=limit_s)
+    return Part(name, run, needs_gpu=True, limit_s=limit_s, least_s=least_s)
 
 
 PARTS = (
@@ -103,11 +103,11 @@ PARTS = (
     _measurement("draft model", measure_draft_model, 40.0),
     _measurement("speculation", compare_speculation, 90.0),
     _measurement("deterministic", measure_deterministic, 75.0),
-    _measurement("asynchronous drafting", compare_async_drafting, 120.0),
-    _measurement("number formats", measure_formats, 90.0),
-    _measurement("mixture of experts", measure_mixture, 60.0),
-    _measurement("grid", measure_grid, 240.0),
-    _measurement("transformers", compare_transformers, 150.0),
+    _measurement("asynchronous drafting", compare_async_drafting, 120.0, 60.0),
+    _measurement("number formats", measure_formats, 120.0, 70.0),
+    _measurement("mixture of experts", measure_mixture, 60.0, 25.0),
+    _measurement("grid", measure_grid, 240.0, 90.0),
+    _measurement("transformers", compare_transformers, 150.0, 60.0),
     Part("steps", measure_models),
     Part("memory plans", plan_memory, is_timed=False),
     Part("counts", count_operators, is_timed=False, limit_s=300.0, least_s=90.0),

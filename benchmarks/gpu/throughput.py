@@ -19,6 +19,7 @@ import torch
 from benchmarks.gpu.parts import Context, PartSkippedError, Result
 from benchmarks.gpu.random_models import LLAMA_8B, SMALL, random_decoder, write_config
 from benchmarks.tiny_model import write_tiny_llama
+from cluster.workers.heap import freeze_heap
 from specdec.config.engine import EngineConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
@@ -123,6 +124,7 @@ class Throughput:
             self.model, context.device, torch.bfloat16, _MAX_MODEL_LEN, _BLOCK_SIZE
         )
         self._target = LocalTarget(self._runner(decoder))
+        freeze_heap()  # as the processes of a service do
 
     def _runner(self, decoder: CausalDecoder) -> TargetModelRunner:
         limits = self._limits(_SPECULATION)

@@ -48,6 +48,7 @@ from cluster.serve.autoscaling import OPEN_REQUESTS
 from cluster.serve.draft_host import HostSeats
 from cluster.serve.request_router import KV_CACHE_TOKENS
 from cluster.serve.router_factory import make_router
+from cluster.workers.heap import freeze_heap
 from cluster.workers.resources import FoundByDriver
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.drafters import DrafterOrder, DrafterReport
@@ -119,6 +120,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
         if self._ingress is not None:
             await self._ingress.start()
         await router.start(placement)
+        freeze_heap()
         if self._ingress is not None:
             await self._ingress.set_ready(True)
 
