@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _print_outcome(outcome)
                 outcomes.append(outcome)
             events[f"tp {size}, {method}"] = service.counters(*_EVENTS)
-            print(f"      events: {events[f'tp {size}, {method}']}", flush=True)
+            _print_events(events[f"tp {size}, {method}"])
         report = _report(outcomes, events)
         if options.output is not None:  # save after each service: an aborted run keeps its results
             write_text(options.output, json.dumps(report, indent=2) + "\n")
@@ -249,6 +249,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-tokens", type=int, default=64)
     add_output(parser)
     return parser
+
+
+def _print_events(counts: Mapping[str, int]) -> None:
+    absent = [name for name, count in counts.items() if count == 0]
+    verdict = "FAIL" if absent else "pass"
+    reason = f"; more prompts or tokens are needed for {', '.join(absent)}" if absent else ""
+    events = ", ".join(f"{count} {name}" for name, count in counts.items())
+    print(f"{verdict}   events: {events}{reason}", flush=True)
 
 
 def _print_outcome(outcome: Outcome) -> None:

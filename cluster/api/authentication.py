@@ -304,7 +304,7 @@ def read_keys(setting: str, path: Path | None) -> tuple[ApiKey, ...]:
     """
     if path is None:
         bare = os.environ.get(KEYS_VARIABLE, "").replace(",", " ").split()
-        keys = [ApiKey(f"key {number}", key) for number, key in enumerate(bare, 1)]
+        keys = [ApiKey(f"API key {number}", key) for number, key in enumerate(bare, 1)]
     else:
         keys = [_read_entry(setting, entry) for entry in _entries(setting, path)]
     for name in ("name", "key"):

@@ -23,6 +23,7 @@ from cluster.cli.tables import (
 from specdec.client import AdminClient
 from specdec.config.methods import METHOD_NAMES
 from specdec.types.control import (
+    CONTROL_VALUES,
     MAX_AUDIT_PAGE,
     SPECULATION_MODES,
     AuditPage,
@@ -43,6 +44,7 @@ from specdec.types.profile import (
 )
 from specdec.types.sampling_params import VERIFIERS, VerifierName
 
+_SETTINGS = (*CONTROL_VALUES, "rules", "ttl_s")
 _Result = TypeVar("_Result", ServiceStatus, SpeculationState, AuditPage, ProfileReport)
 
 
@@ -177,12 +179,11 @@ def set_speculation(
 ) -> None:
     """Change the given settings on every replica within a second. They persist across restarts."""
     connection = {name: flags.pop(name) for name in ADMIN_FLAG_NAMES}
-    change = SpeculationChange(
-        updated_by=_operator(),
-        rules=_rules(rules, no_rules),
-        allowed_verifiers=allowed_verifiers or None,
-        **flags,
-    )
+    values = {**flags, "rules": _rules(rules, no_rules)}
+    values["allowed_verifiers"] = allowed_verifiers or None
+    if all(values[name] is None for name in _SETTINGS) and not flags["reset"]:
+        raise click.UsageError("Nothing to change: give a setting, such as --mode off.")
+    change = SpeculationChange(updated_by=_operator(), **values)
     _show(lambda client: client.set_speculation(change), state_table, as_json, connection)
 
 

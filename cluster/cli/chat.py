@@ -14,7 +14,13 @@ from typing import Any, cast
 import click
 
 from cluster.cli.completion_result import CompletionResult, receive
-from cluster.cli.options import client_flags, pop_connection, sampling_flags, sampling_params
+from cluster.cli.options import (
+    client_flags,
+    pop_connection,
+    sampling_flags,
+    sampling_params,
+    served_model_flag,
+)
 from cluster.cli.output import SectionedCommand, show_text
 from specdec.client import Client, ClientError
 from specdec.types.request import ChatMessage
@@ -33,10 +39,18 @@ Ctrl-C stops the current completion."""
 class Conversation:
     """A chat history with its system message, and the statistics of its completions."""
 
-    def __init__(self, client: Client, params: SamplingParams, system: str | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        params: SamplingParams,
+        system: str | None = None,
+        model: str = "",
+    ) -> None:
+        """Start without turns. model: of the service; empty: the first."""
         self._client = client
         self._params = params
         self._system = system
+        self._model = model
         self._turns: list[ChatMessage] = []
         self._results: list[CompletionResult] = []
 
@@ -88,7 +102,7 @@ class Conversation:
     ) -> CompletionResult:
         system = [ChatMessage("system", self._system)] if self._system else []
         chat = [*system, *self._turns, message]
-        stream = self._client.generate_stream(chat, self._params)
+        stream = self._client.generate_stream(chat, self._params, model=self._model)
         with closing(cast(Generator[StreamChunk, None, None], stream)) as chunks:
             try:
                 return receive(chunks, show)
@@ -150,9 +164,10 @@ def _notify(text: str) -> None:
 
 @click.command(cls=SectionedCommand, short_help="Chat with the served model.")
 @click.option("--system", help="System message; /system changes it.")
+@served_model_flag
 @client_flags
 @sampling_flags
-def chat(system: str | None, **flags: Any) -> None:
+def chat(system: str | None, model: str, **flags: Any) -> None:
     """Chat with the served model; /help lists the commands.
 
     Messages may also be piped in, one per line.
@@ -165,6 +180,6 @@ def chat(system: str | None, **flags: Any) -> None:
             import readline  # noqa: F401  # adds line editing and history to `input`
         _notify("/help lists commands")
     with Client(**connection) as client:
-        conversation = Conversation(client, params, system)
+        conversation = Conversation(client, params, system, model)
         lines = typed_lines() if is_interactive else _piped_lines()
         run_chat(conversation, lines, continue_on_error=is_interactive)

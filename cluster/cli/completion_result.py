@@ -72,11 +72,18 @@ class CompletionResult:
     @property
     def summary(self) -> str:
         """One line of text."""
-        speculation = self.usage.speculation
-        lossy = "" if self.usage.is_lossless else f", lossy verifier {self.usage.verifier}"
         return (
             f"{self.usage.completion_tokens} tokens, first after {self.first_token_s:.2f} s, "
-            f"{self.tokens_per_s:.1f} tokens/s, "
+            f"{self.tokens_per_s:.1f} tokens/s, {self._drafts}"
+        )
+
+    @property
+    def _drafts(self) -> str:
+        speculation = self.usage.speculation
+        if not speculation.num_drafts:
+            return "no drafts"
+        lossy = "" if self.usage.is_lossless else f", lossy verifier {self.usage.verifier}"
+        return (
             f"acceptance rate {speculation.acceptance_rate:.0%}, "
             f"mean acceptance length {speculation.mean_acceptance_length:.2f}{lossy}"
         )

@@ -6,6 +6,7 @@ it. A failure prints one line to stderr, which is a JSON object if --json was gi
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cluster.config.secrets import API_KEY_VARIABLE, TOKEN_VARIABLE
 from specdec.types.errors import InvalidValueError, SpecdecError
 
 if TYPE_CHECKING:
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 DEBUG_VARIABLE = "SPECDEC_DEBUG"
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+_HINTS = {
+    "UNAUTHENTICATED": f" (here: ${API_KEY_VARIABLE}, or ${TOKEN_VARIABLE} for operators' commands)"
+}
+"""How commands give what a call lacked, by the gRPC status of the call."""
 _AS_JSON = "cluster.cli.errors.as_json"
 
 
@@ -31,6 +37,19 @@ class OneLineErrors(click.Group):
         """Parse the arguments, and record whether --json is among them."""
         ctx.meta[_AS_JSON] = _has_json_flag(args)
         return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of the first argument; the error of an unknown one names the nearest."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            nearest = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if not nearest:
+                raise
+            message = f"{error.message} Did you mean {nearest[0]!r}?"
+            raise click.UsageError(message, ctx) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and turn exceptions into messages and exit codes."""
@@ -44,8 +63,8 @@ class OneLineErrors(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # click handles these
         except Exception as error:
-            if _client_error(error) is not None:
-                _fail(ctx, error, str(error), as_json)
+            if (failed_call := _client_error(error)) is not None:
+                _fail(ctx, error, f"{error}{_HINTS.get(failed_call.code.name, '')}", as_json)
             if os.environ.get(DEBUG_VARIABLE) == "1":
                 raise
             reason = " ".join(f"{type(error).__name__}: {error}".split())

@@ -17,6 +17,7 @@ from cluster.cli.options import (
     pop_connection,
     sampling_flags,
     sampling_params,
+    served_model_flag,
 )
 from cluster.cli.output import SectionedCommand, json_flag, print_stderr, show_json, show_text
 from specdec.client import Client
@@ -76,11 +77,18 @@ def _prompt(text: str, system: str | None, raw: bool) -> str | list[ChatMessage]
     is_flag=True,
     help="Print one JSON object; with --stream one object per chunk, then one with the statistics.",
 )
+@served_model_flag
 @client_flags
 @sampling_flags
 @output_flags
 def generate(
-    prompt: str, raw: bool, system: str | None, stream: bool | None, as_json: bool, **flags: Any
+    prompt: str,
+    raw: bool,
+    system: str | None,
+    stream: bool | None,
+    as_json: bool,
+    model: str,
+    **flags: Any,
 ) -> None:
     """Generate a completion for PROMPT with the served model; - reads the prompt from stdin."""
     connection = pop_connection(flags)
@@ -93,7 +101,7 @@ def generate(
     if stream and as_json:
         output = nullcontext(_show_json)
     with Client(**connection) as client, output as show:
-        result = receive(client.generate_stream(content, params), show)
+        result = receive(client.generate_stream(content, params, model=model), show)
     if as_json:
         show_json(result.outcome if stream else result.content | result.outcome)
         return
@@ -108,11 +116,12 @@ def generate(
     "--chat", "as_chat", is_flag=True, help="Apply the chat template to TEXT as a user message."
 )
 @json_flag
+@served_model_flag
 @client_flags
-def tokenize(text: str, as_chat: bool, as_json: bool, **connection: Any) -> None:
+def tokenize(text: str, as_chat: bool, as_json: bool, model: str, **connection: Any) -> None:
     """Show the tokens of TEXT as the service tokenizes a prompt; - reads TEXT from stdin."""
     with Client(**connection) as client:
-        result = client.tokenize(_prompt(text, None, not as_chat))
+        result = client.tokenize(_prompt(text, None, not as_chat), model=model)
     if as_json:
         show_json(asdict(result))
         return

@@ -128,6 +128,7 @@ def show_model(
     its weights are not loaded.
     """
     from specdec.config.engine import ModelOptions
+    from specdec.config.model_aliases import ALIASES
     from specdec.engine.model_report import Precision, report_model
     from specdec.models.resolve import resolve
     from specdec.worker import native_library_fault
@@ -143,7 +144,8 @@ def show_model(
     _require_kv_kernels(precision)
     directory = resolve(name, progress=print_stderr)
     options = ModelOptions(cast("ModelImpl", model_impl), enable_expert_parallel)
-    found = report_model(directory, precision, tensor_parallel_size, options)
+    drafters = ALIASES[name].drafters if name in ALIASES else ()
+    found = report_model(directory, precision, tensor_parallel_size, options, drafters)
     decoder = _decoder(found, fault)
     if as_json:
         show_json(_fields(found, decoder))

@@ -55,6 +55,11 @@ timeout_flag = click.option(
     help="Timeout of the request in seconds.",
 )
 client_flags = combine_flags(_address, tls_ca_flag, api_key_flag)
+served_model_flag = click.option(
+    "--model",
+    default="",
+    help="Served model or LoRA adapter to use. Default: the first model.",
+)
 admin_flags = combine_flags(
     _address,
     tls_ca_flag,

@@ -95,7 +95,8 @@ def running_service(
             _check_cluster(served)
         started += [each.application for each in served]
         for each in configs:
-            report(f"loading {each.served_model_name} on {each.tensor_parallel_size} rank(s)")
+            count = each.tensor_parallel_size
+            report(f"loading {each.served_model_name} on {count} rank{'s' if count > 1 else ''}")
         routes = deploy(served)
         elapsed_s = time.monotonic() - started_at
         report(_ready_message(configs, session.listening, routes[served[0].application], elapsed_s))
@@ -136,16 +137,19 @@ def _warn_of_open_samples(configs: Sequence[ServeConfig], report: Report) -> Non
             report(f"warning: {warning}")
 
 
-def _require_free_port(host: str, port: int) -> None:
-    if (error := listen_error(host, port)) is not None:
-        reason = (error.strerror or str(error)).lower()
-        raise StartupError(f"cannot listen on {host}:{port}: {reason}") from error
+def _require_free_port(config: ServeConfig, setting: str) -> None:
+    port = getattr(config, setting)
+    if (error := listen_error(config.host, port)) is None:
+        return
+    reason = (error.strerror or str(error)).lower()
+    message = f"cannot listen on {config.host}:{port} ({setting}): {reason}"
+    raise StartupError(message) from error
 
 
 def _locate_models(configs: Sequence[ServeConfig], report: Report) -> list[ServedModel]:
     """Check ports, and locate models and memory, on the only node of a local Ray instance."""
-    for port in (configs[0].grpc_port, configs[0].http_port):
-        _require_free_port(configs[0].host, port)
+    for setting in ("grpc_port", "http_port"):
+        _require_free_port(configs[0], setting)
     configs = [with_detected_models(each, report) for each in configs]
     configs = [with_fastest_drafter(each, report) for each in configs]
     configs = [_with_gpu_sharing(each, report) for each in configs]
@@ -276,6 +280,7 @@ def _ready_message(
         f"{names} {verb} ready after {elapsed_s:.0f} s; press Ctrl-C to stop\n"
         f"  gRPC  {grpc_address}{model} (specdec.v1.InferenceService, AdminService, health, "
         "reflection)\n"
-        f"  HTTP  {url}/health, /ready and /metrics\n"
+        f"  HTTP  {url}/v1 (OpenAI API), /health, /ready and /metrics\n"
+        f"  see   {url}/dashboard\n"
         f"  try   {example}"
     )

@@ -55,8 +55,8 @@ class Profiling:
         target, is restarting, and when ranks do not report.
         """
         if self._directory is None:
-            limit = "a directory, for profiles to be taken; the service was started without one"
-            raise InvalidValueError("profile_dir", "none", limit)
+            limit = "a directory for profiles; start the service with --profile-dir"
+            raise InvalidValueError("profile_dir", None, limit)
         if self._running is not None and not self._running.done():
             raise OverloadedError("a profile is being taken; ask again when it is done")
         # A unique name that sorts by time.

@@ -65,10 +65,14 @@ def smallest_gpu_bytes() -> int:
     """Return the smallest free memory of the GPUs. Raises InvalidValueError without a GPU."""
     import torch
 
-    count = num_gpus()
-    if count == 0:
+    require_gpu()
+    return min(torch.cuda.mem_get_info(index)[0] for index in range(num_gpus()))
+
+
+def require_gpu() -> None:
+    """Raise InvalidValueError where torch finds no GPU."""
+    if num_gpus() == 0:
         raise InvalidValueError("device", "cuda", "cpu or auto, as torch finds no GPU")
-    return min(torch.cuda.mem_get_info(index)[0] for index in range(count))
 
 
 def has_triton_package() -> bool:

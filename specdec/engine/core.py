@@ -286,7 +286,7 @@ class EngineCore(Generic[Config]):
     def require_adapters(self) -> AdapterControl:
         """Return the control of adapters. Raises InvalidValueError where none can be loaded."""
         if self.adapter_control is None:
-            limit = "given: adapters can be loaded where enable_lora is set (--enable-lora)"
+            limit = "True for adapters to be loaded; start the service with --enable-lora"
             raise InvalidValueError("enable_lora", False, limit)
         return self.adapter_control
 

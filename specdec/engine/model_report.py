@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +19,7 @@ from specdec.config.engine import (
 )
 from specdec.config.kv_cache import KVCacheDType
 from specdec.config.methods import METHODS, DraftPlace, HeadMethodConfig
+from specdec.config.model_aliases import ShippedDrafter
 from specdec.config.quantization import WEIGHT_BITS, QuantizationMethod
 from specdec.engine.model_limits import require_experts, require_plan
 from specdec.models.config import ModelConfig
@@ -97,8 +98,11 @@ def report_model(
     precision: Precision,
     tensor_parallel_size: int,
     options: ModelOptions = DEFAULT_MODEL_OPTIONS,
+    drafters: Sequence[ShippedDrafter] = (),
 ) -> ModelReport:
     """Return the report of the model in a directory.
+
+    drafters: of its alias, which come with this package.
 
     Raises UnsupportedModelError for a model that cannot be served, and InvalidValueError for more
     ranks than it has heads or, with options.divides_by_expert, experts.
@@ -113,7 +117,7 @@ def report_model(
         differences=_differences(config),
         precision=precision,
         ranks=tuple(_ranks(config, precision, tensor_parallel_size)),
-        methods=tuple(_fit(method, directory, config) for method in METHODS),
+        methods=tuple(_shipped_or_fit(method, drafters, directory, config) for method in METHODS),
     )
 
 
@@ -182,6 +186,15 @@ def _table_bytes(config: ModelConfig, precision: Precision) -> int:
     """Return the bytes of a weight of an embedding: 16-bit checkpoints stay as they are."""
     is_short = precision.is_native and config.checkpoint_dtype in _SHORT_DTYPES
     return 2 if is_short else DTYPE_BYTES[precision.dtype]
+
+
+def _shipped_or_fit(
+    name: str, drafters: Sequence[ShippedDrafter], directory: Path, config: ModelConfig
+) -> MethodFit:
+    for drafter in drafters:
+        if drafter.method == name and drafter.has_weights:
+            return MethodFit(name, Fit.READY, f"{drafter.name} comes with specdec")
+    return _fit(name, directory, config)
 
 
 def _fit(name: str, directory: Path, config: ModelConfig) -> MethodFit:

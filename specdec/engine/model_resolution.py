@@ -135,7 +135,10 @@ def _require_model(directory: Path) -> None:
 def _resolve_head(
     method: HeadMethodConfig, target: Path, model: ModelConfig, progress: Progress
 ) -> Path:
-    """Find or download a head of a model, and report what its files were taken for."""
+    """Find or download a head of a model, and report what its files were taken for.
+
+    Heads that come with this package are not reported: their format is known.
+    """
     directory = target
     if method.model is not None:
         directory = resolve(method.model, progress=progress, may_be_pickled=True)
@@ -143,6 +146,8 @@ def _resolve_head(
     if head.method != method.name:
         limit = f"{head.method}: {directory} is {head.describe()[0]}"
         raise InvalidValueError("speculative_config.method", method.name, limit)
+    if method.model in TARGETS_OF_DRAFTERS:
+        return directory
     for line in head.describe():
         progress(f"head {method.model or method.name}: {line}")
     return directory

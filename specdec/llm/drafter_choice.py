@@ -19,7 +19,12 @@ from importlib.metadata import version
 from statistics import harmonic_mean
 from typing import Any
 
-from specdec.config.hardware import available_cpus, default_cache_dir, processor_name
+from specdec.config.hardware import (
+    available_cpus,
+    default_cache_dir,
+    processor_name,
+    require_gpu,
+)
 from specdec.config.llm import Config, LLMConfig
 from specdec.config.model_aliases import ALIASES, ShippedDrafter
 from specdec.config.speculative import SpeculativeConfig
@@ -94,12 +99,13 @@ class DrafterChoice:
 
     def describe(self) -> str:
         """Return the choice and its reason for the log."""
-        by_speed = sorted(self.speedups.items(), key=lambda each: -each[1])
-        return (
-            f"drafter {self.name}, the fastest here by measured steps and the acceptance in its "
-            f"card; expected speed of one stream relative to no drafts ({self.tokens_per_s:.0f} "
-            f"tokens/s): {', '.join(f'{name} {speedup:.2f}' for name, speedup in by_speed)}"
-        )
+        by_speed = sorted(self.speedups, key=lambda name: -self.speedups[name])
+        speeds = [f"{name} {self.speedups[name] * self.tokens_per_s:.0f}" for name in by_speed]
+        line = f"drafter {self.name}; expected tokens/s of one stream: {', '.join(speeds)}"
+        line += f", no drafts {self.tokens_per_s:.0f}"
+        if self.name != by_speed[0]:
+            line += f" ({by_speed[0]} is not ahead by the required margin)"
+        return line
 
 
 def best_speedup(costs: CostTable, suite: SuiteAcceptance) -> float:
@@ -207,7 +213,12 @@ def _machine_key(config: LLMConfig, drafters: Sequence[ShippedDrafter], *, in_pr
 def measure_in_process(
     config: LLMConfig, drafters: Sequence[ShippedDrafter]
 ) -> dict[str, CostTable]:
-    """Measure in a separate process, whose memory and threads end with it. See MeasureSteps."""
+    """Measure in a separate process, whose memory and threads end with it. See MeasureSteps.
+
+    Raises also InvalidValueError for device cuda without a GPU.
+    """
+    if config.device == "cuda":
+        require_gpu()
     settings = {name: getattr(config, name) for name in _MEASURED_SETTINGS}
     keys = {each.name: each.keys(config.device) for each in drafters}
     order = json.dumps({"config": settings, "drafters": keys})

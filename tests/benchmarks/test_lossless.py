@@ -1,4 +1,4 @@
-from benchmarks.lossless import Configuration, Outcome
+from benchmarks.lossless import Configuration, Outcome, _print_events
 from benchmarks.ties import (
     TAU,
     Candidates,
@@ -99,3 +99,14 @@ def test_the_name_of_a_configuration():
     configuration = Configuration("ngram", 0, 2, num_draft_tokens=3, num_streams=16)
 
     assert str(configuration) == "temperature 0, tp 2, speculation ngram 3, 16 streams"
+
+
+def test_an_event_that_did_not_occur_fails(capsys):
+    _print_events({"num_preemptions": 0, "prefill_chunks": 19})
+    _print_events({"num_preemptions": 2, "prefill_chunks": 19})
+    failed, passed = capsys.readouterr().out.splitlines()
+    assert failed == (
+        "FAIL   events: 0 num_preemptions, 19 prefill_chunks; more prompts or tokens are needed "
+        "for num_preemptions"
+    )
+    assert passed == "pass   events: 2 num_preemptions, 19 prefill_chunks"

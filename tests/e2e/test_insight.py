@@ -174,7 +174,7 @@ def test_an_idle_profile_ends_at_its_timeout_and_excludes_others(service):
 def test_profiling_needs_a_directory(embedded):
     with (
         AdminClient(embedded.grpc_address) as admin,
-        pytest.raises(ClientError, match="profile_dir is 'none'; it must be a directory") as error,
+        pytest.raises(ClientError, match="profile_dir is None; it must be a directory") as error,
     ):
         admin.profile()
     assert error.value.code is grpc.StatusCode.INVALID_ARGUMENT

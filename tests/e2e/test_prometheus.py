@@ -1,4 +1,4 @@
-"""Tests of a real Prometheus that scrapes two replicas with a draft model."""
+"""Tests of a real Prometheus that scrapes two replicas with a draft model and a LoRA adapter."""
 
 import json
 import shutil
@@ -21,6 +21,7 @@ from specdec.types.sampling_params import SamplingParams
 from tests.cluster.scraped import families, samples
 from tests.e2e.conftest import running_service
 from tests.e2e.prometheus_server import DEPLOY, running_prometheus
+from tests.specdec.adapters import adapter_dir
 from tools.monitoring.files import DASHBOARD
 
 pytestmark = [
@@ -38,15 +39,21 @@ NUM_TOKENS = 48
 PROMPT = [5, 6, 7, 8] * 6
 WINDOW = "15s"
 MODEL = "monitored"
+PANELS_OF_HEADS = ("Acceptance rate by version", "Tokens per draft by version", "Head probe")
+"""Panels without data where no draft head is loaded."""
 
 
 @pytest.fixture(scope="module")
 def service(tiny_model_dir, tmp_path_factory):
     """Start two replicas, so that one Router must report the metrics of another."""
+    root = tmp_path_factory.mktemp("monitored")
     draft = {"method": "draft_model", "model": str(tiny_model_dir), "num_speculative_tokens": 3}
+    draft["async_drafting"] = "continuing"
     flags = ["--speculative-config", json.dumps(draft), "--served-model-name", MODEL]
     flags += ["--ingress", "serve", "--num-replicas", "2", "--max-model-len", "256"]
-    log = tmp_path_factory.mktemp("monitored") / "log"
+    adapter = adapter_dir(root / "adapter", tiny_model_dir, seed=0)
+    flags += ["--enable-lora", "--lora-modules", f"adapted={adapter}"]
+    log = root / "log"
     with running_service(tiny_model_dir, log, *flags) as service:
         with AdminClient(service.grpc_address) as admin:  # also where drafts are slower
             admin.set_speculation(SpeculationChange(mode="on"))
@@ -54,19 +61,19 @@ def service(tiny_model_dir, tmp_path_factory):
 
 
 class Load:
-    """Load of several streams, each with one request at a time."""
+    """Load of several streams, half of them with an adapter, each with one request at a time."""
 
     def __init__(self, address):
         self.address = address
         self.is_over = threading.Event()
 
-    def generate(self):
+    def generate(self, model):
         """Return the numbers of generated and of accepted draft tokens at the end of the load."""
         params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
         tokens = accepted = 0
         with Client(self.address, timeout_s=60) as client:
             while not self.is_over.is_set():
-                usage = client.generate(PROMPT, params).usage
+                usage = client.generate(PROMPT, params, model=model).usage
                 tokens += usage.completion_tokens
                 accepted += usage.speculation.num_accepted_tokens
         return tokens, accepted
@@ -81,7 +88,8 @@ class Load:
 def running(load):
     """Yield a future per stream; each resolves to its token counts when the load ends."""
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
-        streams = [pool.submit(load.generate) for _ in range(NUM_STREAMS)]
+        models = [MODEL, "adapted"] * (NUM_STREAMS // 2)
+        streams = [pool.submit(load.generate, model) for model in models]
         try:
             yield streams
         finally:
@@ -118,16 +126,17 @@ def wait_until(condition, timeout_s=30):
 
 
 def panel_queries():
-    """Return the queries by panel and legend, with values for Grafana's variables."""
+    """Return the queries by panel and legend, but those of heads, with values for variables."""
     dashboard = json.loads((DEPLOY / DASHBOARD).read_text())
     variables = {"$__rate_interval": WINDOW, "$model_name": MODEL, "$replica": ".*"}
     queries = {}
-    for panel in dashboard["panels"]:
-        for target in panel.get("targets", []):
+    panels = {panel["title"]: panel.get("targets", []) for panel in dashboard["panels"]}
+    for title in panels.keys() - set(PANELS_OF_HEADS):
+        for target in panels[title]:
             expr = target["expr"]
             for name, value in variables.items():
                 expr = expr.replace(name, value)
-            queries[panel["title"], target["legendFormat"]] = expr
+            queries[title, target["legendFormat"]] = expr
     return queries
 
 

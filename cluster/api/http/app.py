@@ -24,6 +24,9 @@ from cluster.api.sglang.routes import sglang_routes
 from cluster.observability.request_context import KeepHeaders
 from cluster.replica.router import Router
 
+_MAX_PATH_CHARS = 100
+"""Limit for an unknown path in its error."""
+
 
 def make_app(
     get_router: Callable[[], Router],
@@ -62,6 +65,11 @@ def make_app(
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
         """Report an unknown path or method in the same format as all other errors."""
+        path = request.url.path[:_MAX_PATH_CHARS]
+        if error.status_code == 404:
+            error.detail = f"there is no {path}; see /dashboard and /openapi.json"
+        elif error.status_code == 405:
+            error.detail = f"{path} does not have the method {request.method}"
         return failure_of(error).respond()
 
     _add_probes(app, get_router)

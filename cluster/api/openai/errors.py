@@ -108,8 +108,9 @@ def _engine_failure(error: Exception, names: Mapping[str, str]) -> Failure:
         headers.setdefault("Retry-After", str(RETRY_AFTER_S))
     message, param, code = status.message, None, _TYPES_AND_CODES.get(status.http_code, _DEFAULT)[1]
     if isinstance(error, InvalidValueError):
-        param = _renamed(error.field, names)
-        message = str(InvalidValueError(param, error.value, error.limit))
+        name = _renamed(error.field, names)
+        message = str(InvalidValueError(name, error.value, error.limit))
+        param = name.removesuffix(" length")
         if error.field in _CONTEXT_FIELDS and "max_model_len" in error.limit:
             code = "context_length_exceeded"
     details = _details(status.http_code, message, param, code)
@@ -141,21 +142,38 @@ def _validation_error(
 ) -> InvalidValueError:
     """Convert one of pydantic's errors: for the members of a union, the most deeply nested."""
     body = error.body
-    findings = [(_path(each["loc"][1:], body, each["type"]), each) for each in error.errors()]
-    path, finding = max(findings, key=lambda each: len(each[0]))
-    name = _field_path(path)
+    path, findings = _deepest(error)
+    finding, name = findings[0], _field_path(path)
     match finding["type"]:
         case "missing" if not path:
             return InvalidValueError("body", None, "a JSON object")
         case "missing":
             return InvalidValueError(name, None, "given")
         case "json_invalid":
-            return InvalidValueError("body", "malformed", "JSON")
+            where = f"{finding['ctx']['error']} at character {finding['loc'][-1]}"
+            return InvalidValueError("body", body, f"JSON: {where}")
         case "extra_forbidden":
             return InvalidValueError(name, finding["input"], _unknown_field_limit(path, model))
+        case "dict_type" | "model_type" | "model_attributes_type" if not path:
+            return InvalidValueError("body", _abbreviated(body), "a JSON object")
         case _:
+            limits = dict.fromkeys(_limit(each["msg"]) for each in findings)
             value = _abbreviated(finding["input"])
-            return InvalidValueError(name or "body", value, _limit(finding["msg"]))
+            return InvalidValueError(name or "body", value, " or ".join(limits))
+
+
+def _deepest(
+    error: RequestValidationError,
+) -> tuple[tuple[Any, ...], Sequence[Mapping[str, Any]]]:
+    """Return the most deeply nested place, and its errors: all of the type, or one of the value.
+
+    A list that is too long fits one member of a union, and is of the wrong type for the others.
+    """
+    paths = [_path(each["loc"][1:], error.body, each["type"]) for each in error.errors()]
+    deepest = max(paths, key=len)
+    found = [each for path, each in zip(paths, error.errors(), strict=True) if path == deepest]
+    of_value = [each for each in found if not each["type"].endswith("_type")]
+    return deepest, of_value[:1] or found
 
 
 def _abbreviated(value: Any) -> Any:

@@ -25,6 +25,7 @@ _JSON: JsonCompileOptions = {
     "coerce_one_of": False,
 }
 _ANY_OBJECT = '{"type":"object"}'
+_NOUNS = {"json_schema": "a JSON schema", "regex": "a regular expression"}
 
 MAX_GBNF_WORK = 16_000_000
 """Limit of rules times characters: the conversion of GBNF is quadratic in the rules, in Python."""
@@ -99,8 +100,18 @@ def _plain(escape: re.Match[str]) -> str:
 
 def refusal(kind: str, value: object, reason: str) -> InvalidValueError:
     """Return the error for an invalid grammar of this kind, with llguidance's reason."""
-    limit = f"a grammar that can be enforced: {plain_reason(reason)}"
+    limit = f"{_requirement(kind)}{plain_reason(reason)}"
     return InvalidValueError(f"structured_output.{kind}", value, limit)
+
+
+def reason_of(error: InvalidValueError) -> str:
+    """Return the reason that `refusal` was given."""
+    kind = error.field.removeprefix("structured_output.")
+    return error.limit.removeprefix(_requirement(kind))
+
+
+def _requirement(kind: str) -> str:
+    return f"{_NOUNS.get(kind, 'a grammar')} that can be enforced: "
 
 
 def plain_reason(reason: str, max_chars: int = 300) -> str:

@@ -22,7 +22,7 @@ from typing import IO
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from specdec.text.grammar.translation import plain_reason, to_llguidance
+from specdec.text.grammar.translation import plain_reason, reason_of, to_llguidance
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import StructuredOutput
 
@@ -164,7 +164,7 @@ def _try(tokenizer: LLTokenizer, spec: StructuredOutput) -> str | None:
     try:
         matcher = first_matcher(tokenizer, spec)
     except InvalidValueError as error:
-        return error.limit
+        return reason_of(error)
     return plain_reason(matcher.get_error()) if matcher.is_error() else None
 
 

@@ -146,10 +146,6 @@ def test_status_as_json(command):
     [
         (["--threshold", "-1"], "threshold is -1; it must be a whole number from 0 to 4096"),
         (["--num-speculative-tokens", "33"], "num_speculative_tokens is 33; it must be a whole"),
-        (
-            [],
-            "change is {}; it must be at least one of mode, threshold, num_speculative_tokens",
-        ),
     ],
 )
 def test_an_invalid_change(speculation, flags, line):
@@ -161,6 +157,14 @@ def test_an_invalid_change(speculation, flags, line):
 
 def test_a_mode_that_does_not_exist_is_wrong_usage(speculation):
     assert speculation("set", "--mode", "maybe").exit_code == 2
+
+
+def test_a_change_of_nothing_is_wrong_usage(speculation):
+    result = speculation("set", "--reason", "none")
+    assert result.exit_code == 2
+    assert "Nothing to change: give a setting, such as --mode off." in result.stderr
+    assert speculation("set", "--no-allow-request-override").exit_code == 0
+    assert speculation("set", "--reset").exit_code == 0
 
 
 def test_an_unreachable_service():
@@ -227,6 +231,7 @@ def test_the_token_comes_from_a_file_or_the_environment(handle, tmp_path, monkey
         command = ["speculation", "get", "--address", address]
         rejected = CliRunner().invoke(main.main, command)
         assert rejected.stderr.startswith("error: this call needs the admin token")
+        assert "or $SPECDEC_ADMIN_TOKEN for operators' commands" in rejected.stderr
         assert CliRunner().invoke(main.main, [*command, "--token-file", str(path)]).exit_code == 0
         monkeypatch.setenv("SPECDEC_ADMIN_TOKEN", token)
         assert CliRunner().invoke(main.main, command).exit_code == 0

@@ -57,6 +57,11 @@ def test_the_system_message_comes_first_and_a_reset_keeps_it(chat, service):
     assert [len(turns(request)) for request in service.requests] == [2, 4, 2, 3]
 
 
+def test_every_message_goes_to_the_model(chat, service):
+    chat("one\ntwo\n", "--model", "sql")
+    assert [request.model for request in service.requests] == ["sql", "sql"]
+
+
 def test_statistics_cover_all_completions(chat):
     result = chat("one\n/stats\n/reset\ntwo\n/stats\n")
     stats = [line for line in result.stderr.splitlines() if "completion(s)" in line]

@@ -19,6 +19,8 @@ from specdec.config.kv_cache import KV_CACHE_DTYPES
 from specdec.config.quantization import QUANTIZATION_METHODS
 from specdec.models.resolve import packaged_directory
 from specdec.types.errors import ModelNotFoundError
+from specdec.types.responses import Usage
+from specdec.types.stats import SpeculationStats
 from specdec.worker import native_library_fault
 from tests.specdec.client.fake_service import CHUNKS, CHUNKS_OF_TWO_CHOICES, FakeService, running
 from tests.specdec.models.families import save_family
@@ -70,6 +72,12 @@ def test_a_prompt_is_a_chat_message(generate, service, arguments, messages):
     generate(*arguments)
     [request] = service.requests
     assert [(turn.role, turn.content) for turn in request.chat.messages] == messages
+
+
+def test_a_prompt_goes_to_a_served_model(generate, service):
+    generate("--model", "sql", "Why?")
+    generate("Why?")
+    assert [request.model for request in service.requests] == ["sql", ""]
 
 
 def test_a_raw_prompt_is_sent_as_it_is(generate, service):
@@ -339,6 +347,13 @@ def test_wrong_usage(arguments):
     assert run_cli(*arguments).exit_code == 2
 
 
+def test_an_unknown_command_names_the_nearest():
+    result = run_cli("generat", "Why?")
+    assert result.exit_code == 2
+    assert "No such command 'generat'. Did you mean 'generate'?" in result.stderr
+    assert "Did you mean" not in run_cli("xyz").stderr
+
+
 def test_ctrl_c_is_quiet(generate, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -372,6 +387,13 @@ def test_timing_by_a_clock():
     timed = completion_result.receive(iter(chunks), shown.append, clock=lambda: next(ticks))
     assert shown == chunks
     assert (timed.first_token_s, timed.total_s) == (0.5, 2.0)
+
+
+def test_a_request_without_drafts_has_no_acceptance():
+    usage = Usage(4, 2, SpeculationStats())
+    chunks = (StreamChunk("r1", "a", (1, 2), "length", 42, usage),)
+    result = completion_result.CompletionResult(chunks, 0.5, 1.0)
+    assert result.summary == "2 tokens, first after 0.50 s, 2.0 tokens/s, no drafts"
 
 
 def modules_of(command):
@@ -495,6 +517,8 @@ def test_tokens_one_per_line_and_their_number(service):
     assert service.requests[0].text == "ab"
     run_cli("tokenize", "--address", service.address, "--chat", "-", input="Why?\n")
     assert service.requests[1].chat.messages[0].content == "Why?"
+    run_cli("tokenize", "--address", service.address, "--model", "sql", "ab")
+    assert service.requests[2].model == "sql"
 
 
 def test_tokens_as_json(service):

@@ -49,7 +49,7 @@ def test_a_port_in_use(start, setting):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        message = f"cannot listen on 127.0.0.1:{port}: address already in use"
+        message = rf"cannot listen on 127.0.0.1:{port} \({setting}\): address already in use"
         with pytest.raises(StartupError, match=message):
             start(**{setting: port})
 
@@ -140,7 +140,7 @@ def test_auto_serves_the_fastest_drafter_of_an_alias(
     with pytest.raises(RayWouldStartError):
         start(model="tiny")
     assert [each.method for each in served] == ["ngram"]
-    assert any(line.startswith("drafter tiny-ngram, the fastest here") for line in lines)
+    assert any(line.startswith("drafter tiny-ngram; expected tokens/s") for line in lines)
 
 
 def test_the_access_to_each_model_is_summarized(tmp_path, monkeypatch):
@@ -194,7 +194,8 @@ def test_the_first_of_several_models_has_the_root(deployed):
     message, routes = deployed("a", "b")
     assert routes == ["/", "/b"]
     assert "a, b are ready" in message
-    assert "http://10.0.0.1:8100/health" in message
+    assert "http://10.0.0.1:8100/v1 (OpenAI API), /health" in message
+    assert "http://10.0.0.1:8100/dashboard" in message
     assert "specdec generate --address 10.0.0.1:9100" in message
 
 
@@ -202,7 +203,7 @@ def test_beside_another_application_the_message_has_prefix_and_name(deployed):
     message, routes = deployed("a", other="/")
     assert routes == ["/a"]
     assert "10.0.0.1:9100, model a (" in message
-    assert "http://10.0.0.1:8100/a/health" in message
+    assert "http://10.0.0.1:8100/a/dashboard" in message
     assert "curl http://10.0.0.1:8100/a/v1/models" in message
 
 

@@ -156,7 +156,7 @@ async def test_none_is_taken_while_the_target_restarts(take, target, draft):
 
 
 async def test_without_a_directory_none_is_taken(target):
-    with pytest.raises(InvalidValueError, match="profile_dir is 'none'; it must be a directory"):
+    with pytest.raises(InvalidValueError, match="profile_dir is None; it must be a directory"):
         await Profiling(None, 1, "r1").take(ORDER, {"target": target}, None)
 
 

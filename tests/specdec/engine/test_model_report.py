@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from specdec.config.methods import METHODS
+from specdec.config.model_aliases import ShippedDrafter
 from specdec.engine.model_report import Fit, Precision, report_model
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
@@ -92,6 +93,19 @@ def test_every_method_has_a_reason(tmp_path, family):
     assert found["mtp"].fit is Fit.NO
     can_be_trained = "makes none" not in found["eagle3"].reason
     assert can_be_trained == (family == "llama-tied")
+
+
+def test_a_drafter_of_the_alias_is_ready(tmp_path):
+    save_family(tmp_path, "llama-tied")
+    drafters = (
+        ShippedDrafter("mine-eagle3", "eagle3", 5),
+        ShippedDrafter("mine-suffix", "suffix", 6, has_weights=False),
+    )
+    report = report_model(tmp_path, TORCH, 1, drafters=drafters)
+    found = {each.method: each for each in report.methods}
+    assert (found["eagle3"].fit, found["draft_model"].fit) == (Fit.READY, Fit.NEEDS_FILES)
+    assert found["eagle3"].reason == "mine-eagle3 comes with specdec"
+    assert found["suffix"].reason == "it reads the text alone"
 
 
 def test_more_ranks_than_heads_are_refused(tmp_path):

@@ -49,8 +49,10 @@ def test_a_drafter_of_the_package_needs_the_weights_that_it_was_made_for(
         keys = SpeculativeConfig.of(method, model="tiny-drafter")
         config = LLMConfig(model=str(tiny_model_dir), speculative_config=keys)
         if each == sha256:
-            found = resolve_models(config, lambda line: None)
+            lines = []
+            found = resolve_models(config, lines.append)
             assert directory in (found.head, found.draft)
+            assert lines == []
         else:
             with pytest.raises(InvalidValueError, match="this one was made for tiny"):
                 resolve_models(config, lambda line: None)

@@ -18,6 +18,7 @@ from specdec.llm.drafter_choice import (
 )
 from specdec.models.drafters.card import SuiteAcceptance
 from specdec.speculation.policy.cost_model import CostTable
+from specdec.types.errors import InvalidValueError
 from tests.specdec.llm.shipped import DRAFTERS, shipped_aliases
 
 LOOKUP = (SuiteAcceptance("a", 0.0, 0.5, (0.4, 0.2)), SuiteAcceptance("b", 0.0, 1.0, (0.1, 0.0)))
@@ -52,8 +53,16 @@ def test_a_drafter_has_to_be_faster_by_a_margin(seconds, expected):
     costs = {"first": table(0.01, 0.01, 0.01), "second": table(0.01, seconds, seconds)}
     found = DrafterChoice.of({"first": (LOOKUP[0],), "second": (NGRAM[0],)}, costs)
     assert found.name == expected
-    assert found.describe().startswith(f"drafter {expected}, the fastest here")
-    assert "second" in found.describe()
+    assert found.describe().startswith(f"drafter {expected}; expected tokens/s of one stream: ")
+
+
+def test_the_choice_is_described_by_speeds():
+    described = DrafterChoice("b", 100.0, {"a": 1.5, "b": 1.1}).describe()
+    speeds = "drafter b; expected tokens/s of one stream: a 150, b 110, no drafts 100"
+    assert described == f"{speeds} (a is not ahead by the required margin)"
+    assert DrafterChoice("a", 100.0, {"b": 1.1, "a": 1.5}).describe() == (
+        "drafter a; expected tokens/s of one stream: a 150, b 110, no drafts 100"
+    )
 
 
 def test_a_draft_model_has_to_be_faster_by_more_than_the_cost_of_its_process():
@@ -100,7 +109,7 @@ def test_auto_takes_the_fastest_and_measures_once(alias, measured):
         assert found.speculative_config == expected
         assert not found.speculative_config.is_auto
     assert len(calls) == 1
-    assert [each.split(",")[0] for each in lines] == [
+    assert [each.split(";")[0] for each in lines] == [
         "measuring the drafters of tiny (once for this machine and precision)",
         "drafter tiny-ngram",
         "drafter tiny-ngram",
@@ -202,3 +211,9 @@ def test_a_process_that_hangs_is_ended(tiny_model_dir, monkeypatch):
     monkeypatch.setattr("specdec.llm.drafter_choice._TIMEOUT_S", 0.1)
     with pytest.raises(TrialError, match=r"not measured within 0\.1 s"):
         measure_in_process(LLMConfig(model=str(tiny_model_dir)), DRAFTERS)
+
+
+def test_without_a_gpu_device_cuda_is_refused_before_anything_is_measured(monkeypatch):
+    monkeypatch.setattr("specdec.config.hardware.num_gpus", lambda: 0)
+    with pytest.raises(InvalidValueError, match="device is 'cuda'; it must be cpu or auto"):
+        measure_in_process(LLMConfig(model="smollm2-135m-instruct", device="cuda"), DRAFTERS)

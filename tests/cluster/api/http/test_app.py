@@ -29,11 +29,10 @@ def test_unknown_paths_and_methods_have_the_format_of_other_errors():
     client = TestClient(make_app(lambda: SimpleNamespace(), lambda: None))
     missing, wrong = client.post("/v1/audio/speech"), client.delete("/v1/models")
     assert (missing.status_code, wrong.status_code) == (404, 405)
-    assert missing.json()["error"]["message"] == "Not Found"
-    assert (wrong.json()["error"]["message"], wrong.headers["allow"]) == (
-        "Method Not Allowed",
-        "GET",
-    )
+    message = "there is no /v1/audio/speech; see /dashboard and /openapi.json"
+    assert missing.json()["error"]["message"] == message
+    message = "/v1/models does not have the method DELETE"
+    assert (wrong.json()["error"]["message"], wrong.headers["allow"]) == (message, "GET")
 
 
 def test_other_pages_do_not_exist():

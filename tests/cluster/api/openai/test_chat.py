@@ -364,7 +364,7 @@ async def test_the_error_names_the_invalid_field_and_its_limit(http, changes, pa
 
 async def test_the_error_of_a_too_long_prompt_has_its_own_code(http):
     error = await refusal(http, messages=[{"role": "user", "content": "x" * 2000}])
-    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages length")
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
 
 
 async def test_an_unknown_model_is_not_found(http):

@@ -149,9 +149,9 @@ async def test_special_tokens_are_added_by_default(http):
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
-        ({"prompt": ""}, "prompt length"),
-        ({"prompt": []}, "prompt length"),
-        ({"prompt": [[]]}, "prompt[0] length"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt[0]"),
         ({"prompt": [1, "a"]}, "prompt[1]"),
         ({"prompt": [9999]}, "prompt[0]"),
         ({"prompt": [9999], "echo": True}, "prompt[0]"),
@@ -170,6 +170,19 @@ async def test_special_tokens_are_added_by_default(http):
 async def test_the_error_names_the_invalid_field(http, changes, param):
     response = await http.post(URL, json={**ASKED, **changes})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('{"prompt":', "body is '{\"prompt\":'; it must be JSON: Expecting value at character 10"),
+        ("[1]", "body is [1]; it must be a JSON object"),
+        ("", "body is None; it must be a JSON object"),
+    ],
+)
+async def test_the_error_of_a_body_that_is_no_object_quotes_it(http, body, message):
+    response = await http.post(URL, content=body, headers={"Content-Type": "application/json"})
+    assert (response.status_code, response.json()["error"]["message"]) == (400, message)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -34,6 +34,8 @@ def failure_of_chat(body):
         ({"messages": []}, "messages", "it must be a list that has at least 1 item"),
         ({"messages": "x"}, "messages", "it must be a valid list"),
         ({"messages": [{}]}, "messages[0].role", "it must be given"),
+        ({"stop": ["x"] * 17}, "stop", "it must be a list that has at most 16 items"),
+        ({"stop": 3}, "stop", "stop is 3; it must be a valid string or a valid list"),
         ({"frequncy_penalty": 1}, "frequncy_penalty", "did you mean frequency_penalty?"),
         ({"xyz": 1}, "xyz", "it must be left out: the field is unknown"),
         ({"documents": []}, "documents", "it must be left out: put them into a message"),
@@ -107,6 +109,12 @@ def test_an_unknown_name_is_truncated():
 def test_a_null_field_counts_as_left_out():
     nulls = dict.fromkeys(["n", "stop", "tools", "functions", "audio"])
     assert ChatRequest.model_validate({**CHAT, **nulls}).n is None
+
+
+def test_the_field_of_a_length_is_the_field_itself():
+    details = failure_of(InvalidValueError("prompt length", 0, "from 1 to 9")).details
+    assert details.param == "prompt"
+    assert details.message == "prompt length is 0; it must be from 1 to 9"
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ async def test_log_probabilities(http):
     [
         ({"input": []}, "input"),
         ({"input": [{"role": "wizard", "content": "x"}]}, "input[0].role"),
-        ({"input": "x" * 2000}, "input length"),
+        ({"input": "x" * 2000}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),

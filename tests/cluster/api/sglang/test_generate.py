@@ -350,7 +350,7 @@ async def test_a_stop_string_is_matched(http):
     ("body", "param", "message"),
     [
         ({}, "text", "given, or left out with input_ids"),
-        ({"text": ""}, "text length", "from 1 to"),
+        ({"text": ""}, "text", "from 1 to"),
         ({"text": "a", "input_ids": [1]}, "text", "given, or left out with input_ids"),
         ({"text": "a", "sampling_params": {"top_p": 2}}, "sampling_params.top_p", "at most 1"),
         ({"text": "a", "sampling_params": {"stop_regex": ["b"]}}, "sampling_params.stop_regex",
@@ -359,7 +359,7 @@ async def test_a_stop_string_is_matched(http):
          "did you mean max_new_tokens"),
         ({"text": "a", "sampling_params": {"logit_bias": {"b": 1.0}}},
          "sampling_params.logit_bias", "keyed by token ids"),
-        ({"text": ["a", "b"], "rid": ["x"]}, "rid length", "the number of prompts: 2"),
+        ({"text": ["a", "b"], "rid": ["x"]}, "rid", "the number of prompts: 2"),
         ({"text": "a", "image_data": "b"}, "image_data", "the models read text only"),
         ({"input_ids": [10**6]}, "text[0]", "from 0 to"),
         ({"text": ["a"] * 17}, "text", "17 prompts with 17 choices in all"),

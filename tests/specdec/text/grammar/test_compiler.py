@@ -76,6 +76,7 @@ def test_invalid_and_hostile_grammars_are_rejected_within_two_seconds_of_cpu_tim
     (kind,) = spec
     assert caught.value.field == f"structured_output.{kind}"
     assert len(str(caught.value)) < 700
+    assert caught.value.limit.count("that can be enforced: ") == 1
 
 
 def test_errors_do_not_expose_the_library():

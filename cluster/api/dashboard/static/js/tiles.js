@@ -12,7 +12,7 @@ const TILES = [
   ["Throughput", (now) => short(now.tokens_per_s), "tokens/s", () => "all replicas"],
   ["First token", (now) => seconds(now.first_token_s?.p50), "", (now) => `p95 ${seconds(now.first_token_s?.p95)}`],
   ["Inter-token", (now) => seconds(now.inter_token_s?.p50), "", (now) => `p95 ${seconds(now.inter_token_s?.p95)}`],
-  ["Draft tokens", (now) => short(now.num_chosen_tokens), "per step", (now) => `${short(now.mean_acceptance_length)} tokens per draft`],
+  ["Draft tokens", (now) => short(now.num_chosen_tokens), "per step", (now) => `${short(now.mean_acceptance_length)} tokens/draft`],
   ["Acceptance", (now) => percent(now.acceptance_rate), "", (now) => `speed-up ${times(now.estimated_speedup)}`],
   ["KV cache", (now) => percent(now.kv_cache_usage), "", () => "in use"],
 ];
