@@ -163,10 +163,11 @@ class _Runs(Engines):
 
 def compare_async_drafting(context: Context) -> Result:
     """Compare drafts made ahead with those that a step waits for, by the draft model's device."""
-    small = write_tiny_llama(context.directory / "small")
-    draft_dir = write_disturbed(context.directory / "draft", small, _NOISE)
+    own_directory = context.directory / "asynchronous"
+    small = write_tiny_llama(own_directory / "small")
+    draft_dir = write_disturbed(own_directory / "draft", small, _NOISE)
     num_layers = _FEW_LAYERS if context.is_small else _NUM_LAYERS
-    directory = write_deepened(context.directory / "deep", small, num_layers)
+    directory = write_deepened(own_directory / "deep", small, num_layers)
     speculation = SpeculativeConfig.of("draft_model", _NUM_DRAFTS)
     target = local_target(directory, None, context.device, speculation)
     own, *others = sorted(os.sched_getaffinity(0))

@@ -7,6 +7,7 @@ number is fixed, and then chosen by the policy of a service, from the costs that
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,6 @@ import torch
 from benchmarks.gpu.parts import Context, PartSkippedError, Result
 from benchmarks.gpu.random_models import LLAMA_8B, SMALL, random_decoder, write_config
 from benchmarks.tiny_model import write_tiny_llama
-from cluster.workers.heap import freeze_heap
 from specdec.config.engine import EngineConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
@@ -124,7 +124,8 @@ class Throughput:
             self.model, context.device, torch.bfloat16, _MAX_MODEL_LEN, _BLOCK_SIZE
         )
         self._target = LocalTarget(self._runner(decoder))
-        freeze_heap()  # as the processes of a service do
+        gc.collect()  # these two as in the processes of a service
+        gc.freeze()
 
     def _runner(self, decoder: CausalDecoder) -> TargetModelRunner:
         limits = self._limits(_SPECULATION)

@@ -47,7 +47,7 @@ class QuantizedMatrix:
         rows = x if x.stride(1) == 1 else x.contiguous()
         if self._multiplies_float8:
             return kernels.multiply_float8(rows, self.weight, base, output)
-        if self._is_invariant or len(x) <= kernels.MOST_FEW_ROWS:
+        if self._is_invariant or len(x) <= kernels.MOST_FEW_ROWS[self.weight.kind]:
             return kernels.multiply(rows, self.weight, base, output)
         return self._dense_product(rows, base, output)
 

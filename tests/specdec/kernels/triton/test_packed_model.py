@@ -90,7 +90,7 @@ def matrices(model):
 @pytest.mark.parametrize("name", ["gptq", "fp8-blocks"])
 def test_logits_are_those_of_the_dequantized_model(dirs, name, monkeypatch):
     """With prompts, whose many rows are multiplied dequantized, with decodes and with drafts."""
-    monkeypatch.setattr(packed, "MOST_FEW_ROWS", 8)
+    monkeypatch.setattr(packed, "MOST_FEW_ROWS", dict.fromkeys(packed.MOST_FEW_ROWS, 8))
     group, (quantized, plain) = TensorParallelGroup(), dirs(name)
     found = mixed_logits(quantized, IDS, group, kernels="triton")
     expected = mixed_logits(plain, IDS, group, kernels="torch")
