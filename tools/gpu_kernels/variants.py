@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from specdec.config import truncation_search
+from specdec.config.truncation_search import TILE_TOKENS
 from specdec.kernels.triton import lora
 from specdec.kernels.triton.device import (
     children,
@@ -188,7 +188,7 @@ def _sampling_variants() -> Iterator[Variant]:
             f"tile_argmax_{dtype}",
             sample.tile_argmax,
             {**logits, **tiles, "is_invalid": "*i32"},
-            {"BLOCK": 2048},
+            {"BLOCK": TILE_TOKENS},
             {"num_warps": 4},
         )
         yield Variant(
@@ -201,7 +201,7 @@ def _sampling_variants() -> Iterator[Variant]:
                 **dict.fromkeys(("seeds", "choices", "positions"), "*i64"),
                 "least_floor": "fp32",
             },
-            {"BLOCK": 2048},
+            {"BLOCK": TILE_TOKENS},
             exact,
         )
 
@@ -216,7 +216,7 @@ def _truncation_variants() -> Iterator[Variant]:
         **dict.fromkeys(("stride", "vocab_size", "num_tiles"), "i32"),
         "top_k": "*i64",
     }
-    blocks = {"BLOCK": truncation_search.TILE_TOKENS, "BLOCK_TILES": 64}
+    blocks = {"BLOCK": TILE_TOKENS, "BLOCK_TILES": 64}
     exact = {"num_warps": 8, "enable_fp_fusion": False}
     for dtype in ("fp32", "bf16"):
         logits = {"logits": f"*{dtype}", **types}
@@ -245,7 +245,7 @@ def _children_variants() -> Iterator[Variant]:
         constants = {"NOISY": is_noisy, "COUNT": count}
         name = f"{dtype}{'_noise' if is_noisy else ''}"
         logits = {"logits": f"*{dtype}", **types}
-        tile = {**constants, "BLOCK": 2048}
+        tile = {**constants, "BLOCK": TILE_TOKENS}
         yield Variant(f"tile_children_{name}", children.tile_children, logits, tile, exact)
         if dtype == "bf16":
             merged = {**constants, "BLOCK_COUNT": power_of_two(count), "BLOCK_TILES": 64}

@@ -6,11 +6,10 @@ import torch
 import triton
 from torch import Tensor
 
+from specdec.config.truncation_search import TILE_TOKENS
 from specdec.kernels.triton.device import children as kernels
 from specdec.kernels.triton.sample import RowSampling, TileArgmax
 from specdec.kernels.triton.truncation import truncation_floors
-
-_BLOCK = 2048
 
 
 def best_children(
@@ -40,7 +39,7 @@ def best_children(
         tiles.num_tiles,
         NOISY=sampling is not None,
         COUNT=num_kept,
-        BLOCK=_BLOCK,
+        BLOCK=TILE_TOKENS,
         num_warps=8,
         enable_fp_fusion=False,
     )

@@ -19,8 +19,6 @@ from specdec.kernels.sample_rows import RowArgmax, SampleParams
 from specdec.kernels.triton.device import sample as kernels
 from specdec.kernels.triton.truncation import RowLimits, truncation_floors
 
-_BLOCK = TILE_TOKENS
-
 
 @dataclass(frozen=True)
 class SampledRows:
@@ -72,7 +70,7 @@ class TileArgmax:
         assert logits.stride(1) == 1
         self.logits = logits
         num_rows, vocab_size = logits.shape
-        self.num_tiles = triton.cdiv(vocab_size, _BLOCK)
+        self.num_tiles = triton.cdiv(vocab_size, TILE_TOKENS)
         shape, device = (num_rows, self.num_tiles), logits.device
         self.best = torch.empty(shape, dtype=torch.float32, device=device)
         self.best_ids = torch.empty(shape, dtype=torch.int32, device=device)
@@ -85,7 +83,7 @@ class TileArgmax:
             logits.stride(0),
             vocab_size,
             self.num_tiles,
-            BLOCK=_BLOCK,
+            BLOCK=TILE_TOKENS,
             num_warps=4,
         )
 
@@ -139,7 +137,7 @@ def sample_rows(
         vocab_size,
         tiles.num_tiles,
         least_floor,
-        BLOCK=_BLOCK,
+        BLOCK=TILE_TOKENS,
         num_warps=8,
         enable_fp_fusion=False,
     )
