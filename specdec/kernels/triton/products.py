@@ -193,5 +193,5 @@ def multiply_heads(x: Tensor, weight: Tensor, output: Tensor) -> None:
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
         num_warps=tile.num_warps,
-        num_stages=3,
+        num_stages=tile.num_stages,
     )
