@@ -149,7 +149,7 @@ def request_of(source, name, reference):
 
 
 def run_one(directory, source):
-    """Run one engine until its requests have ended; return its steps ahead and preemptions."""
+    """Run one engine until its requests have ended; return its counters."""
     speculation, shapes = speculation_of(source)
     config = config_of(source, speculation)
     faults = source.choice([0, 0, 0.1]), source.choice([0, 0, 0.02])

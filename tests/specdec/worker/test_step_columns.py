@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from specdec.types.messages import PENDING_TOKEN, StepRow
+from specdec.types.messages import BASE_MODEL, PENDING_TOKEN, StepRow
 from specdec.worker.device.columns import StepColumns
 from specdec.worker.device.rows import is_prompt, num_drafts, num_tokens
 
@@ -22,14 +22,31 @@ def random_row(generator, kind):
             (PENDING_TOKEN,),
             0,
             True,
+            adapter_id=generator.choice((BASE_MODEL, 7)),
             num_next_drafts=generator.randrange(3),
             num_held_drafts=count,
+            next_draft_depth=generator.randrange(2),
             held_depth=generator.choice((0, count)),
         )
     num_known = generator.randrange(1, 9) if kind == "prompt" else 1
     samples = kind != "prompt" or generator.random() < 0.5
     tokens = tuple(generator.randrange(100) for _ in range(num_known + count * samples))
-    return StepRow(0, generator.randrange(40), tokens, count * samples, samples)
+    return StepRow(
+        0,
+        generator.randrange(40),
+        tokens,
+        count * samples,
+        samples,
+        parents=generator.choice((None, (-1,) * count)) if count and samples else None,
+        num_next_drafts=generator.randrange(3),
+        num_held_drafts=generator.randrange(3),  # that the device has held
+        next_draft_depth=generator.randrange(2),
+        held_depth=generator.randrange(2),
+    )
+
+
+def may_have_tree(row):
+    return row.parents is not None or (row.is_pending and row.held_depth > 0)
 
 
 @pytest.mark.parametrize("kinds", [("known",), ("pending",), ("known", "pending", "prompt")])
@@ -42,7 +59,12 @@ def test_the_numbers_are_those_of_the_rows(kinds, num_rows):
         assert [*columns.num_drafts] == [*map(num_drafts, rows)]
         assert columns.num_tokens == sum(map(num_tokens, rows))
         assert columns.has_prompts == any(map(is_prompt, rows))
-        assert columns.has_trees == any(row.is_pending and row.held_depth for row in rows)
+        assert columns.has_trees == any(map(may_have_tree, rows))
+        assert columns.grows_trees == any(row.samples and row.next_draft_depth for row in rows)
+        assert columns.has_adapters == any(row.adapter_id != BASE_MODEL for row in rows)
+        assert columns.has_head_prompts == any(
+            row.num_next_drafts and is_prompt(row) for row in rows
+        )
         assert columns.is_pending.tolist() == [row.is_pending for row in rows]
         assert columns.samples.tolist() == [row.samples for row in rows]
         assert [*columns.starts] == [row.known_end - 1 for row in rows]

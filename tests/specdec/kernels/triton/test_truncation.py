@@ -91,6 +91,23 @@ def test_rows_without_limits_have_the_floor_of_min_p():
 
 
 @pytest.mark.slow
+def test_rows_of_a_wider_matrix_and_in_half_precision():
+    """A vocabulary that ends within a tile, with better logits behind it."""
+    wide = normal(2, 2304, 3.0).half()
+    wide[:, 2060:] = 50.0
+    assert_keeps_the_same(wide[:, :2060], sampling_of([0.8, 1.2], [50, 0], [0.9, 0.9], [0, 0]))
+
+
+def test_a_row_without_a_finite_logit_keeps_its_floor():
+    logits = torch.full((1, 100), -torch.inf)
+    assert floors_of(logits, sampling_of([1.0], [5], [1.0], [0.0])).tolist() == [-math.inf]
+
+
+def test_no_rows_have_no_floors():
+    assert floors_of(torch.empty(0, 100), sampling_of([], [], [], [])).shape == (0,)
+
+
+@pytest.mark.slow
 def test_fewer_tokens_than_top_k_are_all_kept():
     """Of a row with masked tokens, and of one in which min_p leaves fewer."""
     logits = normal(3, 2100, 3.0)
