@@ -45,9 +45,7 @@ _MAX_OTHER_TOKENS = 0.02
 """Share of rows whose sampled token may differ, where two scores are equal within rounding."""
 
 
-def check_attention_kernels(
-    context: Context, dtypes: Sequence[torch.dtype] = tuple(_MAX_ERROR)
-) -> Result:
+def check_attention_kernels(context: Context, dtypes: Sequence[torch.dtype]) -> Result:
     """Compare attention, and the kernel that rotates and stores, in some data types."""
     require_triton(context)
     names = list(SHAPES)[: 3 if context.is_small else None]

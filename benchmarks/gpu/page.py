@@ -23,7 +23,7 @@ _ASYNC_COLUMNS = ("process", "drafts", "tokens/s", "hit rate", "draft model busy
 _STEP_PARTS = {"main steps": "Steps of 8B", "grid": "Steps of 8B, by context, batch and drafts"}
 _STEP_COLUMNS = (
     *("context", "batch", "drafts", "sampling"),
-    *("ms", "ms begun ahead", "floor, ms", "ms over the floor"),
+    *("ms", "ms begun ahead", "floor, ms", "times the floor"),
 )
 _SPECULATION_COLUMNS = (
     *("batch", "tokens/s without drafts", "5 drafts, times these"),

@@ -18,6 +18,7 @@ from specdec.sampling.device_truncation import DeviceLimits, device_floors
 
 _TOP_P_ERROR = 1e-5
 """A token may be kept or not where the probability above it equals top_p to within this."""
+_ERRORS = (-_TOP_P_ERROR, _TOP_P_ERROR)
 
 
 class _Limits(NamedTuple):
@@ -99,9 +100,6 @@ def _floors(make: Callable[[Tensor], Tensor], vocab: int, device: torch.device) 
     has_floor = bool((found[~is_sampled] > -torch.inf).any())
     passed = is_same and differing == 0 and not has_floor
     return {"passed": passed, "rows_that_differ": differing, "same_alone": is_same}
-
-
-_ERRORS = (-_TOP_P_ERROR, _TOP_P_ERROR)
 
 
 def _num_kept(scores: Tensor, floors: Tensor) -> Tensor:

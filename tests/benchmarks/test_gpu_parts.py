@@ -61,7 +61,25 @@ def test_a_grid_has_steps_and_their_floor(small):
     }
     assert {cell["rules"] for cell in found["cells"]} == {"greedy", "sampled", "truncated"}
     assert all(cell["step_ms"] > cell["floor_ms"] > 0 for cell in found["cells"])
+    for cell in found["cells"]:
+        assert (cell["ahead_ms"] is None) == (cell["num_drafts"] > 0)
     assert found["graphs"].startswith("no graphs")
+
+
+def test_the_page_has_steps_and_speculation():
+    ahead = {"context": 1024, "batch": 1, "num_drafts": 0, "rules": "greedy"}
+    ahead |= {"step_ms": 6.0, "ahead_ms": 5.5, "floor_ms": 5.0, "ratio": 1.2}
+    drafted = ahead | {"num_drafts": 7, "ahead_ms": None}
+    plain, policy = {"tokens_per_s": 150.4}, {"drafts_per_row": 4.86}
+    speculation = {"ratios": {1: 3.0}, "policy_ratios": {1: 2.9}}
+    rates = {"none": {1: plain}, "policy": {1: policy}}
+    report = PartReport(None, {"device": "cpu", "torch": "2"})
+    report.add("main steps", {"cells": [ahead, drafted], "seconds": 1.0})
+    report.add("speculation", speculation | {"rates": rates, "seconds": 1.0})
+    lines = page(report).splitlines()
+    assert "| 1024 | 1 | 0 | greedy | 6.00 | 5.50 | 5.00 | 1.20 |" in lines
+    assert "| 1024 | 1 | 7 | greedy | 6.00 |  | 5.00 | 1.20 |" in lines
+    assert "| 1 | 150 | 3.00 | 2.90 | 4.9 |" in lines
 
 
 def test_main_steps_are_measured_and_profiled(small):
