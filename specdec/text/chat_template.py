@@ -101,8 +101,8 @@ class ChatTemplate:
 def decoded_arguments(arguments: object) -> object:
     """Decode the arguments of a tool call: JSON text in the OpenAI API, objects in templates.
 
-    Invalid JSON is returned unchanged, since a model may have generated it. So is half a character,
-    as U+FFFD: a prompt is valid Unicode.
+    Invalid JSON is returned unchanged, since a model may have generated it. A lone surrogate
+    becomes U+FFFD, since a prompt is valid Unicode.
     """
     if not isinstance(arguments, str):
         return arguments
