@@ -24,9 +24,11 @@ def attention_variants() -> Iterator[Variant]:
     """Yield attention, its merge, and the write of keys and values."""
     for head_dim in _SHAPES:
         yield _attention(head_dim, 16, "parts")
+        yield _attention(head_dim, 16, "parts", num_programs=ENOUGH_PROGRAMS)
         for tile in (16, 32, 64):
             yield _attention(head_dim, tile, "segments")
         yield _attention(head_dim, 64, "whole")
+        yield _attention(head_dim, 64, "whole", num_programs=1)
         yield _attention(head_dim, 64, "whole", is_ragged=True)
         yield _merge(head_dim)
         yield _store(head_dim)
@@ -56,6 +58,7 @@ def _latent_variants() -> Iterator[Variant]:
     yield _of_latents(_attention(128, 32, "parts", has_trees=True))
     yield _of_latents(_attention(128, 32, "segments"))
     yield _of_latents(_attention(128, 64, "whole"))
+    yield _of_latents(_attention(128, 64, "whole", num_programs=1))
     yield _of_latents(_attention(128, 16, "parts", dtype="fp16"))
     yield _of_latents(_attention(128, 16, "parts", dtype="fp32"))
     yield _of_latents(_attention(128, 32, "parts", kv_dtype="fp8e4nv", architectures=(90,)))
@@ -101,12 +104,14 @@ def _attention(
     has_sinks: bool = False,
     is_ragged: bool = False,
     num_ahead: int = 0,
+    num_programs: int | None = None,
     architectures: tuple[int, ...] = ARCHITECTURES,
 ) -> Variant:
     """Return attention with a context as a whole, by segments, or with a part for each segment.
 
     is_ragged: whether the batch is a RaggedBatch, for contexts as a whole. num_ahead: as in
-    `plan_on_device`, of a block of drafts.
+    `plan_on_device`, of a block of drafts. num_programs: of the launch; by default few with parts
+    and many otherwise.
     """
     kv_dtype, has_parts = kv_dtype or dtype, context == "parts"
     is_on_device = is_ragged or context == "segments"  # made there, or a host's plan
@@ -146,7 +151,13 @@ def _attention(
     marks += ["sinks"] if has_sinks else []
     marks += ["ragged"] if is_ragged else []
     marks += ["block"] if num_ahead else []
-    num_stages = stages_of(1 if has_parts else ENOUGH_PROGRAMS, ELEMENT_BYTES[dtype])
+    if num_programs is not None:
+        marks += ["few" if num_programs < ENOUGH_PROGRAMS else "many"]
+    else:
+        num_programs = 1 if has_parts else ENOUGH_PROGRAMS
+    num_stages = stages_of(
+        num_programs, ELEMENT_BYTES[dtype], merges_segments=context == "segments"
+    )
     options = {"num_warps": warps_of_tile(tile, block_d), "num_stages": num_stages}
     name = "_".join(["paged_attention", *marks])
     return Variant(name, attention.paged_attention, types, constants, options, architectures)

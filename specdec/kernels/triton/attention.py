@@ -271,7 +271,11 @@ class TritonAttention(PagedAttention):
             HAS_PARTS=parts is not None,
             **self._sizes(run, tiles),
             num_warps=warps_of_tile(shape.num_rows, self._block_d),
-            num_stages=stages_of(num_programs, run.query.element_size()),
+            num_stages=stages_of(
+                num_programs,
+                run.query.element_size(),
+                merges_segments=shape.num_segments is not None and parts is None,
+            ),
         )
 
     def _merge(self, run: _Pass, tiles: Tiles) -> None:
@@ -332,9 +336,14 @@ def block_of_keys(block_d: int, element_size: int) -> int:
     return 64 if block_d * element_size <= 256 else 32
 
 
-def stages_of(num_programs: int, element_size: int) -> int:
-    """Return the stages in which blocks of keys are read: more where few programs wait for them."""
-    return 3 if num_programs < ENOUGH_PROGRAMS and element_size == 2 else 2
+def stages_of(num_programs: int, element_size: int, *, merges_segments: bool) -> int:
+    """Return the stages in which blocks of keys are read: more where few programs wait for them.
+
+    Programs that merge segments hold two sets of sums, beside which a third stage would spill.
+    """
+    if merges_segments or num_programs >= ENOUGH_PROGRAMS or element_size != 2:
+        return 2
+    return 3
 
 
 def warps_of_tile(num_rows: int, block_d: int) -> int:

@@ -10,7 +10,7 @@ from specdec.kernels import TorchAttention
 from specdec.kernels.attention import Visible
 from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.triton import attention_plan
-from specdec.kernels.triton.attention import TritonAttention
+from specdec.kernels.triton.attention import TritonAttention, stages_of
 from specdec.kernels.triton.attention_plan import Tiles, tile_rows
 from specdec.models.weights.checkpoint import CPU
 from specdec.types.sharding import HeadShard
@@ -131,6 +131,13 @@ def test_one_program_merges_segments_to_the_same_bits(monkeypatch):
     by_parts = run(pages)
     monkeypatch.setattr(attention_plan, "enough_programs", lambda used_rows: 1)
     assert torch.equal(run(pages), by_parts)
+
+
+def test_three_stages_are_for_few_programs_with_one_set_of_sums():
+    assert stages_of(131, 2, merges_segments=False) == 3
+    assert stages_of(132, 2, merges_segments=False) == 2
+    assert stages_of(131, 4, merges_segments=False) == 2
+    assert stages_of(131, 2, merges_segments=True) == 2
 
 
 @pytest.mark.parametrize("window", [None, 9])
