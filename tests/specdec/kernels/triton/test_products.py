@@ -73,15 +73,19 @@ def test_bits_of_a_row_do_not_depend_on_the_others(four_parts, monkeypatch):
 
 
 @pytest.mark.parametrize("tile", [FEW_ROWS_TILE, MANY_ROWS_TILE, MAPPED_TILE, MAPPED_PARTS_TILE])
-def test_every_tile_has_the_product_of_torch(tile):
-    """Whose rows and columns end within a tile; the map of x has rows that begin apart."""
+def test_every_tile_has_the_product_of_torch(four_parts, monkeypatch, tile):
+    """Whose rows, columns and parts end within a tile; the map of x has rows that begin apart."""
     generator = torch.Generator().manual_seed(0)
-    wide = torch.randn(70, 160, generator=generator).half()
-    x, weight = wide[:, 8:144], torch.randn(SIZE, 136, generator=generator).half()
-    base, output = torch.randn(SIZE, generator=generator).half(), torch.empty(70, SIZE).half()
-    multiply_by_tiles(x, weight, base, output, tile)
+    wide = torch.randn(70, 352, generator=generator).half()
+    x, weight = wide[:, 8:336], torch.randn(SIZE, 328, generator=generator).half()
+    base, split = torch.randn(SIZE, generator=generator).half(), torch.empty(70, SIZE).half()
+    multiply_by_tiles(x, weight, base, split, tile)
     expected = x.double() @ weight.double().t() + base
-    assert (output - expected).abs().max() < TOLERANCE[torch.float16]
+    assert (split - expected).abs().max() < TOLERANCE[torch.float16]
+    monkeypatch.setattr(products, "_MOST_SPLIT_TILES", 0)
+    whole = torch.empty_like(split)
+    multiply_by_tiles(x, weight, base, whole, tile)
+    assert torch.equal(whole, split)
 
 
 def test_the_tile_follows_from_rows_type_and_device(monkeypatch):
@@ -93,7 +97,8 @@ def test_the_tile_follows_from_rows_type_and_device(monkeypatch):
     assert tile_of(torch.zeros(65, 1024).half(), torch.zeros(8, 1024).half()) == MAPPED_PARTS_TILE
     assert tile_of(x[:64], weight) == FEW_ROWS_TILE
     assert tile_of(x.float(), weight.float()).block_k == 32
-    for odd in (torch.zeros(8, 68).half()[:, :64], torch.zeros(64, 8).half().t()):
+    shifted = torch.zeros(8 * 64 + 1).half()[1:].view(8, 64)
+    for odd in (torch.zeros(8, 68).half()[:, :64], torch.zeros(64, 8).half().t(), shifted):
         assert tile_of(x, odd) == MANY_ROWS_TILE
 
 

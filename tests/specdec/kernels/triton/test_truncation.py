@@ -125,9 +125,7 @@ def test_rows_with_more_candidates_than_fit_are_searched_in_passes():
     vocab = 2 * MAX_CANDIDATES
     logits = normal(3, vocab, 1.0)
     logits[:2] = logits[:2].round()
-    ties = (logits[:2] == 0).sum(1)
     logits[:2, : MAX_CANDIDATES + 1] = 0.0
-    assert (ties < vocab).all()
     limits = ([0, 3000, MAX_CANDIDATES + 100], [0.9, 1.0, 0.9], [0.0] * 3)
     assert_keeps_the_same(logits, sampling_of([1.0] * 3, *limits))
 
