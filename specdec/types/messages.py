@@ -131,6 +131,7 @@ class StepRow(NamedTuple):
         result's num_held_drafts and held_depth are what was wanted of these.
         """
         if not (self.drafts_by_token or self.num_held_drafts):
+            # By place, which takes half of the time of `_replace`, in each step for each row.
             return StepRow(self.seq_id, position, (token,), *self[3:])
         matches = (each[1:] for each in self.drafts_by_token if each[0] == token)
         num_held = max(0, min(self.num_held_drafts, self.max_end - position - 1))
