@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from specdec.kernels.packed_weight import CodeKind
 from specdec.kernels.triton.device import packed
-from specdec.kernels.triton.packed import BLOCK_K, BLOCK_N, FLOAT8_BLOCK_K, KINDS
+from specdec.kernels.triton.packed import BLOCK_K, BLOCK_N, FLOAT8_BLOCK_K, KINDS, STAGES
 from tools.gpu_kernels.variant import Variant
 
 CODES = {CodeKind.INT4: "*i32", CodeKind.INT8: "*i8", CodeKind.FLOAT8: "*u8"}
@@ -43,7 +43,7 @@ def _product(kind: CodeKind, *, block_m: int, is_part: bool, is_coarse: bool = T
     marks = ["part" if is_part else "whole", *([] if is_coarse else ["small_groups"])]
     name = f"packed_product_{kind.value}_m{block_m}_{'_'.join(marks)}"
     multiples = ("size", "inner", "group_size", "part_size", "x_stride", "base_stride")
-    options = {"num_warps": 4, "num_stages": 3}
+    options = {"num_warps": 4, "num_stages": STAGES}
     return Variant(name, packed.packed_product, types, constants, options, multiples=multiples)
 
 

@@ -23,6 +23,8 @@ BLOCK_N = 64
 BLOCK_K = {CodeKind.INT4: 128, CodeKind.INT8: 64, CodeKind.FLOAT8: 64}
 """Inputs that a program multiplies at once; of 4-bit codes an eighth of them by each product."""
 FLOAT8_BLOCK_K = 128
+STAGES = 5
+"""Tiles of codes that a program has asked for at once: few bytes each."""
 
 MOST_FEW_ROWS = {CodeKind.INT4: 16, CodeKind.INT8: 64, CodeKind.FLOAT8: 64}
 """Rows that are multiplied by codes; a dequantized weight is written and read again in 16 bits.
@@ -85,7 +87,7 @@ def multiply(
         BLOCK_N=BLOCK_N,
         BLOCK_K=block_k,
         num_warps=4,
-        num_stages=3,
+        num_stages=STAGES,
     )
     if grid.is_split:
         add_parts(target, base, base_stride, output)
@@ -187,7 +189,13 @@ def fits_float8_products(weight: PackedWeight) -> bool:
 
 
 def is_coarse(weight: PackedWeight, block_k: int) -> bool:
-    """Return whether the inputs that a program multiplies at once have one group."""
+    """Return whether the inputs that a program multiplies at once have one group.
+
+    Of 4-bit codes the words of each output have to begin at multiples of 16 bytes, too.
+    """
+    words = weight.codes.shape[1]
+    if weight.kind is CodeKind.INT4 and words % kernels.WORD_ALIGNMENT.value:
+        return False
     return weight.group_size % block_k == 0 or weight.group_size >= weight.shape[1]
 
 

@@ -13,6 +13,8 @@ INT4 = tl.constexpr(4)
 INT8 = tl.constexpr(8)
 FLOAT8 = tl.constexpr(1)
 _WORD = tl.constexpr(8)
+WORD_ALIGNMENT = tl.constexpr(4)
+"""Words of 16 bytes, which are copied at once."""
 _E4M3_SCALE = tl.constexpr(1.329227995784916e36)  # 2^120
 
 
@@ -47,6 +49,22 @@ def load_zeros(zeros, columns, is_column, groups, num_groups, is_group, HAS_ZERO
 
 
 @triton.jit
+def eighths(rows, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Return the columns of [BLOCK_M, BLOCK_K] whose index is 0, 1, ... 7 modulo 8.
+
+    The rows are loaded as they are stored, 16 bytes at once, and eight columns are of one thread.
+    """
+    even, odd = tl.split(rows.reshape(BLOCK_M, BLOCK_K // 2, 2))
+    first, third = tl.split(even.reshape(BLOCK_M, BLOCK_K // 4, 2))
+    second, fourth = tl.split(odd.reshape(BLOCK_M, BLOCK_K // 4, 2))
+    c0, c4 = tl.split(first.reshape(BLOCK_M, BLOCK_K // 8, 2))
+    c1, c5 = tl.split(second.reshape(BLOCK_M, BLOCK_K // 8, 2))
+    c2, c6 = tl.split(third.reshape(BLOCK_M, BLOCK_K // 8, 2))
+    c3, c7 = tl.split(fourth.reshape(BLOCK_M, BLOCK_K // 8, 2))
+    return c0, c1, c2, c3, c4, c5, c6, c7
+
+
+@triton.jit
 def int4_product(
     of_rows,  # [BLOCK_M, 1] addresses of the rows of x
     is_row,
@@ -68,11 +86,15 @@ def int4_product(
     """Return the product of BLOCK_K inputs: one of each eighth input for each code of the words.
 
     So a word is loaded once and never moves between threads. IS_COARSE: all inputs have one group,
-    whose scale is applied to the sum; else the group of each word has its own.
+    whose scale is applied to the sum, and the words of a row begin at a multiple of
+    WORD_ALIGNMENT; else the group of each word has its own.
     """
-    words = block // _WORD + tl.arange(0, BLOCK_K // _WORD)
-    is_word = words * _WORD < inner
-    at = codes + columns.to(tl.int64)[None, :] * (inner // _WORD) + words[:, None]
+    words = tl.multiple_of(block // _WORD, BLOCK_K // _WORD) + tl.arange(0, BLOCK_K // _WORD)
+    num_words = inner // _WORD
+    if IS_COARSE:
+        num_words = tl.multiple_of(num_words, WORD_ALIGNMENT)
+    is_word = words < num_words
+    at = codes + columns.to(tl.int64)[None, :] * num_words + words[:, None]
     packed = tl.load(at, mask=is_word[:, None] & is_column[None, :], other=0)
     if IS_COARSE:
         groups = block // group_size + tl.zeros([1], tl.int32)
@@ -82,17 +104,16 @@ def int4_product(
         is_group = is_word
     factor = load_scales(scales, columns, is_column, groups, num_groups, is_group)
     zero = load_zeros(zeros, columns, is_column, groups, num_groups, is_group, HAS_ZEROS)
+    places = block + tl.arange(0, BLOCK_K)
+    is_read = is_row[:, None] & (places < inner)[None, :]
+    left = tl.load(of_rows + places[None, :], mask=is_read, other=0.0)
+    lefts = eighths(left, BLOCK_M, BLOCK_K)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for place in tl.static_range(_WORD):
-        left = tl.load(
-            of_rows + words[None, :] * _WORD + place,
-            mask=is_row[:, None] & is_word[None, :],
-            other=0.0,
-        )
         code = (((packed >> (4 * place)) & 15) - zero).to(tl.float32)
         if not IS_COARSE:
             code = code * factor
-        total = tl.dot(left, code.to(left.dtype), total, input_precision="ieee")
+        total = tl.dot(lefts[place], code.to(left.dtype), total, input_precision="ieee")
     if IS_COARSE:
         total = total * factor
     return total

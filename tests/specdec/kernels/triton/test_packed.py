@@ -9,7 +9,7 @@ from specdec.kernels.triton import packed
 from specdec.models.layers.quantized_matrix import QuantizedMatrix
 
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3}
-SIZE, INNER = 72, 400
+SIZE, INNER = 72, 416
 
 
 def weight_of(kind, group_size=None, *, has_zeros=False, size=SIZE, inner=INNER):
@@ -83,6 +83,16 @@ def test_bits_of_a_row_do_not_depend_on_its_batch(kind):
     base = rows_of(40, torch.float16, 64)
     added = packed.multiply(x, weight, base)
     assert torch.equal(packed.multiply(x[5:9], weight, base[5:9]), added[5:9])
+
+
+def test_words_of_4_bit_codes_may_begin_anywhere():
+    """Where the rows of codes begin at no multiple of 16 bytes, no instruction copies as many."""
+    weight, aligned = weight_of(CodeKind.INT4, 128, inner=400), weight_of(CodeKind.INT4, 128)
+    assert packed.is_coarse(aligned, 128)
+    assert not packed.is_coarse(weight, 128)
+    x = rows_of(3, inner=400)
+    expected = x.double() @ weight.values().double().t()
+    assert_near(packed.multiply(x, weight), expected, torch.float32)
 
 
 def test_one_program_adds_the_parts_to_the_same_bits(monkeypatch):
