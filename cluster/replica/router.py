@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import secrets
 import time
@@ -246,7 +247,7 @@ class Router:
         """Start a request. Its outputs raise the engine's errors.
 
         is_admitted: it continues an admitted request, so that neither a drain nor a full queue
-        rejects it.
+        rejects it, and it does not expire in the queue.
         """
         request_id = call.request_id or secrets.token_hex(8)
         current_request_id.set(request_id)
@@ -255,7 +256,8 @@ class Router:
             thread = self._thread_for(call.model)
             if not is_admitted:
                 thread.require_room(call.params.n)
-            request = await self._prepare(request_id, call)
+            timeout_s = math.inf if is_admitted else self.config.queue_timeout_s
+            request = await self._prepare(request_id, call, timeout_s)
         except BaseException as error:
             measured.on_refused(error)
             raise
@@ -267,7 +269,9 @@ class Router:
             outputs = self._samples.recording(request, temperature, outputs)
         return Generation(request.seed, outputs)
 
-    async def _prepare(self, request_id: str, call: GenerateRequest) -> EngineRequest:
+    async def _prepare(
+        self, request_id: str, call: GenerateRequest, queue_timeout_s: float
+    ) -> EngineRequest:
         """Return an admitted request with token ids, compiled grammar and seed."""
         self.metrics.num_requests += call.params.n
         return EngineRequest.of(
@@ -278,7 +282,7 @@ class Router:
             adapter_id=self._adapter_of(call.model),
             request_id=request_id,
             prediction=await self._predicted_text(call.params.speculation.prediction),
-            queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
+            queue_deadline_s=time.monotonic() + queue_timeout_s,
         )
 
     def abort(self, order: AbortOrder) -> None:
