@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from grpc import StatusCode
 from starlette.requests import ClientDisconnect
 
-from specdec.engine.request_metrics import AbortedError
 from specdec.types.errors import (
+    AbortedError,
     BodyTooLargeError,
     CrashingRequestError,
     DraftFailedError,

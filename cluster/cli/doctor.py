@@ -205,7 +205,7 @@ def check_service(env: Environment) -> Finding:
     """Check that the service at the given address responds."""
     assert env.service is not None, "no address was given"
     if env.service.error:
-        advice = "check address, key and the log of the service"
+        advice = "start one with specdec serve, or check its address, key and log"
         return Finding("fail", _reached_text(env.service), advice)
     return Finding("ok", _reached_text(env.service))
 

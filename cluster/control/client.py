@@ -142,6 +142,7 @@ class ControlClient:
     async def _watch(self) -> None:
         known: StateStamp | None = None
         retry_s = _FIRST_RETRY_S
+        logged: type[Exception] | None = None  # not again in each attempt
         while True:
             try:
                 state = await self._call(
@@ -154,12 +155,11 @@ class ControlClient:
                     await self._apply(state)  # may refuse a state made for another configuration
                     known = state.stamp
                     self._has_applied.set()
-                retry_s = _FIRST_RETRY_S
+                retry_s, logged = _FIRST_RETRY_S, None
             except Exception as error:
-                if not isinstance(error, NotReadyError):
-                    logger.exception("the settings of the control plane were not put in force")
-                elif retry_s == _FIRST_RETRY_S:
-                    logger.warning("the control plane does not answer; speculation stays as it is")
+                if type(error) is not logged:
+                    _log_watch_failure(error)
+                logged = type(error)
                 known = None  # a restarted ControlPlane may have other versions,
                 self._reported = None  # and has no report of this replica
                 await asyncio.sleep(retry_s)
@@ -219,6 +219,15 @@ class ControlClient:
         if isinstance(answer, SpecdecError):
             raise answer
         return answer
+
+
+def _log_watch_failure(error: Exception) -> None:
+    if isinstance(error, NotReadyError):
+        logger.warning("the control plane does not answer; speculation stays as it is")
+    elif isinstance(error, SpecdecError):
+        logger.warning("settings of the control plane are not in force: %s", error)
+    else:
+        logger.error("watching the control plane failed", exc_info=error)
 
 
 class StatsStreams:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import secrets
 import time
@@ -242,25 +243,35 @@ class Router:
         """Return answers for training, and forget them; see `SampleBuffer.take`."""
         return self._samples.take(order)
 
-    async def generate(self, call: GenerateRequest) -> Generation:
-        """Start a request. Its outputs raise the engine's errors."""
+    async def generate(self, call: GenerateRequest, *, is_admitted: bool = False) -> Generation:
+        """Start a request. Its outputs raise the engine's errors.
+
+        is_admitted: it continues an admitted request, so that neither a drain nor a full queue
+        rejects it, and it does not expire in the queue.
+        """
         request_id = call.request_id or secrets.token_hex(8)
         current_request_id.set(request_id)
         measured = self._instrumentation.begin(request_id, call)
         try:
-            thread = self.check_admission(call.model, call.params.n)
-            request = await self._prepare(request_id, call)
+            thread = self._thread_for(call.model)
+            if not is_admitted:
+                thread.require_room(call.params.n)
+            timeout_s = math.inf if is_admitted else self.config.queue_timeout_s
+            request = await self._prepare(request_id, call, timeout_s)
         except BaseException as error:
             measured.on_refused(error)
             raise
         measured.on_queued(request)
-        outputs = thread.generate(request, measured, current_caller.get())
+        caller = current_caller.get()
+        outputs = thread.generate(request, measured, caller, is_admitted=is_admitted)
         if self._samples.accepts(call) and request.adapter_id == BASE_MODEL:
             temperature = call.params.resolved(self._model.sampling_defaults).temperature
             outputs = self._samples.recording(request, temperature, outputs)
         return Generation(request.seed, outputs)
 
-    async def _prepare(self, request_id: str, call: GenerateRequest) -> EngineRequest:
+    async def _prepare(
+        self, request_id: str, call: GenerateRequest, queue_timeout_s: float
+    ) -> EngineRequest:
         """Return an admitted request with token ids, compiled grammar and seed."""
         self.metrics.num_requests += call.params.n
         return EngineRequest.of(
@@ -271,7 +282,7 @@ class Router:
             adapter_id=self._adapter_of(call.model),
             request_id=request_id,
             prediction=await self._predicted_text(call.params.speculation.prediction),
-            queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
+            queue_deadline_s=time.monotonic() + queue_timeout_s,
         )
 
     def abort(self, order: AbortOrder) -> None:
@@ -299,15 +310,19 @@ class Router:
         """Return the seed of a request without one; see `ServeConfig.seed`."""
         return self._seeds.getrandbits(63)
 
-    def check_admission(self, model: str, num_choices: int) -> EngineThread:
-        """Return the engine for a request of `num_choices`, if it would be admitted now.
+    def check_admission(self, model: str, num_choices: int) -> None:
+        """Check whether a request of `num_choices` would be admitted now.
 
-        Raises UnknownModelError, NotReadyError and OverloadedError.
+        Raises UnknownModelError, NotReadyError, OverloadedError, and InvalidValueError for more
+        choices than ever fit.
         """
+        self._thread_for(model).require_room(num_choices)
+
+    def _thread_for(self, model: str) -> EngineThread:
+        """Return the engine for requests of a model. Raises UnknownModelError, NotReadyError."""
         self._check_model(model)
         if self.core.thread is None:
             raise NotReadyError("the model is still loading")
-        self.core.thread.require_room(num_choices)
         return self.core.thread
 
     def max_tokens(self, params: SamplingParams) -> int:

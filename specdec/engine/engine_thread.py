@@ -116,14 +116,17 @@ class EngineThread:
         request: EngineRequest,
         metrics: RequestMetrics | None = None,
         caller: Caller = OWN_PROCESS,
+        *,
+        is_admitted: bool = False,
     ) -> AsyncGenerator[EngineOutput, None]:
         """Stream a request's outputs, one per step and choice. Leaving early aborts the request.
 
         Raises what `Engine.add` raises, the error of a failed output, TargetFailedError when the
         engine is lost, and NotReadyError while draining. The request's id need not be unique.
-        caller: the client that may abort it.
+        caller: the client that may abort it. is_admitted: the request continues an admitted one,
+            so that neither a drain nor a full queue rejects it.
         """
-        unique_id = self._open_stream(request, metrics, caller)
+        unique_id = self._open_stream(request, metrics, caller, is_admitted=is_admitted)
         finished = False
         try:
             await self.call(lambda: self._engine.add(replace(request, request_id=unique_id)))
@@ -139,17 +142,26 @@ class EngineThread:
                     metrics.on_broken_off(sys.exception())
 
     def _open_stream(
-        self, request: EngineRequest, metrics: RequestMetrics | None, caller: Caller
+        self,
+        request: EngineRequest,
+        metrics: RequestMetrics | None,
+        caller: Caller,
+        *,
+        is_admitted: bool,
     ) -> str:
         try:
-            if self.is_draining:
-                raise NotReadyError("the service is draining; send the request again")
-            self.require_room(request.params.n)
+            if not is_admitted:
+                self._require_admission(request.params.n)
         except Exception as error:
             if metrics is not None:
                 metrics.on_broken_off(error)
             raise
         return self._streams.open(request.request_id, request.params.n, metrics, caller)
+
+    def _require_admission(self, num_choices: int) -> None:
+        if self.is_draining:
+            raise NotReadyError("the service is draining; send the request again")
+        self.require_room(num_choices)
 
     def require_room(self, num_choices: int = 1) -> None:
         """Raise OverloadedError if `num_choices` more do not fit; see scheduler.require_room.

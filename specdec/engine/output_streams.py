@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from specdec.engine.request_metrics import AbortedError, RequestMetrics
-from specdec.types.errors import OverloadedError
+from specdec.engine.request_metrics import RequestMetrics
+from specdec.types.errors import AbortedError, OverloadedError
 from specdec.types.request import Caller
 from specdec.types.responses import EngineOutput
 

@@ -20,16 +20,10 @@ from specdec.engine.metrics import (
     Metrics,
 )
 from specdec.sequences.sequence import EngineRequest
+from specdec.types.errors import AbortedError
 from specdec.types.responses import EngineOutput
 
 logger = logging.getLogger(__name__)
-
-
-class AbortedError(Exception):
-    """A request was aborted by id, not by closing its stream."""
-
-    def __str__(self) -> str:
-        return "the request was aborted by its id"
 
 
 LEFT = asyncio.CancelledError | GeneratorExit | AbortedError

@@ -19,7 +19,7 @@ from specdec.engine.engine_thread import EngineThread
 from specdec.engine.memory_plan import MemoryPlan
 from specdec.engine.model_detection import with_detected_models
 from specdec.engine.model_resolution import ModelDirectories, resolve_models
-from specdec.engine.request_metrics import AbortedError, RequestMetrics
+from specdec.engine.request_metrics import RequestMetrics
 from specdec.llm.arguments import Arguments
 from specdec.llm.drafter_choice import with_fastest_drafter
 from specdec.llm.metrics import StatsLog
@@ -32,7 +32,7 @@ from specdec.text.grammar import Grammar, GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.adapters import AdapterOrder, AdapterReport, LoRARequest
 from specdec.types.drafters import DrafterOrder, DrafterReport
-from specdec.types.errors import InvalidValueError, NotReadyError, SpecdecError
+from specdec.types.errors import AbortedError, InvalidValueError, NotReadyError, SpecdecError
 from specdec.types.request import Conversation
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling_params import SEED_LIMIT, SamplingParams, StructuredOutput

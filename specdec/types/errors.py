@@ -191,6 +191,13 @@ GENERATION_STOPPED = "generation stopped after"
 """The beginning of the text of every NoNextTokenError."""
 
 
+class AbortedError(SpecdecError):
+    """A request was aborted by its id, not by closing its stream."""
+
+    def __str__(self) -> str:
+        return "the request was aborted by its id"
+
+
 class NoNextTokenError(SpecdecError):
     """Base of the errors of a request that cannot be continued by any token."""
 

@@ -9,7 +9,6 @@ from cluster.api.openai.errors import Failure
 from cluster.api.sse import json_event
 
 _TYPES: Mapping[int, str] = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -22,7 +21,8 @@ _TYPES: Mapping[int, str] = {
 
 def error_body(failure: Failure) -> dict[str, Any]:
     """Return the body of a failure."""
-    kind = _TYPES.get(failure.status, "api_error")
+    default = "invalid_request_error" if failure.status < 500 else "api_error"
+    kind = _TYPES.get(failure.status, default)
     return {"type": "error", "error": {"type": kind, "message": failure.details.message}}
 
 

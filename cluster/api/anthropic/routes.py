@@ -56,12 +56,9 @@ def messages_routes(
         form = configured_tool_format(router.config, template)
         tools = tool_use(chat, form, router.text.is_special)
         conversation = make_conversation(chat, tools, template, form)
-
-        async def answer() -> Response:
-            async with context.deadline.enforce():
-                token_ids = await router.tokenize(TokenizeRequest(conversation, model, False))
-            return JSONResponse({"input_tokens": len(token_ids)})
-
-        return await cancel_on_disconnect(request, answer())
+        call = TokenizeRequest(conversation, model, False)
+        async with context.deadline.enforce():
+            token_ids = await cancel_on_disconnect(request, router.tokenize(call))
+        return JSONResponse({"input_tokens": len(token_ids)})
 
     return routes

@@ -65,15 +65,21 @@ def make_app(
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
         """Report an unknown path or method in the same format as all other errors."""
-        path = request.url.path[:_MAX_PATH_CHARS]
-        if error.status_code == 404:
-            error.detail = f"there is no {path}; see /dashboard and /openapi.json"
-        elif error.status_code == 405:
-            error.detail = f"{path} does not have the method {request.method}"
+        error.detail = _detail(request, error)
         return failure_of(error).respond()
 
     _add_probes(app, get_router)
     return app
+
+
+def _detail(request: Request, error: HTTPException) -> str:
+    path, root = request.url.path[:_MAX_PATH_CHARS], request.scope.get("root_path", "")
+    if error.status_code == 404:
+        return f"no such path: {path}; {root}/openapi.json lists those of the API"
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        return f"method {request.method} is not allowed for {path}; use {allowed}"
+    return error.detail
 
 
 def _add_probes(app: FastAPI, get_router: Callable[[], Router]) -> None:

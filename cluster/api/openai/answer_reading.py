@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from cluster.api.openai import reasoning
 from cluster.api.openai.chat_schema import ChatRequest
-from cluster.api.openai.conversation import ToolUse
+from cluster.api.openai.conversation import ToolUse, continued_text
 from cluster.api.openai.harmony import CHANNEL, HarmonyParser
 from cluster.api.openai.pieces import (
     AnswerParser,
@@ -17,7 +16,7 @@ from cluster.api.openai.pieces import (
     PlainParser,
     Reasoning,
 )
-from cluster.api.openai.reasoning import ReasoningParser
+from cluster.api.openai.reasoning import SYNTAXES, ReasoningParser, ReasoningSyntax
 
 HARMONY = "gpt_oss"
 """The parser that reads both, reasoning and calls."""
@@ -29,13 +28,15 @@ class AnswerReading:
 
     tools: None without tools. reasoning: the parser of reasoning; None where there is none to
     separate. includes_reasoning: whether the client gets it. shows_special_tokens: whether marks
-    are special tokens, which the text needs.
+    are special tokens, which the text needs. prefix: the beginning of the answer in the prompt,
+    which the text of the model continues.
     """
 
     tools: ToolUse | None
     reasoning: str | None
     includes_reasoning: bool = True
     shows_special_tokens: bool = False
+    prefix: str = ""
 
     @property
     def is_plain(self) -> bool:
@@ -43,19 +44,17 @@ class AnswerReading:
         return self.tools is None and self.reasoning is None
 
     @property
-    def closing_marks(self) -> tuple[str, ...]:
-        """The texts that end the reasoning; none where there is none, or in another form."""
-        syntax = reasoning.SYNTAXES.get(self.reasoning or "")
-        return syntax.closings if syntax else ()
+    def syntax(self) -> ReasoningSyntax | None:
+        """The marks of the reasoning; None where there is none, or in another form."""
+        syntax = SYNTAXES.get(self.reasoning or "")
+        return syntax.behind(self.prefix) if syntax and self.prefix.strip() else syntax
 
     def parser(self) -> AnswerParser:
         """Make the parser of one answer."""
         if self.reasoning == HARMONY:
             return HarmonyParser(self.tools.callable if self.tools else ())
         answer = PlainParser() if self.tools is None else self.tools.parser()
-        if self.reasoning is None:
-            return answer
-        return ReasoningParser(reasoning.SYNTAXES[self.reasoning], answer)
+        return ReasoningParser(self.syntax, answer) if self.syntax else answer
 
     def wanted(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         """Drop reasoning that is not wanted, and calls after the first where there may be one."""
@@ -81,7 +80,8 @@ def answer_reading(
     chosen = HARMONY if is_harmony else None if parser == "none" else parser
     if is_structured:
         chosen = None
-    marks = (CHANNEL,) if is_harmony else reasoning.SYNTAXES[chosen].openings if chosen else ()
+    marks = (CHANNEL,) if is_harmony else SYNTAXES[chosen].openings if chosen else ()
     shows = tools is not None and tools.shows_special_tokens
     shows = shows or (not is_structured and any(map(is_special, marks)))
-    return AnswerReading(tools, chosen, request.include_reasoning, shows)
+    prefix = continued_text(request)
+    return AnswerReading(tools, chosen, request.include_reasoning, shows, prefix)

@@ -98,17 +98,17 @@ async def _thinking_budget(
     count = request.thinking_token_budget
     if count is None or request.is_structured:
         return None
-    marks = reading.closing_marks
-    if not marks:
+    syntax = reading.syntax
+    if syntax is None:
         limit = "left out unless the service has a reasoning parser with marks, such as qwen3"
         raise InvalidValueError("thinking_token_budget", count, limit)
     for name, value in (("n", (request.n or 1) > 1), ("logprobs", request.logprobs)):
         if value:
             limit = f"left out where {name} is given"
             raise InvalidValueError("thinking_token_budget", count, limit)
-    closing = f"\n{marks[0]}\n\n"
+    closing = f"\n{syntax.closings[0]}\n\n"
     token_ids = await router.tokenize(TokenizeRequest(closing, request.model or "", False))
-    return ThinkingBudget(count, tuple(token_ids), marks)
+    return ThinkingBudget(count, tuple(token_ids), syntax)
 
 
 class ChatBuilder(ChoicesBuilder["ChatWriter"]):

@@ -163,6 +163,14 @@ def make_conversation(
     )
 
 
+def continued_text(request: ChatRequest) -> str:
+    """Return the text of the last message where the answer continues it, else an empty one."""
+    if not request.continue_final_message:
+        return ""
+    place = len(request.messages) - 1
+    return _text(request.messages[place], f"messages[{place}]")
+
+
 def turns(messages: Sequence[Message], field: str = "messages") -> list[Turn]:
     """Convert messages for a template with tool support. Raise InvalidValueError."""
     converted = [_turn(message, f"{field}[{index}]") for index, message in enumerate(messages)]

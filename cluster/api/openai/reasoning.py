@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cluster.api.openai.pieces import AnswerParser, Piece, Reasoning, first_mark
@@ -22,6 +22,23 @@ class ReasoningSyntax:
     openings: tuple[str, ...]
     closings: tuple[str, ...]
     begins_inside: bool = False
+
+    def is_open(self, text: str) -> bool:
+        """Return whether a text, cut anywhere, ends in reasoning, or may be about to begin it."""
+        if any(mark in text for mark in self.closings):
+            return False
+        start = text.lstrip()
+        may_begin = start.startswith(self.openings) or self.may_open(start)
+        return self.begins_inside or may_begin
+
+    def may_open(self, start: str) -> bool:
+        """Return whether a text is the beginning of an opening mark."""
+        return any(mark.startswith(start) for mark in self.openings)
+
+    def behind(self, prefix: str) -> ReasoningSyntax:
+        """Return the syntax of what continues an answer that begins with `prefix`."""
+        outside = replace(self, begins_inside=False)
+        return replace(outside, begins_inside=outside.is_open(prefix))
 
 
 _THINK = ("<think>",), ("</think>",)
@@ -81,11 +98,8 @@ class ReasoningParser:
         start, mark = first_mark(rest, self._syntax.openings)
         if mark is not None and start == 0:
             self._buffer, self._state = rest[len(mark) :], "reasoning"
-        elif start > 0 or (rest and mark is None and not self._may_open(rest)):
+        elif start > 0 or (rest and mark is None and not self._syntax.may_open(rest)):
             self._state = "reasoning" if self._syntax.begins_inside else "answer"
-
-    def _may_open(self, rest: str) -> bool:
-        return any(mark.startswith(rest) for mark in self._syntax.openings)
 
     def _read_reasoning(self) -> Iterator[Piece]:
         start, mark = first_mark(self._buffer, self._syntax.closings)

@@ -233,13 +233,9 @@ def _add_tokens(routes: APIRouter, handler: RequestHandler) -> None:
         call = service_requests.TokenizeRequest(
             _prompt(router, body), check_model(body.model or ""), body.add_special_tokens
         )
-
-        async def answer() -> Response:
-            async with context.deadline.enforce():
-                token_ids = await router.tokenize(call)
-                return await asyncio.to_thread(_tokens, router, token_ids, body.return_token_strs)
-
-        return await cancel_on_disconnect(request, answer())
+        async with context.deadline.enforce():
+            token_ids = await cancel_on_disconnect(request, router.tokenize(call))
+            return await asyncio.to_thread(_tokens, router, token_ids, body.return_token_strs)
 
     @routes.post("/detokenize", responses=_answers(DetokenizeAnswer))
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
@@ -247,13 +243,9 @@ def _add_tokens(routes: APIRouter, handler: RequestHandler) -> None:
         router, context = handler.get_router(), handler.context(request, None)
         router.check_admission(check_model(body.model or ""), 1)
         call = service_requests.DetokenizeRequest(tuple(body.tokens), body.model or "")
-
-        async def answer() -> Response:
-            async with context.deadline.enforce():
-                text = await router.detokenize(call)
-            return _json(DetokenizeAnswer(prompt=text))
-
-        return await cancel_on_disconnect(request, answer())
+        async with context.deadline.enforce():
+            text = await cancel_on_disconnect(request, router.detokenize(call))
+        return _json(DetokenizeAnswer(prompt=text))
 
 
 def _tokens(router: Router, token_ids: list[int], returns_strings: bool) -> Response:

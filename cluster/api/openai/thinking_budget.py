@@ -10,36 +10,24 @@ or the start of a stop string. Here the text goes on, so that only what is certa
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
+from cluster.api.openai.reasoning import ReasoningSyntax
 from cluster.replica.router import Router
 from specdec.text.detokenizer import IncrementalDetokenizer
-from specdec.types.errors import OverloadedError
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput, FinishReason
-
-_RETRY_S = 0.05
-"""Between two attempts to continue an answer while the queue is full."""
 
 
 @dataclass(frozen=True)
 class ThinkingBudget:
-    """Limit of reasoning. closing_ids: the tokens that end it.
-
-    marks: texts by which the model ends it itself.
-    """
+    """Limit of reasoning. closing_ids: the tokens that end it. syntax: its marks in the answer."""
 
     num_tokens: int
     closing_ids: tuple[int, ...]
-    marks: Sequence[str]
-
-    def is_open(self, text: str) -> bool:
-        """Return whether the reasoning in a text has not ended."""
-        return not any(mark in text for mark in self.marks)
+    syntax: ReasoningSyntax
 
 
 async def generate_within_budget(
@@ -49,41 +37,55 @@ async def generate_within_budget(
 
     Raise what `Router.generate` and its outputs raise.
     """
+    limited, most = _first_part(router, call, budget)
+    token_ids, text, last = list[int](), "", None
+    detokenizer = IncrementalDetokenizer.of(router.text.tokenizer, call.params)
+    async with aclosing(_outputs(router, limited)) as first:
+        async for output in first:
+            token_ids += output.token_ids
+            text += output.text
+            _append(detokenizer, output.token_ids)
+            certain = detokenizer.take()
+            is_cut = output.finish_reason is FinishReason.LENGTH and len(token_ids) < most
+            last = _continued(output, certain) if is_cut else None
+            yield last or output
+            if last is not None:
+                break
+        if last is None:
+            return
+        if budget.syntax.is_open(text):
+            token_ids += budget.closing_ids
+            if len(token_ids) >= most:  # no token of an answer would follow
+                yield _end(last, detokenizer)
+                return
+            stop = _append(detokenizer, budget.closing_ids)
+            last = _forced(last, budget, detokenizer.take(), stop)
+            yield last
+            if stop is not None:
+                return
+        # The first part's stream is open until here, so that a drain waits for both parts.
+        resumed = replace(call, resume_token_ids=tuple(token_ids))
+        async with aclosing(_outputs(router, resumed, is_admitted=True)) as rest:
+            async for output in rest:
+                yield output._replace(
+                    speculation=last.speculation.plus(output.speculation),
+                    prediction=last.prediction.plus(output.prediction),
+                )
+
+
+def _first_part(
+    router: Router, call: GenerateRequest, budget: ThinkingBudget
+) -> tuple[GenerateRequest, int]:
+    """Return the call up to the budget, and the most tokens of the whole answer."""
     assert isinstance(call.prompt, tuple), "a chat that was not tokenized"
     room = max(1, router.max_model_len - len(call.prompt))
     most, asked = min(router.max_tokens(call.params), room), call.params.max_tokens
-    first = min(budget.num_tokens, most)
+    count = min(budget.num_tokens, most)
     if asked is not None and asked > room:  # refused by the engine, which must see it now
-        first = asked
-    limited = replace(call.params, max_tokens=first, min_tokens=min(call.params.min_tokens, first))
-    token_ids, text, last = list[int](), "", None
-    detokenizer = IncrementalDetokenizer.of(router.text.tokenizer, call.params)
-    async for output in _outputs(router, replace(call, params=limited)):
-        token_ids += output.token_ids
-        text += output.text
-        _append(detokenizer, output.token_ids)
-        certain = detokenizer.take()
-        is_cut = output.finish_reason is FinishReason.LENGTH and len(token_ids) < most
-        last = _continued(output, certain) if is_cut else None
-        yield last or output
-    if last is None:
-        return
-    if budget.is_open(text):
-        token_ids += budget.closing_ids
-        if len(token_ids) >= most:  # no token of an answer would follow
-            yield _end(last, detokenizer)
-            return
-        stop = _append(detokenizer, budget.closing_ids)
-        last = _forced(last, budget, detokenizer.take(), stop)
-        yield last
-        if stop is not None:
-            return
-    resumed = replace(call, resume_token_ids=tuple(token_ids))
-    async for output in _continuation(router, resumed):
-        yield output._replace(
-            speculation=last.speculation.plus(output.speculation),
-            prediction=last.prediction.plus(output.prediction),
-        )
+        count = asked
+    min_tokens = min(call.params.min_tokens, count)
+    params = replace(call.params, max_tokens=count, min_tokens=min_tokens)
+    return replace(call, params=params), most
 
 
 def _append(detokenizer: IncrementalDetokenizer, token_ids: Sequence[int]) -> str | None:
@@ -129,32 +131,10 @@ def _forced(
     )
 
 
-async def _continuation(
-    router: Router, call: GenerateRequest
+async def _outputs(
+    router: Router, call: GenerateRequest, *, is_admitted: bool = False
 ) -> AsyncGenerator[EngineOutput, None]:
-    """Yield the outputs of the second part.
-
-    Its first part has left its place. Where the queue is full, wait for another one, at most as
-    long as a request may be queued: a part of the answer has been sent.
-    """
-    ends_at_s = time.monotonic() + router.config.queue_timeout_s
-    while True:
-        outputs = _outputs(router, call)
-        try:
-            first = await anext(outputs)
-            break
-        except OverloadedError:
-            if time.monotonic() >= ends_at_s:
-                raise
-        await asyncio.sleep(_RETRY_S)
-    async with aclosing(outputs):
-        yield first
-        async for output in outputs:
-            yield output
-
-
-async def _outputs(router: Router, call: GenerateRequest) -> AsyncGenerator[EngineOutput, None]:
-    generation = await router.generate(call)
+    generation = await router.generate(call, is_admitted=is_admitted)
     async with aclosing(generation.outputs) as outputs:
         async for output in outputs:
             yield output

@@ -121,10 +121,9 @@ def _num_logprobs(options: PromptOptions, params: SamplingParams, max_tokens: in
 def _check_num_logprobs(num_logprobs: int, options: PromptOptions) -> None:
     """Limit those of all prompts and answers, which a stream repeats. Raise InvalidValueError."""
     if num_logprobs > MAX_ANSWER_LOGPROBS:
-        limit = f"low enough that all prompts and answers have at most {MAX_ANSWER_LOGPROBS} in all"
-        raise InvalidValueError(
-            "top_logprobs_num", options.num_best, f"{limit}, each token's own included"
-        )
+        limit = f"such that all prompts and answers have at most {MAX_ANSWER_LOGPROBS} in all, "
+        limit += "each token's own included; lower it, max_new_tokens or n"
+        raise InvalidValueError("top_logprobs_num", options.num_best, limit)
 
 
 def _request_ids(request: GenerateRequest, default: str) -> list[str]:

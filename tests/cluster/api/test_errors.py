@@ -5,9 +5,9 @@ from grpc import StatusCode
 from starlette.requests import ClientDisconnect
 
 from cluster.api.errors import INTERNAL_MESSAGE, ErrorStatus, status_of
-from specdec.engine.request_metrics import AbortedError
 from specdec.types import errors
 from specdec.types.errors import (
+    AbortedError,
     BadLogitsError,
     CrashingRequestError,
     InvalidValueError,

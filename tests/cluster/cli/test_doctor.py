@@ -147,7 +147,7 @@ def test_network_and_service_are_optional_checks():
             "service",
             {"service": Probe("127.0.0.1:9000", error="refused")},
             "fail",
-            "127.0.0.1:9000 refused address key log",
+            "127.0.0.1:9000 refused specdec serve address key log",
         ),
     ],
 )

@@ -1,6 +1,7 @@
 """A Router and its servicer before its models run."""
 
 import json
+import math
 import shutil
 from contextlib import suppress
 from types import SimpleNamespace
@@ -17,8 +18,9 @@ from cluster.workers.resources import ReplicaMemory
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.engine.model_resolution import ModelDirectories
 from specdec.types.drafters import DrafterOrder
-from specdec.types.errors import InvalidValueError, NotReadyError
-from specdec.types.sampling_params import SamplingDefaults
+from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError
+from specdec.types.request import GenerateRequest
+from specdec.types.sampling_params import SamplingDefaults, SamplingParams
 from tests.specdec.tiny import renamed_dtype_dir
 
 DEFAULTS = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_new_tokens": 99}
@@ -99,6 +101,25 @@ async def test_log_probabilities_of_an_answer_in_one_message_are_limited(
         StatusCode.UNAVAILABLE if fits else StatusCode.INVALID_ARGUMENT,
         StatusCode.UNAVAILABLE,
     ]
+
+
+async def test_a_later_part_of_a_request_is_admitted_and_does_not_expire(tiny_model_dir):
+    config = ServeConfig(model=str(tiny_model_dir), max_model_len=128)
+    router = Router(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
+    given = []
+
+    def refuse(num_choices):
+        raise OverloadedError("full")
+
+    def generate(request, metrics, caller, *, is_admitted):
+        given.append((request.queue_deadline_s, is_admitted))
+
+    router.core.thread = SimpleNamespace(require_room=refuse, generate=generate)
+    call = GenerateRequest((1, 2), SamplingParams(), request_id="r")
+    with pytest.raises(OverloadedError):
+        await router.generate(call)
+    await router.generate(call, is_admitted=True)
+    assert given == [(math.inf, True)]
 
 
 async def test_the_head_is_not_changed_while_the_target_restarts(tiny_model_dir):

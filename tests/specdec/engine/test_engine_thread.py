@@ -255,6 +255,25 @@ async def test_drain_completes_running_requests_and_rejects_new_ones(loop, targe
     assert await stream == target.continuation(PROMPT, 24)
 
 
+async def test_a_later_part_of_a_request_is_admitted_in_a_drain_and_by_a_full_queue(
+    loop, target, monkeypatch
+):
+    first = loop.generate(request("r", PROMPT))
+    await anext(first)
+    drain = asyncio.create_task(loop.drain(30))
+    await asyncio.sleep(0)
+
+    def refuse(num_choices):
+        raise OverloadedError("full")
+
+    monkeypatch.setattr(loop, "require_room", refuse)
+    outputs = [each async for each in loop.generate(request("r", PROMPT), is_admitted=True)]
+    assert outputs[-1].is_last
+    assert not drain.done()
+    await first.aclose()
+    await asyncio.wait_for(drain, 10)
+
+
 async def test_a_drain_without_requests_returns_immediately(loop):
     await asyncio.wait_for(loop.drain(3600), 1)
     assert loop.is_draining

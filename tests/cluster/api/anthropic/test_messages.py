@@ -9,11 +9,13 @@ from fastapi import Request
 
 from cluster.api.anthropic import conversion
 from cluster.api.anthropic.conversion import to_chat
+from cluster.api.anthropic.errors import error_body
 from cluster.api.anthropic.messages import MessageBody, MessagesBuilder, _complete
 from cluster.api.anthropic.schema import MessagesRequest
+from cluster.api.openai.errors import failure_of
 from cluster.api.openai.pieces import CallArguments, CallStart, Content, Reasoning
 from cluster.api.openai.request_handler import authorization_of
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import AbortedError, InvalidValueError, SlowBodyError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -178,6 +180,18 @@ async def test_errors_have_anthropics_format(http, changes, status, kind, messag
     body = response.json()
     assert (body["type"], body["error"]["type"]) == ("error", kind)
     assert message in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (AbortedError("r"), "invalid_request_error"),
+        (SlowBodyError(1), "invalid_request_error"),
+        (ValueError("a"), "api_error"),
+    ],
+)
+async def test_an_error_without_a_type_in_the_table_has_that_of_its_class(error, kind):
+    assert error_body(failure_of(error))["error"]["type"] == kind
 
 
 async def test_results_of_calls_count_as_messages():

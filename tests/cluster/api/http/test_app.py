@@ -29,10 +29,16 @@ def test_unknown_paths_and_methods_have_the_format_of_other_errors():
     client = TestClient(make_app(lambda: SimpleNamespace(), lambda: None))
     missing, wrong = client.post("/v1/audio/speech"), client.delete("/v1/models")
     assert (missing.status_code, wrong.status_code) == (404, 405)
-    message = "there is no /v1/audio/speech; see /dashboard and /openapi.json"
+    message = "no such path: /v1/audio/speech; /openapi.json lists those of the API"
     assert missing.json()["error"]["message"] == message
-    message = "/v1/models does not have the method DELETE"
+    message = "method DELETE is not allowed for /v1/models; use GET"
     assert (wrong.json()["error"]["message"], wrong.headers["allow"]) == (message, "GET")
+
+
+def test_the_error_of_an_unknown_path_has_the_prefix_of_the_application():
+    app = make_app(lambda: SimpleNamespace(), lambda: None)
+    missing = TestClient(app, root_path="/b").get("/b/v2/models").json()["error"]["message"]
+    assert missing == "no such path: /b/v2/models; /b/openapi.json lists those of the API"
 
 
 def test_other_pages_do_not_exist():

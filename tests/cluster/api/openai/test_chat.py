@@ -480,6 +480,16 @@ async def test_a_thinking_budget_ends_the_reasoning(http, router, tokenizer, mon
     assert "".join(each.get("content") or "" for each in deltas) == choice["message"]["content"]
 
 
+async def test_an_answer_that_a_message_begins_is_not_reasoning(http, router, monkeypatch):
+    config = replace(router.config, reasoning_parser="deepseek_r1")
+    monkeypatch.setattr(router, "config", config)
+    messages = [*CHAT["messages"], {"role": "assistant", "content": "The baker"}]
+    body = await ask(http, messages=messages, continue_final_message=True)
+    message = body["choices"][0]["message"]
+    assert message["content"]
+    assert "reasoning_content" not in message
+
+
 async def test_a_budget_beyond_the_answer_changes_nothing(http, router, monkeypatch):
     config = replace(router.config, reasoning_parser="deepseek_r1")
     monkeypatch.setattr(router, "config", config)

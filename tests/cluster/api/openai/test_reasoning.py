@@ -73,6 +73,23 @@ def test_outputs_without_an_end_or_without_reasoning(family, text, content, reas
     assert read(parser_of(family), text) == (content, reasoning, [])
 
 
+@pytest.mark.parametrize(
+    ("family", "prefix", "content", "reasoning"),
+    [
+        ("deepseek_r1", "The answer", " is 4.", ""),
+        ("deepseek_r1", "<think>a</think>The answer", " is 4.", ""),
+        ("deepseek_r1", "<think>Two and two", "Four.", "make four."),
+        ("qwen3", "<think>Two and two", "Four.", "make four."),
+        ("qwen3", "The answer", " is 4.", ""),
+        ("deepseek_r1", "", "Four.", "make four."),
+    ],
+)
+def test_an_answer_continues_its_beginning_in_the_prompt(family, prefix, content, reasoning):
+    text = f"{reasoning}</think>{content}" if reasoning else content
+    parser = AnswerReading(None, family, prefix=prefix).parser()
+    assert read(parser, text) == (content, reasoning, [])
+
+
 def test_every_parser_of_the_configuration_is_tested():
     assert set(get_args(ReasoningParserName)) == {"none", HARMONY, *SYNTAXES}
     assert set(WRITERS) == set(SYNTAXES)

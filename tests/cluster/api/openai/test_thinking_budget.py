@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from cluster.api.openai.reasoning import SYNTAXES
 from cluster.api.openai.thinking_budget import ThinkingBudget, generate_within_budget
 from cluster.replica.router import Generation
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.errors import InvalidValueError, OverloadedError
+from specdec.types.errors import InvalidValueError
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SamplingParams
@@ -37,29 +38,31 @@ class WritingTarget(HashTarget):
 class EngineRouter:
     """The part of a router that a budget uses, on an engine in this process."""
 
-    config = SimpleNamespace(queue_timeout_s=5.0)
     max_model_len = engine_config(0).max_model_len
 
     def __init__(self, directory, written):
         self.text = SimpleNamespace(tokenizer=Tokenizer(directory))
         self._directory, self._written = directory, written
-        self.num_calls = self.num_refusals = 0
+        self.num_open = 0
+        self.calls = []  # whether each is admitted, and the number of open streams before it
 
     def max_tokens(self, params):
         return min(params.max_tokens or self.max_model_len, self.max_model_len)
 
-    async def generate(self, call):
-        self.num_calls += 1
-        if 2 <= self.num_calls < 2 + self.num_refusals:
-            raise OverloadedError("too many waiting requests")
+    async def generate(self, call, *, is_admitted=False):
+        self.calls.append((is_admitted, self.num_open))
         engine = make_engine(self._directory, engine_config(0), WritingTarget(self._written))
         engine.add(EngineRequest.of(call, call.prompt, 0))
         return Generation(0, self._outputs(engine))
 
     async def _outputs(self, engine):
-        while engine.has_work:
-            for output in engine.step():
-                yield output
+        self.num_open += 1
+        try:
+            while engine.has_work:
+                for output in engine.step():
+                    yield output
+        finally:
+            self.num_open -= 1
 
 
 @pytest.fixture
@@ -71,17 +74,17 @@ def encode(tokenizer, text):
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
-async def outputs_of(directory, written, num_tokens, num_refusals=0, **params):
-    """Return the outputs of a call with a budget whose target writes `written`.
-
-    num_refusals: of the second part, for lack of a place in the queue.
-    """
+async def outputs_of(directory, written, num_tokens, parser="deepseek_r1", **params):
+    """Return the outputs of a call with a budget whose target writes `written`."""
     router = EngineRouter(directory, written)
-    router.num_refusals = num_refusals
+    return await outputs_from(router, written, num_tokens, parser, **params)
+
+
+async def outputs_from(router, written, num_tokens, parser="deepseek_r1", **params):
     closing_ids = encode(router.text.tokenizer, f"\n{MARK}\n\n")
     values = {"temperature": 0.0, "max_tokens": len(written), "ignore_eos": True, **params}
     call = GenerateRequest(PROMPT, SamplingParams(**values), request_id="r")
-    budget = ThinkingBudget(num_tokens, closing_ids, (MARK,))
+    budget = ThinkingBudget(num_tokens, closing_ids, SYNTAXES[parser])
     return [output async for output in generate_within_budget(router, call, budget)]
 
 
@@ -148,20 +151,32 @@ async def test_an_answer_without_max_tokens_ends_with_the_context(
 async def test_max_tokens_beyond_the_context_are_refused_before_the_first_token(tiny_model_dir):
     router = EngineRouter(tiny_model_dir, (1,) * 200)
     call = GenerateRequest(PROMPT, SamplingParams(temperature=0.0, max_tokens=156))
-    outputs = generate_within_budget(router, call, ThinkingBudget(4, (2,), (MARK,)))
+    outputs = generate_within_budget(router, call, ThinkingBudget(4, (2,), SYNTAXES["qwen3"]))
     with pytest.raises(InvalidValueError, match="max_tokens is 156"):
         await anext(outputs)
 
 
-async def test_a_full_queue_does_not_end_an_answer_at_its_budget(tiny_model_dir, tokenizer):
+async def test_an_answer_without_reasoning_has_no_budget(tiny_model_dir, tokenizer):
+    """As with enable_thinking false: a mark would stand in the middle of the answer."""
+    written = encode(tokenizer, ANSWER)
+    outputs = await outputs_of(tiny_model_dir, written, 4, "qwen3")
+    assert tokens_and_text(outputs) == (list(written), ANSWER)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 12])
+async def test_reasoning_that_the_model_opens_is_ended(tiny_model_dir, tokenizer, num_tokens):
+    """The budget may end within the opening mark."""
+    written = encode(tokenizer, f"<think>{REASONED}{ANSWER}")
+    outputs = await outputs_of(tiny_model_dir, written, num_tokens, "qwen3")
+    token_ids, _ = tokens_and_text(outputs)
+    closing = list(encode(tokenizer, f"\n{MARK}\n\n"))
+    assert token_ids[num_tokens : num_tokens + len(closing)] == closing
+
+
+async def test_both_parts_are_one_request_for_drain_and_queue(tiny_model_dir, tokenizer):
+    """A drain waits for open streams, and would reject a second part that begins after them."""
     written = encode(tokenizer, REASONED + ANSWER)
-    expected = await outputs_of(tiny_model_dir, written, 4)
-    found = await outputs_of(tiny_model_dir, written, 4, num_refusals=2)
-    assert tokens_and_text(found) == tokens_and_text(expected)
-    assert len(tokens_and_text(found)[0]) > 4
-
-
-async def test_a_queue_that_stays_full_ends_an_answer(tiny_model_dir, tokenizer, monkeypatch):
-    monkeypatch.setattr(EngineRouter, "config", SimpleNamespace(queue_timeout_s=0.0))
-    with pytest.raises(OverloadedError):
-        await outputs_of(tiny_model_dir, encode(tokenizer, REASONED), 4, num_refusals=9)
+    router = EngineRouter(tiny_model_dir, written)
+    await outputs_from(router, written, 4)
+    assert router.calls == [(False, 0), (True, 1)]
+    assert router.num_open == 0
