@@ -20,7 +20,6 @@ from cluster.workers.cpu_scheduling import run_as_model, run_at_low_priority
 from cluster.workers.frames import Frames
 from cluster.workers.group_spec import GroupSpec, RankPlace
 from cluster.workers.head_messages import is_load_report
-from cluster.workers.heap import freeze_heap
 from cluster.workers.profile_messages import is_report
 from cluster.workers.transport import Endpoint, Listener, StepSocket, Transport, has_message
 from cluster.workers.unix_socket import PeerGoneError
@@ -142,9 +141,7 @@ class Worker:
     def _load(self) -> ModelWorker:
         from cluster.workers.worker import load_worker
 
-        worker = load_worker(self._spec, self._rank, self._directory)
-        freeze_heap()
-        return worker
+        return load_worker(self._spec, self._rank, self._directory)
 
 
 class TargetWorker(Worker):

@@ -17,7 +17,6 @@ from cluster.observability import logs
 from cluster.workers.cpu_scheduling import run_as_model
 from cluster.workers.draft_seats import Seat, SeatRequest
 from cluster.workers.group_spec import GroupSpec
-from cluster.workers.heap import freeze_heap
 from cluster.workers.transport import Listener, Transport
 from specdec.config.engine import DraftLimits
 from specdec.types.errors import DraftFailedError
@@ -61,7 +60,6 @@ class SharedDraftWorker:
             assert isinstance(worker.runner, DraftModelRunner), "the model of a target"
             loop = SharedDraftLoop(worker.runner, self._num_seats, self._limits.num_blocks)
             self._loop = loop
-            freeze_heap()
             self._is_warm.set()
             loop.run()
         finally:

@@ -15,6 +15,7 @@ from cluster.workers.cpu_scheduling import threads_per_worker
 from cluster.workers.draft_steps import DraftSteps
 from cluster.workers.frames import Frames
 from cluster.workers.group_spec import GroupSpec, HeadSource
+from cluster.workers.heap import freeze_heap
 from cluster.workers.profile_messages import WorkerProfileOrder, is_for_profiles, order_in
 from cluster.workers.target_steps import TargetSteps
 from specdec.config.engine import EngineConfig
@@ -60,7 +61,10 @@ def prepare_to_load(spec: GroupSpec) -> None:
 
 
 def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
-    """Load this rank's shard of the model and warm it up. A collective call."""
+    """Load this rank's shard of the model and warm it up. A collective call.
+
+    What the process has loaded by then is taken out of garbage collections.
+    """
     model = RankModel(
         spec.model.here(),
         spec.dtype,
@@ -73,6 +77,7 @@ def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
         spec.options,
     )
     runner = load_warm(model, _join_group(spec, rank, directory))
+    freeze_heap()
     comparison = RankComparison.of(runner.group, is_wanted=spec.limits.compare_ranks)
     if isinstance(runner, DraftModelRunner):
         return ModelWorker(runner, DraftSteps(runner, rank, comparison=comparison), rank)

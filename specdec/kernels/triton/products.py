@@ -53,9 +53,9 @@ FEW_ROWS_TILE = Tile(64, 64, 128, 4, 3)
 MANY_ROWS_TILE = Tile(64, 128, 64, 8, 4)
 MAPPED_TILE = Tile(64, 256, 64, 4, 4, is_mapped=True)
 MAPPED_PARTS_TILE = Tile(64, 128, 64, 4, 4, is_mapped=True)
-"""Of a matrix with parts: a program has the sums of a part beside those of all."""
+"""Narrower, for a matrix with parts: a program has the sums of a part beside those of all."""
 HEADS_TILE = Tile(64, 64, 64, 4, 3)
-"""Of products of heads (`multiply_heads`)."""
+"""The tile of `multiply_heads`, in 16 bits."""
 
 
 def num_parts_of(size: int, inner: int) -> int:

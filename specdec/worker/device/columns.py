@@ -79,12 +79,12 @@ class StepColumns:
 
     @property
     def is_pending(self) -> NDArray[np.bool_]:
-        """Whether the device has the token of each row, [num_rows]."""
+        """Return for each row whether the device has its token, [num_rows]."""
         return _bools([each[0] == PENDING_TOKEN for each in self._token_ids])
 
     @property
     def samples(self) -> NDArray[np.bool_]:
-        """Whether each row samples, [num_rows]."""
+        """Return for each row whether it samples, [num_rows]."""
         return _bools(self["samples"])
 
     @property

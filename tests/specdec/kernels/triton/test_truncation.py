@@ -109,7 +109,7 @@ def test_no_rows_have_no_floors():
 
 @pytest.mark.slow
 def test_fewer_tokens_than_top_k_are_all_kept():
-    """Of a row with masked tokens, and of one in which min_p leaves fewer."""
+    """One row has masked tokens, and in one min_p leaves fewer than top_k."""
     logits = normal(3, 2100, 3.0)
     logits[0, 4:] = -torch.inf
     floors = floors_of(logits, sampling_of([1.0] * 3, [50] * 3, [1.0, 1.0, 0.9], [0, 0.5, 0.5]))
