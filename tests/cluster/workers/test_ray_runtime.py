@@ -107,8 +107,11 @@ def test_a_start_that_takes_too_long_is_repeated(machine, monkeypatch, caplog):
 
     def init(**_):
         monkeypatch.setattr(ray, "init", started)
-        sleep = [sys.executable, "-Sc", "import time; time.sleep(60)"]
-        children.extend(subprocess.Popen([*sleep, word]) for word in ("", "/ray/raylet"))
+        sleep = [sys.executable, "-Sc", "import time; print(flush=True); time.sleep(60)"]
+        for word in ("", "/ray/raylet"):
+            child = subprocess.Popen([*sleep, word], stdout=subprocess.PIPE)
+            child.stdout.readline()  # just started, it may have no command line yet
+            children.append(child)
         raise RuntimeError("The current node timed out during startup.")
 
     started = ray.init
