@@ -42,7 +42,7 @@ from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.methods import AsyncDrafting
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from benchmarks.step_bench import PRECISIONS
 from specdec.config.engine import DTYPE_BYTES
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 
 
 def held_bytes(config: ModelConfig, element_bytes: int) -> int:

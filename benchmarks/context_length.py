@@ -21,7 +21,7 @@ from benchmarks.report_file import add_output, command_line, write_report, write
 from benchmarks.step_bench import PRECISIONS, Shape, ShapeTime, StepBench, measure_shapes
 from benchmarks.workloads import MODEL
 from cluster.cli.charts import LineChart, draw_charts
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.types.errors import InvalidValueError
 

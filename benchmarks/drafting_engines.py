@@ -16,7 +16,7 @@ from specdec.config.quantization import QuantizationMethod
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.weights.checkpoint import CPU
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.policy.policy import SpeculationPolicy

@@ -34,7 +34,7 @@ from specdec.config.engine import DTypeName, Kernels
 from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.dtypes import DTYPES
 from specdec.models.loading import Decoder, load_model
 from specdec.models.resolve import resolve

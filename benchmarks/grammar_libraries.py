@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workloads import MODEL
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
 

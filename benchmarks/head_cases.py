@@ -19,10 +19,10 @@ from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.sample import SampleParams, row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
-from specdec.models.heads.base import DraftHead, WholeDraftHead
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head
+from specdec.models.heads.networks.base import DraftHead, WholeDraftHead
 from specdec.models.loading import load_model
 from specdec.sampling.sampler import SamplingBatch
 

@@ -39,7 +39,7 @@ from specdec.config.quantization import CPU_QUANTIZATION_METHODS, QuantizationMe
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head
 from specdec.models.resolve import print_progress, resolve

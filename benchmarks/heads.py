@@ -39,7 +39,7 @@ from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.step_bench import PRECISIONS
 from benchmarks.summary import Bar, at_most, print_bars
 from benchmarks.workloads import MODEL
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.resolve import print_progress, resolve
 
 _PRECISIONS = ("fp32", "int8")

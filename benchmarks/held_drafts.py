@@ -41,7 +41,7 @@ from specdec.config.engine import EngineConfig, Kernels
 from specdec.config.quantization import QuantizationMethod
 from specdec.config.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow

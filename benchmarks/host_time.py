@@ -37,7 +37,7 @@ from specdec.config.engine import EngineConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.policy.cost_model import CostTable
 from specdec.speculation.policy.policy import SpeculationPolicy

@@ -39,7 +39,7 @@ from benchmarks.summary import Bar, at_most, print_bars
 from benchmarks.workloads import MODEL
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.dtypes import DTYPES
 from specdec.models.loading import load_model
 from specdec.models.lora.peft import AdapterFiles

@@ -31,7 +31,7 @@ from benchmarks.service import ServiceProcess, started_service
 from benchmarks.summary import Bar, at_most, print_bars
 from benchmarks.workloads import MODEL, NO_METHOD, Workload
 from specdec.config.quantization import CPU_QUANTIZATION_METHODS
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
 

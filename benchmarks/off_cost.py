@@ -38,7 +38,7 @@ from benchmarks.workloads import MODEL, NO_METHOD, Contender, Measurement, Workl
 from specdec.client import AdminClient
 from specdec.config.methods import AsyncDrafting
 from specdec.config.speculative import SpeculativeConfig
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationChange

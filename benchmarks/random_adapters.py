@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 
 
 def write_adapter(directory: Path, config: ModelConfig, rank: int, seed: int) -> Path:

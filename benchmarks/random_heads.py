@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 
 DRAFT_VOCAB = 8192
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.recordings import TextScorer
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.token_map import token_map_of
 from specdec.speculation.proposers.outcome_statistics import MAX_FAN_OUT
 from specdec.types.draft_messages import AheadRow

@@ -22,7 +22,7 @@ from specdec.config.engine import EngineConfig
 from specdec.engine.engine import Engine
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.dtypes import DTYPES
 from specdec.models.loading import load_model
 from specdec.sequences.sequence import EngineRequest

@@ -15,7 +15,7 @@ from benchmarks.timed_runner import TimedRunner
 from specdec.config.engine import DTypeName, EngineConfig
 from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker import load_runner

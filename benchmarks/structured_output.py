@@ -28,7 +28,7 @@ from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.proposers import DraftModelProposer

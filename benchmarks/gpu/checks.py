@@ -27,7 +27,7 @@ from specdec.kernels import TorchAttention
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.kernels.triton.availability import has_triton
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.dtypes import DTYPES
 from specdec.models.llama import CausalDecoder
 from specdec.models.loading import load_model

@@ -14,7 +14,7 @@ from benchmarks.gpu.random_models import LLAMA_8B, SMALL, random_decoder, write_
 from benchmarks.gpu.steps import BLOCK_SIZE, FEW, GREEDY, Cell, Sizes, Steps
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.triton.availability import triton_fault
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.llama import CausalDecoder
 
 _SIZES = Sizes((1, 8, 64), (1024,), (0, 4), 2**16)

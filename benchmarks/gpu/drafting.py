@@ -19,7 +19,7 @@ from benchmarks.random_heads import HEADS
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head
 from specdec.models.llama import CausalDecoder

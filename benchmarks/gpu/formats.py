@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu.parts import Context, Result, failure
 from benchmarks.gpu.random_models import LLAMA_8B, SMALL, random_decoder, write_config
 from benchmarks.gpu.steps import BLOCK_SIZE, FEW, GREEDY, Cell, Sizes, Steps
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.dtypes import DTYPES
 
 _SIZES = Sizes((1, 8, 64), (1024, 8192), (0, 5), 2**20)

@@ -10,7 +10,7 @@ import torch
 from benchmarks.gpu.parts import Context, Result
 from benchmarks.gpu.random_models import SMALL, random_decoder, write_config
 from benchmarks.gpu.steps import BLOCK_SIZE, FEW, GREEDY, Sizes, Steps
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.layers.mixture import SparseMLP
 from specdec.models.llama import CausalDecoder
 

@@ -15,7 +15,7 @@ from specdec.config.kv_cache import KVCacheDType
 from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.dtypes import kv_dtype_of
 from specdec.models.llama import CausalDecoder
 from specdec.models.weights.checkpoint import CheckpointReader

@@ -19,7 +19,7 @@ from benchmarks.gpu_steps import bandwidth, matrix_bytes, median_s
 from specdec.config.engine import EngineConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.llama import CausalDecoder
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules

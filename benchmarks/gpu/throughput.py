@@ -25,7 +25,7 @@ from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.engine.engine_profiler import EngineProfiler
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.llama import CausalDecoder
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.policy.factory import make_policy

@@ -109,7 +109,7 @@ def adapt(
     """
     import torch
 
-    from specdec.models.config import ModelConfig
+    from specdec.models.config.model_config import ModelConfig
     from specdec.models.resolve import resolve
     from specdec.models.weights.checkpoint import CPU
     from specdec.training.adaptation import Adaptation

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.text.chat_template import ChatTemplate
 from specdec.text.grammar import (
     COMPILE_TIMEOUT_S,

@@ -15,7 +15,7 @@ from specdec.config.hardware import (
     smallest_gpu_bytes,
 )
 from specdec.engine.model_resolution import ModelDirectories, Models
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.types.errors import InvalidValueError
 
 CPUS_PER_WORKER = 0.35

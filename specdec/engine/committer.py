@@ -12,7 +12,7 @@ from specdec.engine.open_requests import OpenRequests
 from specdec.engine.outputs import output_of
 from specdec.engine.speculator import Speculator
 from specdec.engine.stop_checker import Stop, check_stop, extend
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.prediction import METHOD as PREDICTION
 from specdec.sequences.sequence import Choices, HeadDraft, Lookahead, Sequence, SequenceStatus

@@ -24,7 +24,7 @@ from specdec.engine.scheduler import Scheduler
 from specdec.engine.speculator import NO_DRAFTING, Drafting, Speculator
 from specdec.engine.step_drafts import StepDrafts
 from specdec.engine.suspects import Suspects
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import EngineRequest, SequenceStatus
 from specdec.speculation.policy.policy import SpeculationPolicy

@@ -11,7 +11,7 @@ from pathlib import Path
 from specdec.config.engine import EngineConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.policy.cost_model import CostTable
 from specdec.speculation.policy.cost_profiler import ProfiledStep, StepShapes

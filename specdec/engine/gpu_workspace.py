@@ -24,7 +24,7 @@ from specdec.config.graph_sizes import (
 from specdec.config.llm import LLMConfig
 from specdec.config.truncation_search import search_bytes
 from specdec.engine.model_limits import draft_adapter_limits
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 
 _MIB, _GIB = 2**20, 2**30
 _LIBRARY_BYTES = _GIB

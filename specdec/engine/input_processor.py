@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from specdec.config.engine import MAX_STREAM_INTERVAL, EngineConfig
 from specdec.engine.sampling_resolver import resolve
 from specdec.engine.stop_checker import check_token
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.output_buffer import OutputBuffer
 from specdec.sequences.sequence import EngineRequest, Sequence
 from specdec.text.detokenizer import IncrementalDetokenizer

@@ -14,7 +14,7 @@ from specdec.engine.weight_memory import (
     head_bytes_per_token,
     weight_bytes,
 )
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.types.validation import require_range
 
 

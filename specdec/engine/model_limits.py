@@ -6,7 +6,7 @@ from specdec.config.engine import AdapterLimits
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import CHECKPOINT_QUANTIZATIONS
 from specdec.engine.model_resolution import Models
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.types.errors import InvalidValueError
 
 _REASON = "the model runs by transformers' code"

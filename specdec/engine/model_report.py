@@ -22,10 +22,10 @@ from specdec.config.methods import METHODS, DraftPlace, HeadMethodConfig
 from specdec.config.model_aliases import ShippedDrafter
 from specdec.config.quantization import WEIGHT_BITS, QuantizationMethod
 from specdec.engine.model_limits import require_experts, require_plan
-from specdec.models.config import ModelConfig
-from specdec.models.extra_weights import copied_bytes
+from specdec.models.config.extra_weights import copied_bytes
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.registry import ARCHITECTURES
 from specdec.models.heads.config import HeadConfig, head_method_of
-from specdec.models.registry import ARCHITECTURES
 from specdec.types.errors import UnsupportedModelError
 from specdec.types.sharding import partition
 

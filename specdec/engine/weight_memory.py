@@ -7,8 +7,8 @@ from specdec.config.llm import LLMConfig
 from specdec.config.quantization import QuantizationMethod
 from specdec.engine.model_limits import draft_adapter_limits
 from specdec.engine.model_resolution import Models
-from specdec.models.config import ModelConfig
-from specdec.models.extra_weights import adapter_bytes, copied_bytes
+from specdec.models.config.extra_weights import adapter_bytes, copied_bytes
+from specdec.models.config.model_config import ModelConfig
 from specdec.types.drafters import MAX_LOADED_VERSIONS
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
-from specdec.models.traits import NormKind, QkNorm
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.traits import NormKind, QkNorm
 from specdec.types.errors import UnsupportedModelError
 
 

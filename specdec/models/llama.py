@@ -22,7 +22,8 @@ from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on
 from specdec.kernels.moves import move_kv
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.rope import Rope
 from specdec.models.layers.decoder_layer import Attention, DecoderLayer, layer_attention
 from specdec.models.layers.linear import VocabEmbedding, VocabHead, embedding_scale
 from specdec.models.layers.mixture import SparseMLP
@@ -30,7 +31,6 @@ from specdec.models.layers.norm import read_norm
 from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.models.lora.grouped_adapters import GroupedAdapters, grouped_adapters
 from specdec.models.lora.torch_adapters import TorchAdapters
-from specdec.models.rope import Rope
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.models.weights.kv_scales import read_kv_scales
 from specdec.types.sharding import HeadShard

@@ -18,7 +18,7 @@ from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove
 from specdec.kernels.sample import RowArgmax, SampleParams
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.kernels.triton.availability import kv_dtype_fault
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.determinism import require_deterministic
 from specdec.models.dtypes import kv_dtype_of
@@ -182,7 +182,9 @@ def _load_transformers(
     kv_cache_dtype: KVCacheDType,
 ) -> Decoder:
     """Load a model of transformers; sizes: max_model_len and block_size."""
-    from specdec.models.transformers_decoder import load_transformers  # imports transformers
+    from specdec.models.transformers.transformers_decoder import (
+        load_transformers,  # imports transformers
+    )
 
     attention: Kernels = "torch" if device.type == "cpu" else kernels
     backend = KernelBackend.select(attention, device)

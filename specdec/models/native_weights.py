@@ -24,7 +24,15 @@ from specdec.kernels.cpu.decoder import (
     TraitsStruct,
 )
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.traits import (
+    Activation,
+    DecoderTraits,
+    Experts,
+    Latent,
+    NormKind,
+    QkNorm,
+)
 from specdec.models.layers.decoder_layer import Attention
 from specdec.models.layers.latent_attention import LatentAttention
 from specdec.models.layers.linear import (
@@ -39,7 +47,6 @@ from specdec.models.layers.mlp import MLP
 from specdec.models.layers.norm import LayerNorm, RMSNorm
 from specdec.models.layers.qk_norm import counted_kv_heads
 from specdec.models.layers.rotary import RotaryEmbedding
-from specdec.models.traits import Activation, DecoderTraits, Experts, Latent, NormKind, QkNorm
 
 
 class NativeWeights:

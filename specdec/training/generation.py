@@ -24,7 +24,7 @@ from tqdm import tqdm
 from specdec.config.hardware import resolved_device
 from specdec.llm import AsyncLLM, RequestOutput
 from specdec.llm.concurrency import run_workers
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.models.weights.fingerprint import model_fingerprint
 from specdec.text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.resolve import portable_name, resolve
 from specdec.models.weights.checkpoint import CPU
 from specdec.models.weights.fingerprint import model_fingerprint

@@ -22,14 +22,14 @@ from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.forward_batch import Chunk, HiddenStates, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.traits import LogitTransform
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.dtypes import DTYPES
 from specdec.models.layers.linear import transform_logits
 from specdec.models.layers.matrix import Matrix, make_matrix
 from specdec.models.llama import CausalDecoder
 from specdec.models.loading import Decoder, load_model
-from specdec.models.traits import LogitTransform
 from specdec.models.weights.checkpoint import CPU, open_checkpoint
 from specdec.training.batches import Batch
 from specdec.training.whole_samples import use_whole_samples

@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec.config.engine import EngineConfig
 from specdec.kernels.forward_batch import ModelInput, SlotMove
 from specdec.kernels.sample import row_argmax
-from specdec.models.heads.base import DraftHead
+from specdec.models.heads.networks.base import DraftHead
 from specdec.sampling.logprobs import KeptLogits
 from specdec.sampling.vocab_shard import all_ranks_argmax
 from specdec.types.messages import (

@@ -13,7 +13,7 @@ from benchmarks.verification_cost import CostRow, VerificationReport
 from benchmarks.workloads import Measurement, StreamRecord
 from specdec.config.engine import EngineConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.weights.checkpoint import CPU
 from specdec.worker import load_runner
 

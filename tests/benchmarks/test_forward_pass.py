@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.forward_pass import _BLOCK_SIZE, CASES, Case
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 
 CONFIG = ModelConfig.from_dict(
     {

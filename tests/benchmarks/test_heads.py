@@ -12,7 +12,7 @@ from benchmarks.head_cases import TARGET, HeadBench, HeadCase, write_heads
 from benchmarks.heads import bars, measure, print_table, summarize
 from benchmarks.random_heads import DRAFT_VOCAB, write_dspark, write_eagle3, write_medusa
 from benchmarks.step_bench import PRECISIONS
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from tests.benchmarks.test_forward_pass import CONFIG as TINY
 from tests.specdec.tiny import tiny_llama_dir

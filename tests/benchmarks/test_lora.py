@@ -10,7 +10,7 @@ from benchmarks.lora import CASES, PLAIN, LoraBench, bars, measure, print_table,
 from benchmarks.random_adapters import write_adapter
 from benchmarks.step_bench import PRECISIONS
 from specdec.kernels.cpu import native_library
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 
 
 @pytest.mark.skipif(native_library() is None, reason="no C++ compiler")

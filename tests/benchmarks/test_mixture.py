@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.mixture import StepCost, bars, measure_costs, write_model
 from benchmarks.transformers_backend import Round
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.worker import TargetModelRunner
 
 

@@ -9,7 +9,7 @@ from benchmarks import off_cost
 from benchmarks.off_cost import OFF, WITHOUT, bars, halves, lower_bound, make_cases, parse, shares
 from benchmarks.random_heads import HEADS
 from benchmarks.workloads import Measurement, StreamRecord
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from tests.specdec.tiny import tiny_llama_dir
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.stats import Counts
 from tests.chaos.simulation import Simulation

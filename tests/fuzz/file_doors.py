@@ -18,7 +18,7 @@ import yaml
 
 from cluster.config.config_file import read_models
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.text.grammar.compiler import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer

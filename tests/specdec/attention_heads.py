@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
-from specdec.models.heads.base import DraftHead
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.formats.layers import layer_of_target, layer_shapes
 from specdec.models.heads.loading import load_head
+from specdec.models.heads.networks.base import DraftHead
 from specdec.models.loading import Decoder, load_model
 
 _BLOCK_SIZE, _MAX_LEN = 4, 160

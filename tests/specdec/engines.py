@@ -24,7 +24,7 @@ from specdec.engine.drafter_versions import DrafterVersions
 from specdec.engine.engine import Engine
 from specdec.engine.metrics import StepRecorder
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import (

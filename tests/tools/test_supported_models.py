@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from specdec.models.registry import ARCHITECTURES
+from specdec.models.config.registry import ARCHITECTURES
 from tools.supported_models import PAGE, main, page
 
 ROOT = Path(__file__).parent.parent.parent

@@ -18,7 +18,7 @@ enum class NormKind : int32_t { kRms = 0, kLayer = 1 };
 
 enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1, kClampedSwiglu = 2 };
 
-// What the norm of queries and keys covers (`QkNorm` in specdec/models/traits.py).
+// What the norm of queries and keys covers (`QkNorm` in specdec/models/config/traits.py).
 enum class QkNorm : int32_t { kHead = 0, kEachHead = 1, kAllHeads = 2 };
 
 // A norm of hidden states; no norm where weight is null.
@@ -62,7 +62,7 @@ struct Layer {
   int32_t sees_ahead;  // whether a query also sees the tokens behind it in the pass
 };
 
-// How the layers of a family differ from Llama's (`DecoderTraits` in specdec/models/traits.py).
+// How the layers of a family differ from Llama's (`DecoderTraits` in specdec/models/config/traits.py).
 struct Traits {
   NormKind norm;
   QkNorm qk_norm;
@@ -79,7 +79,7 @@ struct Traits {
   float routing_scale;                           // of the weights of experts
 };
 
-// Sizes of multi-head latent attention (`Latent` in specdec/models/traits.py); rank is 0 without it.
+// Sizes of multi-head latent attention (`Latent` in specdec/models/config/traits.py); rank is 0 without it.
 struct LatentShape {
   int64_t rank, query_rank, plain_dim, value_dim;
 };

@@ -37,7 +37,7 @@ class NormStruct(ctypes.Structure):
 
 
 class TraitsStruct(ctypes.Structure):
-    """`Traits` in decoder.h; the enums have the order of those in `specdec.models.traits`."""
+    """`Traits` in decoder.h; the enums have the order of those in `models.config.traits`."""
 
     _fields_ = (
         *((name, c_int32) for name in ("norm", "qk_norm", "activation", "has_gate")),

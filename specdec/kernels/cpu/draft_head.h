@@ -1,5 +1,5 @@
 // Draft heads with attention (EAGLE, layers for multi-token prediction), `DraftHead` in
-// `specdec/models/heads/base.py`; and draft models, which read no features.
+// `specdec/models/heads/networks/base.py`; and draft models, which read no features.
 //
 // Pair j is token j of a sequence with the feature of token j - 1; its KV is in slot j. A pass runs
 // pairs through a few layers. As in a decoder, a pair's result is the same bits in any batch.

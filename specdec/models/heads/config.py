@@ -12,7 +12,7 @@ from pathlib import Path
 
 from specdec.config.engine import DTYPE_BYTES, DTypeName
 from specdec.config.quantization import QuantizationMethod
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.formats import speculators
 from specdec.models.heads.formats.detect import (
     DetectedMethod,

@@ -7,7 +7,6 @@ from dataclasses import replace
 from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.backend import KernelBackend
 from specdec.models.cpu_decoder import NativeDecoder
-from specdec.models.heads.base import DraftHead
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.formats.dflash import DFlashShape
 from specdec.models.heads.formats.eagle3 import Eagle3Shape
@@ -16,6 +15,7 @@ from specdec.models.heads.formats.hydra import HydraShape
 from specdec.models.heads.formats.medusa import MedusaShape
 from specdec.models.heads.formats.mlp_speculator import MlpSpeculatorShape
 from specdec.models.heads.formats.shape import HeadShape
+from specdec.models.heads.networks.base import DraftHead
 from specdec.models.heads.networks.dflash import DFlashHead
 from specdec.models.heads.networks.eagle3 import Eagle3Head
 from specdec.models.heads.networks.fused import FusedHead

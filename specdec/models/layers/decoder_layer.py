@@ -10,7 +10,7 @@ from specdec.kernels.attention import QueryKeyNorms
 from specdec.kernels.backend import KernelBackend, paged_attention
 from specdec.kernels.kv_scales import UNIT_SCALES
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.layers.latent_attention import LatentAttention
 from specdec.models.layers.linear import (
     ColumnParallelLinear,

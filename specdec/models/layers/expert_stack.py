@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from specdec.kernels.experts import ExpertStack
 from specdec.kernels.packed_weight import PackedWeight, joined
+from specdec.models.config.traits import Activation
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from specdec.models.layers.matrix import FullMatrix
 from specdec.models.layers.mlp import MLP
 from specdec.models.layers.quantized_matrix import QuantizedMatrix
-from specdec.models.traits import Activation
 
 _Linear = ColumnParallelLinear | RowParallelLinear
 

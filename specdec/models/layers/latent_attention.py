@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.layers.latent_expansion import LatentExpansion
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear, WeightPart
 from specdec.models.layers.norm import RMSNorm

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.cpu import PANEL_OUTPUTS, native_library
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.traits import Latent
 from specdec.models.layers.linear import Projection
 from specdec.models.layers.matrix import NativeMatrix
-from specdec.models.traits import Latent
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.sharding import HeadShard, head_rows
 

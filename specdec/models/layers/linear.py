@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.packed_weight import PackedWeight, joined
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config.traits import NO_TRANSFORM, DecoderTraits, LogitTransform
 from specdec.models.layers.matrix import FullMatrix, Matrix, NativeMatrix, make_matrix, row_blocks
 from specdec.models.layers.quantized_matrix import QuantizedMatrix
-from specdec.models.traits import NO_TRANSFORM, DecoderTraits, LogitTransform
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.errors import UnsupportedModelError
 

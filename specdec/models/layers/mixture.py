@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.experts import Routes, RoutingRule, route
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config.traits import Experts, TensorNames
 from specdec.models.layers.expert_stack import stack_experts
 from specdec.models.layers.linear import ColumnParallelLinear, WeightPart
-from specdec.models.traits import Experts, TensorNames
 from specdec.models.weights.checkpoint import CheckpointReader
 
 

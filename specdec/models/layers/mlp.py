@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from specdec.kernels.experts import clamped_swiglu
 from specdec.kernels.rows import row_kernels
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.traits import Activation
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear, weight_parts
 from specdec.models.layers.matrix import FullMatrix
-from specdec.models.traits import Activation
 from specdec.models.weights.checkpoint import CheckpointReader
 
 

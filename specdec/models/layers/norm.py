@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from specdec.kernels.rows import row_kernels
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.traits import DecoderTraits, NormKind
+from specdec.models.config.traits import DecoderTraits, NormKind
 from specdec.models.weights.checkpoint import CheckpointReader
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.traits import NormKind, QkNorm
 from specdec.models.layers.norm import AllHeadsNorm, LayerNorm, RMSNorm, read_norm
 from specdec.models.layers.rotary import rotary_halves
-from specdec.models.traits import NormKind, QkNorm
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.sharding import HeadShard
 

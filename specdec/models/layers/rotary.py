@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import Rotation
-from specdec.models.rope import DefaultRope, LinearRope, Llama3Rope, LongRope, Rope, YarnRope
+from specdec.models.config.rope import DefaultRope, LinearRope, Llama3Rope, LongRope, Rope, YarnRope
 
 
 class RotaryEmbedding:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.models.config_values import count
+from specdec.config.json_values import count
 from specdec.models.weights.stored_tensors import TensorSource
 from specdec.models.weights.weight_slices import as_slice, require_shape, sibling, units_of
 from specdec.types.errors import UnsupportedModelError

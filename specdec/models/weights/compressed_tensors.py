@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.models.config_values import count, unsupported
+from specdec.config.json_values import count, unsupported
 from specdec.models.weights.fp4 import PackedFp4
 from specdec.models.weights.stored_tensors import TensorSource
 from specdec.models.weights.weight_slices import as_slice, groups_of, sibling, units_of

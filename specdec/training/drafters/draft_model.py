@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from specdec.kernels import Rotation
 from specdec.kernels.forward_batch import HiddenStates
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.models.packed import Base
 from specdec.models.token_map import TOKEN_MAP_FILE

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.kernels.forward_batch import HiddenStates
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.formats.dflash import evenly_spaced
 from specdec.models.heads.formats.taps import Taps
 from specdec.models.layers.rotary import RotaryEmbedding

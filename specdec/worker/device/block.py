@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec.config.engine import EngineConfig
 from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.logit_edits import LogitEdits
-from specdec.models.heads.base import DeviceBlockHead, DraftHead
+from specdec.models.heads.networks.base import DeviceBlockHead, DraftHead
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device.head import BlockParts, DraftRows
 from specdec.worker.device.pairs import KvDrafts

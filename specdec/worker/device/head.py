@@ -17,7 +17,12 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.logit_edits import LogitEdits
-from specdec.models.heads.base import DeviceBlockHead, DeviceHead, DeviceStateHead, HeadState
+from specdec.models.heads.networks.base import (
+    DeviceBlockHead,
+    DeviceHead,
+    DeviceStateHead,
+    HeadState,
+)
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device.rules import PARAM_WORDS, rules_of
 from specdec.worker.device.state import DeviceState, DeviceStepLimits

@@ -1,4 +1,4 @@
-"""Drafts on the device of a head with KV, which runs the pairs of tokens (`models.heads.base`).
+"""Drafts on the device of a head with KV, which runs the pairs of tokens (`models.heads.networks.base`).
 
 It runs the pairs of the new tokens, whose features are those of the step's own pass. The pair of
 the token in front of the new ones is run again: its slot may be in a block that the sequence has

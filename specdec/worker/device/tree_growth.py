@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from specdec.kernels.device_batch import DeviceBatch, TreeNodes
 from specdec.kernels.logit_edits import LogitEdits
-from specdec.models.heads.base import DraftHead, TreeDraftHead
+from specdec.models.heads.networks.base import DraftHead, TreeDraftHead
 from specdec.sampling.device_children import DeviceChildren
 from specdec.sampling.device_growth import (
     Frontier,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.forward_batch import Indices, ModelInput, SlotMove, on_device, slots_of
-from specdec.models.heads.base import DraftHead
+from specdec.models.heads.networks.base import DraftHead
 
 MAX_WAITING_TOKENS = 128
 """Tokens of passes from which on their states are written to their slots."""

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from specdec.kernels.forward_batch import Chunk, ModelInput, SlotMove
 from specdec.kernels.sample import SAMPLE_PARAMS
-from specdec.models.heads.base import (
+from specdec.models.heads.config import stores_features
+from specdec.models.heads.networks.base import (
     DeviceBlockHead,
     DeviceHead,
     DeviceStateHead,
@@ -26,7 +27,6 @@ from specdec.models.heads.base import (
     TreeDraftHead,
     WholeDraftHead,
 )
-from specdec.models.heads.config import stores_features
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.draft_tree import num_growth_slots
 from specdec.types.messages import StepInput, StepRow, VerifiedRow

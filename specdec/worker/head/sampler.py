@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdec.kernels.logit_edits import LogitEdits
 from specdec.kernels.sample import SampleParams, row_argmax
-from specdec.models.heads.base import DraftHead
+from specdec.models.heads.networks.base import DraftHead
 from specdec.sampling.device_children import DeviceChildren, children_on_device
 from specdec.sampling.device_edits import apply_edits
 from specdec.sampling.device_sampler import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from specdec.models.heads.base import DraftHead, FrontierNodes, HeadState, TreeDraftHead
+from specdec.models.heads.networks.base import DraftHead, FrontierNodes, HeadState, TreeDraftHead
 from specdec.sampling.tree_growth import Children, DynamicTree, fitted_choices
 from specdec.types.draft_tree import BASE, growth_width, is_chain
 from specdec.types.static_tree import StaticTree

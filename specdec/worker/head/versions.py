@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from specdec.models.heads.base import DraftHead
+from specdec.models.heads.networks.base import DraftHead
 from specdec.types.drafters import CONFIGURED_VERSION, HeadFile
 from specdec.worker.head.runner import HeadRunner
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.replica.preprocessor import EncodeLimiter, Preprocessor
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.request import OWN_PROCESS, Caller, ChatMessage, Conversation
 from specdec.types.sampling_params import StructuredOutput

@@ -24,7 +24,7 @@ from cluster.workers.resources import (
 )
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.model_resolution import Models
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.types.errors import InvalidValueError
 
 GIB = 2**30

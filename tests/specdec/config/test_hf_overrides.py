@@ -13,8 +13,8 @@ from specdec.engine.memory_plan import memory_plan
 from specdec.engine.model_resolution import resolve_models
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.llm.arguments import read_arguments
-from specdec.models.config import ModelConfig
-from specdec.models.rope import DefaultRope, LinearRope, read_rope, rotary_fraction
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.rope import DefaultRope, LinearRope, read_rope, rotary_fraction
 from specdec.speculation.proposers import DraftVocabulary
 from specdec.types.errors import InvalidValueError
 from tests.specdec.models.families import save_family

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specdec.config.speculative import SpeculativeConfig
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftRequest, DraftVocabulary, make_proposer

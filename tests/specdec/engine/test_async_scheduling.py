@@ -9,7 +9,7 @@ import pytest
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine import step_drafts
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy

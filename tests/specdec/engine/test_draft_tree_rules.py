@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.grammar.matcher import MAX_CONSTRAINED_NODES, OutputConstraint
 from specdec.text.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from specdec.engine.engine import Engine
 from specdec.engine.outputs import TargetLostError
 from specdec.engine.scheduler import require_room
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.proposers.cascade import CascadeProposer, Stage
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, OverloadedError, TargetFailedError

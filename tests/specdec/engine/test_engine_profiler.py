@@ -4,7 +4,7 @@ import pytest
 
 from specdec.engine.engine import Engine
 from specdec.engine.engine_profiler import EngineProfiler, draft_profile_text
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.policy.sample_text import SAMPLE_TEXT
 from specdec.text.tokenizer import Tokenizer
 from tests.clock import Clock

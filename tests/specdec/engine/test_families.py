@@ -11,7 +11,7 @@ from specdec.config.quantization import CPU_QUANTIZATION_METHODS
 from specdec.config.speculative import SpeculativeConfig
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.proposers import make_proposer
 from specdec.worker import HeadFiles, LocalTarget, load_runner
 from tests.specdec.engines import (

@@ -15,8 +15,8 @@ from specdec.engine.memory_plan import memory_plan
 from specdec.engine.model_resolution import Models
 from specdec.engine.weight_memory import weight_bytes
 from specdec.kernels.triton.attention_plan import Tiles, TileShape
-from specdec.models.config import ModelConfig
-from specdec.models.stored_weights import stored_weights
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.stored_weights import stored_weights
 from specdec.types.errors import OutOfMemoryError
 from tests.specdec.engine.test_memory_plan import kv_bytes
 

@@ -15,8 +15,8 @@ from specdec.config.truncation_search import (
     search_bytes,
 )
 from specdec.engine.gpu_workspace import attention_bytes, gpu_workspace_bytes
-from specdec.models.config import ModelConfig
-from specdec.models.traits import Latent
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.traits import Latent
 
 CONFIG = LLMConfig(
     model="tiny",

@@ -13,7 +13,7 @@ from specdec.config.speculative import SpeculativeConfig
 from specdec.engine import head_probe
 from specdec.engine.head_probe import HeadProbe, ProbeResult, likely_causes
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import BadLogitsError

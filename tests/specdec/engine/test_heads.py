@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from specdec.config.speculative import SpeculativeConfig
 from specdec.kernels.cpu import native_library
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer

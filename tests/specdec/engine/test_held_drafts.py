@@ -11,7 +11,7 @@ import pytest
 from specdec.config.speculative import SpeculativeConfig
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.prediction import PredictedText
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.text.grammar import GrammarCompiler

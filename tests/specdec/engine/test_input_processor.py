@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specdec.engine.engine_thread import EngineThread
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.text.grammar import Grammar, GrammarCompiler
 from specdec.text.grammar.matcher import MAX_SHARING
 from specdec.text.tokenizer import Tokenizer

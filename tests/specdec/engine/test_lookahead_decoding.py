@@ -11,7 +11,7 @@ import torch
 
 from specdec.config.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposal
 from specdec.text.grammar import GrammarCompiler

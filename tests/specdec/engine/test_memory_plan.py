@@ -11,8 +11,8 @@ from specdec.engine.host_memory import draft_bytes_without_kv
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.model_limits import draft_adapter_limits
 from specdec.engine.model_resolution import Models
-from specdec.models.config import ModelConfig
-from specdec.models.extra_weights import adapter_bytes
+from specdec.models.config.extra_weights import adapter_bytes
+from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.proposers import proposer_memory
 from specdec.types.errors import InvalidValueError, OutOfMemoryError
 

@@ -10,7 +10,7 @@ from specdec.config.methods import METHODS
 from specdec.config.model_aliases import ShippedDrafter
 from specdec.engine.model_report import Fit, Precision, report_model
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.loading import load_model
 from specdec.types.errors import InvalidValueError
 from tests.specdec.models.families import save_family

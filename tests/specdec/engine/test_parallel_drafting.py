@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from specdec.config.engine import DraftLimits
 from specdec.config.speculative import SpeculativeConfig
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, gumbel_noise
 from specdec.speculation.proposers import DraftModelProposer, make_proposer
 from specdec.text.grammar import GrammarCompiler

@@ -6,7 +6,7 @@ import pytest
 
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.speculator import NO_DRAFTING
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.prediction import PredictedText
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.text.grammar import GrammarCompiler

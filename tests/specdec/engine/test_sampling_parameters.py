@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.sampling_resolver import resolve
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.sampling_params import SamplingParams

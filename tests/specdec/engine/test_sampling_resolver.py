@@ -4,7 +4,7 @@ import pytest
 
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.sampling_resolver import resolve
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import SamplingParams, SpeculationOptions, StructuredOutput

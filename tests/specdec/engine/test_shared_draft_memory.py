@@ -10,8 +10,8 @@ from specdec.engine.gpu_workspace import gpu_workspace_bytes
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.model_resolution import Models
 from specdec.engine.shared_draft_memory import seat_bytes, seat_limits
-from specdec.models.config import ModelConfig
-from specdec.models.stored_weights import StoredWeights
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.stored_weights import StoredWeights
 from specdec.types.errors import OutOfMemoryError
 
 GIB = 2**30

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.json_schemas import CASES
 from specdec.engine.outputs import TargetLostError
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.proposers import DraftVocabulary
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer

@@ -9,9 +9,9 @@ from specdec.config.llm import LLMConfig
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.collectives import OrderedCollectives, ProcessGroupCollectives
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.traits import NormKind
 from specdec.models.determinism import require_deterministic
-from specdec.models.traits import NormKind
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from tests.specdec.models.families import save_family
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.loading import load_model
 from specdec.types.errors import UnsupportedModelError
 from tests.specdec.engines import engine_config, local_engine, request, run

@@ -12,7 +12,7 @@ from specdec.engine.model_report import Precision, report_model
 from specdec.engine.model_resolution import Models
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.types.errors import InvalidValueError, OutOfMemoryError
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks

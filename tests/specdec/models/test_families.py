@@ -8,9 +8,9 @@ import torch
 
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.registry import SUPPORTED_ARCHITECTURES
 from specdec.models.llama import CausalDecoder
-from specdec.models.registry import SUPPORTED_ARCHITECTURES
 from specdec.models.weights.checkpoint import open_checkpoint
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks

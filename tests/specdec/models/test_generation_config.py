@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from specdec.models.config_files import read_sampling_defaults
+from specdec.models.config.config_files import read_sampling_defaults
 from specdec.types.errors import UnsupportedModelError
 from specdec.types.sampling_params import SamplingDefaults
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request, run

@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.llama import CausalDecoder
 from specdec.models.loading import load_model
 from specdec.models.weights.checkpoint import open_checkpoint

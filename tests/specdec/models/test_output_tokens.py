@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.loading import load_model
 from specdec.models.token_map import TOKEN_MAP_FILE, token_map_of
 from specdec.types.errors import InvalidValueError, UnsupportedModelError

@@ -8,7 +8,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.types.errors import UnsupportedModelError
 from tests.specdec.models.families import FAMILIES, SIZES, config_class
 from tests.specdec.models.passes import in_pass_order, mixed_logits

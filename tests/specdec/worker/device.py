@@ -11,10 +11,10 @@ import torch
 
 from specdec.config.engine import DraftLimits, EngineConfig, Kernels
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
-from specdec.models.heads.base import DraftHead
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head
+from specdec.models.heads.networks.base import DraftHead
 from specdec.models.loading import Decoder, load_model
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer

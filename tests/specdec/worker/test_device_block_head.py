@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from specdec.config.llm import LLMConfig
 from specdec.engine.model_resolution import Models
 from specdec.engine.weight_memory import draft_block_bytes
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.sampling.device_sampler import SamplingKind
 from specdec.speculation.policy.policy import SpeculationPolicy

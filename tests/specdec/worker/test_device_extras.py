@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.sampling.device_edits import chain_paths
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
 from specdec.sampling.vocab_shard import VocabShard

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import SequenceAdmission, StepInput

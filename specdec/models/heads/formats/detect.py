@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Literal
 
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.registry import SAME_DECODERS, SUPPORTED_ARCHITECTURES
 from specdec.models.heads.formats import speculators
 from specdec.models.heads.formats.dflash import (
     is_block_drafter,
@@ -21,7 +22,6 @@ from specdec.models.heads.formats.mlp_speculator import read_mlp_speculator
 from specdec.models.heads.formats.mtp import has_mtp, read_mtp
 from specdec.models.heads.formats.shape import HEAD_METHODS, HeadMethod, Reading
 from specdec.models.heads.formats.source import Fields, HeadSource
-from specdec.models.registry import SAME_DECODERS, SUPPORTED_ARCHITECTURES
 from specdec.types.errors import UnsupportedModelError
 
 Reader = Callable[[HeadSource, ModelConfig], Reading]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.formats.fused import FusedShape
 from specdec.models.heads.formats.layers import read_layers, theta_note
 from specdec.models.heads.formats.shape import Reading

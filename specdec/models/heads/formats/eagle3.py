@@ -10,7 +10,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.formats import speculators
 from specdec.models.heads.formats.layers import (
     describe_windows,

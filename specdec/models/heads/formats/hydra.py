@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.formats.shape import Reading, StatelessShape
 from specdec.models.heads.formats.source import HeadSource, Shape
 from specdec.types.errors import UnsupportedModelError

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.rope import Rope, read_rope
+from specdec.models.config.traits import Experts, Latent
 from specdec.models.heads.formats.source import MAX_MODULES, Fields, Shape, TensorNames
-from specdec.models.rope import Rope, read_rope
-from specdec.models.traits import Experts, Latent
 from specdec.types.errors import UnsupportedModelError
 from specdec.types.sampling_params import SamplingDefaults
 

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.formats.shape import Reading, StatelessShape
 from specdec.models.heads.formats.source import HeadSource, Shape, TensorNames
 from specdec.types.errors import UnsupportedModelError

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.formats.shape import Reading, StatelessShape
 from specdec.models.heads.formats.source import MAX_MODULES, HeadSource, Shape
 

@@ -11,12 +11,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.traits import LLAMA
 from specdec.models.heads.formats.fused import FusedShape
 from specdec.models.heads.formats.layers import layer_of_target, read_layers
 from specdec.models.heads.formats.shape import Reading
 from specdec.models.heads.formats.source import HeadSource, TensorNames
-from specdec.models.traits import LLAMA
 from specdec.types.errors import UnsupportedModelError
 
 

@@ -12,7 +12,7 @@ from specdec.kernels import AttentionPlan, PagedAttention, Rotation
 from specdec.kernels.attention import Visible
 from specdec.kernels.device_batch import AnyDeviceBatch
 from specdec.kernels.forward_batch import ModelInput, on_device
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.networks.target import TargetRank
 from specdec.models.layers.decoder_layer import Attention, DecoderLayer, layer_attention
 from specdec.models.layers.mlp import MLP

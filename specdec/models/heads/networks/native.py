@@ -18,7 +18,7 @@ from specdec.kernels.cpu.decoder import LayerStruct
 from specdec.kernels.cpu.draft_head import DraftHeadKernel, DraftHeadStruct, PairStates
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.sample import SampleParams
-from specdec.models.heads.base import FrontierNodes
+from specdec.models.heads.networks.base import FrontierNodes
 from specdec.models.heads.networks.eagle3 import Eagle3Head, FirstLayer
 from specdec.models.heads.networks.fused import FusedHead
 from specdec.models.heads.networks.layers import FIRST_SLOT, UnnormalizedLayer

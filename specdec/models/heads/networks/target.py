@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.formats.taps import Taps
 from specdec.models.layers.linear import VocabEmbedding, VocabHead
 from specdec.models.llama import CausalDecoder

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from specdec.config.engine import DEFAULT_MODEL_OPTIONS, ModelOptions
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.proposers.cross_vocab.vocab_adapter import (
     CrossVocabAdapter,
     EqualIds,

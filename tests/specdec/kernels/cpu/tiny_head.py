@@ -14,8 +14,8 @@ from specdec.kernels.cpu.decoder import (
     NormStruct,
 )
 from specdec.kernels.cpu.draft_head import DraftHeadKernel, DraftHeadStruct
+from specdec.models.config.traits import LLAMA
 from specdec.models.native_weights import traits_struct
-from specdec.models.traits import LLAMA
 
 HIDDEN, UNITS, HEADS, KV_HEADS, DIM = 48, 80, 4, 2, 16
 TARGET_VOCAB, DRAFT_VOCAB, MAX_POSITIONS, EPS = 700, 300, 1024, 1e-5

@@ -5,7 +5,7 @@ import torch
 
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.loading import load_model
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.families import save_family

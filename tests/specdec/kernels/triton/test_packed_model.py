@@ -8,7 +8,7 @@ import torch
 from specdec.kernels.packed_weight import CodeKind, quantize_weight
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.kernels.triton import packed
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.layers.quantized_matrix import QuantizedMatrix
 from specdec.models.loading import load_model
 from specdec.types.errors import UnsupportedModelError

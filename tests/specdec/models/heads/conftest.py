@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from tests.specdec.models.heads.driver import TARGET_SIZES
 from tests.specdec.tiny import tiny_llama_dir
 

@@ -5,7 +5,7 @@ import torch
 from specdec.kernels.cpu import SharedMemory, native_library
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head
 from specdec.sampling.sampler import SamplingBatch

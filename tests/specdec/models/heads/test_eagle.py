@@ -193,7 +193,7 @@ def test_sizes_and_description(tmp_path, target):
 def test_a_missing_rope_theta_is_reported_and_can_be_added(tmp_path, target_dir, target):
     from dataclasses import replace
 
-    from specdec.models.rope import DefaultRope
+    from specdec.models.config.rope import DefaultRope
 
     made, parts = eagle_weights(), sequences()
     save(tmp_path, CONFIG, made)

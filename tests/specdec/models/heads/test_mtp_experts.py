@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from specdec.kernels.cpu import native_library
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.networks.native import NativeHead
 from specdec.types.errors import UnsupportedModelError

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.heads.base import WholeDraftHead
+from specdec.models.heads.networks.base import WholeDraftHead
 from specdec.models.heads.networks.native import NativeHead
 from specdec.models.heads.networks.native_dflash import NativeDFlashHead
 from specdec.models.heads.networks.native_medusa import NativeMedusaHeads

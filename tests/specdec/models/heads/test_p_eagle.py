@@ -81,7 +81,7 @@ def test_a_draft_that_goes_on_for_one_sequence(tmp_path, target_dir):
 
 def test_a_sequence_without_room_for_the_longest_draft(tmp_path, target_dir):
     """Its blocks end two slots behind its pairs, where two mask tokens fit."""
-    from specdec.models.config import ModelConfig
+    from specdec.models.config.model_config import ModelConfig
     from specdec.models.heads.config import HeadConfig
     from specdec.models.heads.loading import load_head
     from tests.specdec.models.heads.driver import Drafting, target_model

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from specdec.models.config import ModelConfig
-from specdec.models.heads.base import FrontierNodes, TreeDraftHead
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head
+from specdec.models.heads.networks.base import FrontierNodes, TreeDraftHead
 from specdec.types.draft_tree import BASE, paths
 from tests.specdec.models.heads.driver import (
     KERNELS,

@@ -6,8 +6,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from specdec.models.config.rope import YarnRope, read_rope
 from specdec.models.layers.rotary import RotaryEmbedding, frequencies
-from specdec.models.rope import YarnRope, read_rope
 from specdec.models.weights.checkpoint import CPU
 
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}

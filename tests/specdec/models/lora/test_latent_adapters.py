@@ -5,7 +5,7 @@ import torch
 
 from specdec.config.engine import AdapterLimits
 from specdec.kernels.lora import add_updates
-from specdec.models.extra_weights import adapter_bytes
+from specdec.models.config.extra_weights import adapter_bytes
 from specdec.models.llama import CausalDecoder
 from specdec.models.lora.grouped_adapters import GroupedAdapters
 from specdec.models.lora.peft import AdapterFiles

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.loading import load_model
 from specdec.models.weights.checkpoint import open_checkpoint
 from specdec.models.weights.dequantize import weight_format

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.weights.checkpoint import open_checkpoint
 from specdec.types.errors import UnsupportedModelError
 from tests.specdec.fakes import run_ranks

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from specdec.models.config_values import count, positive, positive_or_none, unsupported
-from specdec.models.traits import (
+from specdec.config.json_values import count, positive, positive_or_none, unsupported
+from specdec.models.config.traits import (
     DecoderTraits,
     Experts,
     Latent,

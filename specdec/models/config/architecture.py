@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdec.models.config_values import unsupported
-from specdec.models.layer_patterns import RopeRule, WindowRule, no_windows, one_rope
-from specdec.models.traits import LLAMA, Activation, DecoderTraits, Experts, Latent
+from specdec.config.json_values import unsupported
+from specdec.models.config.layer_patterns import RopeRule, WindowRule, no_windows, one_rope
+from specdec.models.config.traits import LLAMA, Activation, DecoderTraits, Experts, Latent
 
 Feature = str | bool
 """Presence of a feature: always, never, or by a key of config.json."""

@@ -12,10 +12,10 @@ from specdec.config.engine import ModelOptions
 from specdec.config.speculative import SpeculativeConfig
 from specdec.kernels.forward_batch import SlotMove
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.llama import CausalDecoder
 from specdec.models.loading import load_model
-from specdec.models.transformers_decoder import TransformersDecoder
+from specdec.models.transformers.transformers_decoder import TransformersDecoder
 from specdec.speculation.proposers import make_proposer
 from specdec.types.errors import UnsupportedModelError
 from tests.specdec.engines import draft_model, engine_config, local_engine, request, tokens_by

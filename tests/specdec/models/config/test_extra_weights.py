@@ -4,13 +4,13 @@ import pytest
 
 from specdec.config.engine import ModelOptions
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
-from specdec.models.extra_weights import copied_bytes
+from specdec.models.config.extra_weights import copied_bytes
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.families import save_family
 from tests.specdec.models.foreign import save_foreign
-from tests.specdec.models.test_transformers_decoder import load
+from tests.specdec.models.transformers.test_transformers_decoder import load
 
 LINEAR = (ColumnParallelLinear, RowParallelLinear)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from specdec.models.rope import (
+from specdec.models.config.rope import (
     DefaultRope,
     LinearRope,
     Llama3Rope,

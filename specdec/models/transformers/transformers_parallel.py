@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.transformers_attention import AttentionCalls, AttentionRecord
-from specdec.models.transformers_config import (
+from specdec.models.config.transformers_config import (
     BY_EXPERT,
     BY_INPUTS,
     BY_OUTPUTS,
@@ -27,6 +26,7 @@ from specdec.models.transformers_config import (
     ROUTED_EXPERTS,
     SUMMED_EXPERTS,
 )
+from specdec.models.transformers.transformers_attention import AttentionCalls, AttentionRecord
 from specdec.types.errors import UnsupportedModelError
 
 _OUTPUTS, _INPUTS, _EXPERTS = -2, -1, 0

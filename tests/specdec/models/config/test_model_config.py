@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from specdec.models.config import ModelConfig
-from specdec.models.registry import ARCHITECTURES, SUPPORTED_ARCHITECTURES
-from specdec.models.traits import Activation, LogitTransform
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.registry import ARCHITECTURES, SUPPORTED_ARCHITECTURES
+from specdec.models.config.traits import Activation, LogitTransform
 from specdec.types.errors import ModelNotFoundError, UnsupportedModelError
 from tests.specdec.models.families import config_class
 

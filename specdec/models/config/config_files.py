@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from specdec.config.engine import ModelImpl
-from specdec.models.config_values import unsupported
-from specdec.models.registry import ARCHITECTURES, SAME_DECODERS, TEXT_MODELS, architecture_of
-from specdec.models.transformers_config import transformers_fault
-from specdec.models.unsupported import explain_unsupported
+from specdec.config.json_values import unsupported
+from specdec.models.config.registry import (
+    ARCHITECTURES,
+    SAME_DECODERS,
+    TEXT_MODELS,
+    architecture_of,
+)
+from specdec.models.config.transformers_config import transformers_fault
+from specdec.models.config.unsupported import explain_unsupported
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.types.sampling_params import SamplingDefaults, SamplingParams
 

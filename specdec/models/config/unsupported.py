@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specdec.models.registry import SAME_DECODERS, SUPPORTED_ARCHITECTURES, TEXT_MODELS
+from specdec.models.config.registry import SAME_DECODERS, SUPPORTED_ARCHITECTURES, TEXT_MODELS
 
 _STATE_SPACE = ("mamba", "rwkv", "ssm", "zamba", "jamba", "recurrent", "hyena", "xlstm", "lfm2")
 _STATE_KEYS = ("ssm_cfg", "state_size", "mamba_d_state", "mamba_num_heads", "ssm_state_size")

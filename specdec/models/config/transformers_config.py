@@ -38,7 +38,7 @@ _PLAN_STYLES = (
     *(BY_OUTPUTS, BY_INPUTS, PACKED_BY_OUTPUTS, PACKED_BY_INPUTS),
     *(SUMMED_EXPERTS, BY_EXPERT, ROUTED_EXPERTS, *_WHOLE_STYLES),
 )
-"""Styles of a plan that `specdec.models.transformers_parallel` applies."""
+"""Styles of a plan that `specdec.models.transformers.transformers_parallel` applies."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from specdec.models.architecture import Architecture
-from specdec.models.family_traits import (
+from specdec.models.config.architecture import Architecture
+from specdec.models.config.family_traits import (
     cohere_traits,
     ernie_traits,
     exaone4_traits,
@@ -25,7 +25,7 @@ from specdec.models.family_traits import (
     stablelm_traits,
     starcoder2_traits,
 )
-from specdec.models.layer_patterns import (
+from specdec.models.config.layer_patterns import (
     last_layers_windows,
     one_window,
     partial_rope,
@@ -37,9 +37,9 @@ from specdec.models.layer_patterns import (
     rope_on_windows_if_any,
     windows_without_rope,
 )
-from specdec.models.mixtures import MIXTURES
-from specdec.models.rope import rotary_fraction
-from specdec.models.traits import Activation
+from specdec.models.config.mixtures import MIXTURES
+from specdec.models.config.rope import rotary_fraction
+from specdec.models.config.traits import Activation
 
 _QWEN_DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 _GRANITE_DEFAULTS = {

@@ -1,6 +1,6 @@
 """The shape of a decoder, read from a Hugging Face `config.json`.
 
-`specdec.models.registry` specifies how an architecture's keys are read. A missing key has the
+`models.config.registry` specifies how an architecture's keys are read. A missing key has the
 default of the architecture's configuration class in transformers.
 """
 
@@ -19,10 +19,17 @@ from specdec.config.engine import (
     kv_element_bytes,
 )
 from specdec.config.hf_overrides import with_overrides
+from specdec.config.json_values import (
+    count,
+    fraction,
+    head_dim_of,
+    require_keys,
+    unsupported,
+)
 from specdec.config.kv_cache import KVCacheDType
 from specdec.config.quantization import WEIGHT_BITS, QuantizationMethod
-from specdec.models.architecture import has
-from specdec.models.config_files import (
+from specdec.models.config.architecture import has
+from specdec.models.config.config_files import (
     needs_transformers,
     read_eos_token_ids,
     read_json,
@@ -30,19 +37,12 @@ from specdec.models.config_files import (
     supported_architecture,
     text_config,
 )
-from specdec.models.config_values import (
-    count,
-    fraction,
-    head_dim_of,
-    require_keys,
-    unsupported,
-)
-from specdec.models.layer_patterns import LayerRopes, Windows, main_rope
-from specdec.models.registry import ARCHITECTURES, TEXT_MODELS
-from specdec.models.rope import DefaultRope, LongRope, Rope, read_rope
-from specdec.models.stored_weights import StoredWeights, stored_weights
-from specdec.models.traits import LLAMA, DecoderTraits, Experts, Latent, QkNorm
-from specdec.models.transformers_config import (
+from specdec.models.config.layer_patterns import LayerRopes, Windows, main_rope
+from specdec.models.config.registry import ARCHITECTURES, TEXT_MODELS
+from specdec.models.config.rope import DefaultRope, LongRope, Rope, read_rope
+from specdec.models.config.stored_weights import StoredWeights, stored_weights
+from specdec.models.config.traits import LLAMA, DecoderTraits, Experts, Latent, QkNorm
+from specdec.models.config.transformers_config import (
     TransformersModel,
     read_transformers_shape,
 )

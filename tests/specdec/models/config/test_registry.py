@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from specdec.models.registry import ARCHITECTURES, architecture_of
+from specdec.models.config.registry import ARCHITECTURES, architecture_of
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -26,5 +26,5 @@ def test_an_unknown_model_type_has_no_architecture():
 
 
 def test_importing_the_registry_does_not_import_torch():
-    code = "import sys, specdec.models.registry; assert 'torch' not in sys.modules"
+    code = "import sys, specdec.models.config.registry; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,15 +7,20 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
-from specdec.models import transformers_parallel
-from specdec.models.config import ModelConfig
-from specdec.models.extra_weights import copied_bytes
+from specdec.models.config.extra_weights import copied_bytes
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.transformers import transformers_parallel
 from specdec.types.errors import UnsupportedModelError
 from tests.specdec.engines import engine_config, local_engine, request, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.foreign import reference_logits, save_foreign
 from tests.specdec.models.passes import in_pass_order
-from tests.specdec.models.test_transformers_decoder import TOLERANCE, load, mixed_logits, sequences
+from tests.specdec.models.transformers.test_transformers_decoder import (
+    TOLERANCE,
+    load,
+    mixed_logits,
+    sequences,
+)
 from tests.specdec.tiny import train_tokenizer
 
 PLANNED = ["phi", "nemotron", "vault-gemma", "ministral", "helium", "apertus"]

@@ -2,7 +2,7 @@
 
 The tokens of all sequences of a pass are one row of the model, each with its position; attention,
 the only part where tokens see each other, runs over the KV cache by the plan of the batch
-(`specdec.models.transformers_attention`). Every other operator is transformers' own, on torch.
+(`models.transformers.transformers_attention`). Every other operator is transformers' own, on torch.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on
 from specdec.kernels.moves import move_kv
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import ModelConfig
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.transformers_config import parallel_plan
 from specdec.models.lora.updates import AdapterStore
-from specdec.models.transformers_attention import (
+from specdec.models.transformers.transformers_attention import (
     PAGED,
     PROBE,
     AttentionCalls,
@@ -37,8 +38,7 @@ from specdec.models.transformers_attention import (
     LayerAttention,
     PagedPass,
 )
-from specdec.models.transformers_config import parallel_plan
-from specdec.models.transformers_parallel import divide
+from specdec.models.transformers.transformers_parallel import divide
 from specdec.types.errors import UnsupportedModelError
 from specdec.types.sharding import HeadShard
 from specdec.types.validation import require_range

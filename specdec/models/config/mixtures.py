@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from specdec.models.architecture import Architecture
-from specdec.models.family_traits import (
+from specdec.models.config.architecture import Architecture
+from specdec.models.config.family_traits import (
     deepseek_latent,
     deepseek_traits,
     deepseek_v2_experts,
@@ -21,15 +21,15 @@ from specdec.models.family_traits import (
     olmoe_traits,
     qwen3_moe_experts,
 )
-from specdec.models.layer_patterns import (
+from specdec.models.config.layer_patterns import (
     last_layers_windows,
     one_window,
     partial_rope,
     periodic_windows,
     window_if_used,
 )
-from specdec.models.rope import rotary_fraction, rotary_fraction_of_dim
-from specdec.models.traits import Activation
+from specdec.models.config.rope import rotary_fraction, rotary_fraction_of_dim
+from specdec.models.config.traits import Activation
 
 _DEEPSEEK_DEFAULTS = {
     "kv_lora_rank": 512,

@@ -1,6 +1,6 @@
 """How the layers of a family differ from Llama's, as data; the defaults are Llama's.
 
-`specdec.models.registry` has the traits of each architecture. The torch decoder and the native
+`models.config.registry` has the traits of each architecture. The torch decoder and the native
 kernels both implement all of them.
 """
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from specdec.models.config_values import count, positive, unsupported
-from specdec.models.rope import Rope, read_rope
+from specdec.config.json_values import count, positive, unsupported
+from specdec.models.config.rope import Rope, read_rope
 
 Windows = tuple[int | None, ...]
 """Number of tokens visible to a query in each layer, itself included; None: all."""

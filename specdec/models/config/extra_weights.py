@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from specdec.config.engine import DTYPE_BYTES, DTypeName
 from specdec.config.quantization import QuantizationMethod
-from specdec.models.config import ModelConfig
-from specdec.models.traits import Latent
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.traits import Latent
 
 
 def copied_bytes(
