@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput
 from specdec.worker import DraftModelRunner, TargetModelRunner
 
 LISTED = (8, 64, 128, 256, 1024)

@@ -32,7 +32,7 @@ from benchmarks.report_file import add_output, write_report
 from benchmarks.workloads import MODEL
 from specdec.config.engine import DTypeName, Kernels
 from specdec.config.quantization import QuantizationMethod
-from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.dtypes import DTYPES

@@ -62,7 +62,7 @@ from benchmarks.gpu.steps import measure_grid, measure_main_steps
 from benchmarks.gpu.throughput import compare_speculation, compare_transformers
 from benchmarks.gpu.trees import measure_trees
 from benchmarks.report_file import DOCS, write_text
-from specdec.kernels.triton.availability import has_triton
+from specdec.kernels.reference.triton_availability import has_triton
 
 
 def _gpu_check(name: str, run: Run, limit_s: float = 75.0) -> Part:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specdec.kernels.packed_weight import PackedWeight
+from specdec.kernels.reference.packed_weight import PackedWeight
 from specdec.models.llama import CausalDecoder
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules

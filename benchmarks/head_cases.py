@@ -16,7 +16,7 @@ from benchmarks.random_heads import HEADS
 from benchmarks.step_bench import Precision
 from benchmarks.tree_verification import TreeBench
 from specdec.config.quantization import QuantizationMethod
-from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput
 from specdec.kernels.sample import SampleParams, row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig

@@ -37,7 +37,7 @@ from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.step_bench import PRECISIONS, Precision
 from benchmarks.summary import Bar, at_most, print_bars
 from benchmarks.workloads import MODEL
-from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.dtypes import DTYPES

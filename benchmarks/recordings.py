@@ -20,7 +20,7 @@ from benchmarks.prompts import BenchmarkPrompt
 from benchmarks.step_bench import PRECISIONS, Precision
 from specdec.config.engine import EngineConfig
 from specdec.engine.engine import Engine
-from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.dtypes import DTYPES

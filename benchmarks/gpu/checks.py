@@ -24,9 +24,9 @@ from specdec.config.engine import DTypeName, EngineConfig, Kernels
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.kernels import TorchAttention
-from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.triton_availability import has_triton
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.kernels.triton.availability import has_triton
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.dtypes import DTYPES
 from specdec.models.llama import CausalDecoder

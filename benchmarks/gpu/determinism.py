@@ -12,8 +12,8 @@ import torch
 from benchmarks.gpu.parts import Context, PartSkippedError, Result
 from benchmarks.gpu.random_models import LLAMA_8B, SMALL, random_decoder, write_config
 from benchmarks.gpu.steps import BLOCK_SIZE, FEW, GREEDY, Cell, Sizes, Steps
-from specdec.kernels.forward_batch import Chunk, ModelInput
-from specdec.kernels.triton.availability import triton_fault
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.triton_availability import triton_fault
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.llama import CausalDecoder
 

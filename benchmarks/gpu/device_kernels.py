@@ -19,13 +19,13 @@ from benchmarks.gpu.attention_shapes import ALL_DTYPES, SHAPES, Shape
 from benchmarks.gpu.parts import Case, Context, PartSkippedError, Result, run_cases
 from benchmarks.gpu.truncation_floors import truncation_cases
 from specdec.kernels import TorchAttention
-from specdec.kernels.attention import PagedAttention, QueryKeyNorms, Rotation, Visible
-from specdec.kernels.device_batch import DeviceBatch, RaggedBatch
-from specdec.kernels.forward_batch import Chunk, Indices, ModelInput, SlotMove
 from specdec.kernels.moves import AcceptedPaths, move_on_device, path_moves
+from specdec.kernels.reference.attention import PagedAttention, QueryKeyNorms, Rotation, Visible
+from specdec.kernels.reference.device_batch import DeviceBatch, RaggedBatch
+from specdec.kernels.reference.forward_batch import Chunk, Indices, ModelInput, SlotMove
+from specdec.kernels.reference.triton_availability import triton_fault
 from specdec.kernels.rows import TorchRowKernels, quantize_rows
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.kernels.triton.availability import triton_fault
 from specdec.sampling.device_children import children_on_device
 from specdec.sampling.device_sampler import (
     DeviceRules,

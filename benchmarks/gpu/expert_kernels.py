@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.parts import Case, Context, PartSkippedError, Result, run_cases
-from specdec.kernels import experts as reference
-from specdec.kernels.experts import ExpertStack, Routes, RoutingRule
-from specdec.kernels.packed_weight import CodeKind, PackedWeight, quantize_weight
-from specdec.kernels.triton.availability import triton_fault
+from specdec.kernels.reference import experts as reference
+from specdec.kernels.reference.experts import ExpertStack, Routes, RoutingRule
+from specdec.kernels.reference.packed_weight import CodeKind, PackedWeight, quantize_weight
+from specdec.kernels.reference.triton_availability import triton_fault
 
 _MAX_ERROR = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 """Norm of the difference of results, relative to theirs."""

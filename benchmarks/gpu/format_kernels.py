@@ -18,10 +18,15 @@ from benchmarks.gpu.device_kernels import (
     require_triton,
 )
 from benchmarks.gpu.parts import Case, Context, Result, run_cases
-from specdec.kernels.kv_scales import KVScales, as_bytes, stored_values
-from specdec.kernels.packed_weight import CodeKind, PackedWeight, pack_int4, quantize_weight
+from specdec.kernels.reference.kv_scales import KVScales, as_bytes, stored_values
+from specdec.kernels.reference.packed_weight import (
+    CodeKind,
+    PackedWeight,
+    pack_int4,
+    quantize_weight,
+)
+from specdec.kernels.reference.triton_availability import kv_dtype_fault
 from specdec.kernels.rows import quantize_rows
-from specdec.kernels.triton.availability import kv_dtype_fault
 
 _LAYERS = {"4096 to 6144": (6144, 4096), "14336 to 4096": (4096, 14336), "odd": (1000, 424)}
 _GROUPS = (

@@ -7,8 +7,8 @@ from functools import partial
 import torch
 
 from benchmarks.gpu.parts import Case, Context, PartSkippedError, Result, run_cases
-from specdec.kernels.lora import LoraStack, add_updates
-from specdec.kernels.triton.availability import triton_fault
+from specdec.kernels.reference.lora import LoraStack, add_updates
+from specdec.kernels.reference.triton_availability import triton_fault
 
 _MAX_ERROR = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 """Norm of the difference of updates, relative to theirs."""

@@ -7,10 +7,10 @@ from enum import StrEnum
 import torch
 
 from specdec.config.engine import Kernels
-from specdec.kernels.attention import PagedAttention
 from specdec.kernels.cpu import native_library
-from specdec.kernels.torch_attention import TorchAttention
-from specdec.kernels.triton.availability import triton_fault
+from specdec.kernels.reference.attention import PagedAttention
+from specdec.kernels.reference.torch_attention import TorchAttention
+from specdec.kernels.reference.triton_availability import triton_fault
 from specdec.types.errors import InvalidValueError
 from specdec.types.sharding import HeadShard
 

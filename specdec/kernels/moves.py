@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.backend import KernelBackend
-from specdec.kernels.forward_batch import SlotMove
-from specdec.kernels.kv_scales import as_bytes
-from specdec.kernels.triton.availability import has_triton
+from specdec.kernels.reference.forward_batch import SlotMove
+from specdec.kernels.reference.kv_scales import as_bytes
+from specdec.kernels.reference.triton_availability import has_triton
 
 
 def move_kv(kv_cache: Tensor, moves: Sequence[SlotMove], backend: KernelBackend) -> None:

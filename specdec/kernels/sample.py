@@ -17,8 +17,8 @@ from torch import Tensor
 
 from specdec.kernels.cpu import MatrixStruct, SharedMemory, native_library
 from specdec.kernels.cpu.build import declare
-from specdec.kernels.sample_rows import SAMPLE_PARAMS, RowArgmax, SampleParams
-from specdec.kernels.triton.availability import has_triton
+from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS, RowArgmax, SampleParams
+from specdec.kernels.reference.triton_availability import has_triton
 
 __all__ = [
     "SAMPLE_PARAMS",

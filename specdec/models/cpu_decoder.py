@@ -18,7 +18,7 @@ from specdec.config.engine import AdapterLimits
 from specdec.kernels.cpu import MatrixStruct, native_library
 from specdec.kernels.cpu.decoder import DecoderKernel
 from specdec.kernels.cpu.draft_head import DraftHeadKernel, DraftHeadStruct
-from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove
+from specdec.kernels.reference.forward_batch import HiddenStates, ModelInput, SlotMove
 from specdec.kernels.sample import RowArgmax, SampleParams, logits_and_argmax
 from specdec.models.layers.decoder_layer import DecoderLayer
 from specdec.models.layers.mixture import SparseMLP

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from specdec.config.engine import AdapterLimits
 from specdec.kernels import AttentionPlan, Rotation
-from specdec.kernels.attention import Visible
-from specdec.kernels.device_batch import AnyDeviceBatch
-from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
 from specdec.kernels.moves import move_kv
+from specdec.kernels.reference.attention import Visible
+from specdec.kernels.reference.device_batch import AnyDeviceBatch
+from specdec.kernels.reference.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig

@@ -14,10 +14,10 @@ from specdec.config.engine import AdapterLimits, Kernels
 from specdec.config.kv_cache import KVCacheDType
 from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.backend import KernelBackend
-from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove
+from specdec.kernels.reference.forward_batch import HiddenStates, ModelInput, SlotMove
+from specdec.kernels.reference.triton_availability import kv_dtype_fault
 from specdec.kernels.sample import RowArgmax, SampleParams
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.kernels.triton.availability import kv_dtype_fault
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.determinism import require_deterministic

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec.kernels.logit_edits import PROMPT_TOKEN, Change, Entry, LogitEdits
-from specdec.kernels.triton.availability import has_triton
+from specdec.kernels.reference.logit_edits import PROMPT_TOKEN, Change, Entry, LogitEdits
+from specdec.kernels.reference.triton_availability import has_triton
 
 _BITS_PER_WORD = 32
 _SLAB_LOGITS = 2**22

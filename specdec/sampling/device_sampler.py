@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.sample_rows import RowArgmax
+from specdec.kernels.reference.sample_rows import RowArgmax
+from specdec.kernels.reference.triton_availability import has_triton
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.kernels.triton.availability import has_triton
 from specdec.sampling.device_truncation import DeviceLimits, device_floors
 from specdec.sampling.gumbel import NoiseKeys, gumbel_noise
 from specdec.sampling.row_exchange import exchanged_slabs, gather_rows, own_rows, whole_rows

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.kernels.triton.availability import has_triton
+from specdec.kernels.reference.triton_availability import has_triton
 from specdec.sampling.device_sampler import DeviceSample, VerifiedChains
 
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from specdec.kernels.forward_batch import HiddenStates
+from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.training.acceptance import noise_given_choice
 from specdec.training.batches import Batch
 from specdec.training.config import TrainingConfig

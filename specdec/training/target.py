@@ -20,7 +20,7 @@ from torch import Tensor
 from specdec.config.engine import DTypeName, Kernels
 from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.backend import KernelBackend
-from specdec.kernels.forward_batch import Chunk, HiddenStates, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, HiddenStates, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.traits import LogitTransform

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.kernels.attention import ALL_BEFORE, AttentionPlan, Visible
-from specdec.kernels.forward_batch import ModelInput
-from specdec.kernels.kv_scales import UNIT_SCALES, KVScales
-from specdec.kernels.torch_attention import TorchAttention, TorchPlan
+from specdec.kernels.reference.attention import ALL_BEFORE, AttentionPlan, Visible
+from specdec.kernels.reference.forward_batch import ModelInput
+from specdec.kernels.reference.kv_scales import UNIT_SCALES, KVScales
+from specdec.kernels.reference.torch_attention import TorchAttention, TorchPlan
 from specdec.models.llama import CausalDecoder
 from specdec.training.padding import KeyValue, PaddedTokens
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec.kernels.forward_batch import Chunk, ModelInput, SlotMove
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput, SlotMove
 from specdec.kernels.sample import SAMPLE_PARAMS, RowArgmax
 from specdec.sampling.device_sampler import SamplingKind, kind_of
 from specdec.sampling.logits_processors import BatchLogitsProcessor, LogitsProcessor

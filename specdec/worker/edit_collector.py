@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec.kernels.logit_edits import Change, Entry
+from specdec.kernels.reference.logit_edits import Change, Entry
 from specdec.sampling.logits_processors import Columns, TokenMask, intersection
 from specdec.types.messages import StepRow
 from specdec.worker.batch_state import SequenceState

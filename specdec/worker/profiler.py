@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from specdec.kernels.forward_batch import HiddenStates, ModelInput
+from specdec.kernels.reference.forward_batch import HiddenStates, ModelInput
 from specdec.models.loading import Decoder
 from specdec.types.profile import OperationTime
 from specdec.worker.model_runner import ModelRunner

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from specdec.kernels.logit_edits import PROMPT_TOKEN
+from specdec.kernels.reference.logit_edits import PROMPT_TOKEN
 from specdec.sampling.token_history import TokenHistory
 from specdec.worker.device.buffers import copy_to_device
 

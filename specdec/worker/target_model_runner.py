@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec.config.engine import EngineConfig
-from specdec.kernels.forward_batch import ModelInput, SlotMove
+from specdec.kernels.reference.forward_batch import ModelInput, SlotMove
 from specdec.kernels.sample import row_argmax
 from specdec.models.heads.networks.base import DraftHead
 from specdec.sampling.logprobs import KeptLogits

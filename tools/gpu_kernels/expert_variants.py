@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specdec.kernels.packed_weight import CodeKind
+from specdec.kernels.reference.packed_weight import CodeKind
 from specdec.kernels.triton.device import experts, packed_experts
 from specdec.kernels.triton.experts import FEW_ROWS, PACKED_ROWS, TileSizes
 from specdec.kernels.triton.packed import BLOCK_K, KINDS

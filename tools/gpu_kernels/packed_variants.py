@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specdec.kernels.packed_weight import CodeKind
+from specdec.kernels.reference.packed_weight import CodeKind
 from specdec.kernels.triton.device import packed
 from specdec.kernels.triton.packed import BLOCK_K, BLOCK_N, FLOAT8_BLOCK_K, KINDS, STAGES
 from tools.gpu_kernels.variant import Variant

@@ -1,5 +1,5 @@
 // Input of one forward pass: a flat batch of tokens over a paged KV cache
-// (`specdec/kernels/forward_batch.py`).
+// (`specdec/kernels/reference/forward_batch.py`).
 #pragma once
 
 #include <cstdint>

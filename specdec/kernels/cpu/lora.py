@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec.kernels.cpu.matrix import MatrixStruct
-from specdec.kernels.forward_batch import AdapterRun
+from specdec.kernels.reference.forward_batch import AdapterRun
 
 _Int = ctypes.c_int64
 

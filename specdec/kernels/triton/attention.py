@@ -25,7 +25,7 @@ import triton
 from torch import Tensor
 
 from specdec.config.attention_splits import ENOUGH_PROGRAMS, heads_per_program
-from specdec.kernels.attention import (
+from specdec.kernels.reference.attention import (
     ALL_BEFORE,
     AttentionPlan,
     PagedAttention,
@@ -33,9 +33,9 @@ from specdec.kernels.attention import (
     Rotation,
     Visible,
 )
-from specdec.kernels.device_batch import AnyDeviceBatch, RaggedBatch
-from specdec.kernels.forward_batch import ModelInput
-from specdec.kernels.kv_scales import UNIT_SCALES, KVScales, is_quantized
+from specdec.kernels.reference.device_batch import AnyDeviceBatch, RaggedBatch
+from specdec.kernels.reference.forward_batch import ModelInput
+from specdec.kernels.reference.kv_scales import UNIT_SCALES, KVScales, is_quantized
 from specdec.kernels.triton.attention_plan import (
     Tiles,
     TritonPlan,

@@ -18,9 +18,9 @@ from specdec.config.attention_splits import (
     num_segments_of,
     short_tiles,
 )
-from specdec.kernels.attention import Visible
-from specdec.kernels.device_batch import AnyDeviceBatch, DeviceBatch
-from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.attention import Visible
+from specdec.kernels.reference.device_batch import AnyDeviceBatch, DeviceBatch
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput
 from specdec.types.draft_tree import ancestors, depths, signed_words
 from specdec.types.sharding import HeadShard
 

@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from specdec.kernels.logit_edits import LogitEdits
+from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.kernels.triton.device import edits as kernels
 
 _BLOCK = 2048

@@ -1,4 +1,4 @@
-"""Mixtures of experts on a GPU; see `specdec.kernels.experts` for their definition.
+"""Mixtures of experts on a GPU; see `specdec.kernels.reference.experts` for their definition.
 
 Five launches, whatever experts the tokens have. Tiles have 16 rows where few tokens reach an
 expert, as in a step of decodes, and 64 otherwise; Hopper multiplies the latter by another
@@ -13,8 +13,8 @@ import torch
 import triton
 from torch import Tensor
 
-from specdec.kernels.experts import ExpertStack, Routes, RoutingRule
-from specdec.kernels.packed_weight import PackedWeight
+from specdec.kernels.reference.experts import ExpertStack, Routes, RoutingRule
+from specdec.kernels.reference.packed_weight import PackedWeight
 from specdec.kernels.triton import packed_experts
 from specdec.kernels.triton.device import experts as kernels
 from specdec.kernels.triton.packed_experts import PackedTiles
@@ -64,7 +64,7 @@ def num_tiles_of(num_pairs: int, num_experts: int, num_rows: int) -> int:
 
 
 def route(logits: Tensor, bias: Tensor | None, rule: RoutingRule) -> Routes:
-    """Return the routes of tokens as `kernels.experts.route`; of equal experts the first."""
+    """Return the routes of tokens as `kernels.reference.experts.route`; of equal experts the first."""
     assert logits.is_contiguous()
     num_rows, num_experts = logits.shape
     group_size = num_experts // rule.num_groups
@@ -129,7 +129,7 @@ def run_experts(
     *,
     invariant: bool = False,
 ) -> Tensor:
-    """Return base plus the results of experts as `kernels.experts.run_experts`.
+    """Return base plus the results of experts as `kernels.reference.experts.run_experts`.
 
     invariant: whether the bits of a row do not depend on how many others there are.
     """

@@ -1,4 +1,4 @@
-"""Grouped low-rank updates on a GPU; see `specdec.kernels.lora` for their definition.
+"""Grouped low-rank updates on a GPU; see `specdec.kernels.reference.lora` for their definition.
 
 Two launches for a linear layer, whatever adapters its rows have. Tiles, and parts of the inner
 dimension, follow from the layer alone, so that a row has the same bits in any batch.
@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from specdec.config.engine import LEAST_UPDATE_PART, MOST_UPDATE_PARTS
-from specdec.kernels.lora import LoraStack
+from specdec.kernels.reference.lora import LoraStack
 from specdec.kernels.triton.device import lora as kernels
 
 BLOCK_M, BLOCK_N, BLOCK_K = 16, 128, 64

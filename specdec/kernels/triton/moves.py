@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from specdec.kernels.forward_batch import SlotMove
+from specdec.kernels.reference.forward_batch import SlotMove
 from specdec.kernels.triton.device import verify as kernels
 
 _BLOCK = 1024

@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from specdec.kernels.packed_weight import CodeKind, PackedWeight
+from specdec.kernels.reference.packed_weight import CodeKind, PackedWeight
 from specdec.kernels.triton.device import packed as kernels
 from specdec.kernels.triton.products import add_parts, num_parts_of
 from specdec.kernels.triton.rows import quantize_rows

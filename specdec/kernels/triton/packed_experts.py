@@ -7,7 +7,7 @@ from typing import NamedTuple, TypedDict
 import triton
 from torch import Tensor
 
-from specdec.kernels.packed_weight import PackedWeight
+from specdec.kernels.reference.packed_weight import PackedWeight
 from specdec.kernels.triton.device import packed_experts as kernels
 from specdec.kernels.triton.packed import BLOCK_K, KINDS, integers_of, is_coarse
 

@@ -17,7 +17,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from specdec.kernels.triton.availability import has_tensor_maps
+from specdec.kernels.reference.triton_availability import has_tensor_maps
 from specdec.kernels.triton.device import products as kernels
 
 _ENOUGH_PROGRAMS = 256

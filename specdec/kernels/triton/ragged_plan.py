@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from specdec.config.attention_splits import MAX_SHORT_QUERY_TOKENS
-from specdec.kernels.attention import Visible
-from specdec.kernels.device_batch import RaggedBatch
+from specdec.kernels.reference.attention import Visible
+from specdec.kernels.reference.device_batch import RaggedBatch
 from specdec.kernels.triton.attention_plan import Tiles, TileShape, TritonPlan, nodes_of
 from specdec.types.sharding import HeadShard
 

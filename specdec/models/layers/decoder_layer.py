@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
-from specdec.kernels.attention import QueryKeyNorms
 from specdec.kernels.backend import KernelBackend, paged_attention
-from specdec.kernels.kv_scales import UNIT_SCALES
+from specdec.kernels.reference.attention import QueryKeyNorms
+from specdec.kernels.reference.kv_scales import UNIT_SCALES
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.layers.latent_attention import LatentAttention

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from specdec.kernels.experts import ExpertStack
-from specdec.kernels.packed_weight import PackedWeight, joined
+from specdec.kernels.reference.experts import ExpertStack
+from specdec.kernels.reference.packed_weight import PackedWeight, joined
 from specdec.models.config.traits import Activation
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from specdec.models.layers.matrix import FullMatrix

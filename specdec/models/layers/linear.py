@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.kernels.backend import KernelBackend
-from specdec.kernels.packed_weight import PackedWeight, joined
+from specdec.kernels.reference.packed_weight import PackedWeight, joined
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.traits import NO_TRANSFORM, DecoderTraits, LogitTransform
 from specdec.models.layers.matrix import FullMatrix, Matrix, NativeMatrix, make_matrix, row_blocks

@@ -28,7 +28,12 @@ from specdec.kernels.cpu import (
     native_library,
     native_library_fault,
 )
-from specdec.kernels.packed_weight import CODES_PER_WORD, CodeKind, joined, quantize_weight
+from specdec.kernels.reference.packed_weight import (
+    CODES_PER_WORD,
+    CodeKind,
+    joined,
+    quantize_weight,
+)
 from specdec.models.layers.quantized_matrix import QuantizedMatrix
 from specdec.types.errors import UnsupportedModelError
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.kernels.backend import KernelBackend
-from specdec.kernels.experts import Routes, RoutingRule, route
+from specdec.kernels.reference.experts import Routes, RoutingRule, route
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.traits import Experts, TensorNames
 from specdec.models.layers.expert_stack import stack_experts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec.kernels.packed_weight import PackedWeight
+from specdec.kernels.reference.packed_weight import PackedWeight
 
 
 class QuantizedMatrix:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from specdec.config.engine import AdapterLimits
-from specdec.kernels.forward_batch import ModelInput, on_device
-from specdec.kernels.lora import AddUpdates, LoraStack
+from specdec.kernels.reference.forward_batch import ModelInput, on_device
+from specdec.kernels.reference.lora import AddUpdates, LoraStack
 from specdec.models.layers.latent_expansion import HeadMatrices, LatentExpansion
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from specdec.models.lora.torch_adapters import linears_of

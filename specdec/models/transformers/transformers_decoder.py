@@ -21,10 +21,10 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from specdec.config.engine import AdapterLimits
 from specdec.kernels import PagedAttention
-from specdec.kernels.attention import Visible
 from specdec.kernels.backend import KernelBackend, paged_attention
-from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
 from specdec.kernels.moves import move_kv
+from specdec.kernels.reference.attention import Visible
+from specdec.kernels.reference.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig

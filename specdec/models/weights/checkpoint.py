@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdec.config.quantization import QuantizationMethod, require_quantization
 from specdec.kernels.backend import KernelBackend
-from specdec.kernels.packed_weight import PackedWeight
+from specdec.kernels.reference.packed_weight import PackedWeight
 from specdec.models.weights.dequantize import WeightFormat, weight_format
 from specdec.models.weights.gpt_oss import GptOssExperts
 from specdec.models.weights.packed_slices import has_packed_kernels, read_packed

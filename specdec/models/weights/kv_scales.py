@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from specdec.kernels.kv_scales import UNIT_SCALES, KVScales
+from specdec.kernels.reference.kv_scales import UNIT_SCALES, KVScales
 from specdec.models.weights.stored_tensors import TensorSource
 from specdec.types.errors import UnsupportedModelError
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec.kernels.packed_weight import (
+from specdec.kernels.reference.packed_weight import (
     CODES_PER_WORD,
     SYMMETRIC_ZERO,
     CodeKind,

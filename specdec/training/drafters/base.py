@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
-from specdec.kernels.forward_batch import HiddenStates
+from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.models.packed import Base
 from specdec.sampling.draft_temperature import HEAD_DRAFT_TEMPERATURE
 from specdec.training.batches import Batch

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.kernels import Rotation
-from specdec.kernels.forward_batch import HiddenStates
+from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.models.packed import Base

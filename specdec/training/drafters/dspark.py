@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.kernels.forward_batch import HiddenStates
+from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.formats.dflash import evenly_spaced
 from specdec.models.heads.formats.taps import Taps

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.kernels import Rotation
-from specdec.kernels.forward_batch import HiddenStates
+from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.models.heads.formats.taps import Taps, default_taps
 from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.training.batches import Batch

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from specdec.config.engine import EngineConfig
-from specdec.kernels.device_batch import DeviceBatch
-from specdec.kernels.logit_edits import LogitEdits
+from specdec.kernels.reference.device_batch import DeviceBatch
+from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.models.heads.networks.base import DeviceBlockHead, DraftHead
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device.head import BlockParts, DraftRows

@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from specdec.kernels.device_batch import AnyDeviceBatch
-from specdec.kernels.forward_batch import HiddenStates
+from specdec.kernels.reference.device_batch import AnyDeviceBatch
+from specdec.kernels.reference.forward_batch import HiddenStates
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.kernels.logit_edits import LogitEdits
+from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.sampling.device_edits import apply_edits
 from specdec.sampling.device_sampler import VerifiedChains
 from specdec.sampling.logprobs import logprob_table

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specdec.kernels.logit_edits import LogitEdits
+from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.sampling.device_sampler import VerifiedChains
 from specdec.worker.device.block import BlockDrafts
 from specdec.worker.device.buffers import StepBuffers

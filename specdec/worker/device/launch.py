@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specdec.kernels.device_batch import DeviceBatch
+from specdec.kernels.reference.device_batch import DeviceBatch
 from specdec.sampling.device_sampler import (
     DeviceChains,
     DeviceSample,

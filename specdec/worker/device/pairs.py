@@ -14,9 +14,9 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from specdec.kernels.device_batch import DeviceBatch, RaggedBatch
-from specdec.kernels.forward_batch import HiddenStates
-from specdec.kernels.logit_edits import LogitEdits
+from specdec.kernels.reference.device_batch import DeviceBatch, RaggedBatch
+from specdec.kernels.reference.forward_batch import HiddenStates
+from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device.head import BlockParts, DraftRows, HeadDrafts, PairParts
 from specdec.worker.device.state import DeviceState, DeviceStepLimits, slots_at

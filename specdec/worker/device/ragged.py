@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specdec.kernels.device_batch import RaggedBatch, TreeNodes
+from specdec.kernels.reference.device_batch import RaggedBatch, TreeNodes
 from specdec.worker.device.block import BlockDrafts
 from specdec.worker.device.decoder import DeviceDecoder
 from specdec.worker.device.input import Packed, Word

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specdec.kernels.logit_edits import LogitEdits
+from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device.head import DraftRows, HeadDrafts, StateParts
 from specdec.worker.device.state import DeviceState, DeviceStepLimits

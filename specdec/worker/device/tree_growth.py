@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec.kernels.device_batch import DeviceBatch, TreeNodes
-from specdec.kernels.logit_edits import LogitEdits
+from specdec.kernels.reference.device_batch import DeviceBatch, TreeNodes
+from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.models.heads.networks.base import DraftHead, TreeDraftHead
 from specdec.sampling.device_children import DeviceChildren
 from specdec.sampling.device_growth import (

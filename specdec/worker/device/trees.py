@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec.kernels.device_batch import TreeNodes
 from specdec.kernels.moves import AcceptedPaths, PathMoves, move_on_device, path_moves
+from specdec.kernels.reference.device_batch import TreeNodes
 from specdec.sampling.device_sampler import DeviceSample, VerifiedChains
 from specdec.sampling.device_trees import DeviceTrees, verify_trees
 from specdec.worker.device.input import Packed, Word

@@ -16,7 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.kernels.forward_batch import Indices, ModelInput, SlotMove, on_device, slots_of
+from specdec.kernels.reference.forward_batch import (
+    Indices,
+    ModelInput,
+    SlotMove,
+    on_device,
+    slots_of,
+)
 from specdec.models.heads.networks.base import DraftHead
 
 MAX_WAITING_TOKENS = 128

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdec.kernels.forward_batch import Chunk, ModelInput, slots_of
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput, slots_of
 from specdec.types.messages import StepInput, StepRow
 from specdec.worker.batch_state import BatchState
 from specdec.worker.head.features import HeadFeatures

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.kernels.logit_edits import LogitEdits
+from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.kernels.sample import SampleParams, row_argmax
 from specdec.models.heads.networks.base import DraftHead
 from specdec.sampling.device_children import DeviceChildren, children_on_device

@@ -5,7 +5,7 @@ import torch
 
 from specdec.config.llm import LLMConfig
 from specdec.kernels.cpu import native_library
-from specdec.kernels.kv_scales import KVScales
+from specdec.kernels.reference.kv_scales import KVScales
 from specdec.types.errors import InvalidValueError
 from specdec.worker import LocalTarget
 from tests.specdec.engine.test_head_trees import Recording, Texts, requests

@@ -5,8 +5,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from specdec.kernels.triton import availability
-from specdec.kernels.triton.availability import has_triton, triton_fault
+from specdec.kernels.reference import triton_availability as availability
+from specdec.kernels.reference.triton_availability import has_triton, triton_fault
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -3,7 +3,7 @@
 import torch
 
 from specdec.config.engine import DEFAULT_MODEL_OPTIONS
-from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.loading import load_model

@@ -6,7 +6,7 @@ This module does not import transformers, which takes seconds in each process th
 import torch
 
 from specdec.kernels.cpu import SharedMemory, native_library
-from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.loading import load_model

@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specdec.kernels.cpu import native_library
-from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.sequences import Sequences, load, texts
 from tests.specdec.tiny import tiny_llama_dir

@@ -16,7 +16,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from specdec.kernels.forward_batch import HiddenStates
+from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.models.resolve import resolve
 from specdec.training.batches import Batch
 from specdec.training.config import TrainingConfig

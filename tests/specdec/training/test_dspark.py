@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specdec.kernels.forward_batch import HiddenStates
+from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.models.heads.config import HeadConfig
 from specdec.training.batches import Batch
 from specdec.training.config import TrainingConfig

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.kernels.forward_batch import HiddenStates
+from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.training.batches import Batch
 from specdec.training.config import TrainingConfig
 from specdec.training.corpus import Sample

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from specdec.kernels.forward_batch import HiddenStates
+from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.training import objective
 from specdec.training.batches import Batch
 from specdec.training.config import TrainingConfig

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec.kernels.device_batch import RaggedBatch
+from specdec.kernels.reference.device_batch import RaggedBatch
 from specdec.sampling.device_sampler import SamplingKind
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer

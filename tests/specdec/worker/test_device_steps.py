@@ -5,8 +5,8 @@ import torch
 
 from specdec.config.engine import AdapterLimits
 from specdec.config.speculative import SpeculativeConfig
-from specdec.kernels.device_batch import DeviceBatch, RaggedBatch
-from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.device_batch import DeviceBatch, RaggedBatch
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput
 from specdec.models.llama import CausalDecoder
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.worker import LocalTarget, TargetModelRunner

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from specdec.config.speculative import SpeculativeConfig
-from specdec.kernels.device_batch import DeviceBatch, RaggedBatch, TreeNodes
-from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.moves import AcceptedPaths, path_moves
+from specdec.kernels.reference.device_batch import DeviceBatch, RaggedBatch, TreeNodes
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput
 from specdec.models.llama import CausalDecoder
 from specdec.sampling.device_sampler import SamplingKind
 from specdec.sampling.device_trees import verify_trees

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.kernels.forward_batch import Chunk, ModelInput, SlotMove
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput, SlotMove
 from specdec.worker.head.features import MAX_WAITING_TOKENS, HeadFeatures
 
 BLOCK_SIZE = 4

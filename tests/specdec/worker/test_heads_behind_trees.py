@@ -5,7 +5,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from specdec.kernels.forward_batch import SlotMove
+from specdec.kernels.reference.forward_batch import SlotMove
 from specdec.types.messages import (
     BlockTableDelta,
     SequenceAdmission,

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from specdec.kernels.logit_edits import PROMPT_TOKEN, Change
+from specdec.kernels.reference.logit_edits import PROMPT_TOKEN, Change
 
 _ROW = tl.constexpr(int(Change.ROW))
 _PLACE = tl.constexpr(int(Change.PLACE))

@@ -147,7 +147,7 @@ def multiply_tile(of_rows, of_columns, is_row, is_column, inner, BLOCK_K: tl.con
 
 @triton.jit
 def activate(gate, up, IS_CLAMPED: tl.constexpr):
-    """Return the hidden units of gates and others, as `kernels.experts.run_experts`."""
+    """Return the hidden units of gates and others, as `kernels.reference.experts.run_experts`."""
     if IS_CLAMPED:
         gate = tl.minimum(gate, 7.0)
         up = tl.minimum(tl.maximum(up, -7.0), 7.0)

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from specdec.kernels.device_batch import AnyDeviceBatch, DeviceBatch
-from specdec.kernels.forward_batch import ModelInput
+from specdec.kernels.reference.device_batch import AnyDeviceBatch, DeviceBatch
+from specdec.kernels.reference.forward_batch import ModelInput
 from specdec.kernels.sample import SampleParams
 from specdec.types.draft_tree import Parents
 

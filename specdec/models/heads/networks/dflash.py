@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.kernels import Rotation
-from specdec.kernels.attention import Visible
-from specdec.kernels.device_batch import AnyDeviceBatch, DeviceBatch
-from specdec.kernels.forward_batch import Chunk, ModelInput, on_device
+from specdec.kernels.reference.attention import Visible
+from specdec.kernels.reference.device_batch import AnyDeviceBatch, DeviceBatch
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput, on_device
 from specdec.models.heads.formats.dflash import DFlashShape
 from specdec.models.heads.networks.layers import FIRST_SLOT, HeadAttention, decoder_layer
 from specdec.models.heads.networks.markov import MarkovHead, MarkovState

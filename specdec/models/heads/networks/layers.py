@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
-from specdec.kernels.attention import Visible
-from specdec.kernels.device_batch import AnyDeviceBatch
-from specdec.kernels.forward_batch import ModelInput, on_device
+from specdec.kernels.reference.attention import Visible
+from specdec.kernels.reference.device_batch import AnyDeviceBatch
+from specdec.kernels.reference.forward_batch import ModelInput, on_device
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.networks.target import TargetRank
 from specdec.models.layers.decoder_layer import Attention, DecoderLayer, layer_attention

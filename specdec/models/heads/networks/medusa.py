@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.kernels.forward_batch import ModelInput
+from specdec.kernels.reference.forward_batch import ModelInput
 from specdec.models.heads.formats.medusa import MedusaShape
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.heads.networks.target import TargetRank

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.kernels.forward_batch import ModelInput, on_device
+from specdec.kernels.reference.forward_batch import ModelInput, on_device
 from specdec.models.heads.formats.mlp_speculator import MlpSpeculatorShape
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.heads.networks.target import TargetRank

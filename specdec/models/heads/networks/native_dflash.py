@@ -20,7 +20,7 @@ from specdec.kernels.cpu.block_head import (
     MarkovStruct,
 )
 from specdec.kernels.cpu.decoder import LayerStruct
-from specdec.kernels.forward_batch import ModelInput
+from specdec.kernels.reference.forward_batch import ModelInput
 from specdec.kernels.sample import SampleParams
 from specdec.models.heads.networks.dflash import BlockState, DFlashHead
 from specdec.models.heads.networks.layers import FIRST_SLOT

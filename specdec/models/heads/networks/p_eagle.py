@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specdec.kernels.device_batch import DeviceBatch
-from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.device_batch import DeviceBatch
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput
 from specdec.models.heads.formats.eagle3 import Eagle3Shape
 from specdec.models.heads.networks.eagle3 import Eagle3Head
 from specdec.models.heads.networks.recurrent import RecurrentState

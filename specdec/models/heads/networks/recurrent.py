@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from specdec.kernels.device_batch import AnyDeviceBatch
-from specdec.kernels.forward_batch import Chunk, ModelInput, on_device
+from specdec.kernels.reference.device_batch import AnyDeviceBatch
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput, on_device
 from specdec.models.heads.networks.base import FrontierNodes
 from specdec.models.heads.networks.layers import HeadAttention, LayerPass
 from specdec.models.layers.linear import VocabEmbedding, VocabHead

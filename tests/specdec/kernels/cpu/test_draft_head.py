@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec.kernels.cpu import native_library
-from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.sampler import SamplingBatch, torch_sample
 from specdec.sampling.vocab_shard import VocabShard

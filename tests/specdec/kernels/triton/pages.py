@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput
 from specdec.types.draft_tree import depths, paths
 from specdec.types.sharding import HeadShard
 

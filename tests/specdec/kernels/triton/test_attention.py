@@ -7,8 +7,8 @@ import torch
 
 from specdec.config.attention_splits import SEGMENT_TOKENS, SEGMENTS_PER_LEVEL, num_segments_of
 from specdec.kernels import TorchAttention
-from specdec.kernels.attention import Visible
-from specdec.kernels.device_batch import DeviceBatch
+from specdec.kernels.reference.attention import Visible
+from specdec.kernels.reference.device_batch import DeviceBatch
 from specdec.kernels.triton import attention_plan
 from specdec.kernels.triton.attention import TritonAttention, stages_of
 from specdec.kernels.triton.attention_plan import Tiles, tile_rows

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from specdec.config.attention_splits import most_rows
-from specdec.kernels.attention import Visible
-from specdec.kernels.attention_masks import mask_nodes
-from specdec.kernels.device_batch import DeviceBatch, TreeNodes
-from specdec.kernels.torch_attention import TorchAttention
+from specdec.kernels.reference.attention import Visible
+from specdec.kernels.reference.attention_masks import mask_nodes
+from specdec.kernels.reference.device_batch import DeviceBatch, TreeNodes
+from specdec.kernels.reference.torch_attention import TorchAttention
 from specdec.kernels.triton import attention_plan
 from specdec.kernels.triton.attention import TritonAttention
 from specdec.models.weights.checkpoint import CPU

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.kernels.logit_edits import PROMPT_TOKEN, Change, LogitEdits
+from specdec.kernels.reference.logit_edits import PROMPT_TOKEN, Change, LogitEdits
 from specdec.kernels.triton.edits import edit_rows
 from specdec.sampling import device_edits
 

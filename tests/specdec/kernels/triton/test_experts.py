@@ -9,9 +9,9 @@ from triton.runtime.interpreter import GridExecutor
 
 from benchmarks.gpu.expert_kernels import _mixture
 from specdec.config.engine import ModelOptions
-from specdec.kernels import experts as reference
-from specdec.kernels.experts import ExpertStack, Routes, RoutingRule
-from specdec.kernels.packed_weight import CodeKind, quantize_weight
+from specdec.kernels.reference import experts as reference
+from specdec.kernels.reference.experts import ExpertStack, Routes, RoutingRule
+from specdec.kernels.reference.packed_weight import CodeKind, quantize_weight
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.kernels.triton import experts
 from specdec.kernels.triton.experts import FEW_ROWS, MANY_ROWS, TileSizes, num_tiles_of, plan_tiles

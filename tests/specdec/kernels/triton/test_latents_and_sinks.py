@@ -7,7 +7,7 @@ import torch
 
 from specdec.config.attention_splits import heads_per_program
 from specdec.kernels import Rotation, TorchAttention
-from specdec.kernels.kv_scales import KVScales, stored_values
+from specdec.kernels.reference.kv_scales import KVScales, stored_values
 from specdec.kernels.triton import attention_plan
 from specdec.models.weights.checkpoint import CPU
 from tests.specdec.kernels.triton.pages import Case, Pages

@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.gpu.lora_kernels import _updates
 from specdec.config.engine import AdapterLimits
-from specdec.kernels.lora import LoraStack, add_updates
+from specdec.kernels.reference.lora import LoraStack, add_updates
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.kernels.triton import lora
 from specdec.kernels.triton.lora import TritonLora, num_parts_of

@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from specdec.kernels.packed_weight import CodeKind, PackedWeight, pack_int4, quantize_weight
+from specdec.kernels.reference.packed_weight import (
+    CodeKind,
+    PackedWeight,
+    pack_int4,
+    quantize_weight,
+)
 from specdec.kernels.rows import quantize_rows
 from specdec.kernels.triton import packed
 from specdec.models.layers.quantized_matrix import QuantizedMatrix

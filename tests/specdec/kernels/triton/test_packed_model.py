@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from specdec.kernels.packed_weight import CodeKind, quantize_weight
+from specdec.kernels.reference.packed_weight import CodeKind, quantize_weight
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.kernels.triton import packed
 from specdec.models.config.model_config import ModelConfig

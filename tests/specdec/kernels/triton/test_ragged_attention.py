@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from specdec.kernels import TorchAttention
-from specdec.kernels.attention import Visible
-from specdec.kernels.device_batch import RaggedBatch
+from specdec.kernels.reference.attention import Visible
+from specdec.kernels.reference.device_batch import RaggedBatch
 from specdec.kernels.triton.attention import TritonAttention
 from specdec.models.weights.checkpoint import CPU
 from specdec.types.sharding import HeadShard

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from specdec.kernels import Rotation, TorchAttention
-from specdec.kernels.attention import QueryKeyNorms
-from specdec.kernels.kv_scales import KVScales, stored_values
+from specdec.kernels.reference.attention import QueryKeyNorms
+from specdec.kernels.reference.kv_scales import KVScales, stored_values
 from specdec.kernels.triton.attention import TritonAttention
 from specdec.models.weights.checkpoint import CPU
 from tests.specdec.kernels.triton.pages import Case, Pages

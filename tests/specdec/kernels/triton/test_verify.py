@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from specdec.kernels import moves
-from specdec.kernels.forward_batch import SlotMove
 from specdec.kernels.moves import AcceptedPaths, move_on_device, path_moves
+from specdec.kernels.reference.forward_batch import SlotMove
 from specdec.kernels.triton.moves import move_kv
 from specdec.sampling import device_sampler
 from specdec.sampling import device_trees as reference

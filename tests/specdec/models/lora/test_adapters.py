@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specdec.kernels.cpu import native_library
-from specdec.kernels.forward_batch import AdapterRun, Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import AdapterRun, Chunk, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.lora.peft import AdapterFiles

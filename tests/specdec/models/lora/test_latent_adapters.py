@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specdec.config.engine import AdapterLimits
-from specdec.kernels.lora import add_updates
+from specdec.kernels.reference.lora import add_updates
 from specdec.models.config.extra_weights import adapter_bytes
 from specdec.models.llama import CausalDecoder
 from specdec.models.lora.grouped_adapters import GroupedAdapters

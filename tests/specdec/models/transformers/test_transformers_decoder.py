@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from specdec.config.engine import ModelOptions
 from specdec.config.speculative import SpeculativeConfig
-from specdec.kernels.forward_batch import SlotMove
+from specdec.kernels.reference.forward_batch import SlotMove
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.llama import CausalDecoder

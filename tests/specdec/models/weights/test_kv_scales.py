@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from specdec.kernels.kv_scales import UNIT_SCALES, KVScales
+from specdec.kernels.reference.kv_scales import UNIT_SCALES, KVScales
 from specdec.models.weights.checkpoint import open_checkpoint
 from specdec.models.weights.kv_scales import read_kv_scales
 from specdec.types.errors import UnsupportedModelError

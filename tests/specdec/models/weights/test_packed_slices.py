@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from specdec.kernels.packed_weight import CodeKind, joined, pack_int4, unpack_int4
+from specdec.kernels.reference.packed_weight import CodeKind, joined, pack_int4, unpack_int4
 from specdec.models.weights.dequantize import weight_format
 from specdec.models.weights.packed_slices import has_packed_kernels, read_packed
 from specdec.models.weights.stored_tensors import StoredTensors

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from specdec.kernels import TorchAttention
-from specdec.kernels.attention import Visible
 from specdec.kernels.backend import KernelBackend
-from specdec.kernels.kv_scales import KVScales, stored_values
 from specdec.kernels.moves import move_kv
+from specdec.kernels.reference.attention import Visible
+from specdec.kernels.reference.kv_scales import KVScales, stored_values
 from specdec.models.weights.checkpoint import CPU
 from specdec.types.draft_tree import Parents
 from tests.specdec.kernels.triton.pages import Case, Pages

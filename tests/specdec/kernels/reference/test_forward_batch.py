@@ -1,6 +1,6 @@
 """Tests of positions and KV slots in a batch, which differ where drafts are a tree."""
 
-from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput
 
 
 def test_the_positions_of_a_chain_are_its_slots():

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.kernels import TorchAttention
-from specdec.kernels.attention import Visible
-from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.attention import Visible
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput
 from specdec.models.weights.checkpoint import CPU
 from specdec.types.sharding import HeadShard
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.config.attention_splits import MAX_SHORT_QUERY_TOKENS
-from specdec.kernels.attention import (
+from specdec.kernels.reference.attention import (
     ALL_BEFORE,
     AttentionPlan,
     PagedAttention,
@@ -18,10 +18,15 @@ from specdec.kernels.attention import (
     Rotation,
     Visible,
 )
-from specdec.kernels.attention_masks import context_mask, mask_nodes, mask_tree
-from specdec.kernels.device_batch import AnyDeviceBatch, DeviceBatch, RaggedBatch, TreeNodes
-from specdec.kernels.forward_batch import ModelInput, on_device
-from specdec.kernels.kv_scales import (
+from specdec.kernels.reference.attention_masks import context_mask, mask_nodes, mask_tree
+from specdec.kernels.reference.device_batch import (
+    AnyDeviceBatch,
+    DeviceBatch,
+    RaggedBatch,
+    TreeNodes,
+)
+from specdec.kernels.reference.forward_batch import ModelInput, on_device
+from specdec.kernels.reference.kv_scales import (
     UNIT_SCALES,
     KVScales,
     as_bytes,

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.kernels.packed_weight import PackedWeight
+from specdec.kernels.reference.packed_weight import PackedWeight
 
 
 @dataclass(frozen=True)
