@@ -45,7 +45,7 @@ from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import StepInput, VerifyOutput
 from specdec.types.sampling_params import SamplingParams
 from specdec.worker import LocalTarget, TargetModelRunner
-from specdec.worker.device.input import Word, rows_of
+from specdec.worker.device.input.input import Word, rows_of
 from specdec.worker.device.launch import StepLauncher
 from specdec.worker.device.plan import StepPlan
 

@@ -34,8 +34,8 @@ from specdec.types.messages import (
 )
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker import DraftModelRunner, TargetModelRunner
-from specdec.worker.draft_grammars import DraftGrammars
-from specdec.worker.step_graphs import CudaGraphs
+from specdec.worker.batch.draft_grammars import DraftGrammars
+from specdec.worker.device.step_graphs import CudaGraphs
 
 _BLOCK_SIZE, _NUM_BLOCKS, _CONTEXT, _NUM_DRAFTS, _ROUNDS = 16, 64, 256, 5, 10
 _BATCHES = (1, 8)

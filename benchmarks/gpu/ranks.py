@@ -26,7 +26,7 @@ from specdec.models.weights.checkpoint import CPU
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker import load_runner
-from specdec.worker.step_graphs import CudaGraphs
+from specdec.worker.device.step_graphs import CudaGraphs
 
 _NUM_RANKS = 2
 _TIMEOUT = timedelta(seconds=60)

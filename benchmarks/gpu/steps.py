@@ -24,7 +24,7 @@ from specdec.models.llama import CausalDecoder
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker import TargetModelRunner
-from specdec.worker.step_graphs import CudaGraphs
+from specdec.worker.device.step_graphs import CudaGraphs
 
 BLOCK_SIZE = 16
 MAX_DRAFT_TOKENS = 8

@@ -35,7 +35,7 @@ from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import StepInput, VerifyOutput
 from specdec.types.sampling_params import SamplingParams
 from specdec.worker import LocalTarget, TargetModelRunner
-from specdec.worker.step_graphs import CudaGraphs
+from specdec.worker.device.step_graphs import CudaGraphs
 
 Drafting = Literal["none", "fixed", "policy"]
 """Choice of the number of draft tokens: none, a fixed one, or the policy's."""

@@ -24,8 +24,8 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
 from specdec.types.draft_messages import AheadDraft, AheadOutput, AheadRow, Continuation, DraftPass
 from specdec.types.messages import StepRow
-from specdec.worker.batch_state import BatchState, TokenSpan
-from specdec.worker.draft_grammars import DraftGrammars
+from specdec.worker.batch.batch_state import BatchState, TokenSpan
+from specdec.worker.batch.draft_grammars import DraftGrammars
 from specdec.worker.draft_sampler import DraftSampler, PartialDraft
 
 

@@ -26,12 +26,12 @@ from specdec.types.draft_messages import (
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepRow
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.ahead_drafter import AheadDrafter
-from specdec.worker.batch_state import TokenSpan
+from specdec.worker.batch.batch_state import TokenSpan
+from specdec.worker.batch.draft_grammars import DraftGrammars
 from specdec.worker.device.drafts import MAX_IN_FLIGHT, DeviceDrafts
-from specdec.worker.draft_grammars import DraftGrammars
+from specdec.worker.device.step_graphs import GraphBackend, GraphReport
 from specdec.worker.draft_sampler import DraftSampler, PartialDraft
 from specdec.worker.model_runner import ModelRunner
-from specdec.worker.step_graphs import GraphBackend, GraphReport
 from specdec.worker.whole_drafts import WholeDrafts
 
 

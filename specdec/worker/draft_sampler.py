@@ -18,8 +18,8 @@ from specdec.sampling.vocab_shard import VocabShard
 from specdec.text.vocab_map import VocabularyMap, drafts_text
 from specdec.types.messages import DraftProbs
 from specdec.types.sampling_spec import SamplingRules
-from specdec.worker.batch_state import BatchState, TokenSpan
-from specdec.worker.vocab_remap import SharedTokenMask, VocabRemap
+from specdec.worker.batch.batch_state import BatchState, TokenSpan
+from specdec.worker.batch.vocab_remap import SharedTokenMask, VocabRemap
 
 MAX_DRAFT_CANDIDATES = 256
 """Number of most likely tokens that a draft token with probabilities is sampled from."""

@@ -32,11 +32,11 @@ from specdec.models.weights.checkpoint import CPU
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.text.vocab_map import VocabularyMap
+from specdec.worker.batch.draft_grammars import DraftGrammars
 from specdec.worker.device.decoder import DeviceDecoder
-from specdec.worker.draft_grammars import DraftGrammars
+from specdec.worker.device.step_graphs import CudaGraphs
 from specdec.worker.draft_model_runner import DraftModelRunner
 from specdec.worker.model_runner import ModelRunner
-from specdec.worker.step_graphs import CudaGraphs
 from specdec.worker.target_model_runner import TargetModelRunner
 
 logger = logging.getLogger(__name__)

@@ -12,13 +12,13 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.worker.adapters import RankAdapters
-from specdec.worker.agreed_graphs import graphs_of_ranks
-from specdec.worker.batch_state import BatchState
+from specdec.worker.batch.batch_state import BatchState
+from specdec.worker.device.agreed_graphs import graphs_of_ranks
 from specdec.worker.device.decoder import DeviceDecoder
-from specdec.worker.device.head import DrafterParts
+from specdec.worker.device.head.head import DrafterParts
 from specdec.worker.device.state import DeviceStepLimits
+from specdec.worker.device.step_graphs import GraphBackend, GraphReport, StepGraphs
 from specdec.worker.device.steps import MAX_IN_FLIGHT, DeviceSteps
-from specdec.worker.step_graphs import GraphBackend, GraphReport, StepGraphs
 
 
 class ModelRunner:

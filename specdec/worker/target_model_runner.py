@@ -25,30 +25,30 @@ from specdec.types.messages import (
     VerifyOutput,
 )
 from specdec.types.sampling_spec import SamplingRules
-from specdec.worker.batch_state import SequenceState
-from specdec.worker.device.block import num_scratch_blocks
-from specdec.worker.device.queue import DeviceQueue, verified_by_host
-from specdec.worker.device.rows import without_next_drafts
-from specdec.worker.device.steps import DeviceSteps
-from specdec.worker.head.runner import HeadRunner
-from specdec.worker.head.versions import HeadVersions, LoadHead
-from specdec.worker.model_runner import ModelRunner
-from specdec.worker.prompt_outputs import prompt_logprobs_of
-from specdec.worker.step_graphs import GraphBackend, GraphReport
-from specdec.worker.step_rows import (
+from specdec.worker.batch.batch_state import SequenceState
+from specdec.worker.batch.prompt_outputs import prompt_logprobs_of
+from specdec.worker.batch.step_rows import (
     invalid_chunks,
     positions_to_verify,
     scored_tokens,
     split_rows,
     valid_tokens,
 )
-from specdec.worker.verification import (
+from specdec.worker.batch.verification import (
     lookahead_tokens,
     verify_by_argmax,
     verify_in_parts,
     verify_sampled,
     with_rows,
 )
+from specdec.worker.device.head.block import num_scratch_blocks
+from specdec.worker.device.input.rows import without_next_drafts
+from specdec.worker.device.queue import DeviceQueue, verified_by_host
+from specdec.worker.device.step_graphs import GraphBackend, GraphReport
+from specdec.worker.device.steps import DeviceSteps
+from specdec.worker.head.runner import HeadRunner
+from specdec.worker.head.versions import HeadVersions, LoadHead
+from specdec.worker.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 

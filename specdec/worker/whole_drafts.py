@@ -14,7 +14,7 @@ from specdec.models.loading import WholeDraftDecoder
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.draft_messages import DraftRow
 from specdec.types.messages import BASE_MODEL, StepRow
-from specdec.worker.batch_state import BatchState, TokenSpan
+from specdec.worker.batch.batch_state import BatchState, TokenSpan
 
 
 class WholeDrafts:

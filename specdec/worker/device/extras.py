@@ -21,11 +21,16 @@ from specdec.sampling.device_sampler import VerifiedChains
 from specdec.sampling.logprobs import logprob_table
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import StepRow
-from specdec.worker.batch_state import SequenceState
-from specdec.worker.device.buffers import PendingLogprobs, copy_to_device, copy_to_host
+from specdec.worker.batch.batch_state import SequenceState
+from specdec.worker.device.input.buffers import PendingLogprobs, copy_to_device, copy_to_host
+from specdec.worker.device.input.edit_collector import (
+    NO_PLACE,
+    EditArrays,
+    EditCollector,
+    least_known,
+)
+from specdec.worker.device.seen_tokens import SeenTokens, count_tokens
 from specdec.worker.device.state import DeviceState
-from specdec.worker.edit_collector import NO_PLACE, EditArrays, EditCollector, least_known
-from specdec.worker.seen_tokens import SeenTokens, count_tokens
 
 
 @dataclass(frozen=True)

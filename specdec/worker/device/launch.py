@@ -22,20 +22,26 @@ from specdec.sampling.device_sampler import (
     verify_chains,
 )
 from specdec.sampling.vocab_shard import VocabShard
-from specdec.worker.device.block import BlockDrafts
-from specdec.worker.device.buffers import StepBuffers
 from specdec.worker.device.decoder import DeviceDecoder
 from specdec.worker.device.extras import StepExtras
-from specdec.worker.device.head import BlockParts, DrafterParts, PairParts
-from specdec.worker.device.head_launch import HeadLauncher, draft_layout
-from specdec.worker.device.input import Packed, StepPacker, Word, adapters_of, most_words, rows_of
-from specdec.worker.device.pairs import PairDrafts
+from specdec.worker.device.head.block import BlockDrafts
+from specdec.worker.device.head.head import BlockParts, DrafterParts, PairParts
+from specdec.worker.device.head.head_launch import HeadLauncher, draft_layout
+from specdec.worker.device.head.pairs import PairDrafts
+from specdec.worker.device.input.buffers import StepBuffers
+from specdec.worker.device.input.input import (
+    Packed,
+    StepPacker,
+    Word,
+    adapters_of,
+    most_words,
+    rows_of,
+)
 from specdec.worker.device.plan import StepPlan
 from specdec.worker.device.ragged import RaggedPass
 from specdec.worker.device.rules import rules_of
 from specdec.worker.device.state import DeviceState, DeviceStepLimits, slots_at
-from specdec.worker.device.trees import TreePaths, nodes_of
-from specdec.worker.step_graphs import (
+from specdec.worker.device.step_graphs import (
     GraphReport,
     Launch,
     RaggedShape,
@@ -43,6 +49,7 @@ from specdec.worker.step_graphs import (
     StepGraphs,
     StepShape,
 )
+from specdec.worker.device.trees import TreePaths, nodes_of
 
 _STAGES = {
     SamplingKind.GREEDY: Stage.GREEDY,

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from specdec.sampling.device_sampler import SamplingKind
 from specdec.worker.device.extras import StepExtras
-from specdec.worker.device.input import num_words
-from specdec.worker.step_graphs import RaggedShape, StepShape
+from specdec.worker.device.input.input import num_words
+from specdec.worker.device.step_graphs import RaggedShape, StepShape
 
 
 class StepPlan(NamedTuple):

@@ -11,10 +11,10 @@ import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.messages import StepInput, StepRow, VerifiedRow, VerifyOutput
-from specdec.worker.batch_state import SequenceState
-from specdec.worker.device import rows as device_rows
-from specdec.worker.device.buffers import PendingTokens
-from specdec.worker.device.columns import StepColumns
+from specdec.worker.batch.batch_state import SequenceState
+from specdec.worker.device.input import rows as device_rows
+from specdec.worker.device.input.buffers import PendingTokens
+from specdec.worker.device.input.columns import StepColumns
 from specdec.worker.device.steps import MAX_IN_FLIGHT, DeviceSteps
 from specdec.worker.head.runner import HeadRunner
 

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.device_batch import RaggedBatch, TreeNodes
-from specdec.worker.device.block import BlockDrafts
 from specdec.worker.device.decoder import DeviceDecoder
-from specdec.worker.device.input import Packed, Word
-from specdec.worker.device.pairs import PairDrafts
+from specdec.worker.device.head.block import BlockDrafts
+from specdec.worker.device.head.pairs import PairDrafts
+from specdec.worker.device.input.input import Packed, Word
+from specdec.worker.device.input.tree_input import PackedTrees
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
-from specdec.worker.device.tree_input import PackedTrees
+from specdec.worker.device.step_graphs import RaggedShape
 from specdec.worker.device.trees import first_nodes_of
-from specdec.worker.step_graphs import RaggedShape
 
 
 class RaggedPass:

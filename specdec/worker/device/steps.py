@@ -18,18 +18,18 @@ from torch import Tensor
 from specdec.config.graph_sizes import most_padding_tokens
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import BlockTableDelta, StepRow
-from specdec.worker.batch_state import SequenceState
-from specdec.worker.device import rows as device_rows
-from specdec.worker.device.buffers import HostBuffer, PendingTokens, recorded_event
-from specdec.worker.device.columns import StepColumns
+from specdec.worker.batch.batch_state import SequenceState
 from specdec.worker.device.decoder import DeviceDecoder
 from specdec.worker.device.extras import ExtrasPacker
-from specdec.worker.device.head import DrafterParts
-from specdec.worker.device.input import StepPacker
+from specdec.worker.device.head.head import DrafterParts
+from specdec.worker.device.input import rows as device_rows
+from specdec.worker.device.input.buffers import HostBuffer, PendingTokens, recorded_event
+from specdec.worker.device.input.columns import StepColumns
+from specdec.worker.device.input.input import StepPacker
 from specdec.worker.device.launch import StepLauncher
 from specdec.worker.device.plan import StepPlan
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
-from specdec.worker.step_graphs import GraphReport, RaggedShape, StepGraphs, StepShape
+from specdec.worker.device.step_graphs import GraphReport, RaggedShape, StepGraphs, StepShape
 
 MAX_IN_FLIGHT = 2
 

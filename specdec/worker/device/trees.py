@@ -12,7 +12,7 @@ from specdec.kernels.moves import AcceptedPaths, PathMoves, move_on_device, path
 from specdec.kernels.reference.device_batch import TreeNodes
 from specdec.sampling.device_sampler import DeviceSample, VerifiedChains
 from specdec.sampling.device_trees import DeviceTrees, verify_trees
-from specdec.worker.device.input import Packed, Word
+from specdec.worker.device.input.input import Packed, Word
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
 
 

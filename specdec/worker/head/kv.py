@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdec.kernels.reference.forward_batch import Chunk, ModelInput, slots_of
 from specdec.types.messages import StepInput, StepRow
-from specdec.worker.batch_state import BatchState
+from specdec.worker.batch.batch_state import BatchState
 from specdec.worker.head.features import HeadFeatures
 
 

@@ -30,8 +30,8 @@ from specdec.models.heads.networks.base import (
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.draft_tree import num_growth_slots
 from specdec.types.messages import StepInput, StepRow, VerifiedRow
-from specdec.worker.batch_state import BatchState
-from specdec.worker.device.head import BlockParts, DrafterParts, PairParts, StateParts
+from specdec.worker.batch.batch_state import BatchState
+from specdec.worker.device.head.head import BlockParts, DrafterParts, PairParts, StateParts
 from specdec.worker.head.features import HeadFeatures
 from specdec.worker.head.kv import HeadKv
 from specdec.worker.head.sampler import HeadDraft, HeadSampler

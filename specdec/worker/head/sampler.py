@@ -31,8 +31,8 @@ from specdec.sampling.top_children import (
 from specdec.sampling.tree_growth import Children
 from specdec.sampling.vocab_shard import VocabShard, all_ranks_argmax
 from specdec.text.vocab_map import VocabularyMap
-from specdec.worker.batch_state import BatchState, TokenSpan
-from specdec.worker.vocab_remap import VocabRemap
+from specdec.worker.batch.batch_state import BatchState, TokenSpan
+from specdec.worker.batch.vocab_remap import VocabRemap
 
 
 @dataclass

@@ -14,7 +14,7 @@ import pytest
 from cluster.workers import serialization
 from cluster.workers.target_steps import TargetSteps
 from specdec.config.speculative import SpeculativeConfig
-from specdec.worker.device.buffers import PendingTokens
+from specdec.worker.device.input.buffers import PendingTokens
 from specdec.worker.device.steps import DeviceSteps
 from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, tokens_by

@@ -18,7 +18,7 @@ from specdec.types.messages import (
 )
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker import RankComparison, RankMismatchError
-from specdec.worker.device.buffers import PendingTokens
+from specdec.worker.device.input.buffers import PendingTokens
 from tests.specdec.engines import engine_config
 from tests.specdec.fakes import run_ranks
 from tests.specdec.worker.device import device_runner

@@ -14,7 +14,7 @@ from specdec.types.control import SpeculationControl
 from specdec.types.draft_tree import depths, first_path, paths
 from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.worker import HeadFiles
-from specdec.worker.batch_state import BatchState
+from specdec.worker.batch.batch_state import BatchState
 from tests.specdec.engine.test_draft_tree_rules import compiler
 from tests.specdec.engines import engine_config, local_engine, request, tokens_by
 from tests.specdec.heads import HEADS

@@ -20,9 +20,9 @@ from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import StepRow
 from specdec.worker import DraftModelRunner, LocalTarget, TargetModelRunner
+from specdec.worker.batch.draft_grammars import DraftGrammars
+from specdec.worker.device.step_graphs import GraphBackend
 from specdec.worker.device.steps import DeviceSteps
-from specdec.worker.draft_grammars import DraftGrammars
-from specdec.worker.step_graphs import GraphBackend
 
 
 class FakeGraphs:

@@ -17,7 +17,7 @@ from specdec.sampling.device_sampler import SamplingKind
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.worker.device.launch import StepPlan
-from specdec.worker.step_graphs import Stage, StepShape
+from specdec.worker.device.step_graphs import Stage, StepShape
 from tests.specdec.engines import engine_config, local_engine, make_engine, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.worker.device import FakeGraphs, device_runner, recorded_device_steps

@@ -6,7 +6,7 @@ import pytest
 
 from specdec.sampling.device_sampler import SamplingKind
 from specdec.worker.device.plan import StepPlan
-from specdec.worker.step_graphs import RaggedShape, StepShape
+from specdec.worker.device.step_graphs import RaggedShape, StepShape
 from tests.specdec.heads import HEADS
 from tests.specdec.worker.device import device_runner
 from tests.specdec.worker.operators import assert_host_reads_nothing

@@ -15,10 +15,10 @@ from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepRow
 from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker import LocalDraftWorker
-from specdec.worker.device.buffers import PendingTokens
+from specdec.worker.device.input.buffers import PendingTokens
+from specdec.worker.device.step_graphs import StepShape
 from specdec.worker.device.steps import DeviceSteps
 from specdec.worker.loading import load_draft_runner
-from specdec.worker.step_graphs import StepShape
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
 from tests.specdec.worker.device import FakeGraphs, device_draft_runner

@@ -23,10 +23,10 @@ from specdec.types.messages import (
 )
 from specdec.types.sampling_params import StructuredOutput
 from specdec.types.sampling_spec import SamplingRules
-from specdec.worker.batch_state import BatchState
+from specdec.worker.batch.batch_state import BatchState
 from specdec.worker.device.extras import ExtrasPacker
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
-from specdec.worker.step_graphs import StepShape
+from specdec.worker.device.step_graphs import StepShape
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, run
 from tests.specdec.fakes import run_ranks
 from tests.specdec.worker.device import (

@@ -13,7 +13,7 @@ from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput
 from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.device.plan import StepPlan
-from specdec.worker.step_graphs import RaggedShape, StepShape
+from specdec.worker.device.step_graphs import RaggedShape, StepShape
 from tests.specdec.engines import engine_config, local_engine, make_engine, request
 from tests.specdec.fakes import run_ranks
 from tests.specdec.tiny import tiny_llama_dir

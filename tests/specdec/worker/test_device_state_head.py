@@ -20,8 +20,8 @@ from specdec.types.messages import (
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.types.sampling_spec import SamplingRules, Verifier
 from specdec.worker.device.plan import StepPlan
+from specdec.worker.device.step_graphs import Stage, StepShape
 from specdec.worker.head.runner import HeadRunner
-from specdec.worker.step_graphs import Stage, StepShape
 from tests.specdec.engines import engine_config, local_engine, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.heads import HEADS

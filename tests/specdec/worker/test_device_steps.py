@@ -10,7 +10,7 @@ from specdec.kernels.reference.forward_batch import Chunk, ModelInput
 from specdec.models.llama import CausalDecoder
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.worker import LocalTarget, TargetModelRunner
-from specdec.worker.step_graphs import StepShape
+from specdec.worker.device.step_graphs import StepShape
 from tests.specdec.adapters import adapter_dir
 from tests.specdec.engines import (
     engine_config,

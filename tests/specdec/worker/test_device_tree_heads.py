@@ -19,10 +19,10 @@ from specdec.types.messages import (
 )
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.types.sampling_spec import SamplingRules
-from specdec.worker.device.columns import StepColumns
+from specdec.worker.device.input.columns import StepColumns
 from specdec.worker.device.state import DeviceStepLimits
+from specdec.worker.device.step_graphs import StepShape
 from specdec.worker.head.runner import HeadRunner
-from specdec.worker.step_graphs import StepShape
 from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, local_engine, make_engine, tokens_by
 from tests.specdec.fakes import run_ranks

@@ -22,9 +22,9 @@ from specdec.types.messages import (
 )
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.types.sampling_spec import SamplingRules
-from specdec.worker.batch_state import BatchState
+from specdec.worker.batch.batch_state import BatchState
 from specdec.worker.device.plan import StepPlan
-from specdec.worker.step_graphs import RaggedShape, StepShape
+from specdec.worker.device.step_graphs import RaggedShape, StepShape
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, run
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.families import save_family

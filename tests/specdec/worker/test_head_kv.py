@@ -8,7 +8,7 @@ import torch
 
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
-from specdec.worker.batch_state import BatchState
+from specdec.worker.batch.batch_state import BatchState
 from specdec.worker.head import kv as head_kv
 from specdec.worker.head.kv import HeadKv
 

@@ -14,7 +14,7 @@ from specdec.types.messages import (
     VerifiedRow,
 )
 from specdec.types.sampling_spec import SamplingRules
-from specdec.worker.batch_state import BatchState
+from specdec.worker.batch.batch_state import BatchState
 from specdec.worker.head.runner import HeadRunner
 
 PARENTS = (-1, -1, 1, 2)

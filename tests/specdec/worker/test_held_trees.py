@@ -8,13 +8,13 @@ import torch
 
 from specdec.types.draft_tree import subtree
 from specdec.types.messages import StepRow
-from specdec.worker.device.tree_input import (
+from specdec.worker.device.input.tree_input import (
     held_trees,
     num_tree_words,
     pack_trees,
     unpack_trees,
 )
-from specdec.worker.step_graphs import StepShape
+from specdec.worker.device.step_graphs import StepShape
 from tests.specdec.trees import random_parents
 from tests.specdec.worker.operators import assert_host_reads_nothing
 

@@ -1,5 +1,5 @@
 from specdec.types.messages import StepRow
-from specdec.worker.step_rows import positions_of_guesses, positions_to_verify
+from specdec.worker.batch.step_rows import positions_of_guesses, positions_to_verify
 
 
 def row(num_drafts: int, num_lookahead: int) -> StepRow:

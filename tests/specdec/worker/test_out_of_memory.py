@@ -7,7 +7,7 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.messages import StepRow
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.worker import LocalTarget, load_runner
-from specdec.worker.step_rows import split_rows
+from specdec.worker.batch.step_rows import split_rows
 from tests.specdec.engines import (
     engine_config,
     local_engine,

@@ -9,11 +9,11 @@ import torch
 from specdec.types.draft_tree import chain_of, depths, is_chain, nodes_within, subtree
 from specdec.types.messages import PENDING_TOKEN, SequenceAdmission, StepRow
 from specdec.types.sampling_spec import SamplingRules
-from specdec.worker.batch_state import SequenceState
-from specdec.worker.device.columns import StepColumns
-from specdec.worker.device.input import StepPacker, most_words
+from specdec.worker.batch.batch_state import SequenceState
+from specdec.worker.device.input.columns import StepColumns
+from specdec.worker.device.input.input import StepPacker, most_words
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
-from specdec.worker.step_graphs import StepShape
+from specdec.worker.device.step_graphs import StepShape
 from tests.specdec.trees import random_parents
 
 NUM_ROWS, DEPTH, NUM_NODES = 8, 4, 12

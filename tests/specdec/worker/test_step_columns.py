@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from specdec.types.messages import BASE_MODEL, PENDING_TOKEN, StepRow
-from specdec.worker.device.columns import StepColumns
-from specdec.worker.device.rows import is_prompt, num_drafts, num_tokens
+from specdec.worker.device.input.columns import StepColumns
+from specdec.worker.device.input.rows import is_prompt, num_drafts, num_tokens
 
 WIDTH = 6
 

@@ -12,7 +12,7 @@ from specdec.config.speculative import SpeculativeConfig
 from specdec.sampling.device_sampler import SamplingKind
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
-from specdec.worker.step_graphs import StepShape
+from specdec.worker.device.step_graphs import StepShape
 from tests.specdec.engines import engine_config
 from tests.specdec.fakes import run_ranks
 from tests.specdec.tiny import tiny_llama_dir

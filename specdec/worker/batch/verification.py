@@ -15,8 +15,8 @@ from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch, VerifiedTokens
 from specdec.sampling.vocab_shard import VocabShard, all_ranks_argmax
 from specdec.types.messages import StepRow, VerifiedRow, VerifyOutput
 from specdec.types.sampling_params import VerifierName
-from specdec.worker.batch_state import BatchState, TokenSpan
-from specdec.worker.step_rows import positions_of_guesses
+from specdec.worker.batch.batch_state import BatchState, TokenSpan
+from specdec.worker.batch.step_rows import positions_of_guesses
 
 
 def verify_by_argmax(argmax: RowArgmax, rows: Sequence[StepRow]) -> Sequence[tuple[int, ...]]:

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from specdec.worker.step_graphs import RaggedShape, Stage, StepGraphs, StepShape
+from specdec.worker.device.step_graphs import RaggedShape, Stage, StepGraphs, StepShape
 from tests.specdec.engines import engine_config
 from tests.specdec.models.families import save_family
 from tests.specdec.worker.device import FakeGraphs, device_runner

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from specdec.types.draft_tree import is_chain
 from specdec.types.messages import Logprobs
-from specdec.worker.draft_layout import NO_DRAFTS, DraftLayout
-from specdec.worker.step_graphs import StepShape
+from specdec.worker.device.input.draft_layout import NO_DRAFTS, DraftLayout
+from specdec.worker.device.step_graphs import StepShape
 
 _CACHED_SIZES = 256
 """Sizes of steps, in rows and tokens, whose parts of a buffer are kept."""

@@ -7,7 +7,7 @@ from itertools import chain
 
 from specdec.sampling.verifiers.synthetic import num_kept_by_chance
 from specdec.types.messages import StepRow
-from specdec.worker.batch_state import SequenceState
+from specdec.worker.batch.batch_state import SequenceState
 
 
 def num_drafts(row: StepRow) -> int:

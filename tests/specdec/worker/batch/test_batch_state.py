@@ -9,7 +9,7 @@ import torch
 
 from specdec.types.messages import SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules, Verifier
-from specdec.worker.batch_state import BatchState
+from specdec.worker.batch.batch_state import BatchState
 
 RULES = SamplingRules(frequency_penalty=0.5, bad_words=((1, 2),))
 GREEDY = SamplingRules(temperature=0)

@@ -9,7 +9,7 @@ from torch import Tensor
 from specdec.sampling.logprobs import prompt_logprobs
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import PromptLogprobs, StepRow
-from specdec.worker.batch_state import BatchState
+from specdec.worker.batch.batch_state import BatchState
 
 
 def prompt_logprobs_of(

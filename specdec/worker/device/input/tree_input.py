@@ -26,7 +26,7 @@ from specdec.types.draft_tree import (
     signed_words,
 )
 from specdec.types.messages import StepRow
-from specdec.worker.step_graphs import StepShape
+from specdec.worker.device.step_graphs import StepShape
 
 _NUM_KINDS = 3
 _CACHED_SHAPES = 256

@@ -25,13 +25,13 @@ from specdec.sampling.device_growth import (
 )
 from specdec.sampling.device_sampler import SamplingKind
 from specdec.types.draft_tree import MAX_TREE_NODES
-from specdec.worker.device.head import PairParts
-from specdec.worker.device.pairs import PairDrafts
+from specdec.worker.device.head.head import PairParts
+from specdec.worker.device.head.pairs import PairDrafts
+from specdec.worker.device.input.draft_layout import DraftLayout
 from specdec.worker.device.rules import rules_of
 from specdec.worker.device.state import DeviceState, DeviceStepLimits, slots_at
-from specdec.worker.draft_layout import DraftLayout
+from specdec.worker.device.step_graphs import StepShape
 from specdec.worker.head.sampler import Shaping
-from specdec.worker.step_graphs import StepShape
 
 
 def growth_shape(head: DraftHead, limits: DeviceStepLimits) -> GrowthShape | None:

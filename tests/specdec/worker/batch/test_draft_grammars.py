@@ -9,7 +9,7 @@ from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import SequenceAdmission, StepInput
 from specdec.types.sampling_params import StructuredOutput
 from specdec.types.sampling_spec import SamplingRules
-from specdec.worker.draft_grammars import DraftGrammars
+from specdec.worker.batch.draft_grammars import DraftGrammars
 
 PROMPT = (5, 6, 7)
 SPEC = StructuredOutput(regex="[a-z ]{200}")

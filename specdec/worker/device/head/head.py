@@ -24,11 +24,11 @@ from specdec.models.heads.networks.base import (
     HeadState,
 )
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
+from specdec.worker.device.input.draft_layout import DraftLayout
 from specdec.worker.device.rules import PARAM_WORDS, rules_of
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
-from specdec.worker.draft_layout import DraftLayout
+from specdec.worker.device.step_graphs import Launch, Stage, StepShape
 from specdec.worker.head.sampler import HeadSampler, Shaping
-from specdec.worker.step_graphs import Launch, Stage, StepShape
 
 DRAFT_STAGES = {
     SamplingKind.GREEDY: Stage.DRAFT_GREEDY,

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from specdec.kernels.reference.logit_edits import Change, Entry
 from specdec.sampling.logits_processors import Columns, TokenMask, intersection
 from specdec.types.messages import StepRow
-from specdec.worker.batch_state import SequenceState
-from specdec.worker.device.rows import num_drafts
+from specdec.worker.batch.batch_state import SequenceState
+from specdec.worker.device.input.rows import num_drafts
 
 NO_PLACE = -1
 """The place of a sequence without penalties."""

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.sampling.device_sampler import VerifiedChains
-from specdec.worker.device.block import BlockDrafts
-from specdec.worker.device.buffers import StepBuffers
-from specdec.worker.device.head import (
+from specdec.worker.device.head.block import BlockDrafts
+from specdec.worker.device.head.head import (
     CHAIN_STAGES,
     DRAFT_STAGES,
     TREE_STAGES,
@@ -22,15 +21,16 @@ from specdec.worker.device.head import (
     StateParts,
     stages_of_kinds,
 )
-from specdec.worker.device.input import Word, rows_of
-from specdec.worker.device.pairs import PairDrafts
+from specdec.worker.device.head.pairs import PairDrafts
+from specdec.worker.device.head.state_head import StateDrafts
+from specdec.worker.device.head.tree_growth import TreePairDrafts, growth_shape
+from specdec.worker.device.input.buffers import StepBuffers
+from specdec.worker.device.input.draft_layout import NO_DRAFTS, DraftLayout
+from specdec.worker.device.input.input import Word, rows_of
 from specdec.worker.device.plan import StepPlan
 from specdec.worker.device.rules import PARAM_WORDS
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
-from specdec.worker.device.state_head import StateDrafts
-from specdec.worker.device.tree_growth import TreePairDrafts, growth_shape
-from specdec.worker.draft_layout import NO_DRAFTS, DraftLayout
-from specdec.worker.step_graphs import Launch, Stage, StepGraphs, StepShape
+from specdec.worker.device.step_graphs import Launch, Stage, StepGraphs, StepShape
 
 Sources = Callable[[StepShape], Tensor]
 """Returns the hidden state that each new token of a step was sampled by, [num_rows, Q]."""

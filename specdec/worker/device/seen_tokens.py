@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec.kernels.reference.logit_edits import PROMPT_TOKEN
 from specdec.sampling.token_history import TokenHistory
-from specdec.worker.device.buffers import copy_to_device
+from specdec.worker.device.input.buffers import copy_to_device
 
 
 class SeenTokens:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.worker.step_graphs import GraphBackend, GraphCaptureError, Replay
+from specdec.worker.device.step_graphs import GraphBackend, GraphCaptureError, Replay
 
 logger = logging.getLogger(__name__)
 

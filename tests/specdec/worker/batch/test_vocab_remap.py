@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from specdec.text.vocab_map import VocabularyMap
-from specdec.worker.vocab_remap import VocabRemap
+from specdec.worker.batch.vocab_remap import VocabRemap
 from tests.specdec.fakes import run_ranks
 
 DRAFT_SIZE, TARGET_SIZE, NUM_SHARED = 50, 71, 23

@@ -2,8 +2,8 @@
 
 import pytest
 
-from specdec.worker.agreed_graphs import AgreedGraphs, graphs_of_ranks
-from specdec.worker.step_graphs import GraphCaptureError
+from specdec.worker.device.agreed_graphs import AgreedGraphs, graphs_of_ranks
+from specdec.worker.device.step_graphs import GraphCaptureError
 from tests.specdec.engines import engine_config
 from tests.specdec.fakes import run_ranks
 from tests.specdec.worker.device import FakeGraphs, device_runner

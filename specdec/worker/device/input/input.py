@@ -20,19 +20,19 @@ from torch.nn.functional import pad
 
 from specdec.sampling.device_edits import chain_paths
 from specdec.types.messages import BASE_MODEL
-from specdec.worker.batch_state import SequenceState
-from specdec.worker.device.columns import StepColumns
-from specdec.worker.device.rows import flat_tokens, num_tokens
-from specdec.worker.device.rules import PARAM_WORDS
-from specdec.worker.device.state import DeviceState, DeviceStepLimits
-from specdec.worker.device.tree_input import (
+from specdec.worker.batch.batch_state import SequenceState
+from specdec.worker.device.input.columns import StepColumns
+from specdec.worker.device.input.rows import flat_tokens, num_tokens
+from specdec.worker.device.input.tree_input import (
     PackedTrees,
     held_trees,
     num_tree_words,
     pack_trees,
     unpack_trees,
 )
-from specdec.worker.step_graphs import StepShape
+from specdec.worker.device.rules import PARAM_WORDS
+from specdec.worker.device.state import DeviceState, DeviceStepLimits
+from specdec.worker.device.step_graphs import StepShape
 
 _DELTA_WORDS = 3  # sequence, entry, block
 _DELTAS_PER_ROW = 2

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec.types.messages import BASE_MODEL, PENDING_TOKEN, StepRow
-from specdec.worker.device.rows import is_prompt, num_drafts
+from specdec.worker.device.input.rows import is_prompt, num_drafts
 
 
 class StepColumns:
