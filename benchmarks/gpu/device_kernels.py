@@ -26,15 +26,15 @@ from specdec.kernels.reference.forward_batch import Chunk, Indices, ModelInput, 
 from specdec.kernels.reference.triton_availability import triton_fault
 from specdec.kernels.rows import TorchRowKernels, quantize_rows
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.sampling.device_children import children_on_device
-from specdec.sampling.device_sampler import (
+from specdec.sampling.device.device_children import children_on_device
+from specdec.sampling.device.device_sampler import (
     DeviceRules,
     DeviceSample,
     SamplingKind,
     sample_on_device,
 )
-from specdec.sampling.device_trees import DeviceTrees, verify_trees
-from specdec.sampling.device_truncation import DeviceLimits
+from specdec.sampling.device.device_trees import DeviceTrees, verify_trees
+from specdec.sampling.device.device_truncation import DeviceLimits
 from specdec.sampling.gumbel import NoiseKeys
 from specdec.sampling.vocab_shard import VocabShard
 

@@ -18,7 +18,7 @@ from benchmarks.gpu.steps import BLOCK_SIZE, GREEDY, Sizes, Steps, model_of
 from benchmarks.gpu_steps import median_s
 from specdec.kernels.reference.logit_edits import PROMPT_TOKEN, Change, Entry, LogitEdits
 from specdec.kernels.reference.triton_availability import triton_fault
-from specdec.sampling.device_edits import apply_edits
+from specdec.sampling.device.device_edits import apply_edits
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.parts import Case, Context, Result
-from specdec.sampling.device_truncation import DeviceLimits, device_floors
+from specdec.sampling.device.device_truncation import DeviceLimits, device_floors
 
 _TOP_P_ERROR = 1e-5
 """A token may be kept or not where the probability above it equals top_p to within this."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specdec.sampling.device_sampler import DeviceRules
+from specdec.sampling.device.device_sampler import DeviceRules
 from specdec.sampling.sampler import SamplingBatch
 
 HEAD_DRAFT_TEMPERATURE = 0.75

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from specdec.sampling.device_sampler import DeviceSample
-from specdec.sampling.device_trees import DeviceTrees
+from specdec.sampling.device.device_sampler import DeviceSample
+from specdec.sampling.device.device_trees import DeviceTrees
 
 WIDTH = 12
 

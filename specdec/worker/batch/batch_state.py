@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from specdec.kernels.reference.forward_batch import Chunk, ModelInput, SlotMove
 from specdec.kernels.sample import SAMPLE_PARAMS, RowArgmax
-from specdec.sampling.device_sampler import SamplingKind, kind_of
+from specdec.sampling.device.device_sampler import SamplingKind, kind_of
 from specdec.sampling.logits_processors import BatchLogitsProcessor, LogitsProcessor
 from specdec.sampling.sampler import SamplingBatch
 from specdec.sampling.token_history import TokenHistory

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.logit_edits import LogitEdits
-from specdec.sampling.device_edits import apply_edits
-from specdec.sampling.device_sampler import VerifiedChains
+from specdec.sampling.device.device_edits import apply_edits
+from specdec.sampling.device.device_sampler import VerifiedChains
 from specdec.sampling.logprobs import logprob_table
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import StepRow

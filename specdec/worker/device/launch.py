@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.device_batch import DeviceBatch
-from specdec.sampling.device_sampler import (
+from specdec.sampling.device.device_sampler import (
     DeviceChains,
     DeviceSample,
     SamplingKind,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from specdec.sampling.device_sampler import SamplingKind
+from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.worker.device.extras import StepExtras
 from specdec.worker.device.input.input import num_words
 from specdec.worker.device.step_graphs import RaggedShape, StepShape

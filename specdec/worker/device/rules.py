@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.sample import SAMPLE_PARAMS
-from specdec.sampling.device_sampler import DeviceRules
-from specdec.sampling.device_truncation import DeviceLimits
+from specdec.sampling.device.device_sampler import DeviceRules
+from specdec.sampling.device.device_truncation import DeviceLimits
 from specdec.sampling.gumbel import NoiseKeys
 
 PARAM_WORDS = SAMPLE_PARAMS.itemsize // 8

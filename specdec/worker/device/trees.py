@@ -10,8 +10,8 @@ from torch import Tensor
 
 from specdec.kernels.moves import AcceptedPaths, PathMoves, move_on_device, path_moves
 from specdec.kernels.reference.device_batch import TreeNodes
-from specdec.sampling.device_sampler import DeviceSample, VerifiedChains
-from specdec.sampling.device_trees import DeviceTrees, verify_trees
+from specdec.sampling.device.device_sampler import DeviceSample, VerifiedChains
+from specdec.sampling.device.device_trees import DeviceTrees, verify_trees
 from specdec.worker.device.input.input import Packed, Word
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.kernels.sample import SampleParams, row_argmax
 from specdec.models.heads.networks.base import DraftHead
-from specdec.sampling.device_children import DeviceChildren, children_on_device
-from specdec.sampling.device_edits import apply_edits
-from specdec.sampling.device_sampler import (
+from specdec.sampling.device.device_children import DeviceChildren, children_on_device
+from specdec.sampling.device.device_edits import apply_edits
+from specdec.sampling.device.device_sampler import (
     DeviceRules,
     DeviceSample,
     SamplingKind,

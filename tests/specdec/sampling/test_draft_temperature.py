@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from specdec.sampling.device_sampler import DeviceRules, SamplingKind, sample_on_device
-from specdec.sampling.device_truncation import DeviceLimits
+from specdec.sampling.device.device_sampler import DeviceRules, SamplingKind, sample_on_device
+from specdec.sampling.device.device_truncation import DeviceLimits
 from specdec.sampling.draft_temperature import (
     HEAD_DRAFT_TEMPERATURE,
     draft_batch_of,

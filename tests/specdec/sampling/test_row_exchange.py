@@ -9,7 +9,7 @@ from specdec.sampling.row_exchange import gather_rows, own_rows, whole_rows
 from specdec.sampling.sampler import torch_sample
 from specdec.sampling.vocab_shard import VocabShard
 from tests.specdec.fakes import run_ranks
-from tests.specdec.sampling.test_device_sampler import VOCAB, rows
+from tests.specdec.sampling.device.test_device_sampler import VOCAB, rows
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -13,7 +13,7 @@ from specdec.engine.model_resolution import Models
 from specdec.engine.weight_memory import draft_block_bytes
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
-from specdec.sampling.device_sampler import SamplingKind
+from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.worker.device.launch import StepPlan

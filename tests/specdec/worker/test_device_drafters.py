@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from specdec.sampling.device_sampler import SamplingKind
+from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.worker.device.plan import StepPlan
 from specdec.worker.device.step_graphs import RaggedShape, StepShape
 from tests.specdec.heads import HEADS

@@ -8,8 +8,8 @@ import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
-from specdec.sampling.device_edits import chain_paths
-from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
+from specdec.sampling.device.device_edits import chain_paths
+from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer

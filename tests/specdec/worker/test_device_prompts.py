@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec.kernels.reference.device_batch import RaggedBatch
-from specdec.sampling.device_sampler import SamplingKind
+from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from specdec.config import graph_sizes
-from specdec.sampling.device_sampler import SamplingKind
+from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.types.messages import (
     PENDING_TOKEN,
     BlockTableDelta,

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from specdec.config.speculative import SpeculativeConfig
-from specdec.sampling.device_sampler import SamplingKind
+from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_tree import depths

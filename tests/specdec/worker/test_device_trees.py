@@ -8,8 +8,8 @@ from specdec.kernels.moves import AcceptedPaths, path_moves
 from specdec.kernels.reference.device_batch import DeviceBatch, RaggedBatch, TreeNodes
 from specdec.kernels.reference.forward_batch import Chunk, ModelInput
 from specdec.models.llama import CausalDecoder
-from specdec.sampling.device_sampler import SamplingKind
-from specdec.sampling.device_trees import verify_trees
+from specdec.sampling.device.device_sampler import SamplingKind
+from specdec.sampling.device.device_trees import verify_trees
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_tree import ancestors, depths, signed_words

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from specdec.config.speculative import SpeculativeConfig
-from specdec.sampling.device_sampler import SamplingKind
+from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.device.step_graphs import StepShape

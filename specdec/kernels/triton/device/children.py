@@ -1,6 +1,6 @@
 """The best tokens of rows of logits with their confidences, which draft trees grow by.
 
-`specdec.sampling.device_children` defines them. Scores are ordered as integers, their bits and then
+`sampling.device.device_children` defines them. Scores are ordered as integers, their bits and then
 those of the token, so that of equal scores the lower token comes first, and no two are equal.
 """
 

@@ -1,4 +1,4 @@
-"""Penalties and token masks of rows of logits; `specdec.sampling.device_edits` defines them."""
+"""Penalties and token masks of rows of logits; `sampling.device.device_edits` defines them."""
 
 import triton
 import triton.language as tl

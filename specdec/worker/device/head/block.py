@@ -15,7 +15,7 @@ from specdec.config.engine import EngineConfig
 from specdec.kernels.reference.device_batch import DeviceBatch
 from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.models.heads.networks.base import DeviceBlockHead, DraftHead
-from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
+from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device.head.head import BlockParts, DraftRows
 from specdec.worker.device.head.pairs import KvDrafts
 from specdec.worker.device.input.draft_layout import DraftLayout

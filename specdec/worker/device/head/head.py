@@ -23,7 +23,7 @@ from specdec.models.heads.networks.base import (
     DeviceStateHead,
     HeadState,
 )
-from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
+from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device.input.draft_layout import DraftLayout
 from specdec.worker.device.rules import PARAM_WORDS, rules_of
 from specdec.worker.device.state import DeviceState, DeviceStepLimits

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.logit_edits import LogitEdits
-from specdec.sampling.device_sampler import VerifiedChains
+from specdec.sampling.device.device_sampler import VerifiedChains
 from specdec.worker.device.head.block import BlockDrafts
 from specdec.worker.device.head.head import (
     CHAIN_STAGES,

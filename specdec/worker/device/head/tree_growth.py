@@ -15,15 +15,15 @@ from torch.nn.functional import pad
 from specdec.kernels.reference.device_batch import DeviceBatch, TreeNodes
 from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.models.heads.networks.base import DraftHead, TreeDraftHead
-from specdec.sampling.device_children import DeviceChildren
-from specdec.sampling.device_growth import (
+from specdec.sampling.device.device_children import DeviceChildren
+from specdec.sampling.device.device_growth import (
     Frontier,
     GrowthShape,
     TreeGrowth,
     WantedTrees,
     growth_widths,
 )
-from specdec.sampling.device_sampler import SamplingKind
+from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.types.draft_tree import MAX_TREE_NODES
 from specdec.worker.device.head.head import PairParts
 from specdec.worker.device.head.pairs import PairDrafts

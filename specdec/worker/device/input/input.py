@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec.sampling.device_edits import chain_paths
+from specdec.sampling.device.device_edits import chain_paths
 from specdec.types.messages import BASE_MODEL
 from specdec.worker.batch.batch_state import SequenceState
 from specdec.worker.device.input.columns import StepColumns

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec.sampling.device_edits import chain_paths
+from specdec.sampling.device.device_edits import chain_paths
 from specdec.types.draft_tree import (
     BASE,
     MAX_TREE_NODES,

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.sampling import device_children
-from specdec.sampling.device_children import children_on_device
-from specdec.sampling.device_sampler import SamplingKind
+from specdec.sampling.device import device_children
+from specdec.sampling.device.device_children import children_on_device
+from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.sampling.vocab_shard import VocabShard
-from tests.specdec.sampling.test_device_sampler import ALONE, rows, rules_of
+from tests.specdec.sampling.device.test_device_sampler import ALONE, rows, rules_of
 
 VOCAB = 2500
 COUNT = 5

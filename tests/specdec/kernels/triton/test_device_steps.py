@@ -6,15 +6,15 @@ from triton.runtime.interpreter import GridExecutor
 
 from specdec.config.graph_sizes import num_ragged_graphs
 from specdec.kernels.triton import attention_plan
-from specdec.sampling import device_sampler
-from specdec.sampling.device_sampler import SamplingKind, sample_on_device
+from specdec.sampling.device import device_sampler
+from specdec.sampling.device.device_sampler import SamplingKind, sample_on_device
 from specdec.sampling.sampler import torch_sample
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
 from tests.specdec.engines import engine_config, make_engine, request, run
 from tests.specdec.fakes import run_ranks
-from tests.specdec.sampling.test_device_sampler import ALONE, VOCAB, rows, rules_of
+from tests.specdec.sampling.device.test_device_sampler import ALONE, VOCAB, rows, rules_of
 from tests.specdec.tiny import tiny_llama_dir
 from tests.specdec.worker.device import FakeGraphs, device_runner, device_target
 from tests.specdec.worker.operators import Operators

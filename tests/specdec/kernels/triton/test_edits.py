@@ -5,7 +5,7 @@ import torch
 
 from specdec.kernels.reference.logit_edits import PROMPT_TOKEN, Change, LogitEdits
 from specdec.kernels.triton.edits import edit_rows
-from specdec.sampling import device_edits
+from specdec.sampling.device import device_edits
 
 NUM_ROWS, VOCAB, NUM_PLACES, NUM_DRAFTS = 7, 2500, 3, 3
 

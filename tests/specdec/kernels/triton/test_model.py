@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.sampling import device_sampler, sampler
+from specdec.sampling import sampler
+from specdec.sampling.device import device_sampler
 from tests.specdec.engine.test_head_trees import Recording, Texts, requests
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, run, tokens_by
 from tests.specdec.models.families import save_family

@@ -8,7 +8,7 @@ import torch
 from specdec.config.truncation_search import MAX_CANDIDATES
 from specdec.kernels.triton import truncation
 from specdec.kernels.triton.sample import RowSampling, TileArgmax
-from specdec.sampling.device_truncation import DeviceLimits, device_floors
+from specdec.sampling.device.device_truncation import DeviceLimits, device_floors
 from specdec.sampling.truncation import min_score
 
 TOP_P_ERROR = 1e-5

@@ -7,10 +7,10 @@ from specdec.kernels import moves
 from specdec.kernels.moves import AcceptedPaths, move_on_device, path_moves
 from specdec.kernels.reference.forward_batch import SlotMove
 from specdec.kernels.triton.moves import move_kv
-from specdec.sampling import device_sampler
-from specdec.sampling import device_trees as reference
-from specdec.sampling.device_sampler import DeviceChains, DeviceSample, verify_chains
-from specdec.sampling.device_trees import verify_trees
+from specdec.sampling.device import device_sampler
+from specdec.sampling.device import device_trees as reference
+from specdec.sampling.device.device_sampler import DeviceChains, DeviceSample, verify_chains
+from specdec.sampling.device.device_trees import verify_trees
 from tests.specdec.walks import WIDTH, device_trees, random_drafts, sample_of
 
 

@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.sampling.device_children import DeviceChildren
-from specdec.sampling.device_growth import GrowthShape, TreeGrowth, WantedTrees, growth_widths
+from specdec.sampling.device.device_children import DeviceChildren
+from specdec.sampling.device.device_growth import (
+    GrowthShape,
+    TreeGrowth,
+    WantedTrees,
+    growth_widths,
+)
 from specdec.sampling.tree_growth import Children, DynamicTree
 from specdec.types.draft_tree import chain_of, growth_width
 from tests.specdec.worker.operators import assert_host_reads_nothing

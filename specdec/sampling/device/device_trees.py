@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.kernels.reference.triton_availability import has_triton
-from specdec.sampling.device_sampler import DeviceSample, VerifiedChains
+from specdec.sampling.device.device_sampler import DeviceSample, VerifiedChains
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from specdec.kernels.reference.sample_rows import RowArgmax
 from specdec.kernels.reference.triton_availability import has_triton
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.sampling.device_truncation import DeviceLimits, device_floors
+from specdec.sampling.device.device_truncation import DeviceLimits, device_floors
 from specdec.sampling.gumbel import NoiseKeys, gumbel_noise
 from specdec.sampling.row_exchange import exchanged_slabs, gather_rows, own_rows, whole_rows
 from specdec.sampling.sampler import LEAST_SCORE

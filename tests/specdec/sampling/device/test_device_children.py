@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.sampling.device_children import children_on_device
-from specdec.sampling.device_sampler import SamplingKind, sample_on_device
+from specdec.sampling.device.device_children import children_on_device
+from specdec.sampling.device.device_sampler import SamplingKind, sample_on_device
 from specdec.sampling.top_children import best_by_logits, best_by_noise
 from tests.specdec.fakes import run_ranks
-from tests.specdec.sampling.test_device_sampler import ALONE, VOCAB, rows, rules_of, shards
+from tests.specdec.sampling.device.test_device_sampler import ALONE, VOCAB, rows, rules_of, shards
 from tests.specdec.worker.operators import assert_host_reads_nothing
 
 COUNT = 6

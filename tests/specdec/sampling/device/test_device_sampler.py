@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.sampling import device_sampler, row_exchange
-from specdec.sampling.device_sampler import (
+from specdec.sampling import row_exchange
+from specdec.sampling.device import device_sampler
+from specdec.sampling.device.device_sampler import (
     DeviceChains,
     DeviceRules,
     DeviceSample,
@@ -15,7 +16,7 @@ from specdec.sampling.device_sampler import (
     sample_on_device,
     verify_chains,
 )
-from specdec.sampling.device_truncation import DeviceLimits, device_floors
+from specdec.sampling.device.device_truncation import DeviceLimits, device_floors
 from specdec.sampling.gumbel import NoiseKeys
 from specdec.sampling.sampler import SamplingBatch, torch_sample
 from specdec.sampling.truncation import Truncation, min_score, truncation_floors

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.sampling.device_children import DeviceChildren
+from specdec.sampling.device.device_children import DeviceChildren
 from specdec.types.draft_tree import BASE, MAX_TREE_NODES, growth_width
 
 _ABOVE_ALL_VALUES = 2.0
