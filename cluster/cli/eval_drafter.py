@@ -99,7 +99,7 @@ def eval_drafter(
     The engine is that of specdec serve. It answers each prompt with drafts and without, one at a
     time.
     """
-    from specdec.engine.model_detection import with_detected_models
+    from specdec.engine.models.model_detection import with_detected_models
     from specdec.llm.drafter_choice import with_fastest_drafter
     from specdec.training.card import read_card, write_evaluation
     from specdec.training.prompts import read_prompts, select_prompts

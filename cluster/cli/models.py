@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # commands import these when they run
     from specdec.config.engine import DTypeName, ModelImpl
     from specdec.config.kv_cache import KVCacheDType
     from specdec.config.quantization import QuantizationMethod
-    from specdec.engine.model_report import ModelReport, Precision
+    from specdec.engine.models.model_report import ModelReport, Precision
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "int8", "w8a8", "int4")
@@ -129,7 +129,7 @@ def show_model(
     """
     from specdec.config.engine import ModelOptions
     from specdec.config.model_aliases import ALIASES
-    from specdec.engine.model_report import Precision, report_model
+    from specdec.engine.models.model_report import Precision, report_model
     from specdec.models.resolve import resolve
     from specdec.worker import native_library_fault
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from specdec.engine.metrics import FIRST_TOKEN, INTER_TOKEN
+from specdec.engine.metrics.metrics import FIRST_TOKEN, INTER_TOKEN
 from specdec.types.fleet import FleetStatistics, ReplicaReport
 from specdec.types.stats import Counts, HistogramCounts
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from cluster.observability.metric_definitions import REPLICA_METRICS
-from specdec.engine.metric_definitions import VLLM_NAMES, VLLM_PREFIX, MetricSpec, gauge
+from specdec.engine.metrics.metric_definitions import VLLM_NAMES, VLLM_PREFIX, MetricSpec, gauge
 from specdec.types.fleet import ReplicaStatus
 
 MetricAliases = Literal["none", "vllm", "sglang", "all"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec.engine.metric_definitions import (
+from specdec.engine.metrics.metric_definitions import (
     ENGINE_METRICS,
     MetricSpec,
     Reading,

@@ -22,7 +22,7 @@ from cluster.observability.metric_definitions import (
     REPLICA_METRICS,
     FleetView,
 )
-from specdec.engine.metric_definitions import MODEL_LABEL, MetricSpec
+from specdec.engine.metrics.metric_definitions import MODEL_LABEL, MetricSpec
 from specdec.types.fleet import ReplicaStatus
 from specdec.types.stats import HistogramCounts
 

@@ -10,7 +10,7 @@ from cluster.config.serve_config import ServeConfig
 from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE, gpus_per_rank
 from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DraftLimits, EngineConfig
 from specdec.config.quantization import QuantizationMethod
-from specdec.engine.model_resolution import ModelDirectories
+from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.speculation.proposers import DraftVocabulary
 
 if TYPE_CHECKING:  # imports Ray, which reads the environment when it is imported

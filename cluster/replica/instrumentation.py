@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cluster.config.serve_config import ServeConfig
-from specdec.engine.metrics import Metrics
-from specdec.engine.request_metrics import LEFT, RequestMetrics, reason_of
+from specdec.engine.metrics.metrics import Metrics
+from specdec.engine.metrics.request_metrics import LEFT, RequestMetrics, reason_of
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput

@@ -20,8 +20,8 @@ from specdec.config.hardware import available_cpus
 from specdec.config.llm import LLMConfig
 from specdec.engine.engine_profiler import draft_profile_text
 from specdec.engine.engine_thread import EngineThread
-from specdec.engine.memory_plan import MemoryPlan
-from specdec.engine.model_resolution import ModelDirectories
+from specdec.engine.memory.memory_plan import MemoryPlan
+from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.speculation.policy.factory import MeasureEngine, make_policy
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftVocabulary, Proposer, make_proposer

@@ -34,7 +34,7 @@ from cluster.workers.profiling import Profiling
 from cluster.workers.resources import ReplicaMemory
 from specdec.engine.core import EngineCore
 from specdec.engine.engine_thread import EngineThread
-from specdec.engine.model_resolution import ModelDirectories
+from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.sequences.prediction import PredictedText
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.adapters import AdapterOrder, AdapterReport

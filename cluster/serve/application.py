@@ -23,7 +23,7 @@ from cluster.workers.resources import (
     bundle_labels,
     placement_bundles,
 )
-from specdec.engine.model_detection import with_detected_models
+from specdec.engine.models.model_detection import with_detected_models
 
 GRPC_SERVICER_FUNCTIONS = (
     "cluster.api.grpc.serve_proxy.restate_answers",

@@ -34,14 +34,14 @@ from cluster.workers.resources import (
     draft_host_labels,
 )
 from cluster.workers.shared_draft_group import SharedDraftGroup, start_worker
-from specdec.engine.memory_plan import memory_plan
-from specdec.engine.model_detection import with_detected_models
-from specdec.engine.model_resolution import (
+from specdec.engine.memory.memory_plan import memory_plan
+from specdec.engine.memory.shared_draft_memory import seat_bytes, seat_limits
+from specdec.engine.models.model_detection import with_detected_models
+from specdec.engine.models.model_resolution import (
     ModelDirectories,
     resolve_models,
     with_resolved_dtype,
 )
-from specdec.engine.shared_draft_memory import seat_bytes, seat_limits
 from specdec.speculation.proposers import DraftVocabulary
 from specdec.types.errors import DraftFailedError
 

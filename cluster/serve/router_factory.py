@@ -13,8 +13,8 @@ from cluster.serve.node_memory import node_shares, replica_memory
 from cluster.workers.group_spec import log_progress
 from cluster.workers.resources import FoundByDriver, ReplicaMemory
 from specdec.config.hardware import available_memory_bytes
-from specdec.engine.model_detection import with_detected_models
-from specdec.engine.model_resolution import resolve_models
+from specdec.engine.models.model_detection import with_detected_models
+from specdec.engine.models.model_resolution import resolve_models
 
 
 def make_router(

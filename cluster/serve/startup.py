@@ -25,9 +25,13 @@ from cluster.workers.resources import (
 )
 from specdec.config.gpu_sharing import with_gpu_sharing
 from specdec.config.hardware import available_cpus, num_gpus
-from specdec.engine.memory_plan import memory_plan
-from specdec.engine.model_detection import with_detected_models
-from specdec.engine.model_resolution import ModelDirectories, resolve_models, with_resolved_dtype
+from specdec.engine.memory.memory_plan import memory_plan
+from specdec.engine.models.model_detection import with_detected_models
+from specdec.engine.models.model_resolution import (
+    ModelDirectories,
+    resolve_models,
+    with_resolved_dtype,
+)
 from specdec.llm.drafter_choice import with_fastest_drafter
 
 Report = Callable[[str], None]

@@ -14,7 +14,7 @@ from specdec.config.hardware import (
     num_gpus,
     smallest_gpu_bytes,
 )
-from specdec.engine.model_resolution import ModelDirectories, Models
+from specdec.engine.models.model_resolution import ModelDirectories, Models
 from specdec.models.config.model_config import ModelConfig
 from specdec.types.errors import InvalidValueError
 

@@ -97,7 +97,7 @@ class SpeculativeConfig:
     synthetic_acceptance_rate, synthetic_acceptance_rates, synthetic_acceptance_length: as in
         SyntheticAcceptance, for verifier `synthetic`.
     left_out: `method` and `num_speculative_tokens`, where they were not given: the files of the
-        model may decide them (`specdec.engine.model_detection`). `drafter`, where nothing was given
+        model may decide them (`engine.models.model_detection`). `drafter`, where nothing was given
         and the model has several: the machine decides (`specdec.llm.drafter_choice`).
     """
 

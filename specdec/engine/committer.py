@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from specdec.engine.adapters import Adapters
-from specdec.engine.async_scheduling import CollectedStep, StepsInFlight
-from specdec.engine.drafter_versions import DrafterVersions
-from specdec.engine.input_processor import has_allowed_token
-from specdec.engine.open_requests import OpenRequests
-from specdec.engine.outputs import output_of
-from specdec.engine.speculator import Speculator
-from specdec.engine.stop_checker import Stop, check_stop, extend
+from specdec.engine.loaded.adapters import Adapters
+from specdec.engine.loaded.drafter_versions import DrafterVersions
+from specdec.engine.requests.input_processor import has_allowed_token
+from specdec.engine.requests.open_requests import OpenRequests
+from specdec.engine.requests.outputs import output_of
+from specdec.engine.requests.stop_checker import Stop, check_stop, extend
+from specdec.engine.scheduling.async_scheduling import CollectedStep, StepsInFlight
+from specdec.engine.scheduling.speculator import Speculator
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.prediction import METHOD as PREDICTION

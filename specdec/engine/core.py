@@ -9,17 +9,17 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from specdec.config.llm import LLMConfig
-from specdec.engine.adapter_control import AdapterControl
-from specdec.engine.adapters import Adapters
-from specdec.engine.drafter_control import DrafterControl
-from specdec.engine.drafter_versions import DrafterVersions
 from specdec.engine.engine import Engine
 from specdec.engine.engine_profiler import EngineProfiler
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.head_probe import HeadProbe, likely_causes
-from specdec.engine.memory_plan import memory_plan
-from specdec.engine.metrics import Metrics, StepRecorder
-from specdec.engine.model_resolution import Models, with_resolved_dtype
+from specdec.engine.loaded.adapters import Adapters
+from specdec.engine.loaded.drafter_versions import DrafterVersions
+from specdec.engine.memory.memory_plan import memory_plan
+from specdec.engine.metrics.metrics import Metrics, StepRecorder
+from specdec.engine.models.model_resolution import Models, with_resolved_dtype
+from specdec.engine.orders.adapter_control import AdapterControl
+from specdec.engine.orders.drafter_control import DrafterControl
 from specdec.models.resolve import portable_name
 from specdec.speculation.policy.factory import MeasureEngine
 from specdec.speculation.policy.policy import SpeculationPolicy

@@ -9,21 +9,21 @@ import time
 from collections.abc import Callable
 
 from specdec.config.engine import EngineConfig
-from specdec.engine.adapter_seats import seats_of
-from specdec.engine.adapters import Adapters
-from specdec.engine.async_scheduling import Rows, StepsInFlight
 from specdec.engine.committer import Committer
-from specdec.engine.drafter_versions import DrafterVersions
-from specdec.engine.input_processor import InputProcessor
-from specdec.engine.metrics import Metrics, StepRecorder
-from specdec.engine.open_requests import OpenRequests
-from specdec.engine.outputs import TargetLostError
+from specdec.engine.loaded.adapters import Adapters
+from specdec.engine.loaded.drafter_versions import DrafterVersions
+from specdec.engine.metrics.metrics import Metrics, StepRecorder
 from specdec.engine.rank_updates import RankUpdates
-from specdec.engine.scheduled_row import ScheduledRow
-from specdec.engine.scheduler import Scheduler
-from specdec.engine.speculator import NO_DRAFTING, Drafting, Speculator
-from specdec.engine.step_drafts import StepDrafts
-from specdec.engine.suspects import Suspects
+from specdec.engine.requests.input_processor import InputProcessor
+from specdec.engine.requests.open_requests import OpenRequests
+from specdec.engine.requests.outputs import TargetLostError
+from specdec.engine.scheduling.adapter_seats import seats_of
+from specdec.engine.scheduling.async_scheduling import Rows, StepsInFlight
+from specdec.engine.scheduling.scheduled_row import ScheduledRow
+from specdec.engine.scheduling.scheduler import Scheduler
+from specdec.engine.scheduling.speculator import NO_DRAFTING, Drafting, Speculator
+from specdec.engine.scheduling.step_drafts import StepDrafts
+from specdec.engine.scheduling.suspects import Suspects
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import EngineRequest, SequenceStatus

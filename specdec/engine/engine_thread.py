@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from specdec.engine.engine import Engine
-from specdec.engine.output_streams import OutputStreams
-from specdec.engine.outputs import TargetLostError
-from specdec.engine.request_metrics import RequestMetrics
-from specdec.engine.scheduler import require_room
+from specdec.engine.metrics.request_metrics import RequestMetrics
+from specdec.engine.requests.output_streams import OutputStreams
+from specdec.engine.requests.outputs import TargetLostError
+from specdec.engine.scheduling.scheduler import require_room
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import NotReadyError, TargetFailedError

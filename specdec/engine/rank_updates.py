@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specdec.engine.adapters import Adapters
-from specdec.engine.async_scheduling import StepsInFlight
-from specdec.engine.drafter_versions import DrafterVersions
-from specdec.engine.open_requests import OpenRequests
+from specdec.engine.loaded.adapters import Adapters
+from specdec.engine.loaded.drafter_versions import DrafterVersions
+from specdec.engine.requests.open_requests import OpenRequests
+from specdec.engine.scheduling.async_scheduling import StepsInFlight
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.adapters import AdapterInfo
 from specdec.types.errors import LostAdapterError

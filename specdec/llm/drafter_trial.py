@@ -16,8 +16,8 @@ from specdec.config.hardware import available_memory_bytes
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.engine_profiler import EngineProfiler
-from specdec.engine.memory_plan import memory_plan
-from specdec.engine.model_resolution import resolve_models, with_resolved_dtype
+from specdec.engine.memory.memory_plan import memory_plan
+from specdec.engine.models.model_resolution import resolve_models, with_resolved_dtype
 from specdec.llm.local_executor import LocalExecutor
 from specdec.models.resolve import print_progress
 from specdec.speculation.policy.cost_model import CostTable

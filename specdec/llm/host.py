@@ -16,10 +16,10 @@ from specdec.config.hardware import available_memory_bytes, smallest_gpu_bytes
 from specdec.config.llm import LLMConfig
 from specdec.engine.core import EngineCore, Executor
 from specdec.engine.engine_thread import EngineThread
-from specdec.engine.memory_plan import MemoryPlan
-from specdec.engine.model_detection import with_detected_models
-from specdec.engine.model_resolution import ModelDirectories, resolve_models
-from specdec.engine.request_metrics import RequestMetrics
+from specdec.engine.memory.memory_plan import MemoryPlan
+from specdec.engine.metrics.request_metrics import RequestMetrics
+from specdec.engine.models.model_detection import with_detected_models
+from specdec.engine.models.model_resolution import ModelDirectories, resolve_models
 from specdec.llm.arguments import Arguments
 from specdec.llm.drafter_choice import with_fastest_drafter
 from specdec.llm.metrics import StatsLog

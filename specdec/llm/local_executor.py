@@ -14,8 +14,8 @@ from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DraftLimits, EngineConf
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import QuantizationMethod
 from specdec.engine.engine_profiler import draft_profile_text
-from specdec.engine.memory_plan import MemoryPlan
-from specdec.engine.model_resolution import ModelDirectories
+from specdec.engine.memory.memory_plan import MemoryPlan
+from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.policy.cost_model import CostTable
 from specdec.speculation.policy.factory import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
 
-from specdec.engine.metric_definitions import (
+from specdec.engine.metrics.metric_definitions import (
     ENGINE_METRICS,
     MODEL_LABEL,
     PREFIX,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from specdec.engine.metrics import ABORTED
-from specdec.engine.request_metrics import RequestMetrics
+from specdec.engine.metrics.metrics import ABORTED
+from specdec.engine.metrics.request_metrics import RequestMetrics
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import Logprobs

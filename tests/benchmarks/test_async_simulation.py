@@ -14,7 +14,7 @@ from benchmarks.simulated_models import (
 )
 from specdec.config.engine import DraftLimits
 from specdec.config.speculative import SpeculativeConfig
-from specdec.engine.metrics import Metrics
+from specdec.engine.metrics.metrics import Metrics
 from specdec.speculation.proposers import DraftModelProposer
 from specdec.speculation.proposers.outcome_planner import RowPlan
 from specdec.types.draft_messages import AheadRow, DraftRow, DraftStep

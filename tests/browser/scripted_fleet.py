@@ -28,7 +28,7 @@ from cluster.control.store import ControlStore
 from cluster.replica.preprocessor import Preprocessor
 from cluster.replica.router import Generation
 from specdec.client import Counts, DecisionNews, HistogramCounts, ReplicaReport, SpeculationState
-from specdec.engine.metrics import FIRST_TOKEN, INTER_TOKEN
+from specdec.engine.metrics.metrics import FIRST_TOKEN, INTER_TOKEN
 from specdec.models.config.model_config import ModelConfig
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.types.control import SpeculationControl

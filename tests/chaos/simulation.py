@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
-from specdec.engine.outputs import TargetLostError
+from specdec.engine.requests.outputs import TargetLostError
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.policy.policy import SpeculationPolicy

@@ -22,7 +22,7 @@ from cluster.workers.resources import ReplicaMemory
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.engine_thread import EngineThread
-from specdec.engine.model_resolution import ModelDirectories
+from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.request import GenerateRequest

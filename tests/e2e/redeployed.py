@@ -14,7 +14,7 @@ from cluster.config.serve_config import ServeConfig
 from cluster.serve.startup import ServedModel, deploy, running_service
 from cluster.workers.resources import FoundByDriver, memory_per_replica
 from specdec.client import Client, ClientError
-from specdec.engine.model_resolution import resolve_models
+from specdec.engine.models.model_resolution import resolve_models
 from specdec.types.sampling_params import SamplingParams
 from tests.e2e.conftest import free_ports
 

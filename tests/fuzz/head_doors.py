@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from specdec.config.llm import LLMConfig
-from specdec.engine.model_detection import with_detected_models
+from specdec.engine.models.model_detection import with_detected_models
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head

@@ -19,10 +19,10 @@ from specdec.config.engine import (
 )
 from specdec.config.quantization import QuantizationMethod
 from specdec.config.speculative import SpeculativeConfig
-from specdec.engine.adapters import Adapters
-from specdec.engine.drafter_versions import DrafterVersions
 from specdec.engine.engine import Engine
-from specdec.engine.metrics import StepRecorder
+from specdec.engine.loaded.adapters import Adapters
+from specdec.engine.loaded.drafter_versions import DrafterVersions
+from specdec.engine.metrics.metrics import StepRecorder
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.sequence import EngineRequest

@@ -23,7 +23,7 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.dashboard import Panel as GrafanaPanel
 
 from cluster.observability.metric_definitions import REPLICA_LABEL
-from specdec.engine.metric_definitions import MODEL_LABEL, PREFIX
+from specdec.engine.metrics.metric_definitions import MODEL_LABEL, PREFIX
 from tools.monitoring.panels import ROWS, Panel, Unit
 from tools.monitoring.queries import Query
 

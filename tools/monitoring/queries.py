@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.observability.metric_definitions import REPLICA_LABEL
-from specdec.engine.metric_definitions import MODEL_LABEL, PREFIX
+from specdec.engine.metrics.metric_definitions import MODEL_LABEL, PREFIX
 
 WINDOW = "$__rate_interval"
 

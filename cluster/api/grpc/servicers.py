@@ -39,7 +39,7 @@ from specdec.client.codec import admin as codec
 from specdec.client.codec.inference import DETOKENIZE, MODEL_INFO, TOKENIZE, TOKENS, decode_request
 from specdec.client.codec.outputs import encode_chunk, encode_completion
 from specdec.config.engine import MAX_STREAM_INTERVAL
-from specdec.engine.input_processor import check_answer_in_one_message
+from specdec.engine.requests.input_processor import check_answer_in_one_message
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.profile import ProfileOrder, ProfileReport

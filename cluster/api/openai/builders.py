@@ -26,7 +26,7 @@ from cluster.api.openai.thinking_budget import ThinkingBudget
 from cluster.api.sse import event
 from cluster.replica.router import Router
 from specdec.config.engine import MAX_STREAM_INTERVAL
-from specdec.engine.input_processor import check_answer_in_one_message
+from specdec.engine.requests.input_processor import check_answer_in_one_message
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation, GenerateRequest, TokenizeRequest
 from specdec.types.responses import EngineOutput

@@ -36,7 +36,7 @@ from cluster.api.openai.sampling_fields import requested_structure, sampling_par
 from cluster.api.openai.schema import Usage
 from cluster.replica.limits import MAX_TEXT_CHARS, MAX_TOKEN_IDS
 from cluster.replica.router import Router
-from specdec.engine.input_processor import MAX_ANSWER_LOGPROBS
+from specdec.engine.requests.input_processor import MAX_ANSWER_LOGPROBS
 from specdec.types.errors import InvalidValueError
 from specdec.types.messages import Logprobs
 from specdec.types.request import DetokenizeRequest, GenerateRequest

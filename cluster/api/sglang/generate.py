@@ -32,7 +32,7 @@ from cluster.api.sse import event
 from cluster.replica.limits import MAX_TOKEN_IDS, check_model, check_request_id
 from cluster.replica.router import Router
 from specdec.config.engine import MAX_STREAM_INTERVAL
-from specdec.engine.input_processor import MAX_ANSWER_LOGPROBS
+from specdec.engine.requests.input_processor import MAX_ANSWER_LOGPROBS
 from specdec.text.vocab_bytes import TokenBytes
 from specdec.types.errors import InvalidValueError
 from specdec.types.messages import Logprobs

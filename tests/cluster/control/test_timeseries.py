@@ -14,7 +14,7 @@ from specdec.client import (
     ServiceStatus,
     SpeculationState,
 )
-from specdec.engine.metrics import FIRST_TOKEN
+from specdec.engine.metrics.metrics import FIRST_TOKEN
 from specdec.types.control import SpeculationControl
 from specdec.types.stats import SpeculationStats
 from tests.clock import Clock

@@ -14,8 +14,8 @@ from cluster.observability.logs import (
     configure,
     current_request_id,
 )
-from specdec.engine.metrics import Metrics
-from specdec.engine.request_metrics import RequestMetrics
+from specdec.engine.metrics.metrics import Metrics
+from specdec.engine.metrics.request_metrics import RequestMetrics
 from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.stats import SpeculationStats
 

@@ -22,7 +22,7 @@ from specdec.client import (
     ServiceStatus,
     SpeculationState,
 )
-from specdec.engine.metrics import Metrics
+from specdec.engine.metrics.metrics import Metrics
 from specdec.types.control import SpeculationControl
 from specdec.types.stats import AheadCounts, SpeculationStats
 from tests.cluster.scraped import OPEN_METRICS, families, open_families, samples

@@ -14,7 +14,7 @@ from cluster.config.serve_config import ServeConfig
 from cluster.replica.router import Router
 from cluster.workers.resources import ReplicaMemory
 from specdec.config.engine import AdapterLimits
-from specdec.engine.model_resolution import ModelDirectories
+from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.llm.local_executor import LocalExecutor
 from specdec.types.adapters import AdapterOrder
 from specdec.types.errors import (

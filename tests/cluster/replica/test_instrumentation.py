@@ -9,7 +9,7 @@ import pytest
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.instrumentation import Instrumentation
 from cluster.replica.tracing import StepSeconds
-from specdec.engine.metrics import ABORTED, BATCH_SIZE, DRAFT_TIME, VERIFY_TIME, Metrics
+from specdec.engine.metrics.metrics import ABORTED, BATCH_SIZE, DRAFT_TIME, VERIFY_TIME, Metrics
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams
 

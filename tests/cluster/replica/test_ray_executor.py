@@ -15,8 +15,8 @@ from cluster.workers.roles import DRAFT
 from cluster.workers.transport import Endpoint
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
-from specdec.engine.memory_plan import memory_plan
-from specdec.engine.model_resolution import ModelDirectories
+from specdec.engine.memory.memory_plan import memory_plan
+from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.llm.local_executor import LocalExecutor
 from specdec.speculation.proposers.target_head import TargetHeadProposer
 from specdec.types.draft_decision import DraftAhead

@@ -16,7 +16,7 @@ from cluster.config.serve_config import ServeConfig
 from cluster.replica.router import Router
 from cluster.workers.resources import ReplicaMemory
 from protos.specdec.v1 import inference_pb2 as pb
-from specdec.engine.model_resolution import ModelDirectories
+from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.types.drafters import DrafterOrder
 from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError
 from specdec.types.request import GenerateRequest
@@ -80,7 +80,7 @@ async def test_log_probabilities_of_an_answer_in_one_message_are_limited(
     model_dir, monkeypatch, setting, sampling, fits
 ):
     """max_tokens is 99 by the model's defaults, else as long as the context of 128 tokens."""
-    monkeypatch.setattr("specdec.engine.input_processor.MAX_ANSWER_LOGPROBS", 200)
+    monkeypatch.setattr("specdec.engine.requests.input_processor.MAX_ANSWER_LOGPROBS", 200)
     config = ServeConfig(model=str(model_dir), generation_config=setting, max_model_len=128)
     router = Router(config, ModelDirectories(model_dir, None), ReplicaMemory(2**32))
     codes = []

@@ -25,7 +25,7 @@ from cluster.replica.instrumentation import TracedRequest
 from cluster.replica.tracing import PHASES, Tracing, tracing_to
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.engine.engine_thread import EngineThread
-from specdec.engine.metrics import ABORTED, Metrics
+from specdec.engine.metrics.metrics import ABORTED, Metrics
 from specdec.types.errors import NotReadyError, OverloadedError
 from specdec.types.request import ChatMessage, GenerateRequest
 from specdec.types.responses import EngineOutput, FinishReason
@@ -294,7 +294,7 @@ async def test_a_cancelled_stream_ends_the_trace(replica, exporter):
 
 
 async def test_closing_after_the_last_output_records_no_second_end(replica, exporter, caplog):
-    caplog.set_level("INFO", "specdec.engine.request_metrics")
+    caplog.set_level("INFO", "specdec.engine.metrics.request_metrics")
     async with aclosing(replica.generate(request("r", PROMPT, max_tokens=20))) as outputs:
         await anext(outputs)
         while replica.loop.num_streams:  # the rest is delivered without a reader
@@ -308,7 +308,7 @@ async def test_closing_after_the_last_output_records_no_second_end(replica, expo
 
 
 async def test_a_request_refused_while_draining_is_traced_and_logged(replica, exporter, caplog):
-    caplog.set_level("INFO", "specdec.engine.request_metrics")
+    caplog.set_level("INFO", "specdec.engine.metrics.request_metrics")
     await replica.loop.drain(1)
     with pytest.raises(NotReadyError):
         await anext(replica.generate(request("r", PROMPT)))

@@ -12,7 +12,7 @@ from cluster.control.store import ControlStore, StoredSpeculation
 from cluster.serve import startup
 from cluster.serve.ray_session import Listening, RaySession, StartupError
 from cluster.serve.startup import ServedModel, _access, _ready_message, deploy, running_service
-from specdec.engine.model_resolution import ModelDirectories
+from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.llm import drafter_choice
 from specdec.speculation.policy.cost_model import CostTable
 from specdec.types.errors import InvalidValueError, ModelNotFoundError, OutOfMemoryError

@@ -23,7 +23,7 @@ from cluster.workers.resources import (
     total,
 )
 from specdec.config.speculative import SpeculativeConfig
-from specdec.engine.model_resolution import Models
+from specdec.engine.models.model_resolution import Models
 from specdec.models.config.model_config import ModelConfig
 from specdec.types.errors import InvalidValueError
 

@@ -9,8 +9,8 @@ import torch
 from specdec.config.engine import ModelOptions
 from specdec.config.hf_overrides import canonical_overrides, unknown_keys, with_overrides
 from specdec.config.llm import LLMConfig
-from specdec.engine.memory_plan import memory_plan
-from specdec.engine.model_resolution import resolve_models
+from specdec.engine.memory.memory_plan import memory_plan
+from specdec.engine.models.model_resolution import resolve_models
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.llm.arguments import read_arguments
 from specdec.models.config.model_config import ModelConfig

@@ -1,6 +1,6 @@
 import pytest
 
-from specdec.engine.sampling_resolver import MAX_CHARS, preset_for
+from specdec.engine.requests.sampling_resolver import MAX_CHARS, preset_for
 
 CODE = [
     "Complete this:\n```python\nx = 1\n```",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec.engine.input_processor import has_allowed_token
+from specdec.engine.requests.input_processor import has_allowed_token
 from specdec.text.grammar.matcher import mask_words
 from specdec.types.sampling_spec import SamplingRules
 

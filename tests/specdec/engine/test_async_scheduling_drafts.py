@@ -6,7 +6,7 @@ import pytest
 
 from specdec.config.speculative import SpeculativeConfig
 from specdec.speculation.proposers import make_proposer
-from tests.specdec.engine.test_async_scheduling import (
+from tests.specdec.engine.scheduling.test_async_scheduling import (
     PROMPTS,
     answers,
     engine_on,

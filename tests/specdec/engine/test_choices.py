@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from specdec.engine.scheduler import require_room
+from specdec.engine.scheduling.scheduler import require_room
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.messages import VerifiedRow
@@ -227,7 +227,7 @@ def test_texts_are_tokenized_once_for_all_choices(tiny_model_dir, target, monkey
 
 
 def test_prompt_logprobs_must_fit_into_one_message(tiny_model_dir, target, monkeypatch):
-    monkeypatch.setattr("specdec.engine.input_processor.MAX_PROMPT_LOGPROBS", 30)
+    monkeypatch.setattr("specdec.engine.requests.input_processor.MAX_PROMPT_LOGPROBS", 30)
     engine = make_engine(tiny_model_dir, engine_config(), target)
     engine.add(request("fits", PROMPT, prompt_logprobs=4))
     with pytest.raises(InvalidValueError, match=r"prompt_logprobs is 5; .* 6 tokens .* at most 30"):

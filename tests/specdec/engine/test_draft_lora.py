@@ -7,7 +7,7 @@ import pytest
 
 from specdec.config.engine import AdapterLimits, DraftLimits
 from specdec.config.speculative import SpeculativeConfig
-from specdec.engine.adapter_control import AdapterControl
+from specdec.engine.orders.adapter_control import AdapterControl
 from specdec.sequences.block_manager import root_key
 from specdec.speculation.proposers import draft_model as draft_model_module
 from specdec.speculation.proposers.cross_vocab.vocab_adapter import EqualIds

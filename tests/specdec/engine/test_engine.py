@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from specdec.engine.engine import Engine
-from specdec.engine.outputs import TargetLostError
-from specdec.engine.scheduler import require_room
+from specdec.engine.requests.outputs import TargetLostError
+from specdec.engine.scheduling.scheduler import require_room
 from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.proposers.cascade import CascadeProposer, Stage
 from specdec.text.tokenizer import Tokenizer

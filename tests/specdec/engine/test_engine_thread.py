@@ -11,8 +11,8 @@ from unittest.mock import Mock
 import pytest
 
 from specdec.engine.engine_thread import EngineThread
-from specdec.engine.metrics import QUEUE_TIME, Metrics
-from specdec.engine.request_metrics import RequestMetrics
+from specdec.engine.metrics.metrics import QUEUE_TIME, Metrics
+from specdec.engine.metrics.request_metrics import RequestMetrics
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import (

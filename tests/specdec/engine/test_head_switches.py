@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec.config.speculative import SpeculativeConfig
-from specdec.engine.drafter_versions import DrafterVersions
+from specdec.engine.loaded.drafter_versions import DrafterVersions
 from specdec.kernels.cpu import native_library
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.policy.rollback import RollbackRule

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from specdec.config.speculative import SpeculativeConfig
-from specdec.engine.async_scheduling import StepsInFlight
-from specdec.engine.draft_planner import DraftPlanner
+from specdec.engine.scheduling.async_scheduling import StepsInFlight
+from specdec.engine.scheduling.draft_planner import DraftPlanner
 from specdec.kernels.cpu import native_library
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.text.grammar.matcher import MAX_CONSTRAINED_NODES

@@ -8,7 +8,7 @@ import pytest
 
 from specdec.config.engine import AdapterLimits
 from specdec.config.speculative import SpeculativeConfig
-from specdec.engine.adapter_control import AdapterControl
+from specdec.engine.orders.adapter_control import AdapterControl
 from specdec.kernels.cpu import native_library
 from specdec.sequences import sequence
 from specdec.sequences.block_manager import root_key

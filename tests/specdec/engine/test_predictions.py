@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specdec.config.speculative import SpeculativeConfig
-from specdec.engine.speculator import NO_DRAFTING
+from specdec.engine.scheduling.speculator import NO_DRAFTING
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.prediction import PredictedText
 from specdec.speculation.policy.policy import SpeculationPolicy

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from specdec.config.speculative import SpeculativeConfig
-from specdec.engine.outputs import TargetLostError
+from specdec.engine.requests.outputs import TargetLostError
 from specdec.sequences.prediction import PredictedText
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from specdec.config.speculative import SpeculativeConfig
-from specdec.engine.sampling_resolver import resolve
+from specdec.engine.requests.sampling_resolver import resolve
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer

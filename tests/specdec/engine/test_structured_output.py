@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from benchmarks.json_schemas import CASES
-from specdec.engine.outputs import TargetLostError
+from specdec.engine.requests.outputs import TargetLostError
 from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.proposers import DraftVocabulary
 from specdec.text.grammar import GrammarCompiler

@@ -7,9 +7,9 @@ import torch
 
 from specdec.config.engine import ModelOptions
 from specdec.config.llm import LLMConfig
-from specdec.engine.memory_plan import memory_plan
-from specdec.engine.model_report import Precision, report_model
-from specdec.engine.model_resolution import Models
+from specdec.engine.memory.memory_plan import memory_plan
+from specdec.engine.models.model_report import Precision, report_model
+from specdec.engine.models.model_resolution import Models
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
@@ -170,7 +170,7 @@ def test_a_model_without_experts_and_more_ranks_than_experts_are_refused(saved, 
 def test_the_plan_of_gpus_is_that_of_the_rank_with_most_experts(saved, monkeypatch):
     """Five experts on three ranks: one has two of them, more than a third."""
     monkeypatch.setattr("specdec.config.llm.resolved_device", lambda device: "cuda")
-    monkeypatch.setattr("specdec.engine.gpu_memory.gpu_workspace_bytes", lambda *_, **__: 0)
+    monkeypatch.setattr("specdec.engine.memory.gpu_memory.gpu_workspace_bytes", lambda *_, **__: 0)
     directory, _ = saved("mixtral")
     config = ModelConfig.from_directory(directory)
     by_units, by_expert = config.largest_weight_share(3), config.divided_by_expert()

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec.config.llm import LLMConfig
-from specdec.engine.model_resolution import Models
-from specdec.engine.weight_memory import draft_block_bytes
+from specdec.engine.memory.weight_memory import draft_block_bytes
+from specdec.engine.models.model_resolution import Models
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.sampling.device.device_sampler import SamplingKind

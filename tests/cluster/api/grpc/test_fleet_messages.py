@@ -3,7 +3,7 @@
 from grpc import StatusCode
 
 from specdec.client import Counts, HistogramCounts
-from specdec.engine.metrics import Metrics
+from specdec.engine.metrics.metrics import Metrics
 from specdec.types.stats import SpeculationStats
 
 

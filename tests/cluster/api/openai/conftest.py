@@ -16,7 +16,7 @@ from cluster.config.serve_config import ServeConfig
 from cluster.replica.router import Router
 from cluster.workers.resources import ReplicaMemory
 from specdec.engine.engine_thread import EngineThread
-from specdec.engine.model_resolution import ModelDirectories
+from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.text.tokenizer import Tokenizer
 from tests.specdec.engines import engine_config, local_engine
 

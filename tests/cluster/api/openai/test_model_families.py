@@ -9,7 +9,7 @@ from cluster.config.serve_config import ServeConfig
 from cluster.replica.router import Router
 from cluster.workers.resources import ReplicaMemory
 from specdec.engine.engine_thread import EngineThread
-from specdec.engine.model_resolution import resolve_models
+from specdec.engine.models.model_resolution import resolve_models
 from tests.cluster.api.openai.conftest import ALONE, events
 from tests.specdec.engines import engine_config, local_engine
 from tests.specdec.models.families import FAMILIES, save_family

@@ -1,0 +1,116 @@
+"""Divides an engine's memory among weights, processes, proposers and the KV of both models.
+
+"auto" is resolved here, before anything is started, so that neither model runs out of memory later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specdec.config.engine import DraftLimits, EngineConfig
+from specdec.config.llm import LLMConfig
+from specdec.engine.memory.gpu_memory import divide_gpu, divide_gpus
+from specdec.engine.memory.host_memory import divide_host, divide_hosts
+from specdec.engine.memory.kv_pools import KvPool, draft_pool, target_pool
+from specdec.engine.models.model_limits import check_model_limits, draft_adapter_limits
+from specdec.engine.models.model_resolution import Models
+from specdec.types.errors import InvalidValueError
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The limits of the engine and of the draft model, which share a machine's memory."""
+
+    engine: EngineConfig
+    draft: DraftLimits | None
+
+
+def memory_plan(
+    config: LLMConfig,
+    models: Models,
+    available_bytes: int,
+    draft_bytes: int | None = None,
+    *,
+    in_process: bool = False,
+) -> MemoryPlan:
+    """Return the limits of the engine and of the draft model, with every "auto" resolved.
+
+    draft_bytes: memory of the draft model where it is on another node than the target.
+    in_process: whether the models run in the caller's process, rather than each rank in a separate
+    one beside a service's.
+
+    Where both models share one memory, the draft's pool has as many blocks as the target's, so that
+    every running sequence fits into both, but no more than sequences of its max_model_len fill.
+    Where each rank has a separate GPU, each pool is as large as the fullest of its GPUs allows; in
+    one process both models are on one GPU, and elsewhere with `share_gpu`.
+    Raises InvalidValueError for a context longer than the model's and for settings that a model
+    does not have, and OutOfMemoryError when the weights, the processes and the KV pools do not fit
+    in `available_bytes`.
+    """
+    check_model_limits(config, models)
+    target, draft = target_pool(config, models), draft_pool(config, models)
+    if config.device == "cuda" and draft is not None and (in_process or config.shares_gpu):
+        num_blocks = divide_gpu(config, target, draft, available_bytes)
+    elif config.device == "cuda":
+        num_blocks = divide_gpus(config, target, draft, available_bytes, draft_bytes)
+    elif draft is not None and draft_bytes is not None:
+        num_blocks = divide_hosts(config, models, target, draft, available_bytes, draft_bytes)
+    else:
+        num_blocks = divide_host(
+            config, models, target, draft, available_bytes, in_process=in_process
+        )
+    return MemoryPlan(
+        _engine_config(config, target, num_blocks.target, in_process=in_process),
+        None if draft is None else _draft_limits(config, draft, num_blocks.draft),
+    )
+
+
+def _engine_config(
+    config: LLMConfig, pool: KvPool, num_blocks: int, *, in_process: bool
+) -> EngineConfig:
+    speculation = config.speculative_config
+    return EngineConfig(
+        max_model_len=pool.max_model_len,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_prefill_tokens=config.prefill_limit,
+        max_queue_len=config.max_queue_len,
+        enable_prefix_caching=config.enable_prefix_caching,
+        stream_interval=config.stream_interval,
+        # In the process of the caller only a GPU runs a step while the engine schedules the next,
+        # and a draft model does not run while the target does.
+        async_scheduling=config.async_scheduling and (config.device == "cuda" or not in_process),
+        enforce_eager=config.enforce_eager,
+        deterministic=config.deterministic,
+        compare_ranks=config.compare_ranks,
+        kv_cache_dtype=config.kv_cache_dtype,
+        speculation=speculation.without_drafts_ahead if in_process and speculation else speculation,
+        adapters=config.adapter_limits,
+    )
+
+
+def _draft_limits(config: LLMConfig, pool: KvPool, num_blocks: int) -> DraftLimits:
+    drafting = config.draft_model
+    assert drafting is not None, "limits of a draft model that is not configured"
+    if drafting.parallel_drafting and pool.model.mask_token_id is None:
+        limit = "left out: config.json of the draft model has no pard_token, so it is not trained "
+        limit += "for parallel drafting"
+        raise InvalidValueError("speculative_config.parallel_drafting", True, limit)
+    return DraftLimits(
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_model_len=pool.max_model_len,
+        max_catch_up_tokens=config.max_num_batched_tokens,
+        enable_prefix_caching=config.enable_prefix_caching,
+        confidence_threshold=drafting.draft_confidence_threshold,
+        parallel_drafting=drafting.parallel_drafting,
+        draft_window=drafting.draft_window,
+        token_map=drafting.speculative_token_map,
+        max_num_seqs=config.max_num_seqs,
+        enforce_eager=config.enforce_eager,
+        compare_ranks=config.compare_ranks,
+        kv_cache_dtype=config.kv_cache_dtype,
+        adapters=draft_adapter_limits(config, pool.model),
+    )

@@ -1,0 +1,83 @@
+"""Memory of weights, and of a token in a draft head, as a plan counts them."""
+
+from __future__ import annotations
+
+from specdec.config.engine import DTYPE_BYTES, AdapterLimits
+from specdec.config.llm import LLMConfig
+from specdec.config.quantization import QuantizationMethod
+from specdec.engine.models.model_limits import draft_adapter_limits
+from specdec.engine.models.model_resolution import Models
+from specdec.models.config.extra_weights import adapter_bytes, copied_bytes
+from specdec.models.config.model_config import ModelConfig
+from specdec.types.drafters import MAX_LOADED_VERSIONS
+
+
+def weight_bytes(
+    config: LLMConfig,
+    model: ModelConfig,
+    num_ranks: int,
+    quantization: QuantizationMethod | None = None,
+) -> int:
+    """Return the bytes of a model's weights on GPUs; ranks dequantize inputs that are reordered."""
+    stored = model.stored_weights
+    is_divisible = num_ranks == 1 or stored is None or not stored.is_reordered
+    keeps = config.keeps_stored_weights and is_divisible
+    return model.weight_bytes(config.resolved_dtype, quantization, keeps_stored=keeps)
+
+
+def head_bytes_per_token(config: LLMConfig, models: Models) -> int:
+    """Return the bytes of a token in a draft head on all ranks: of its KV and what that needs."""
+    head, size = models.head, config.tensor_parallel_size
+    if head is None or head.num_kv_layers == 0:
+        return 0
+    num_values = size * head.slot_size(config.device)
+    num_bytes = num_values * DTYPE_BYTES[config.resolved_dtype]
+    return head.kv_bytes_per_token(config.resolved_dtype, size) + num_bytes
+
+
+def draft_block_bytes(config: LLMConfig, models: Models) -> int:
+    """Return the bytes of a head's KV behind the pool of GPUs, for blocks of drafts."""
+    head, speculation = models.head, config.speculative_config
+    if head is None or speculation is None or config.device != "cuda":
+        return 0
+    num_blocks = -(-head.block_len(speculation.max_chain_tokens) // config.block_size)
+    num_slots = config.max_num_seqs * num_blocks * config.block_size
+    return num_slots * head.kv_bytes_per_token(config.resolved_dtype, config.tensor_parallel_size)
+
+
+def extra_weight_bytes(config: LLMConfig, models: Models) -> int:
+    """Return the bytes of the weights that the ranks of the target hold beside its own at most."""
+    size = config.tensor_parallel_size
+    adapters = _adapter_bytes(config, models.target, config.adapter_limits, size)
+    copies = copied_bytes(models.target, config.resolved_dtype, size, config.quantization_method)
+    return _head_weight_bytes(config, models) + adapters + copies
+
+
+def extra_draft_bytes(config: LLMConfig, models: Models) -> int:
+    """Return the bytes of the weights that the ranks of the draft model hold beside its own."""
+    if models.draft is None or config.draft_model is None:
+        return 0
+    limits = draft_adapter_limits(config, models.draft)
+    drafting = config.draft_model
+    size = drafting.draft_tensor_parallel_size
+    copies = copied_bytes(models.draft, config.resolved_dtype, size, drafting.quantization)
+    return _adapter_bytes(config, models.draft, limits, size) + copies
+
+
+def _adapter_bytes(
+    config: LLMConfig, model: ModelConfig, limits: AdapterLimits | None, num_ranks: int
+) -> int:
+    """Return the bytes of the adapters that the ranks of a model hold at most."""
+    if limits is None:
+        return 0
+    rank = limits.max_rank if config.device == "cpu" else limits.device_rank
+    each = adapter_bytes(model, rank, config.resolved_dtype, num_ranks)
+    return limits.max_loaded * each
+
+
+def _head_weight_bytes(config: LLMConfig, models: Models) -> int:
+    """Return the bytes of the versions of a draft head that the ranks hold at most."""
+    if models.head is None or config.head is None:
+        return 0
+    version_bytes = models.head.weight_bytes(config.resolved_dtype, config.head.quantization)
+    return MAX_LOADED_VERSIONS * version_bytes

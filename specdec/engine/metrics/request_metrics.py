@@ -1,0 +1,145 @@
+"""Measures one request from its arrival to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from specdec.engine.metrics.metrics import (
+    ABORTED,
+    DECODE_TIME,
+    END_TO_END,
+    FIRST_TOKEN,
+    GENERATION_TOKENS,
+    INTER_TOKEN,
+    PREFILL_TIME,
+    PROMPT_TOKENS,
+    QUEUE_TIME,
+    Metrics,
+)
+from specdec.sequences.sequence import EngineRequest
+from specdec.types.errors import AbortedError
+from specdec.types.responses import EngineOutput
+
+logger = logging.getLogger(__name__)
+
+
+LEFT = asyncio.CancelledError | GeneratorExit | AbortedError
+"""Errors that count as an abort by the client."""
+
+
+class RequestMetrics:
+    """Measurements of one request, taken when the engine delivers outputs, not when they are read.
+
+    Inter-token latency follows vLLM: one observation per step, whether it produced one token or,
+    with speculation, several. It is the time since the previous output of the same choice, divided
+    evenly among the steps whose tokens were sent together (`stream_interval`).
+
+    Time to first token ends with the first output of any choice. It consists of queue time, from
+    arrival to the first step, and prefill time. Decode time follows.
+
+    arrived_at, queued_at (sent to the engine), scheduled_at (in a batch), first_at: in seconds by
+    `clock`; None for later stages.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Start at the request's arrival. clock: also the clock of `on_output`'s times."""
+        self._request_id = request_id
+        self._metrics = metrics
+        self._clock = clock
+        self.arrived_at = clock()
+        self.queued_at: float | None = None
+        self.scheduled_at: float | None = None
+        self.first_at: float | None = None
+        self._last_at: dict[int, float] = {}  # by choice
+        self._last: EngineOutput | None = None
+        self._has_ended = False
+
+    @property
+    def last_at(self) -> float | None:
+        """Time of the latest output."""
+        return max(self._last_at.values(), default=None)
+
+    def on_queued(self, request: EngineRequest) -> None:
+        """Record that the request is sent to the engine."""
+        self.queued_at = self._clock()
+
+    def on_scheduled(self, at: float) -> None:
+        """Record that the request has left the queue for the first time."""
+        self.scheduled_at = at
+        self._metrics[QUEUE_TIME].observe(at - self.arrived_at)
+
+    def on_output(self, output: EngineOutput, at: float) -> None:
+        """Record an output and the time of its delivery."""
+        if self.first_at is None:
+            self._on_first(at)
+        elif output.choice in self._last_at:
+            step_s = (at - self._last_at[output.choice]) / output.num_steps
+            for _ in range(output.num_steps):
+                self._metrics[INTER_TOKEN].observe(step_s)
+        self._last_at[output.choice], self._last = at, output
+        if output.is_last and output.finish_reason is not None:
+            self._on_end(output, output.finish_reason.value, at)
+
+    def on_broken_off(self, error: BaseException | None) -> None:
+        """Record a request that ended before its last output was delivered.
+
+        Counts aborts only: errors are counted where they are returned to the client.
+        """
+        if self._has_ended:
+            return
+        self._has_ended = True
+        if isinstance(error, LEFT):
+            self._metrics.count_end(ABORTED)
+        self._log_end(reason_of(error), self._clock())
+
+    def on_refused(self, error: BaseException) -> None:
+        """Record a request that never reached the engine.
+
+        Counts aborts only: errors are counted where they are returned to the client.
+        """
+        if isinstance(error, LEFT):
+            self.on_broken_off(error)
+
+    def _on_first(self, at: float) -> None:
+        self.first_at = at
+        self._metrics[FIRST_TOKEN].observe(at - self.arrived_at)
+        if self.scheduled_at is not None:
+            self._metrics[PREFILL_TIME].observe(at - self.scheduled_at)
+
+    def _on_end(self, output: EngineOutput, reason: str, at: float) -> None:
+        assert self.first_at is not None, "an end without a token"
+        self._has_ended = True
+        self._metrics[END_TO_END].observe(at - self.arrived_at)
+        self._metrics[DECODE_TIME].observe(at - self.first_at)
+        self._metrics[PROMPT_TOKENS].observe(output.num_prompt_tokens)
+        self._metrics[GENERATION_TOKENS].observe(output.num_output_tokens)
+        self._metrics.count_end(reason)
+        self._log_end(reason, at)
+
+    def _log_end(self, reason: str, at: float) -> None:
+        """Log one line with numbers only; prompts and outputs are private."""
+        fields: dict[str, object] = {"request_id": self._request_id, "finish_reason": reason}
+        if self._last is not None and self.first_at is not None:
+            speculation = self._last.speculation
+            fields |= {
+                "prompt_tokens": self._last.num_prompt_tokens,
+                "output_tokens": self._last.num_output_tokens,
+                "time_to_first_token_s": round(self.first_at - self.arrived_at, 4),
+                "num_drafts": speculation.num_drafts,
+                "num_draft_tokens": speculation.num_draft_tokens,
+                "num_accepted_tokens": speculation.num_accepted_tokens,
+            }
+        logger.info("request ended", extra={**fields, "duration_s": round(at - self.arrived_at, 4)})
+
+
+def reason_of(error: BaseException | None) -> str:
+    """Return the finish reason to log and trace for a request that ended early."""
+    return ABORTED if isinstance(error, LEFT) else type(error).__name__

@@ -1,0 +1,82 @@
+"""Settings that a model does not have, because of its decoder or its layers."""
+
+from __future__ import annotations
+
+from specdec.config.engine import AdapterLimits
+from specdec.config.llm import LLMConfig
+from specdec.config.quantization import CHECKPOINT_QUANTIZATIONS
+from specdec.engine.models.model_resolution import Models
+from specdec.models.config.model_config import ModelConfig
+from specdec.types.errors import InvalidValueError
+
+_REASON = "the model runs by transformers' code"
+
+
+def check_model_limits(config: LLMConfig, models: Models) -> None:
+    """Raise InvalidValueError for a setting that the models do not have.
+
+    transformers' modelling code runs without quantization, adapters or draft heads.
+    """
+    if models.target.transformers is not None:
+        require_plan("tensor_parallel_size", models.target, config.tensor_parallel_size)
+        _require("quantization", config.quantization, "none")
+        _require("hf_overrides", config.hf_overrides, None)
+        _require("enable_lora", config.enable_lora, False)
+        if config.head is not None:
+            limit = f"a method without a draft head: {_REASON}"
+            raise InvalidValueError("speculative_config.method", config.head.name, limit)
+        if config.kernels == "native":
+            raise InvalidValueError("kernels", config.kernels, f"auto or torch: {_REASON}")
+    _require_stored_quantization(config, models.target)
+    if config.enable_expert_parallel:
+        require_experts(models.target, config.tensor_parallel_size)
+    drafting = config.draft_model
+    if drafting is not None and models.draft is not None and models.draft.transformers is not None:
+        field = "speculative_config.draft_tensor_parallel_size"
+        require_plan(field, models.draft, drafting.draft_tensor_parallel_size)
+        _require("speculative_config.quantization", drafting.quantization, None)
+
+
+def draft_adapter_limits(config: LLMConfig, draft: ModelConfig) -> AdapterLimits | None:
+    """Return the limits of a draft model's adapters; None where it can load none."""
+    return config.adapter_limits if draft.transformers is None else None
+
+
+def _require_stored_quantization(config: LLMConfig, model: ModelConfig) -> None:
+    """Raise InvalidValueError for the name of a format that the model's files do not have."""
+    named, found = config.quantization, model.stored_quantization
+    if named not in CHECKPOINT_QUANTIZATIONS or named == found:
+        return
+    state = "has no quantized weights" if found is None else f"has weights quantized by {found}"
+    limit = f"none, int8, w8a8 or int4: the model {state}; a format of files is detected"
+    raise InvalidValueError("quantization", named, limit)
+
+
+def require_experts(model: ModelConfig, tensor_parallel_size: int) -> None:
+    """Raise InvalidValueError unless each rank can have whole experts of a model."""
+    if model.transformers is not None and not model.transformers.expert_fault:
+        return
+    if model.experts is None:
+        fault = model.transformers and model.transformers.expert_fault
+        limit = f"false: {fault or 'the model has no experts'}"
+        raise InvalidValueError("enable_expert_parallel", True, limit)
+    if tensor_parallel_size > model.experts.count:
+        limit = f"at most {model.experts.count}, the experts of the model, to divide it by them"
+        raise InvalidValueError("tensor_parallel_size", tensor_parallel_size, limit)
+
+
+def require_plan(field: str, model: ModelConfig, num_ranks: int) -> None:
+    """Raise InvalidValueError unless ranks can share a model by the plan of transformers."""
+    if model.transformers is None or num_ranks == 1:
+        return
+    if model.transformers.parallel_fault:
+        raise InvalidValueError(field, num_ranks, f"1: {model.transformers.parallel_fault}")
+    for count, name in ((model.num_heads, "heads"), (model.num_kv_heads, "KV heads")):
+        if count % num_ranks:
+            limit = f"a divisor of {count}, the {name} of the model: {_REASON}"
+            raise InvalidValueError(field, num_ranks, limit)
+
+
+def _require(field: str, value: object, only: object) -> None:
+    if value != only:
+        raise InvalidValueError(field, value, f"{str(only).lower()}: {_REASON}")

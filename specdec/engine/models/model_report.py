@@ -1,0 +1,227 @@
+"""A report of how a model would run: decoder, memory of each rank, drafting methods that fit.
+
+`specdec models show` prints it. Nothing is loaded but the configuration and the names of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from specdec.config.engine import (
+    DEFAULT_MODEL_OPTIONS,
+    DTYPE_BYTES,
+    DTypeName,
+    ModelOptions,
+    kv_element_bytes,
+)
+from specdec.config.kv_cache import KVCacheDType
+from specdec.config.methods import METHODS, DraftPlace, HeadMethodConfig
+from specdec.config.model_aliases import ShippedDrafter
+from specdec.config.quantization import WEIGHT_BITS, QuantizationMethod
+from specdec.engine.models.model_limits import require_experts, require_plan
+from specdec.models.config.extra_weights import copied_bytes
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.registry import ARCHITECTURES
+from specdec.models.heads.config import HeadConfig, head_method_of
+from specdec.types.errors import UnsupportedModelError
+from specdec.types.sharding import partition
+
+_SHORT_DTYPES = ("bfloat16", "float16")
+_METHODS_WITH_LAYERS = ("draft_model", "eagle3", "dflash", "dspark")
+"""Methods whose drafters `specdec train` makes of decoder layers."""
+
+
+class Fit(StrEnum):
+    """A drafting method, and if it can be used with a model."""
+
+    READY = "ready"
+    NEEDS_FILES = "needs files"
+    NO = "no"
+
+
+@dataclass(frozen=True)
+class MethodFit:
+    """A drafting method, and why it can or cannot be used."""
+
+    method: str
+    fit: Fit
+    reason: str
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The data types that a model would be served in.
+
+    is_native: by the C++ kernels. keeps_stored: whether quantized weights stay as the files have
+    them, as with Triton's kernels.
+    """
+
+    dtype: DTypeName
+    quantization: QuantizationMethod | None
+    is_native: bool
+    kv_cache_dtype: KVCacheDType = "auto"
+    keeps_stored: bool = False
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Memory of one rank, for weights and for the KV of a token.
+
+    num_experts: of each mixture on the rank, whole or in part; 0 without a mixture.
+    """
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+    num_experts: int = 0
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """Decoder, precision and limits with which a model would run.
+
+    differences: what its family has beside Llama.
+    """
+
+    directory: Path
+    config: ModelConfig
+    differences: str
+    precision: Precision
+    ranks: tuple[RankMemory, ...]
+    methods: tuple[MethodFit, ...]
+
+
+def report_model(
+    directory: Path,
+    precision: Precision,
+    tensor_parallel_size: int,
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
+    drafters: Sequence[ShippedDrafter] = (),
+) -> ModelReport:
+    """Return the report of the model in a directory.
+
+    drafters: of its alias, which come with this package.
+
+    Raises UnsupportedModelError for a model that cannot be served, and InvalidValueError for more
+    ranks than it has heads or, with options.divides_by_expert, experts.
+    """
+    config = ModelConfig.from_directory(directory, options)
+    if options.divides_by_expert:
+        require_experts(config, tensor_parallel_size)
+    require_plan("tensor_parallel_size", config, tensor_parallel_size)
+    return ModelReport(
+        directory=directory,
+        config=config,
+        differences=_differences(config),
+        precision=precision,
+        ranks=tuple(_ranks(config, precision, tensor_parallel_size)),
+        methods=tuple(_shipped_or_fit(method, drafters, directory, config) for method in METHODS),
+    )
+
+
+def _differences(config: ModelConfig) -> str:
+    if config.transformers is not None:
+        return "layers of transformers' modelling code"
+    return ARCHITECTURES[config.architecture].notes
+
+
+def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[RankMemory]:
+    if config.transformers is not None:
+        weights = config.weight_bytes(precision.dtype) + copied_bytes(config, precision.dtype, size)
+        kv_bytes = config.kv_bytes_per_token(precision.dtype, size, precision.kv_cache_dtype)
+        yield from [RankMemory(weights // size, kv_bytes // size)] * size
+        return
+    vocab = partition(config.vocab_size, size)
+    kv_bytes_of_value = kv_element_bytes(precision.dtype, precision.kv_cache_dtype)
+    for rank, heads in enumerate(config.head_shards(size)):
+        attention = config.num_layers * config.num_attention_weights(
+            len(heads.query), len(heads.kv)
+        )
+        mlps = config.mlp_matrices * _hidden_units(config, rank, size)
+        head = config.hidden_size * len(vocab[rank])
+        matrices = attention + config.hidden_size * mlps
+        has_table = not config.tie_word_embeddings or precision.quantization is not None
+        weights = int(matrices * _layer_bytes(config, precision))
+        weights += int(head * _matrix_bytes(config, precision))
+        weights += head * has_table * _table_bytes(config, precision)
+        if config.latent is not None:
+            expansion = config.latent.num_expansion_weights(len(heads.query))
+            weights += config.num_layers * expansion * _table_bytes(config, precision)
+        kv_bytes = config.kv_values_per_token(len(heads.kv)) * kv_bytes_of_value
+        experts = config.experts
+        num_experts = 0 if experts is None else len(experts.shard(rank, size).experts)
+        yield RankMemory(weights, kv_bytes, num_experts)
+
+
+def _hidden_units(config: ModelConfig, rank: int, size: int) -> int:
+    """Return the hidden units of all layers and experts on a rank."""
+    experts = config.experts
+    num_sparse = 0 if experts is None else len(experts.layers)
+    dense = len(partition(config.intermediate_size, size)[rank])
+    units = (config.num_layers - num_sparse) * dense
+    if experts is not None:
+        units += num_sparse * experts.shard(rank, size).num_units
+        units += num_sparse * len(partition(experts.shared_size, size)[rank])
+    return units
+
+
+def _layer_bytes(config: ModelConfig, precision: Precision) -> float:
+    """Return the bytes of a weight of a linear layer, on average."""
+    stored = config.stored_weights
+    if precision.keeps_stored and precision.quantization is None and stored is not None:
+        return stored.bits / 8
+    return _matrix_bytes(config, precision)
+
+
+def _matrix_bytes(config: ModelConfig, precision: Precision) -> float:
+    """Return the bytes of a weight of a matrix."""
+    if precision.quantization is not None:
+        return WEIGHT_BITS[precision.quantization] / 8
+    return _table_bytes(config, precision)
+
+
+def _table_bytes(config: ModelConfig, precision: Precision) -> int:
+    """Return the bytes of a weight of an embedding: 16-bit checkpoints stay as they are."""
+    is_short = precision.is_native and config.checkpoint_dtype in _SHORT_DTYPES
+    return 2 if is_short else DTYPE_BYTES[precision.dtype]
+
+
+def _shipped_or_fit(
+    name: str, drafters: Sequence[ShippedDrafter], directory: Path, config: ModelConfig
+) -> MethodFit:
+    for drafter in drafters:
+        if drafter.method == name and drafter.has_weights:
+            return MethodFit(name, Fit.READY, f"{drafter.name} comes with specdec")
+    return _fit(name, directory, config)
+
+
+def _fit(name: str, directory: Path, config: ModelConfig) -> MethodFit:
+    method = METHODS[name]
+    if method.place is DraftPlace.ENGINE:
+        return MethodFit(name, Fit.READY, "it reads the text alone")
+    if config.transformers is not None and issubclass(method, HeadMethodConfig):
+        return MethodFit(name, Fit.NO, "transformers' code runs no draft heads")
+    if name == "mtp":
+        return _fit_of_own_layers(directory, config)
+    if issubclass(method, HeadMethodConfig):
+        shape = f"hidden size {config.hidden_size} and {config.vocab_size} tokens"
+        reason = f"it needs a head made for this model, with {shape}"
+    else:
+        reason = "it needs a smaller model, whose vocabulary may differ"
+    if name in _METHODS_WITH_LAYERS and not config.has_llama_layers:
+        reason += "; `specdec train` makes none, because its layers would have to be Llama's"
+    return MethodFit(name, Fit.NEEDS_FILES, reason)
+
+
+def _fit_of_own_layers(directory: Path, config: ModelConfig) -> MethodFit:
+    """Return whether the checkpoint has layers for multi-token prediction that can be used."""
+    try:
+        if head_method_of(directory) != "mtp":
+            reason = "the checkpoint has no layers for multi-token prediction"
+            return MethodFit("mtp", Fit.NO, reason)
+        HeadConfig.from_directory(directory, config)
+    except UnsupportedModelError as error:
+        return MethodFit("mtp", Fit.NO, str(error))
+    return MethodFit("mtp", Fit.READY, "the checkpoint has layers for multi-token prediction")

@@ -1,0 +1,71 @@
+"""Requests that have not ended, and the ends of their sequences."""
+
+from __future__ import annotations
+
+from specdec.engine.requests.outputs import output_of
+from specdec.engine.scheduling.async_scheduling import StepsInFlight
+from specdec.engine.scheduling.scheduler import Scheduler
+from specdec.engine.scheduling.speculator import Speculator
+from specdec.sequences.output_buffer import BufferedTokens
+from specdec.sequences.sequence import Choices, EngineRequest, Sequence
+from specdec.types.errors import SpecdecError
+from specdec.types.responses import EngineOutput
+
+
+class OpenRequests:
+    """The choices of each request that has not ended, by request id.
+
+    A sequence ends in one place: scheduler, target and proposer drop it together.
+    """
+
+    def __init__(self, scheduler: Scheduler, steps: StepsInFlight, speculator: Speculator) -> None:
+        self._scheduler = scheduler
+        self._steps = steps
+        self._speculator = speculator
+        self._choices: dict[str, Choices] = {}
+
+    def __len__(self) -> int:
+        return len(self._choices)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._choices
+
+    def add(self, request: EngineRequest, sequences: list[Sequence]) -> None:
+        """Keep a request, whose id is unused, until all its choices have ended."""
+        self._choices[request.request_id] = Choices(sequences, len(request.resume_token_ids))
+
+    def choices_of(self, seq: Sequence) -> Choices:
+        """Return the choices of the request of a sequence that has not ended."""
+        return self._choices[seq.request.request_id]
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """The sequences that have not ended."""
+        return [seq for each in self._choices.values() for seq in each.unfinished]
+
+    def abort(self, request_id: str) -> None:
+        """End all choices of a request and free their blocks; ignore unknown and ended requests."""
+        choices = self._choices.get(request_id)
+        for seq in tuple(choices.unfinished) if choices else ():
+            self.finish(seq)
+
+    def finish(self, seq: Sequence) -> None:
+        """End a sequence, and its request with the last one; free its blocks."""
+        choices = self._choices[seq.request.request_id]
+        choices.unfinished.remove(seq)
+        if not choices.unfinished:
+            del self._choices[seq.request.request_id]
+        self._scheduler.finish(seq)
+        self.release(seq)
+
+    def fail(self, seq: Sequence, error: SpecdecError) -> EngineOutput:
+        """End all choices of the request of a sequence that cannot go on."""
+        choices = self._choices[seq.request.request_id]
+        self.abort(seq.request.request_id)
+        return output_of(seq, choices, BufferedTokens(), None)._replace(error=error)
+
+    def release(self, seq: Sequence) -> None:
+        """Have target and proposer drop a sequence that lost its blocks."""
+        seq.lookahead = seq.head_draft = None
+        self._steps.release(seq.seq_id)
+        self._speculator.release(seq.seq_id)

@@ -1,0 +1,303 @@
+"""The steps in flight on the target, and asynchronous scheduling.
+
+Asynchronous scheduling makes the rows of the next step before the tokens of this one are known. As
+in vLLM and SGLang, a worker that already has its next step does not wait while the engine
+commits this one. Behind a step without drafts, everything about the next step is known except the
+tokens, and those the worker has; an n-gram lookup supplies a draft for each. Behind a step with
+drafts of a head, the worker also has the positions and the next drafts. If a token ends its
+sequence, the result of that sequence's next row is discarded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from operator import attrgetter
+from typing import NamedTuple
+
+from specdec.engine.metrics.metrics import StepRecorder
+from specdec.engine.scheduling.scheduled_row import ScheduledRow
+from specdec.engine.scheduling.scheduler import Scheduler
+from specdec.engine.scheduling.speculator import Drafting
+from specdec.sequences.block_manager import BlockManager
+from specdec.sequences.sequence import Sequence, SequenceStatus
+from specdec.sequences.worker_view import WorkerView
+from specdec.speculation.proposers import ProposalAhead
+from specdec.types.control import SpeculationControl
+from specdec.types.draft_decision import Decision
+from specdec.types.drafters import CONFIGURED_VERSION
+from specdec.types.errors import GrammarError
+from specdec.types.messages import PENDING_TOKEN, StepInput, StepRow, VerifyOutput
+from specdec.types.ranks import Target
+
+Rows = list[tuple[Sequence, StepRow]]
+
+
+class _Step(NamedTuple):
+    """A step that the target runs. head_version: of the head that drafts at its end."""
+
+    rows: Rows
+    began_at_s: float
+    head_version: int
+
+
+class CollectedStep(NamedTuple):
+    """A step that the target has run."""
+
+    rows: Rows
+    output: VerifyOutput
+    head_version: int
+
+
+class StepsInFlight:
+    """The steps that the target runs, timed, and its view of their sequences.
+
+    head_version: of the head that drafts at the end of the steps that begin from now on.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        blocks: BlockManager,
+        recorder: StepRecorder,
+        clock: Callable[[], float],
+        *,
+        needs_tokens: bool = False,
+        has_adapters: bool = False,
+    ) -> None:
+        """Start with no step. recorder: receives the seconds of each step, by `clock`.
+
+        needs_tokens: whether the target needs the tokens of every sequence. has_adapters: whether
+        sequences may have adapters; the rows of each adapter are then sent next to each other.
+        """
+        self.target = target
+        self.head_version = CONFIGURED_VERSION
+        self._blocks = blocks
+        self._recorder = recorder
+        self._clock = clock
+        self._has_adapters = has_adapters
+        self._admission = attrgetter("admission_with_tokens" if needs_tokens else "admission")
+        self._worker = WorkerView(blocks, self._admission)
+        self._steps: deque[_Step] = deque()  # oldest first
+        self._collected_at_s = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of the oldest step."""
+        return self._steps[0].rows
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """The running sequences of all steps, each once."""
+        rows = (row for step in self._steps for row in step.rows)
+        running = {seq.seq_id: seq for seq, _ in rows if seq.status is SequenceStatus.RUNNING}
+        return list(running.values())
+
+    def replace_target(self, target: Target) -> None:
+        """Continue with a target that has no state; the steps in flight are dropped."""
+        self.target = target
+        self.head_version = CONFIGURED_VERSION
+        self._steps.clear()
+        self._worker = WorkerView(self._blocks, self._admission)
+
+    def begin(self, step_id: int, rows: Rows) -> None:
+        """Send the target a step, with what changed about its sequences."""
+        if self._has_adapters:
+            rows = sorted(rows, key=lambda each: each[1].adapter_id)
+        delta = self._worker.update(seq for seq, _ in rows)
+        step = StepInput(
+            step_id=step_id,
+            released=delta.released,
+            admitted=delta.admitted,
+            block_table_deltas=delta.block_table_deltas,
+            rows=tuple(row for _, row in rows),
+        )
+        self._steps.append(_Step(rows, self._clock(), self.head_version))
+        self.target.begin(step)
+
+    def collect(self) -> CollectedStep:
+        """Wait for the oldest step and return its rows and results."""
+        verified = self.target.collect()
+        rows, began_at_s, head_version = self._steps.popleft()
+        # A step that began while another ran is timed from the end of that one.
+        began_at_s, self._collected_at_s = max(began_at_s, self._collected_at_s), self._clock()
+        self._recorder.record_verify(self._collected_at_s - began_at_s)
+        return CollectedStep(rows, verified, head_version)
+
+    def resolve(self) -> None:
+        """Put what the step before has yielded into the rows of the step in flight.
+
+        The ranks do the same. Rows of sequences that have ended stay pending: they are discarded.
+        """
+        if self._steps:
+            step = self._steps[0]
+            self._steps[0] = step._replace(rows=[_resolved(seq, row) for seq, row in step.rows])
+
+    def release(self, seq_id: int) -> None:
+        """Have the target drop a sequence with the next step."""
+        self._worker.release(seq_id)
+
+    def truncate(self, seq_id: int) -> None:
+        """Record that a sequence's block table has become shorter."""
+        self._worker.truncate(seq_id)
+
+
+def repeat_decodes(in_flight: Rows, scheduler: Scheduler, max_model_len: int) -> Rows:
+    """Return the rows behind a step of decodes, of the same sequences; none where others may join.
+
+    They are those that `schedule_ahead` and `rows_ahead` would find, at a quarter of their cost:
+    with speculation off most steps are such.
+    """
+    rows: Rows = []
+    for seq, row in in_flight:
+        is_decode = row.samples and not row.num_guesses and seq.constraint is None
+        max_length = seq.max_length(max_model_len)
+        if not is_decode or seq.status is not SequenceStatus.RUNNING or row.end + 1 >= max_length:
+            return []
+        pending = StepRow(
+            seq.seq_id,
+            row.end,
+            (PENDING_TOKEN,),
+            0,
+            True,
+            adapter_id=row.adapter_id,
+            max_end=max_length - 1,
+        )
+        rows.append((seq, pending))
+    return rows if scheduler.repeat_decodes({row.seq_id: row.end for _, row in rows}) else []
+
+
+def schedule_ahead(
+    in_flight: Rows,
+    scheduler: Scheduler,
+    decision: Decision,
+    control: SpeculationControl,
+    max_model_len: int,
+    *,
+    holds_drafts: bool,
+) -> list[ScheduledRow]:
+    """Return the rows behind those in flight; none where they are not known yet.
+
+    holds_drafts: whether the drafts behind drafts are held by the target's ranks.
+    """
+    if not _are_predictable(in_flight, holds_drafts=holds_drafts):
+        return []
+    if scheduler.num_waiting and _ending(in_flight, max_model_len, at_least=False):
+        return []  # a waiting sequence takes the place of one that ends
+    ended = _ending(in_flight, max_model_len, at_least=True)
+    with _Anticipated(in_flight):
+        rows = scheduler.schedule_ahead(decision, control, holds_trees=holds_drafts)
+        if any(row.num_draft_tokens and not row.seq.num_pending for row in rows):
+            return []  # drafts for a sequence outside the step in flight continue a known text
+    assert not _are_too_deep(rows, in_flight), "a change of settings is followed by a known step"
+    return [row for row in rows if row.seq.seq_id not in ended]
+
+
+def _are_too_deep(rows: list[ScheduledRow], in_flight: Rows) -> bool:
+    """Return whether a tree behind a row in flight is deeper than the one that is wanted of it.
+
+    A device takes its first nodes, as many as are wanted, and cuts no depth.
+    """
+    trees = [row for row in rows if row.num_draft_tokens > row.draft_depth]
+    made = {row.seq_id: row.next_draft_depth for _, row in in_flight} if trees else {}
+    return any(row.draft_depth < made.get(row.seq.seq_id, 0) for row in trees)
+
+
+def rows_ahead(
+    scheduled: list[ScheduledRow], in_flight: Rows, drafting: Drafting, max_model_len: int
+) -> Rows:
+    """Return the rows to send; none where the grammar of one cannot continue."""
+    try:
+        with _Anticipated(in_flight):
+            return [
+                (row.seq, _row_ahead(row, drafting.ahead.get(row.seq.seq_id), max_model_len))
+                for row in scheduled
+            ]
+    except GrammarError:
+        return []  # it is reported when the step is scheduled again
+
+
+class _Anticipated:
+    """Context in which sequences are in their state after the step in flight.
+
+    Its tokens are pending, and all its drafts count as accepted.
+    """
+
+    def __init__(self, in_flight: Rows) -> None:
+        self._in_flight = in_flight
+        self._before: list[tuple[Sequence, int]] = []  # with the number of computed tokens
+
+    def __enter__(self) -> None:
+        for seq, row in self._in_flight:
+            if seq.status is SequenceStatus.RUNNING:
+                self._before.append((seq, seq.num_computed_tokens))
+                depth = row.draft_depth
+                seq.num_pending_drafts = depth
+                seq.num_computed_tokens = row.known_end + depth
+                seq.num_pending = depth + 1 if row.samples else 0
+
+    def __exit__(self, *_: object) -> None:
+        for seq, num_computed_tokens in self._before:
+            seq.num_computed_tokens = num_computed_tokens
+            seq.num_pending = seq.num_pending_drafts = 0
+
+
+def _are_predictable(in_flight: Rows, *, holds_drafts: bool) -> bool:
+    """Return whether the next row of each sequence depends on what the target's ranks have alone.
+
+    A grammar needs the token for the mask of the next position. Of rows with guesses the engine
+    does not know how many tokens they yield. A chunk of a prompt yields none.
+    """
+    return not any(
+        row.samples and (seq.constraint is not None or (row.guesses and not holds_drafts))
+        for seq, row in in_flight
+    )
+
+
+def _ending(in_flight: Rows, max_model_len: int, *, at_least: bool) -> set[int]:
+    """Return the ids of the running sequences that end by length with their pending tokens.
+
+    at_least: counts one token of each, so that they certainly end; else all that may come.
+    """
+    return {
+        seq.seq_id
+        for seq, row in in_flight
+        if seq.status is SequenceStatus.RUNNING
+        and row.samples
+        and seq.num_tokens + (1 if at_least else 1 + row.draft_depth)
+        >= seq.max_length(max_model_len)
+    }
+
+
+def _row_ahead(row: ScheduledRow, proposal: ProposalAhead | None, max_model_len: int) -> StepRow:
+    """Return the row of an anticipated sequence. Raises GrammarError where it cannot continue."""
+    seq = row.seq
+    if not seq.num_pending:
+        return row.step_row(None)
+    proposal = proposal or ProposalAhead(seq.seq_id)
+    return StepRow(
+        seq.seq_id,
+        seq.num_computed_tokens,
+        (PENDING_TOKEN,),
+        0,
+        True,
+        adapter_id=seq.request.adapter_id,
+        drafts_by_token=proposal.drafts_by_token,
+        num_next_drafts=row.num_next_drafts,
+        next_draft_depth=row.next_draft_depth,
+        num_held_drafts=proposal.num_held_drafts,
+        held_depth=proposal.held_depth,
+        max_end=seq.max_length(max_model_len) - 1,
+    )
+
+
+def _resolved(seq: Sequence, row: StepRow) -> tuple[Sequence, StepRow]:
+    if not row.is_pending or seq.status is not SequenceStatus.RUNNING:
+        return seq, row
+    draft = seq.head_draft
+    held = (draft.token_ids, draft.parents) if draft else ((), None)
+    return seq, row.resolved(seq.num_tokens - 1, seq.token_ids[-1], *held)

@@ -1,0 +1,397 @@
+"""Scheduler: which sequences run in a step and with how many tokens."""
+
+from __future__ import annotations
+
+import collections.abc
+from bisect import insort
+from itertools import islice
+from operator import attrgetter
+
+from specdec.config.engine import EngineConfig
+from specdec.engine.scheduling.adapter_seats import AdapterSeats
+from specdec.engine.scheduling.draft_planner import DraftPlanner
+from specdec.engine.scheduling.scheduled_row import ScheduledRow
+from specdec.sequences.block_manager import BlockManager
+from specdec.sequences.sequence import Sequence, SequenceStatus
+from specdec.types.control import SpeculationControl
+from specdec.types.draft_decision import Decision, PromptLoad, chain
+from specdec.types.errors import InvalidValueError, OverloadedError
+from specdec.types.stats import Counts
+
+_by_rank = attrgetter("rank")
+
+
+class Scheduler:
+    """Continuous batching: decoding sequences first, then chunked prefill, each by rank.
+
+    When blocks run out, the last sequence in rank is preempted: its blocks are freed and its KV is
+    recomputed later. The first in rank can therefore always continue.
+
+    `DraftPlanner` divides the guesses of a step. Their slots are reserved once every running
+    sequence has the blocks of its next tokens.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        blocks: BlockManager,
+        counts: Counts | None = None,
+        seats: AdapterSeats | None = None,
+    ) -> None:
+        """Count preemptions and cached tokens in `counts`, the engine's counters.
+
+        seats: limit of the adapters in a batch; None where no sequence has one.
+        """
+        self._config = config
+        self._draft_planner = DraftPlanner(config)
+        self._blocks = blocks
+        self._counts = counts or Counts()
+        self._seats = seats
+        self._waiting: list[Sequence] = []  # by rank
+        self._running: list[Sequence] = []  # by rank
+        self._rows: dict[int, ScheduledRow] = {}
+        self._num_predicted = 0  # of the running ones
+        self._alone: Sequence | None = None
+        self.preempted: list[Sequence] = []  # lost their blocks in the last `schedule`
+        self.newly_scheduled: list[Sequence] = []  # left the queue for the first time in it
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def has_predictions(self) -> bool:
+        """Return whether any running sequence has predicted output."""
+        return self._num_predicted > 0
+
+    def add(self, sequences: collections.abc.Sequence[Sequence], now_s: float = 0.0) -> None:
+        """Queue the choices of a request, for which admission has checked that there is room.
+
+        now_s: when they arrive; their age counts from then.
+        """
+        num_present = len(self._running) + len(self._waiting)
+        most = self._config.max_num_seqs + self._config.max_queue_len
+        assert num_present + len(sequences) <= most, "a request was added that has no room"
+        for seq in sequences:
+            seq.arrival_s = now_s
+            insort(self._waiting, seq, key=_by_rank)
+
+    def expired(self, now_s: float) -> list[Sequence]:
+        """Return the first choices that never ran and are queued past their deadline.
+
+        Other choices and preempted sequences may wait longer: a request that began is completed.
+        """
+        return [
+            seq
+            for seq in self._waiting
+            if seq.request.queue_deadline_s <= now_s and seq.choice == 0 and not seq.has_run
+        ]
+
+    def preempt_all(self) -> list[Sequence]:
+        """Preempt every running sequence, as when the KV cache is lost, and return them."""
+        self.preempted = []
+        while self._running:
+            self._preempt(self._running[-1])
+        return self.preempted
+
+    def finish(self, seq: Sequence) -> None:
+        """Remove a waiting or running sequence and free its blocks."""
+        if seq.status is SequenceStatus.WAITING:
+            self._waiting.remove(seq)
+        elif seq.status is SequenceStatus.RUNNING:
+            self._leave(seq)
+        seq.status = SequenceStatus.FINISHED
+        self._blocks.release(seq.seq_id)
+
+    @property
+    def num_decoding(self) -> int:
+        """Running sequences of which only the last token is uncomputed."""
+        return sum(seq.is_decoding for seq in self._running)
+
+    def num_eligible(self, control: SpeculationControl) -> int:
+        """Return how many decoding sequences may have drafts, if the step has any."""
+        return sum(seq.is_decoding and seq.is_eligible(control) for seq in self._running)
+
+    @property
+    def prompts(self) -> PromptLoad:
+        """The prompts that the next steps can run beside the decoding sequences."""
+        config = self._config
+        most = max(0, config.max_num_batched_tokens - len(self._running))
+        if config.max_prefill_tokens is not None:
+            most = min(most, config.max_prefill_tokens)
+        running = [seq.num_uncomputed_tokens for seq in self._running if not seq.is_decoding]
+        room = self._blocks.num_free_blocks * self._blocks.block_size
+        num_tokens, num_sequences = sum(running), len(running)
+        waiting: collections.abc.Iterable[Sequence] = self._waiting
+        if self._seats is not None:  # one without a seat may wait for long
+            waiting = self._seats.that_may_join(waiting, self._running)
+        for seq in islice(waiting, config.max_num_seqs - len(self._running)):
+            room -= seq.num_uncomputed_tokens
+            if room < 0:
+                break
+            num_tokens += seq.num_uncomputed_tokens
+            num_sequences += 1
+        return PromptLoad(min(num_tokens, most), num_sequences)
+
+    def schedule(self, decision: Decision, control: SpeculationControl) -> list[ScheduledRow]:
+        """Return the rows of the next step, each with its blocks reserved.
+
+        decision: the number of draft tokens per sequence, for requests that do not choose theirs; 0
+            reserves no slot for drafts, except for predicted output where it allows that.
+        control: the settings in force.
+        """
+        self._rows = {}
+        self.keep_batch()
+        self._draft_planner.begin_step(decision, control, has_predictions=self.has_predictions)
+        self._schedule_decodes()
+        self._plan_guesses()
+        if self._waiting or len(self._rows) < len(self._running):
+            self._schedule_prompts()
+        self._reserve_guesses()
+        self._reserve_next_drafts()
+        return list(self._rows.values())
+
+    def _schedule_prompts(self) -> None:
+        """Give prompts what the decoding sequences leave of the budget."""
+        planned = list(self._rows.values())
+        budget = self._schedule_prefills(self._prefill_budget())
+        self._return_guesses(planned)
+        self._admit_waiting(budget)
+
+    def schedule_ahead(
+        self, decision: Decision, control: SpeculationControl, *, holds_trees: bool
+    ) -> list[ScheduledRow]:
+        """Return the rows of the step behind the one in flight; none if it depends on that one.
+
+        The running sequences are in the state after the step in flight. Where it has drafts they
+        have all been accepted, so that each row has the blocks for its highest position. None is
+        preempted, and none is admitted, since blocks that it could share may be published by then.
+        Where either would happen, or a row would lose guesses or its next drafts for want of
+        blocks, the step cannot be known; nor where a tree may be drafted that the target's ranks
+        do not hold.
+
+        holds_trees: whether they do.
+        """
+        self._rows = {}
+        self._draft_planner.begin_step(decision, control)
+        if not holds_trees and self._draft_planner.may_draft_trees(self._running):
+            return []
+        if self._num_missing_blocks() > self._blocks.num_free_blocks:
+            return []
+        self._schedule_decodes()
+        self._plan_guesses()
+        planned = list(self._rows.values())
+        budget = self._schedule_prefills(self._prefill_budget())
+        has_seat = len(self._running) < self._config.max_num_seqs
+        if budget > 0 and self._waiting and has_seat:
+            return []
+        self._reserve_guesses()
+        if list(self._rows.values())[: len(planned)] != planned:
+            return []
+        return list(self._rows.values()) if self._reserve_next_drafts() else []
+
+    def repeat_decodes(self, ends: collections.abc.Mapping[int, int]) -> bool:
+        """Reserve the blocks of a step with the same sequences as the one in flight, if it can be.
+
+        In place of `schedule_ahead` where each of them decodes one token without drafts. Nothing
+        changes where other sequences run or wait, or where blocks may not suffice.
+
+        ends: by sequence, its number of tokens after that step.
+        """
+        if self._waiting or len(self._running) != len(ends):
+            return False
+        if len(ends) > self._blocks.num_free_blocks:
+            return False
+        for seq_id, end in ends.items():
+            has_room = self._blocks.reserve(seq_id, end)
+            assert has_room, "a token takes more than one block"
+        return True
+
+    def _num_missing_blocks(self) -> int:
+        """Return at least how many blocks the next tokens of the running sequences take."""
+        num_missing = 0
+        for seq in self._running:
+            chunk = min(seq.num_uncomputed_tokens, self._config.max_num_batched_tokens)
+            num_needed = -(-(seq.num_computed_tokens + chunk) // self._blocks.block_size)
+            num_held = len(self._blocks.block_table(seq.seq_id))
+            num_missing += max(0, num_needed - num_held)
+        return num_missing
+
+    def admit_only(self, seq: Sequence | None) -> None:
+        """Let no other waiting sequence join the batch; None admits all again."""
+        self._alone = seq
+
+    def next_chain_length(self, seq: Sequence) -> int:
+        """Return how long a chain of drafts may be in the step behind the scheduled one."""
+        return self._draft_planner.next_chain_length(seq)
+
+    def may_draft(self, seq: Sequence) -> bool:
+        """Return whether the decision of the scheduled step lets a sequence draft."""
+        return self._draft_planner.may_draft(seq)
+
+    def keep_batch(self) -> None:
+        """Record a step without preempted or new sequences, in place of `schedule`."""
+        self.preempted = []
+        self.newly_scheduled = []
+
+    def _schedule_decodes(self) -> None:
+        """Schedule the next token of each decoding sequence, before any guess takes a block."""
+        for seq in [seq for seq in self._running if seq.is_decoding]:
+            if seq.status is SequenceStatus.RUNNING:  # not preempted for one that ranks before it
+                self._add_row(ScheduledRow(seq, 1))
+
+    def _decodes(self) -> list[ScheduledRow]:
+        return [row for row in self._rows.values() if row.seq.is_decoding]
+
+    def _plan_guesses(self, most: int | None = None) -> None:
+        """Divide the budget of guesses among the decoding sequences; blocks come later.
+
+        most: a lower limit of the step's guesses.
+        """
+        if not self._draft_planner.may_have_guesses:
+            return
+        sequences = [row.seq for row in self._decodes()]
+        for row in self._draft_planner.plan(sequences, most):
+            self._rows[row.seq.seq_id] = row
+
+    def _return_guesses(self, planned: collections.abc.Sequence[ScheduledRow]) -> None:
+        """Divide the guesses of rows that a prompt has preempted among those that remain.
+
+        planned: the rows before. Their guesses are not exceeded: prompts have the other tokens.
+        """
+        if len(self._decodes()) < len(planned):
+            self._plan_guesses(sum(row.num_guesses for row in planned))
+
+    def _reserve_guesses(self) -> None:
+        """Reserve blocks for the guesses of each row; one that gets none runs without guesses.
+
+        Guesses are optional: no sequence is preempted or kept waiting for their slots.
+        """
+        if not self._draft_planner.may_have_guesses:
+            return
+        for seq_id, row in self._rows.items():
+            num_tokens = min(row.seq.num_tokens + row.num_guesses, self._config.max_model_len)
+            if row.num_guesses and not self._blocks.reserve(seq_id, num_tokens):
+                self._rows[seq_id] = ScheduledRow(row.seq, 1)
+
+    def _reserve_next_drafts(self) -> bool:
+        """Let the target's head draft for the next step, where it has one, as far as it is useful.
+
+        Its slots are optional too. Returns whether there were blocks for all of them.
+        """
+        if not self._draft_planner.has_next_drafts:
+            return True
+        has_room = True
+        for seq_id, row in self._rows.items():
+            shape = self._draft_planner.next_draft_shape(row)
+            num_slots = self._draft_planner.num_slots_of_next_draft(row, shape)
+            if num_slots and not self._blocks.reserve(seq_id, num_slots):
+                has_room, shape = False, chain(0)
+            self._rows[seq_id] = row.with_next_draft(shape)
+        return has_room
+
+    def _prefill_budget(self) -> int:
+        """Return how many prompt tokens the step may have beside its decoding sequences."""
+        rows = self._rows.values()
+        num_taken = sum(row.num_tokens + row.num_guesses for row in rows)
+        num_left = self._config.max_num_batched_tokens - num_taken
+        limit = self._config.max_prefill_tokens
+        return num_left if limit is None or not rows else min(num_left, limit)
+
+    def _schedule_prefills(self, budget: int) -> int:
+        for seq in [seq for seq in self._running if not seq.is_decoding]:
+            if budget == 0:
+                break
+            chunk = min(seq.num_uncomputed_tokens, budget)
+            row = ScheduledRow(seq, chunk)
+            if seq.status is SequenceStatus.RUNNING and self._add_row(row):
+                budget -= chunk
+        return budget
+
+    def _admit_waiting(self, budget: int) -> None:
+        # After a preemption blocks are short: a newly admitted sequence would be preempted next.
+        while budget > 0 and not self.preempted:
+            seq = self._next_to_admit()
+            if seq is None or len(self._running) >= self._config.max_num_seqs:
+                break
+            chunk = self._admit(seq, budget)
+            if chunk == 0:
+                break
+            budget -= chunk
+
+    def _next_to_admit(self) -> Sequence | None:
+        candidates = (seq for seq in self._waiting if self._may_join(seq))
+        if self._seats is None:
+            return next(candidates, None)
+        return self._seats.first(candidates, self._running)
+
+    def _may_join(self, seq: Sequence) -> bool:
+        return not seq.waits_for_leader and self._alone in (None, seq)
+
+    def _admit(self, seq: Sequence, budget: int) -> int:
+        """Move a waiting sequence into the batch; return its tokens in this step, 0 if it waits."""
+        # Log-probabilities of the prompt are not cached: they need its forward pass.
+        reuse = not seq.prompt_report.is_due
+        cached = self._blocks.admit(seq.seq_id, seq.token_ids, budget, seq.block_keys, reuse=reuse)
+        if cached is None:
+            return 0
+        self._waiting.remove(seq)
+        insort(self._running, seq, key=_by_rank)
+        self._num_predicted += seq.prediction is not None
+        seq.status = SequenceStatus.RUNNING
+        seq.num_computed_tokens = cached
+        if not seq.has_run:
+            seq.num_cached_tokens = min(cached, seq.num_prompt_tokens)
+            self._counts.num_cached_tokens += seq.num_cached_tokens
+            self.newly_scheduled.append(seq)
+        seq.has_run = True
+        if self._seats is not None:
+            self._seats.admitted(seq)
+        chunk = min(seq.num_uncomputed_tokens, budget)
+        self._rows[seq.seq_id] = ScheduledRow(seq, chunk)
+        return chunk
+
+    def _add_row(self, row: ScheduledRow) -> bool:
+        """Reserve a row's blocks, preempting later sequences; return False if that fails."""
+        seq = row.seq
+        needed = seq.num_computed_tokens + row.num_tokens
+        while not self._blocks.reserve(seq.seq_id, needed):
+            last = self._running[-1]
+            if last is seq:
+                return False
+            self._preempt(last)
+        self._rows[seq.seq_id] = row
+        return True
+
+    def _leave(self, seq: Sequence) -> None:
+        """Remove a sequence from the batch."""
+        self._running.remove(seq)
+        self._num_predicted -= seq.prediction is not None
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._leave(seq)
+        self._rows.pop(seq.seq_id, None)
+        self._blocks.release(seq.seq_id)
+        seq.status = SequenceStatus.WAITING
+        seq.num_computed_tokens = 0
+        insort(self._waiting, seq, key=_by_rank)
+        self.preempted.append(seq)
+        self._counts.num_preemptions += 1
+
+
+def require_room(config: EngineConfig, num_present: int, num_choices: int) -> None:
+    """Raise OverloadedError for a request whose choices do not fit into batch and queue now.
+
+    Raises InvalidValueError where they never fit.
+    """
+    most = config.max_num_seqs + config.max_queue_len
+    if num_choices > most:
+        limit = f"at most {most} (max_num_seqs and max_queue_len together)"
+        raise InvalidValueError("n", num_choices, limit)
+    if num_present + num_choices > most:
+        count = f"{num_present} of {most} requests run or wait, each choice counted as one"
+        raise OverloadedError(f"{count}; this one has {num_choices}")

@@ -1,0 +1,122 @@
+"""The drafts of a step: taken for its rows, ordered behind them, or known before it can begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from specdec.engine.metrics.metrics import StepRecorder
+from specdec.engine.scheduling.async_scheduling import (
+    Rows,
+    repeat_decodes,
+    rows_ahead,
+    schedule_ahead,
+)
+from specdec.engine.scheduling.scheduled_row import ScheduledRow
+from specdec.engine.scheduling.scheduler import Scheduler
+from specdec.engine.scheduling.speculator import NO_DRAFTING, Drafting, Speculator
+from specdec.types.draft_decision import Decision, DraftAhead
+
+
+class StepDrafts:
+    """Selects the rows of a step that draft, and times their drafts."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        speculator: Speculator,
+        recorder: StepRecorder,
+        clock: Callable[[], float],
+        max_model_len: int,
+    ) -> None:
+        """Set what drafts. recorder: receives the seconds of each draft, by `clock`."""
+        self._scheduler = scheduler
+        self._speculator = speculator
+        self._recorder = recorder
+        self._clock = clock
+        self._max_model_len = max_model_len
+
+    def take(self, rows: list[ScheduledRow], decision: Decision) -> Drafting:
+        """Take drafts for the eligible rows, those with room for 0 draft tokens included; time it.
+
+        Where drafts are made ahead, a row without one waits for it only if it is the only row.
+        Speculation that is off is free here: without draft tokens to spend the proposer is not
+        called, and the scheduler has reserved no KV slot beyond each sequence's next token.
+        """
+        uses_proposer = decision.num_draft_tokens > 0
+        if not uses_proposer:
+            if not self._scheduler.has_predictions:
+                return NO_DRAFTING
+            rows = [row for row in rows if row.num_draft_tokens]  # for predicted output
+        if not rows:
+            return NO_DRAFTING
+        eligible = self._eligible(rows)
+        began_at_s = self._clock()
+        drafting = self._speculator.take(
+            eligible, may_wait=decision.may_wait(len(rows)), uses_proposer=uses_proposer
+        )
+        seconds = self._clock() - began_at_s
+        if any(row.num_draft_tokens for row in eligible):
+            self._recorder.record_draft(seconds)
+        for work in drafting.work:
+            self._recorder.record_ahead(work.began_at_s, work.seconds)
+        return replace(drafting, waited_s=seconds) if drafting.has_waited else drafting
+
+    def order_ahead(self, rows: Rows, decision: Decision) -> None:
+        """Have the draft model go on behind the rows that the target runs now."""
+        if decision.num_draft_tokens and decision.ahead is not DraftAhead.OFF:
+            drafting = [(seq, row) for seq, row in rows if self._scheduler.may_draft(seq)]
+            self._speculator.ahead(
+                drafting,
+                self._scheduler.next_chain_length,
+                decision.ahead,
+                may_wait=decision.may_wait(len(rows)),
+            )
+
+    def rows_ahead(self, in_flight: Rows, decision: Decision) -> tuple[Rows, Drafting]:
+        """Return the rows behind the step in flight and their drafts; none if they are unknown."""
+        if decision.allows_predictions and self._is_predicted(in_flight):
+            return [], NO_DRAFTING  # the next drafts depend on the tokens
+        if not decision.num_draft_tokens:
+            rows = repeat_decodes(in_flight, self._scheduler, self._max_model_len)
+            if rows:
+                return rows, NO_DRAFTING
+        scheduled = schedule_ahead(
+            in_flight,
+            self._scheduler,
+            decision,
+            self._speculator.control,
+            self._max_model_len,
+            holds_drafts=self._speculator.holds_drafts,
+        )
+        drafting: Drafting | None = NO_DRAFTING
+        if scheduled and decision.num_draft_tokens:
+            drafting = self._speculator.propose_ahead(self._eligible(scheduled))
+        if drafting is None:
+            return [], NO_DRAFTING
+        return rows_ahead(scheduled, in_flight, drafting, self._max_model_len), drafting
+
+    def _eligible(self, rows: list[ScheduledRow]) -> list[ScheduledRow]:
+        """Return the rows to take drafts for; those of predicted output draft in any case."""
+        control, may_draft = self._speculator.control, self._scheduler.may_draft
+        return [
+            row
+            for row in rows
+            if row.seq.is_eligible(control) and (row.num_draft_tokens or may_draft(row.seq))
+        ]
+
+    def _is_predicted(self, rows: Rows) -> bool:
+        """Return whether a sequence of `rows` has drafts of its predicted output.
+
+        By the tokens before the step in flight, so that a lost place is found again while steps
+        are begun ahead.
+        """
+        if not self._scheduler.has_predictions:
+            return False
+        control = self._speculator.control
+        return any(
+            seq.prediction is not None
+            and seq.is_eligible(control)
+            and seq.prediction.has_place(seq.token_ids)
+            for seq, _ in rows
+        )

@@ -1,0 +1,109 @@
+"""Metrics of a replica after hand-worked runs."""
+
+import threading
+
+import pytest
+from grpc import StatusCode
+
+from specdec.client import HistogramCounts
+from specdec.engine.metrics import metrics as names
+from specdec.engine.metrics.metrics import Histogram, Metrics
+from specdec.engine.metrics.request_metrics import RequestMetrics
+from specdec.types.responses import EngineOutput, FinishReason
+from specdec.types.stats import SpeculationStats
+
+
+@pytest.fixture
+def metrics():
+    return Metrics()
+
+
+@pytest.fixture
+def observer(metrics):
+    return RequestMetrics("r", metrics, clock=lambda: 100.0)
+
+
+def output(finish_reason, choice=0, is_last=None, num_steps=1):
+    is_last = finish_reason is not None if is_last is None else is_last
+    return EngineOutput(
+        "r",
+        (5,),
+        "text",
+        finish_reason,
+        num_prompt_tokens=12,
+        num_output_tokens=5,
+        speculation=SpeculationStats(2, 6, 3),
+        num_steps=num_steps,
+        choice=choice,
+        is_last=is_last,
+    )
+
+
+def summary(metrics, name):
+    """Return the number of observations and their sum."""
+    counts = metrics.histograms[name]
+    return sum(counts.counts), counts.total
+
+
+def test_bounds_are_inclusive_and_the_last_bucket_has_the_rest():
+    histogram = Histogram((1, 2, 4))
+    for value in (0.5, 1, 2, 2, 3, 5000):
+        histogram.observe(value)
+    assert histogram.read() == HistogramCounts((1.0, 2.0, 4.0), (2, 2, 1, 1), 5008.5)
+
+
+def test_observations_of_several_threads_are_all_counted():
+    histogram = Histogram((1,))
+    threads = [
+        threading.Thread(target=lambda: [histogram.observe(1) for _ in range(5000)])
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert histogram.read() == HistogramCounts((1.0,), (20_000, 0), 20_000.0)
+
+
+def test_each_phase_of_a_request_is_observed(metrics, observer):
+    observer.on_scheduled(100.25)
+    for at, finish_reason in [(100.5, None), (100.75, None), (102.0, FinishReason.STOP)]:
+        observer.on_output(output(finish_reason), at)
+    assert summary(metrics, names.QUEUE_TIME) == (1, 0.25)
+    assert summary(metrics, names.PREFILL_TIME) == (1, 0.25)
+    assert summary(metrics, names.FIRST_TOKEN) == (1, 0.5)
+    assert summary(metrics, names.INTER_TOKEN) == (2, 1.5)
+    assert summary(metrics, names.DECODE_TIME) == (1, 1.5)
+    assert summary(metrics, names.END_TO_END) == (1, 2.0)
+    assert summary(metrics, names.PROMPT_TOKENS) == (1, 12)
+    assert summary(metrics, names.GENERATION_TOKENS) == (1, 5)
+
+
+def test_choices_share_one_request_with_separate_inter_token_latencies(metrics, observer):
+    observer.on_output(output(None), 100.5)
+    observer.on_output(output(None, choice=1), 101.0)
+    observer.on_output(output(FinishReason.STOP, is_last=False), 101.5)
+    observer.on_output(output(FinishReason.LENGTH, choice=1), 103.0)
+    assert summary(metrics, names.FIRST_TOKEN) == (1, 0.5)
+    assert summary(metrics, names.INTER_TOKEN) == (2, 3.0)
+    assert summary(metrics, names.END_TO_END) == (1, 3.0)
+    assert metrics.ended == {"length": 1, "stop": 0, "abort": 0}
+
+
+def test_steps_sent_together_share_the_time_evenly(metrics, observer):
+    observer.on_output(output(None), 101.0)
+    observer.on_output(output(None, num_steps=4), 103.0)
+    counts = metrics.histograms[names.INTER_TOKEN]
+    assert counts.counts[counts.bounds.index(0.5)] == 4
+
+
+def test_a_closed_stream_counts_as_an_abort_without_latency(metrics, observer):
+    observer.on_broken_off(GeneratorExit())
+    assert metrics.ended == {"length": 0, "stop": 0, "abort": 1}
+    assert summary(metrics, names.END_TO_END) == (0, 0)
+
+
+def test_failures_are_counted_by_status_code(metrics):
+    for code in (StatusCode.INTERNAL, StatusCode.UNAVAILABLE, StatusCode.INTERNAL):
+        metrics.count_failure(code)
+    assert metrics.failed == {"INTERNAL": 2, "UNAVAILABLE": 1}

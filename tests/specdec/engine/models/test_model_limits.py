@@ -1,0 +1,150 @@
+"""Settings that models run by transformers' code lack are refused by their names."""
+
+import pytest
+
+from specdec.config.engine import ModelOptions
+from specdec.config.llm import LLMConfig
+from specdec.config.speculative_keys import read_speculation
+from specdec.engine.memory.memory_plan import memory_plan
+from specdec.engine.models.model_report import Fit, Precision, report_model
+from specdec.engine.models.model_resolution import resolve_models
+from specdec.llm.arguments import read_arguments
+from specdec.types.errors import InvalidValueError, UnsupportedModelError
+from tests.specdec.models.families import save_family
+from tests.specdec.models.foreign import save_foreign
+from tests.specdec.packing import awq, write_packed
+from tests.specdec.tiny import tiny_llama_dir, train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def gpt2_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("gpt2")
+    save_foreign(directory, "gpt2")
+    train_tokenizer(383).save_pretrained(directory)
+    return directory
+
+
+def plan(directory, **settings):
+    drafting = read_speculation(settings.pop("speculative_config", "none"))
+    config = LLMConfig(model=str(directory), speculative_config=drafting, **settings)
+    return memory_plan(config, resolve_models(config, print).configs(), 2**33, in_process=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        (
+            {"tensor_parallel_size": 2},
+            "must be 1: transformers has no tensor-parallel plan for gpt2",
+        ),
+        ({"quantization": "int8"}, "must be none: the model runs by transformers' code"),
+        ({"enable_lora": True}, "must be false: the model runs by transformers' code"),
+        ({"kernels": "native"}, "must be auto or torch: the model runs by transformers' code"),
+    ],
+)
+def test_settings_of_the_own_decoder_are_refused(gpt2_dir, settings, limit):
+    with pytest.raises(InvalidValueError, match=next(iter(settings))) as refused:
+        plan(gpt2_dir, **settings)
+    assert limit in str(refused.value)
+
+
+def test_a_draft_model_is_limited_in_the_same_way(gpt2_dir, tiny_model_dir):
+    drafting = {"method": "draft_model", "model": str(gpt2_dir)}
+    settings = {"speculative_config": {**drafting, "quantization": "int8"}, "max_model_len": 64}
+    with pytest.raises(InvalidValueError, match=r"speculative_config\.quantization"):
+        plan(tiny_model_dir, **settings)
+    assert plan(tiny_model_dir, **settings | {"speculative_config": drafting}).draft is not None
+
+
+def test_latent_attention_takes_adapters(tmp_path):
+    save_family(tmp_path, "deepseek-v3")
+    train_tokenizer(383).save_pretrained(tmp_path)
+    assert plan(tmp_path, enable_lora=True).engine.adapters is not None
+
+
+def test_the_setting_selects_the_implementation(gpt2_dir, tiny_model_dir):
+    plan(gpt2_dir)
+    with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel is not supported"):
+        plan(gpt2_dir, model_impl="specdec")
+    plan(tiny_model_dir, tensor_parallel_size=2)
+    plan(tiny_model_dir, tensor_parallel_size=3, model_impl="transformers")
+    with pytest.raises(InvalidValueError, match="it must be a divisor of 9, the heads"):
+        plan(tiny_model_dir, tensor_parallel_size=2, model_impl="transformers")
+
+
+def test_whole_experts_need_a_plan_of_transformers(gpt2_dir, tmp_path):
+    with pytest.raises(InvalidValueError, match=r"false: .* no expert-parallel plan for gpt2"):
+        plan(gpt2_dir, enable_expert_parallel=True)
+    save_foreign(tmp_path, "qwen2-moe")
+    train_tokenizer(383).save_pretrained(tmp_path)
+    plan(tmp_path, enable_expert_parallel=True, tensor_parallel_size=3)
+
+
+def test_plans_that_ranks_cannot_follow_are_refused(tmp_path):
+    for name, size, limit in (
+        ("granite-moe", 3, "must be 1: transformers' plan divides no attention"),
+        ("youtu", 3, "must be 1: latent attention is not divided"),
+        ("phi", 2, "must be a divisor of 3, the KV heads of the model"),
+    ):
+        directory = tmp_path / name
+        directory.mkdir()
+        save_foreign(directory, name)
+        train_tokenizer(383).save_pretrained(directory)
+        with pytest.raises(InvalidValueError, match=f"tensor_parallel_size is {size}; it {limit}"):
+            plan(directory, tensor_parallel_size=size)
+
+
+def test_copies_of_a_tied_embedding_are_counted(tiny_model_dir):
+    precision = Precision("float32", None, is_native=False)
+    options = ModelOptions("transformers")
+    one, three = (report_model(tiny_model_dir, precision, size, options).ranks for size in (1, 3))
+    table = 383 * 144 * 4
+    assert len(three) == 3
+    assert three[0].weight_bytes == (one[0].weight_bytes + 3 * table) // 3
+    assert 3 * three[0].kv_bytes_per_token == one[0].kv_bytes_per_token
+
+
+@pytest.fixture(scope="module")
+def awq_dir(tmp_path_factory):
+    root = tmp_path_factory.mktemp("awq")
+    source = tiny_llama_dir(root / "source", intermediate=208, layers=1)
+    config = {"quant_method": "awq", "bits": 4, "group_size": 8, "version": "gemm"}
+    write_packed(source, root / "packed", root / "plain", config, awq)
+    return root / "packed"
+
+
+@pytest.mark.parametrize("name", ["awq", "awq_marlin", None])
+def test_the_name_of_a_format_is_that_of_the_files(awq_dir, name):
+    arguments = {"quantization": name, "max_model_len": 64, "speculative_config": None}
+    config = read_arguments(str(awq_dir), arguments).config
+    assert config.quantization_method is None
+    memory_plan(config, resolve_models(config, print).configs(), 2**33, in_process=True)
+
+
+def test_the_name_of_another_format_is_refused(awq_dir, tiny_model_dir):
+    with pytest.raises(InvalidValueError, match="the model has weights quantized by awq; a format"):
+        plan(awq_dir, quantization="gptq", max_model_len=64)
+    with pytest.raises(
+        InvalidValueError, match="quantization is 'fp8'; it must be none, int8, w8a8"
+    ):
+        plan(tiny_model_dir, quantization="fp8", max_model_len=64)
+    plan(awq_dir, quantization="int8", max_model_len=64)  # of the dequantized weights
+
+
+def test_names_of_other_engines_mean_the_own_decoder():
+    for name, expected in [("vllm", "specdec"), ("transformers", "transformers")]:
+        arguments = read_arguments("smollm2-135m-instruct", {"model_impl": name})
+        assert arguments.config.model_impl == expected
+
+
+def test_the_report_states_what_runs_the_model(gpt2_dir):
+    precision = Precision("float32", None, is_native=False)
+    report = report_model(gpt2_dir, precision, 1)
+    assert report.differences == "layers of transformers' modelling code"
+    assert report.ranks[0].kv_bytes_per_token == 2 * 3 * 96 * 4
+    fits = {each.method: each.fit for each in report.methods}
+    assert fits["ngram"] is Fit.READY
+    assert fits["draft_model"] is Fit.NEEDS_FILES
+    assert fits["eagle3"] is Fit.NO
+    with pytest.raises(InvalidValueError, match="tensor_parallel_size"):
+        report_model(gpt2_dir, precision, 2)

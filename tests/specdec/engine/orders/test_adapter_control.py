@@ -1,0 +1,100 @@
+"""Orders for adapters beside requests: what is held, and on which thread files are looked up."""
+
+import asyncio
+import threading
+
+import pytest
+
+from specdec.config.engine import AdapterLimits
+from specdec.engine.engine_thread import EngineThread
+from specdec.engine.orders import adapter_control
+from specdec.engine.orders.adapter_control import AdapterControl
+from specdec.types.adapters import AdapterOrder, LoRARequest
+from specdec.types.errors import InvalidValueError
+from tests.specdec.adapters import adapter_dir
+from tests.specdec.engines import engine_config, local_engine
+
+LIMITS = AdapterLimits(max_loras=1, max_rank=16, max_loaded=2)
+
+
+@pytest.fixture(scope="module")
+def paths(tiny_model_dir, tmp_path_factory):
+    root = tmp_path_factory.mktemp("adapters")
+    return {
+        name: str(adapter_dir(root / name, tiny_model_dir, seed=seed))
+        for seed, name in enumerate(("sql", "chat"))
+    }
+
+
+@pytest.fixture
+def engine(tiny_model_dir):
+    return local_engine(tiny_model_dir, engine_config(0, adapters=LIMITS))
+
+
+@pytest.fixture
+def control(engine, paths):
+    control = AdapterControl(engine, engine.adapters, LIMITS, "tiny")
+    control.load_all([AdapterOrder.load("sql", paths["sql"])])
+    return control
+
+
+@pytest.fixture
+async def thread(engine, control):
+    thread = EngineThread(engine)
+    yield thread
+    await thread.close()
+
+
+async def hold(control, lora, thread):
+    async with control.holding(lora, thread):
+        raise AssertionError("it was cancelled before")
+
+
+async def test_a_caller_that_is_cancelled_while_it_waits_holds_nothing(control, thread):
+    gate = threading.Event()
+    thread.post(gate.wait)
+    waiting = asyncio.create_task(hold(control, LoRARequest("sql", 1), thread))
+    await asyncio.sleep(0)  # its command is behind the gate
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    gate.set()
+    report = await control.execute(AdapterOrder.unload("sql"), thread, "r1")
+    assert report.adapters == ()
+
+
+async def test_a_held_adapter_is_kept_until_its_caller_leaves(control, thread):
+    async with control.holding(LoRARequest("sql", 1), thread):
+        report = await control.execute(AdapterOrder.unload("sql"), thread, "r1")
+        assert [each.state for each in report.adapters] == ["unloading"]
+    await thread.call(thread._engine.advance_adapters)
+    assert (await control.execute(AdapterOrder(), thread, "r1")).adapters == ()
+
+
+async def test_files_are_looked_up_beside_the_event_loop_and_the_engine(
+    engine, control, thread, paths, monkeypatch
+):
+    seen = []
+
+    def portable_name(name):
+        seen.append(threading.current_thread())
+        return name
+
+    monkeypatch.setattr(adapter_control, "portable_name", portable_name)
+    async with control.holding(LoRARequest("sql", 1, paths["sql"]), thread) as adapter_id:
+        assert adapter_id == engine.adapters.ids["sql"]
+    assert len(seen) == 1
+    assert seen[0] not in (thread._thread, threading.current_thread())
+
+
+async def test_an_order_to_load_can_be_repeated(engine, control, thread, paths):
+    """As where only some replicas have executed it."""
+    before = engine.adapters.ids["sql"]
+    report = await control.execute(AdapterOrder.load("sql", paths["sql"]), thread, "r1")
+    assert [each.name for each in report.adapters] == ["sql"]
+    assert engine.adapters.ids["sql"] == before
+    with pytest.raises(InvalidValueError, match="a name that no loaded adapter has"):
+        await control.execute(AdapterOrder.load("sql", paths["chat"]), thread, "r1")
+    order = AdapterOrder.load("sql", paths["sql"], replaces=True)
+    await control.execute(order, thread, "r1")
+    assert engine.adapters.ids["sql"] != before
