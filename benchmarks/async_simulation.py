@@ -39,8 +39,8 @@ from benchmarks.simulated_models import (
 from benchmarks.summary import Bar, at_least, print_bars
 from benchmarks.tiny_model import write_tiny_llama
 from specdec.config.engine import DraftLimits, EngineConfig
-from specdec.config.methods import AsyncDrafting
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.methods import AsyncDrafting
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.sequence import EngineRequest

@@ -14,7 +14,7 @@ from benchmarks.timed_runner import TimedRunner
 from benchmarks.workloads import NO_METHOD, Measurement, StreamRecord, Workload
 from specdec.config.engine import DraftLimits, DTypeName, EngineConfig
 from specdec.config.quantization import QuantizationMethod
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig

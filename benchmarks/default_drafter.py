@@ -41,7 +41,7 @@ from cluster.config.serve_config import ServeConfig
 from specdec.client import AdminClient
 from specdec.config.model_aliases import ALIASES
 from specdec.config.quantization import CPU_QUANTIZATION_METHODS
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.llm.drafter_choice import with_fastest_drafter
 from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer

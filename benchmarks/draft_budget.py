@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.report_file import markdown_table
-from specdec.config.speculative_checks import DEFAULT_BATCH_BUDGET_MAX
+from specdec.config.speculation.speculative_checks import DEFAULT_BATCH_BUDGET_MAX
 from specdec.types.draft_survival import AcceptanceHistory, share_by_survival
 
 _ROW_COST = 0.01

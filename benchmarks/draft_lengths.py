@@ -9,7 +9,7 @@ from benchmarks.cost_table import MAX_DRAFT_TOKENS, CostTable
 from benchmarks.recordings import Recording
 from benchmarks.replay import Replay
 from benchmarks.report_file import markdown_table
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.text.tokenizer import Tokenizer
 
 START = 7

@@ -29,7 +29,7 @@ from benchmarks.replay import Replay
 from benchmarks.report_file import add_output, write_report, write_text
 from benchmarks.workloads import MODEL
 from specdec.config.hardware import default_cache_dir
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
 

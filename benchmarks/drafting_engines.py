@@ -13,7 +13,7 @@ import torch
 from benchmarks.timed_models import ModelTimes
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.quantization import QuantizationMethod
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig

@@ -36,7 +36,7 @@ from benchmarks.summary import Bar, at_least, num_other_outputs, print_bars
 from benchmarks.workloads import MODEL, NO_METHOD, Contender, Measurement, Workload, one_by_one
 from specdec.config.engine import EngineConfig
 from specdec.config.quantization import CPU_QUANTIZATION_METHODS, QuantizationMethod
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig

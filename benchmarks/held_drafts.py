@@ -39,7 +39,7 @@ from benchmarks.worker import Worker
 from benchmarks.workloads import MODEL, Contender, Measurement, StreamRecord, Workload, one_by_one
 from specdec.config.engine import EngineConfig, Kernels
 from specdec.config.quantization import QuantizationMethod
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.resolve import print_progress, resolve

@@ -34,7 +34,7 @@ from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.synthetic_service import auto_policy
 from benchmarks.tiny_model import write_tiny_llama
 from specdec.config.engine import EngineConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig

@@ -23,7 +23,7 @@ from benchmarks.prompts import BenchmarkPrompt, add_prompts_option, load_prompts
 from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.workloads import MODEL
 from specdec.config.engine import EngineConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig

@@ -36,7 +36,7 @@ from benchmarks.streams import Answer, Call, speculation_options, stream_all
 from benchmarks.ties import Difference, Reference, argmax_differences, first_difference
 from benchmarks.workloads import MODEL
 from specdec.client import AdminClient
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationChange

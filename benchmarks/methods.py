@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from benchmarks.workloads import NO_METHOD
 from specdec.config.engine import EngineConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.speculation.policy.cost_model import CostModel
 from specdec.speculation.policy.cost_profiler import CostProfiler
 from specdec.speculation.policy.goodput import GoodputChooser

@@ -36,8 +36,8 @@ from benchmarks.steered import STEERED, steer
 from benchmarks.summary import Bar, Row, at_least, print_bars, print_rows, summarize
 from benchmarks.workloads import MODEL, NO_METHOD, Contender, Measurement, Workload
 from specdec.client import AdminClient
-from specdec.config.methods import AsyncDrafting
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.methods import AsyncDrafting
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer

@@ -31,7 +31,7 @@ from benchmarks.prompts import DEFAULT_PATH, load_prompts
 from benchmarks.report_file import add_output, markdown_table, write_report
 from benchmarks.workloads import MODEL
 from specdec.config.engine import DraftLimits, EngineConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.cost_table import CostTable
 from benchmarks.recordings import Recording
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.sequences.sequence import EngineRequest, SequenceStatus
 from specdec.sequences.sequence import Sequence as EngineSequence
 from specdec.speculation.proposers import DraftRequest, Proposal, SentRow, make_proposer

@@ -33,7 +33,7 @@ from benchmarks.summary import Row, print_rows, summarize
 from benchmarks.workloads import MODEL, Contender, Workload
 from cluster.cli.charts import LineChart, draw_charts
 from specdec.client import AdminClient
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationChange

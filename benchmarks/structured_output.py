@@ -25,7 +25,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.report_file import add_output, write_text
 from benchmarks.workloads import MODEL
 from specdec.config.engine import DraftLimits, EngineConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig

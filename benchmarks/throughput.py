@@ -46,7 +46,7 @@ from benchmarks.throughput_report import (
 from benchmarks.worker import Worker
 from benchmarks.workloads import MODEL, NO_METHOD, Contender, Workload, all_at_once, one_by_one
 from specdec.config.llm import LLMConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer
 

@@ -30,7 +30,7 @@ from benchmarks.gpu.draft_process import DraftProcess
 from benchmarks.gpu.parts import Context, Result
 from benchmarks.timed_models import ModelTimes, TimedTarget, TimedWorker
 from benchmarks.tiny_model import write_deepened, write_disturbed, write_tiny_llama
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.types.draft_messages import AheadOutput, DraftStep
 from specdec.types.messages import StepInput, VerifyOutput
 from specdec.types.ranks import DraftWorker, Target

@@ -21,7 +21,7 @@ from benchmarks.gpu.parts import Case, Context, Result, run_cases
 from benchmarks.gpu_steps import StepTimes, measure_steps
 from benchmarks.tiny_model import write_tiny_llama
 from specdec.config.engine import DTypeName, EngineConfig, Kernels
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.kernels import TorchAttention
 from specdec.kernels.reference.forward_batch import Chunk, ModelInput

@@ -17,7 +17,7 @@ from benchmarks.gpu.random_models import LLAMA_1B, LLAMA_8B, SMALL, random_decod
 from benchmarks.gpu_steps import median_s
 from benchmarks.random_heads import HEADS
 from specdec.config.engine import DraftLimits, EngineConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.gpu.parts import Context, PartSkippedError, Result
 from benchmarks.gpu.random_models import LLAMA_1B, LLAMA_8B, write_config
 from specdec.config.llm import LLMConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.memory.gpu_workspace import gpu_workspace_bytes
 from specdec.engine.memory.memory_plan import memory_plan
 from specdec.engine.models.model_resolution import Models

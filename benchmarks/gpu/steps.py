@@ -17,7 +17,7 @@ from benchmarks.gpu.profiled import profile
 from benchmarks.gpu.random_models import LLAMA_8B, SMALL, random_decoder, write_config
 from benchmarks.gpu_steps import bandwidth, matrix_bytes, median_s
 from specdec.config.engine import EngineConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.llama import CausalDecoder

@@ -21,7 +21,7 @@ from benchmarks.gpu.parts import Context, PartSkippedError, Result
 from benchmarks.gpu.random_models import LLAMA_8B, SMALL, random_decoder, write_config
 from benchmarks.tiny_model import write_tiny_llama
 from specdec.config.engine import EngineConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.engine.engine_profiler import EngineProfiler
 from specdec.kernels.tensor_parallel import TensorParallelGroup

@@ -21,7 +21,7 @@ from cluster.cli.tables import (
     statistics_line,
 )
 from specdec.client import AdminClient
-from specdec.config.methods import METHOD_NAMES
+from specdec.config.speculation.methods import METHOD_NAMES
 from specdec.types.control import (
     CONTROL_VALUES,
     MAX_AUDIT_PAGE,

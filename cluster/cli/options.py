@@ -16,7 +16,7 @@ from cluster.cli.parameter_types import EXISTING_FILE
 from cluster.config.secrets import API_KEY_VARIABLE, TOKEN_VARIABLE
 from specdec.client import AdminClient
 from specdec.client.calls import DEFAULT_TIMEOUT_S
-from specdec.config.methods import METHOD_NAMES
+from specdec.config.speculation.methods import METHOD_NAMES
 from specdec.types.sampling_params import (
     VERIFIERS,
     SamplingParams,

@@ -20,7 +20,7 @@ from cluster.config.sglang_compat import DISABLES, TREE_FLAGS
 from cluster.config.vllm_compat import ALL_ALWAYS, ALL_RENAMED, ALL_SPECULATION_KEYS
 from cluster.serve.processes import guarded
 from specdec.config.fields import DIRECTORY, FILE, Limit, Setting
-from specdec.config.methods import METHOD_NAMES
+from specdec.config.speculation.methods import METHOD_NAMES
 from specdec.config.vllm_compat import Always, value_in_our_words
 from specdec.types.errors import InvalidValueError
 

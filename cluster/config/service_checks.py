@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
-from specdec.config.methods import DraftModelConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.methods import DraftModelConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.types.errors import InvalidValueError
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from cluster.workers.resources import (
     memory_per_replica,
     require_placeable,
 )
-from specdec.config.gpu_sharing import with_gpu_sharing
+from specdec.config.gpu.gpu_sharing import with_gpu_sharing
 from specdec.config.hardware import available_cpus, num_gpus
 from specdec.engine.memory.memory_plan import memory_plan
 from specdec.engine.models.model_detection import with_detected_models

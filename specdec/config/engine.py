@@ -13,7 +13,7 @@ from specdec.types.validation import require_range
 
 if TYPE_CHECKING:
     from specdec.config.kv_cache import KVCacheDType
-    from specdec.config.speculative import SpeculativeConfig
+    from specdec.config.speculation.speculative import SpeculativeConfig
 
 
 DTypeName = Literal["float32", "bfloat16", "float16"]

@@ -14,7 +14,7 @@ from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import VerifierName
 
 if TYPE_CHECKING:
-    from specdec.config.speculative import SpeculativeConfig
+    from specdec.config.speculation.speculative import SpeculativeConfig
 
 # The command line reads the settings for every command; the modules of a configuration are
 # imported only where one is made, so that other commands start fast.
@@ -99,7 +99,7 @@ _VERIFIERS: Mapping[str, VerifierName] = MappingProxyType(
 
 
 def _is_speculation(value: object) -> bool:
-    from specdec.config.speculative import SpeculativeConfig
+    from specdec.config.speculation.speculative import SpeculativeConfig
 
     return value is None or isinstance(value, SpeculativeConfig)
 
@@ -114,7 +114,7 @@ def default_speculation(model: str, device: str) -> SpeculativeConfig:
 
     Where the machine is known, `specdec.llm.drafter_choice` takes the fastest of them instead.
     """
-    from specdec.config.speculative import SpeculativeConfig
+    from specdec.config.speculation.speculative import SpeculativeConfig
 
     keys = default_keys(model, device)
     found = SpeculativeConfig.of(**keys)
@@ -134,8 +134,8 @@ def read_speculation(value: object) -> SpeculativeConfig | None:
 
     Raise InvalidValueError, which names the key, the value and the limit.
     """
-    from specdec.config.method_roles import OTHER_ROLES
-    from specdec.config.speculative import SpeculativeConfig, key_types
+    from specdec.config.speculation.method_roles import OTHER_ROLES
+    from specdec.config.speculation.speculative import SpeculativeConfig, key_types
 
     read = as_mapping(value)
     if read == AUTO:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specdec.config.engine import EngineConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.sequence import EngineRequest

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict, cast
 
 from specdec.config.fields import refuse_unknown
 from specdec.config.llm import LLMConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import AUTO, SPECULATION_KEYS, read_speculation
 from specdec.config.vllm_compat import in_our_words
 from specdec.types.errors import InvalidValueError

@@ -27,7 +27,7 @@ from specdec.config.hardware import (
 )
 from specdec.config.llm import Config, LLMConfig
 from specdec.config.model_aliases import ALIASES, ShippedDrafter
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.models.drafters.card import (
     CARD,
     SuiteAcceptance,

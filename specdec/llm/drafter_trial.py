@@ -14,7 +14,7 @@ from typing import Any
 
 from specdec.config.hardware import available_memory_bytes
 from specdec.config.llm import LLMConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine_profiler import EngineProfiler
 from specdec.engine.memory.memory_plan import memory_plan
 from specdec.engine.models.model_resolution import resolve_models, with_resolved_dtype

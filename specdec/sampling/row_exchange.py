@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.config.graph_sizes import MAX_EXCHANGED_LOGITS
+from specdec.config.gpu.graph_sizes import MAX_EXCHANGED_LOGITS
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.sharding import partition
 

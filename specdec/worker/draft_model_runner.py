@@ -11,7 +11,7 @@ from typing import cast
 from torch import Tensor
 
 from specdec.config.engine import DraftLimits
-from specdec.config.graph_sizes import MAX_NEW_DRAFT_TOKENS
+from specdec.config.gpu.graph_sizes import MAX_NEW_DRAFT_TOKENS
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder, WholeDraftDecoder
 from specdec.text.vocab_map import VocabularyMap

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 
 from specdec.config.engine import AdapterLimits, DraftLimits, EngineConfig
-from specdec.config.graph_sizes import ragged_token_counts
+from specdec.config.gpu.graph_sizes import ragged_token_counts
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
 from specdec.sampling.vocab_shard import VocabShard

@@ -13,7 +13,7 @@ from benchmarks.simulated_models import (
     Texts,
 )
 from specdec.config.engine import DraftLimits
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.metrics.metrics import Metrics
 from specdec.speculation.proposers import DraftModelProposer
 from specdec.speculation.proposers.outcome_planner import RowPlan

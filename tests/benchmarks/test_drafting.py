@@ -11,7 +11,7 @@ from benchmarks.drafting_report import Row, bars, length_bars
 from benchmarks.machine import describe_machine
 from benchmarks.recordings import Recording, load, save
 from benchmarks.replay import Replay
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.text.tokenizer import Tokenizer
 
 

@@ -20,7 +20,7 @@ from cluster.control.store import ControlStore
 from cluster.replica.router import Router
 from cluster.workers.resources import ReplicaMemory
 from protos.specdec.v1 import inference_pb2 as pb
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.speculation.policy.policy import SpeculationPolicy

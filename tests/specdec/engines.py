@@ -18,7 +18,7 @@ from specdec.config.engine import (
     ModelOptions,
 )
 from specdec.config.quantization import QuantizationMethod
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.engine.loaded.adapters import Adapters
 from specdec.engine.loaded.drafter_versions import DrafterVersions

@@ -7,7 +7,7 @@ from typing import Any, get_args, get_origin
 
 from cluster.config.serve_config import ServeConfig
 from specdec.config.fields import DIRECTORY, FILE, Limit, Setting
-from specdec.config.speculative import key_types
+from specdec.config.speculation.speculative import key_types
 
 CHART_SETTINGS = {
     "model": "models[].model",

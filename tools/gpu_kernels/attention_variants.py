@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from specdec.config.attention_splits import ENOUGH_PROGRAMS, heads_per_program
+from specdec.config.gpu.attention_splits import ENOUGH_PROGRAMS, heads_per_program
 from specdec.kernels.triton.attention import block_of_keys, stages_of, warps_of_tile
 from specdec.kernels.triton.device import attention, store_kv
 from tools.gpu_kernels.variant import ARCHITECTURES, ELEMENT_BYTES, Variant, power_of_two

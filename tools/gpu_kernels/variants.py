@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from specdec.config.truncation_search import TILE_TOKENS
+from specdec.config.gpu.truncation_search import TILE_TOKENS
 from specdec.kernels.triton import lora
 from specdec.kernels.triton.device import (
     children,

@@ -25,7 +25,7 @@ from cluster.replica.limits import (
     check_resumption,
 )
 from specdec.config.engine import MAX_STREAM_INTERVAL
-from specdec.config.methods import METHOD_NAMES
+from specdec.config.speculation.methods import METHOD_NAMES
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import (
     MAX_BAD_WORDS,

@@ -22,7 +22,7 @@ from cluster.config.serve_config import ServeConfig
 from cluster.observability.request_context import current_caller
 from cluster.replica.orders import AbortOrder
 from cluster.replica.router import Router
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import OTHER_METHOD_NAMES
 from specdec.types.errors import OverloadedError
 from specdec.types.request import GenerateRequest as EngineCall

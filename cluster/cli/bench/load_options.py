@@ -33,7 +33,7 @@ from cluster.cli.bench.load_report import Load
 from cluster.cli.charts import require_matplotlib
 from cluster.cli.parameter_types import EXISTING_FILE, NEW_FILE, ListOf
 from specdec.client.calls import DEFAULT_TIMEOUT_S
-from specdec.config.methods import METHOD_NAMES
+from specdec.config.speculation.methods import METHOD_NAMES
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 

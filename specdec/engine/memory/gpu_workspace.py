@@ -5,14 +5,14 @@ The sizes are upper estimates by the shapes of the largest step, and not measure
 
 from __future__ import annotations
 
-from specdec.config.attention_splits import (
+from specdec.config.engine import DTYPE_BYTES, LEAST_UPDATE_PART, MOST_UPDATE_PARTS
+from specdec.config.gpu.attention_splits import (
     heads_per_program,
     most_part_rows,
     most_rows,
     num_segments_of,
 )
-from specdec.config.engine import DTYPE_BYTES, LEAST_UPDATE_PART, MOST_UPDATE_PARTS
-from specdec.config.graph_sizes import (
+from specdec.config.gpu.graph_sizes import (
     MAX_EXCHANGED_LOGITS,
     MAX_GRAPH_TOKENS,
     MAX_NEW_DRAFT_TOKENS,
@@ -21,8 +21,8 @@ from specdec.config.graph_sizes import (
     num_ragged_graphs,
     num_tree_sizes,
 )
+from specdec.config.gpu.truncation_search import search_bytes
 from specdec.config.llm import LLMConfig
-from specdec.config.truncation_search import search_bytes
 from specdec.engine.models.model_limits import draft_adapter_limits
 from specdec.models.config.model_config import ModelConfig
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from specdec.config.llm import Config
-from specdec.config.methods import DraftModelConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.methods import DraftModelConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.models.heads.config import (
     head_method_of,
     method_of,

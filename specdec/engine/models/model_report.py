@@ -18,9 +18,9 @@ from specdec.config.engine import (
     kv_element_bytes,
 )
 from specdec.config.kv_cache import KVCacheDType
-from specdec.config.methods import METHODS, DraftPlace, HeadMethodConfig
 from specdec.config.model_aliases import ShippedDrafter
 from specdec.config.quantization import WEIGHT_BITS, QuantizationMethod
+from specdec.config.speculation.methods import METHODS, DraftPlace, HeadMethodConfig
 from specdec.engine.models.model_limits import require_experts, require_plan
 from specdec.models.config.extra_weights import copied_bytes
 from specdec.models.config.model_config import ModelConfig

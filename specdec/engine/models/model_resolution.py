@@ -8,8 +8,8 @@ from pathlib import Path
 from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DTYPE_BYTES, ModelOptions
 from specdec.config.hf_overrides import unknown_keys
 from specdec.config.llm import Config, LLMConfig
-from specdec.config.methods import DraftModelConfig, HeadMethodConfig
 from specdec.config.model_aliases import ALIASES, TARGETS_OF_DRAFTERS
+from specdec.config.speculation.methods import DraftModelConfig, HeadMethodConfig
 from specdec.models.config.config_files import read_json
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig, head_method_of

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TypeVar
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.models.config.model_config import ModelConfig
 from specdec.text.tokenizer import Tokenizer, check_token_ids
 from specdec.types.errors import InvalidValueError

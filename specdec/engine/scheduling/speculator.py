@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from specdec.config.methods import DraftModelConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.methods import DraftModelConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.scheduling.scheduled_row import ScheduledRow
 from specdec.sequences.prediction import METHOD as PREDICTION
 from specdec.sequences.sequence import Sequence

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.config.attention_splits import MAX_SHORT_QUERY_TOKENS
+from specdec.config.gpu.attention_splits import MAX_SHORT_QUERY_TOKENS
 from specdec.kernels.reference.attention import (
     ALL_BEFORE,
     AttentionPlan,

@@ -24,7 +24,7 @@ import torch
 import triton
 from torch import Tensor
 
-from specdec.config.attention_splits import ENOUGH_PROGRAMS, heads_per_program
+from specdec.config.gpu.attention_splits import ENOUGH_PROGRAMS, heads_per_program
 from specdec.kernels.reference.attention import (
     ALL_BEFORE,
     AttentionPlan,

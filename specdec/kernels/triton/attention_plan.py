@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.config.attention_splits import (
+from specdec.config.gpu.attention_splits import (
     MAX_SHORT_QUERY_TOKENS,
     SHORT_TILES,
     enough_programs,

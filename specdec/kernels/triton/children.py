@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from specdec.config.truncation_search import TILE_TOKENS
+from specdec.config.gpu.truncation_search import TILE_TOKENS
 from specdec.kernels.triton.device import children as kernels
 from specdec.kernels.triton.sample import RowSampling, TileArgmax
 from specdec.kernels.triton.truncation import truncation_floors

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specdec.config.attention_splits import MAX_SHORT_QUERY_TOKENS
+from specdec.config.gpu.attention_splits import MAX_SHORT_QUERY_TOKENS
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import RaggedBatch
 from specdec.kernels.triton.attention_plan import Tiles, TileShape, TritonPlan, nodes_of

@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from specdec.config.truncation_search import TILE_TOKENS
+from specdec.config.gpu.truncation_search import TILE_TOKENS
 from specdec.kernels.reference.sample_rows import RowArgmax, SampleParams
 from specdec.kernels.triton.device import sample as kernels
 from specdec.kernels.triton.truncation import RowLimits, truncation_floors

@@ -13,7 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
-from specdec.config.truncation_search import MAX_CANDIDATES, NUM_THRESHOLDS, TILE_TOKENS
+from specdec.config.gpu.truncation_search import MAX_CANDIDATES, NUM_THRESHOLDS, TILE_TOKENS
 from specdec.kernels.triton.device import truncation as kernels
 from specdec.kernels.triton.device import truncation_rounds as rounds
 

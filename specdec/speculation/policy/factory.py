@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from specdec.config.engine import DraftLimits, EngineConfig
-from specdec.config.methods import DraftPlace
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.methods import DraftPlace
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.cost_profiler import CostProfiler, with_drafting, with_engine
 from specdec.speculation.policy.goodput import GoodputChooser

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from specdec.config.methods import DraftModelConfig
+from specdec.config.speculation.methods import DraftModelConfig
 from specdec.speculation.policy.cost_model import StepSeconds
 from specdec.speculation.policy.expected_goodput import GoodputEstimate
 from specdec.speculation.policy.goodput import GoodputChooser

@@ -1,6 +1,6 @@
 """Proposers guess the next tokens of a sequence.
 
-One module a method; `specdec.config.methods` registers them. Running a draft model belongs in
+One module a method; `config.speculation.methods` registers them. Running a draft model belongs in
 `worker`.
 """
 

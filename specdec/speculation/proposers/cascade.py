@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec.config.methods import DraftPlace, MethodConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.methods import DraftPlace, MethodConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.speculation.proposers.base import (
     DraftRequest,
     Proposal,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from specdec.config.engine import DraftLimits
-from specdec.config.methods import DraftModelConfig
+from specdec.config.speculation.methods import DraftModelConfig
 from specdec.sequences.block_manager import BlockManager, root_key
 from specdec.sequences.sequence import Sequence
 from specdec.sequences.worker_view import WorkerView

@@ -15,7 +15,7 @@ from __future__ import annotations
 import collections.abc
 from collections import OrderedDict
 
-from specdec.config.methods import LookaheadConfig
+from specdec.config.speculation.methods import LookaheadConfig
 from specdec.sequences.sequence import Lookahead, Sequence
 from specdec.speculation.proposers.base import (
     DraftRequest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from specdec.config.methods import NgramConfig
+from specdec.config.speculation.methods import NgramConfig
 from specdec.speculation.proposers.base import (
     DraftRequest,
     IngestBudget,

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from specdec.config.methods import SuffixConfig
+from specdec.config.speculation.methods import SuffixConfig
 from specdec.sequences.sequence import Sequence, SequenceStatus
 from specdec.speculation.proposers.base import (
     DraftRequest,

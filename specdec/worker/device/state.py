@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.config.graph_sizes import MAX_GRAPH_TOKENS
+from specdec.config.gpu.graph_sizes import MAX_GRAPH_TOKENS
 from specdec.types.messages import BlockTableDelta
 
 

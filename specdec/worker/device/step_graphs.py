@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from specdec.config.graph_sizes import (
+from specdec.config.gpu.graph_sizes import (
     MAX_GRAPH_ROWS,
     MAX_GRAPH_TOKENS,
     query_lens,

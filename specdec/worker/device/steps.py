@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.config.graph_sizes import most_padding_tokens
+from specdec.config.gpu.graph_sizes import most_padding_tokens
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import BlockTableDelta, StepRow
 from specdec.worker.batch.batch_state import SequenceState

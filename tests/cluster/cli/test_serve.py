@@ -16,7 +16,7 @@ from cluster.cli.serve import OTHER, SECTIONS
 from cluster.config.secrets import KEYS_VARIABLE
 from cluster.config.serve_config import ServeConfig
 from cluster.config.vllm_compat import ALWAYS, RENAMED
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import SPECULATION_KEYS
 from specdec.types.adapters import AdapterOrder
 from specdec.types.errors import OutOfMemoryError

@@ -14,7 +14,7 @@ from cluster.config.config_file import (
     read_models,
 )
 from cluster.config.serve_config import ServeConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.types.errors import InvalidValueError
 
 

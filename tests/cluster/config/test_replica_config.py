@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.config.serve_config import ServeConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.types.errors import InvalidValueError
 
 

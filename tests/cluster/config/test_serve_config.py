@@ -15,7 +15,7 @@ from specdec.config.quantization import (
     GPU_QUANTIZATION_METHODS,
     QUANTIZATION_METHODS,
 )
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.types.errors import InvalidValueError
 
 BY_DEVICE = ("dtype", "max_num_seqs", "max_num_batched_tokens")

@@ -6,7 +6,7 @@ import typing
 import pytest
 
 from cluster.config.serve_config import ServeConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import read_value
 from specdec.types.errors import InvalidValueError
 

@@ -14,7 +14,7 @@ from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE
 from cluster.workers.roles import DRAFT
 from cluster.workers.transport import Endpoint
 from specdec.config.llm import LLMConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.memory.memory_plan import memory_plan
 from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.llm.local_executor import LocalExecutor

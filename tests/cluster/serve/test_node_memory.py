@@ -14,7 +14,7 @@ from cluster.serve.node_memory import (
     replica_memory,
 )
 from cluster.workers.resources import ReplicaMemory, placement_bundles
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 
 GIB = 2**30
 HERE, THERE = 12 * GIB, 6 * GIB

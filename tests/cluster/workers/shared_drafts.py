@@ -19,7 +19,7 @@ from cluster.workers.supervisors import DraftSupervisor
 from cluster.workers.transport import CurveKeys, Endpoint, Listener
 from cluster.workers.worker_group import WorkerGroup
 from specdec.config.engine import DraftLimits
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.proposers import DraftVocabulary
 from specdec.types.errors import DraftFailedError

@@ -22,7 +22,7 @@ from cluster.workers.target_steps import TargetSteps
 from cluster.workers.unix_socket import PeerGoneError
 from cluster.workers.worker import ModelWorker
 from specdec.config.engine import EngineConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.drafters import HeadFile
 from specdec.types.messages import StepInput

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.workers import serialization
 from cluster.workers.target_steps import TargetSteps
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.worker.device.input.buffers import PendingTokens
 from specdec.worker.device.steps import DeviceSteps
 from tests.specdec.attention_heads import fitted_head_dir

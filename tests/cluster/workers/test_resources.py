@@ -22,7 +22,7 @@ from cluster.workers.resources import (
     service_bundles,
     total,
 )
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.models.model_resolution import Models
 from specdec.models.config.model_config import ModelConfig
 from specdec.types.errors import InvalidValueError

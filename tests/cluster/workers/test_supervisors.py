@@ -8,7 +8,7 @@ import pytest
 from cluster.workers.profile_messages import WorkerProfileOrder
 from cluster.workers.supervisors import MAX_FAILURES, DraftSupervisor, TargetSupervisor
 from specdec.config.engine import DraftLimits
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.proposers import DraftRequest, DraftVocabulary, make_proposer
 from specdec.types.draft_messages import DraftedRow, DraftOutput

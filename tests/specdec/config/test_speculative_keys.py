@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import read_speculation
 from specdec.types.draft_decision import DraftAhead
 from specdec.types.errors import InvalidValueError

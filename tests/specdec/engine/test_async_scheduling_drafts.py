@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import pytest
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.speculation.proposers import make_proposer
 from tests.specdec.engine.scheduling.test_async_scheduling import (
     PROMPTS,

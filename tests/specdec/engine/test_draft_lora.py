@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdec.config.engine import AdapterLimits, DraftLimits
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.orders.adapter_control import AdapterControl
 from specdec.sequences.block_manager import root_key
 from specdec.speculation.proposers import draft_model as draft_model_module

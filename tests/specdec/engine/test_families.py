@@ -8,7 +8,7 @@ import torch
 
 from specdec.config.engine import ModelOptions
 from specdec.config.quantization import CPU_QUANTIZATION_METHODS
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig

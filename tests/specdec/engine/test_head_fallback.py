@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec import LLM, SamplingParams
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import make_proposer
 from specdec.types.control import SpeculationControl

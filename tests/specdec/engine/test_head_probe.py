@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from specdec import LLM
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine import head_probe
 from specdec.engine.head_probe import HeadProbe, ProbeResult, likely_causes
 from specdec.kernels.tensor_parallel import TensorParallelGroup

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.loaded.drafter_versions import DrafterVersions
 from specdec.kernels.cpu import native_library
 from specdec.speculation.policy.policy import SpeculationPolicy

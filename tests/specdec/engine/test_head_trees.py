@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.scheduling.async_scheduling import StepsInFlight
 from specdec.engine.scheduling.draft_planner import DraftPlanner
 from specdec.kernels.cpu import native_library

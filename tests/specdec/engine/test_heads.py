@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.cpu import native_library
 from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.policy.policy import SpeculationPolicy

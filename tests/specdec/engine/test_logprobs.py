@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.sampling import logprobs as logprobs_module
 from specdec.types.messages import Logprobs
 from tests.specdec.engines import draft_model, engine_config, local_engine, request, run

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.policy.policy import SpeculationPolicy

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from specdec.config.engine import AdapterLimits
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.orders.adapter_control import AdapterControl
 from specdec.kernels.cpu import native_library
 from specdec.sequences import sequence

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftVocabulary, make_proposer
 from specdec.types.control import SpeculationControl

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec.config.engine import DraftLimits
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.proposers import DraftModelProposer
 from specdec.types.errors import BadLogitsError, NoTokenLeftError

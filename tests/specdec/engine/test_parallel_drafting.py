@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specdec.config.engine import DraftLimits
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.models.config.model_config import ModelConfig
 from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, gumbel_noise
 from specdec.speculation.proposers import DraftModelProposer, make_proposer

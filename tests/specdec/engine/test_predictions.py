@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.scheduling.speculator import NO_DRAFTING
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.prediction import PredictedText

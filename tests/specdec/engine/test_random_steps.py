@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.requests.outputs import TargetLostError
 from specdec.sequences.prediction import PredictedText
 from specdec.speculation.policy.policy import SpeculationPolicy

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.requests.sampling_resolver import resolve
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.sequence import EngineRequest

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import SERVED_VERIFIERS, VERIFIERS, SpeculationOptions
 from specdec.worker import HeadFiles

@@ -5,7 +5,7 @@ import torch
 
 from cluster.config.serve_config import ServeConfig
 from specdec.config.llm import LLMConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.llm.arguments import LLMArguments, read_arguments
 from specdec.types.errors import InvalidValueError
 

@@ -7,7 +7,7 @@ import pytest
 
 from specdec.config.llm import LLMConfig
 from specdec.config.model_aliases import ShippedDrafter
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import AUTO
 from specdec.llm.drafter_choice import (
     DrafterChoice,

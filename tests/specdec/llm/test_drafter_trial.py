@@ -1,7 +1,7 @@
 """Step times of drafters: a head costs more than a lookup, and a draft model too."""
 
 from specdec.config.llm import LLMConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.llm import drafter_trial
 from tests.specdec.heads import fitted_medusa_dir
 

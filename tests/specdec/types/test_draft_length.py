@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.types.draft_length import DraftLength, LengthRule, share_budget
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import SpeculationOptions

@@ -3,8 +3,8 @@
 import pytest
 
 from specdec.config.engine import AdapterLimits, DraftLimits
-from specdec.config.graph_sizes import num_ragged_graphs
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.gpu.graph_sizes import num_ragged_graphs
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.reference.lora import add_updates
 from specdec.models.llama import CausalDecoder
 from specdec.models.lora.grouped_adapters import GroupedAdapters

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.worker import LocalTarget

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from specdec.config import graph_sizes
+from specdec.config.gpu import graph_sizes
 from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.types.messages import (
     PENDING_TOKEN,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specdec.config.engine import AdapterLimits
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.reference.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.reference.forward_batch import Chunk, ModelInput
 from specdec.models.llama import CausalDecoder

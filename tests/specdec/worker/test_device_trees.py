@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.moves import AcceptedPaths, path_moves
 from specdec.kernels.reference.device_batch import DeviceBatch, RaggedBatch, TreeNodes
 from specdec.kernels.reference.forward_batch import Chunk, ModelInput

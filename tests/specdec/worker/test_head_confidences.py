@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.speculation.policy.policy import SpeculationPolicy

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from specdec.config import attention_splits
+from specdec.config.gpu import attention_splits
 
 SEGMENT_TOKENS = tl.constexpr(attention_splits.SEGMENT_TOKENS)
 SEGMENTS_PER_LEVEL = tl.constexpr(attention_splits.SEGMENTS_PER_LEVEL)

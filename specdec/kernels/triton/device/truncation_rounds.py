@@ -11,7 +11,7 @@ float64 over tiles in their order, so a row does not depend on its batch.
 import triton
 import triton.language as tl
 
-from specdec.config import truncation_search
+from specdec.config.gpu import truncation_search
 from specdec.kernels.triton.device.sample import LOWEST, ROW_COLUMNS, scores_of
 
 NUM_THRESHOLDS = tl.constexpr(truncation_search.NUM_THRESHOLDS)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from specdec.config import llm
-from specdec.config.attention_splits import ENOUGH_PROGRAMS, SEGMENT_TOKENS, heads_per_program
+from specdec.config.gpu.attention_splits import ENOUGH_PROGRAMS, SEGMENT_TOKENS, heads_per_program
 from specdec.config.llm import LLMConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.memory.gpu_workspace import attention_bytes, gpu_workspace_bytes
 from specdec.engine.memory.memory_plan import memory_plan
 from specdec.engine.memory.weight_memory import weight_bytes

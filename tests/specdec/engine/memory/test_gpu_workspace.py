@@ -5,15 +5,15 @@ import dataclasses
 import pytest
 
 from specdec.config.engine import MOST_UPDATE_PARTS
-from specdec.config.graph_sizes import MAX_GRAPH_TOKENS, num_ragged_graphs, num_tree_sizes
-from specdec.config.llm import LLMConfig
-from specdec.config.speculative import SpeculativeConfig
-from specdec.config.truncation_search import (
+from specdec.config.gpu.graph_sizes import MAX_GRAPH_TOKENS, num_ragged_graphs, num_tree_sizes
+from specdec.config.gpu.truncation_search import (
     MAX_CANDIDATES,
     NUM_THRESHOLDS,
     TILE_TOKENS,
     search_bytes,
 )
+from specdec.config.llm import LLMConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.memory.gpu_workspace import attention_bytes, gpu_workspace_bytes
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.traits import Latent

@@ -6,7 +6,7 @@ import pytest
 
 from specdec.config.engine import EngineConfig
 from specdec.config.llm import LLMConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.memory.host_memory import draft_bytes_without_kv
 from specdec.engine.memory.memory_plan import memory_plan
 from specdec.engine.models.model_limits import draft_adapter_limits

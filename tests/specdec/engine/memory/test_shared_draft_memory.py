@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specdec.config.llm import LLMConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.memory.gpu_workspace import gpu_workspace_bytes
 from specdec.engine.memory.memory_plan import memory_plan
 from specdec.engine.memory.shared_draft_memory import seat_bytes, seat_limits

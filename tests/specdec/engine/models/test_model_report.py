@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec.config.methods import METHODS
 from specdec.config.model_aliases import ShippedDrafter
+from specdec.config.speculation.methods import METHODS
 from specdec.engine.models.model_report import Fit, Precision, report_model
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig

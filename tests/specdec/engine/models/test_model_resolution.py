@@ -8,7 +8,7 @@ import pytest
 
 from specdec.config.llm import LLMConfig
 from specdec.config.model_aliases import ALIASES
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.models import model_resolution
 from specdec.engine.models.model_resolution import (
     ModelDirectories,

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.requests.sampling_resolver import resolve
 from specdec.models.config.model_config import ModelConfig
 from specdec.text.tokenizer import Tokenizer

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.scheduling.adapter_seats import AdapterSeats
 from specdec.engine.scheduling.scheduler import Scheduler
 from specdec.sequences.block_manager import BlockManager

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec.config.attention_splits import SEGMENT_TOKENS, SEGMENTS_PER_LEVEL, num_segments_of
+from specdec.config.gpu.attention_splits import SEGMENT_TOKENS, SEGMENTS_PER_LEVEL, num_segments_of
 from specdec.kernels import TorchAttention
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import DeviceBatch

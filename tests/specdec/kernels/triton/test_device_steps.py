@@ -4,7 +4,7 @@ import pytest
 import torch
 from triton.runtime.interpreter import GridExecutor
 
-from specdec.config.graph_sizes import num_ragged_graphs
+from specdec.config.gpu.graph_sizes import num_ragged_graphs
 from specdec.kernels.triton import attention_plan
 from specdec.sampling.device import device_sampler
 from specdec.sampling.device.device_sampler import SamplingKind, sample_on_device

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec.config.attention_splits import most_rows
+from specdec.config.gpu.attention_splits import most_rows
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.attention_masks import mask_nodes
 from specdec.kernels.reference.device_batch import DeviceBatch, TreeNodes

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec.config.attention_splits import heads_per_program
+from specdec.config.gpu.attention_splits import heads_per_program
 from specdec.kernels import Rotation, TorchAttention
 from specdec.kernels.reference.kv_scales import KVScales, stored_values
 from specdec.kernels.triton import attention_plan

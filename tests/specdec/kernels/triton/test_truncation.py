@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from specdec.config.truncation_search import MAX_CANDIDATES
+from specdec.config.gpu.truncation_search import MAX_CANDIDATES
 from specdec.kernels.triton import truncation
 from specdec.kernels.triton.sample import RowSampling, TileArgmax
 from specdec.sampling.device.device_truncation import DeviceLimits, device_floors

@@ -9,7 +9,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from specdec.config.engine import ModelOptions
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.reference.forward_batch import SlotMove
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig

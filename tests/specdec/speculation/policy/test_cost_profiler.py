@@ -5,7 +5,7 @@ import time
 import pytest
 
 from specdec.config.engine import DraftLimits
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.policy.cost_model import CostTable
 from specdec.speculation.policy.cost_profiler import (

@@ -2,8 +2,8 @@
 
 import pytest
 
-from specdec.config.methods import DraftPlace
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.methods import DraftPlace
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.policy.cost_model import CostTable
 from specdec.speculation.policy.factory import _main_place, make_policy

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.speculation.proposers import DraftRequest, Proposal, make_proposer
 from specdec.speculation.proposers.cascade import CascadeProposer, Stage
 from specdec.speculation.proposers.draft_model import MAX_PENDING_TOKENS

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.config.methods import SuffixConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.methods import SuffixConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import read_speculation
 from specdec.speculation.proposers import corpus, load_corpora, make_proposer, proposer_memory
 from specdec.speculation.proposers.suffix import SuffixProposer

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.sampling_params import SpeculationOptions

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.config.methods import NgramConfig, SuffixConfig
+from specdec.config.speculation.methods import NgramConfig, SuffixConfig
 from specdec.speculation.proposers import DraftRequest
 from specdec.speculation.proposers.ngram import NgramProposer
 from specdec.speculation.proposers.suffix import SuffixProposer

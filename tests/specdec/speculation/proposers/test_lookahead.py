@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from specdec.config.methods import LookaheadConfig
+from specdec.config.speculation.methods import LookaheadConfig
 from specdec.sequences.sequence import Lookahead
 from specdec.speculation.proposers import DraftRequest
 from specdec.speculation.proposers.lookahead import LookaheadProposer

@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.speculation.proposers import ProposerMemory, proposer_memory
 from specdec.speculation.proposers.base import IngestBudget
 from specdec.speculation.proposers.lookahead import NGRAM_BYTES

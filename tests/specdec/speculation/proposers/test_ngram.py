@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.config.methods import NgramConfig
+from specdec.config.speculation.methods import NgramConfig
 from specdec.speculation.proposers import DraftRequest
 from specdec.speculation.proposers.base import IngestBudget
 from specdec.speculation.proposers.ngram import (

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.config.methods import SuffixConfig
+from specdec.config.speculation.methods import SuffixConfig
 from specdec.speculation.proposers.suffix import _MAX_NEW_TOKENS, SuffixProposer
 from tests.specdec.speculation.proposers.sequences import drafts, end, sequence
 

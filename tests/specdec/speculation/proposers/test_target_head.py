@@ -2,8 +2,8 @@
 
 import pytest
 
-from specdec.config.methods import MedusaConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.methods import MedusaConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.sequences.sequence import HeadDraft
 from specdec.speculation.proposers import DraftRequest, ProposalAhead, make_proposer
 from specdec.speculation.proposers.target_head import TargetHeadProposer

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from specdec.config.fields import refuse_unknown
-from specdec.config.methods import (
+from specdec.config.speculation.methods import (
     METHOD_NAMES,
     METHODS,
     DraftModelConfig,

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args, get_type_hints
 
 from specdec.config.fields import refuse_unknown
-from specdec.config.method_roles import (
+from specdec.config.speculation.method_roles import (
     OTHER_ROLES,
     check_roles,
     default_method,
     read_roles,
     role_mapping,
 )
-from specdec.config.methods import (
+from specdec.config.speculation.methods import (
     METHOD_NAMES,
     METHODS,
     DraftModelConfig,
@@ -23,7 +23,7 @@ from specdec.config.methods import (
     NgramConfig,
     keys_of,
 )
-from specdec.config.speculative_checks import (
+from specdec.config.speculation.speculative_checks import (
     DEFAULT_BATCH_BUDGET_MAX,
     check_adaptive_length,
     check_budget,
@@ -34,7 +34,7 @@ from specdec.config.speculative_checks import (
     check_tree_size,
     require_tree_drafter,
 )
-from specdec.config.synthetic_acceptance import SyntheticAcceptance
+from specdec.config.speculation.synthetic_acceptance import SyntheticAcceptance
 from specdec.types.control import MAX_SPECULATION_THRESHOLD, SpeculationControl
 from specdec.types.draft_decision import DraftAhead
 from specdec.types.draft_length import LengthRule, LengthSchedule
@@ -64,7 +64,7 @@ _NO_KEYS = ("left_out", "drafter", "first", "fallback")
 class SpeculativeConfig:
     """Drafting methods, and what applies whichever of them drafts.
 
-    drafter: the method and its own keys (`specdec.config.methods`).
+    drafter: the method and its own keys (`specdec.config.speculation.methods`).
     num_speculative_tokens: draft tokens for each sequence in a step.
     num_draft_tree_tokens: draft tokens for each sequence where they are a tree, whose depth is
         num_speculative_tokens; policy goodput chooses between such trees and chains. 0 drafts
@@ -134,7 +134,7 @@ class SpeculativeConfig:
         """Return the configuration of flat keys, as they stand in a configuration file.
 
         method: None for draft_model if there is a model for it, else ngram; the model's files may
-        decide otherwise. first, fallback: as in `specdec.config.method_roles`. Raise
+        decide otherwise. first, fallback: as in `specdec.config.speculation.method_roles`. Raise
         InvalidValueError, also for a key that is unknown, or belongs to a method that is not loaded
         and differs from its default.
         """

@@ -2,9 +2,9 @@
 
 import pytest
 
-from specdec.config.gpu_sharing import with_gpu_sharing
+from specdec.config.gpu.gpu_sharing import with_gpu_sharing
 from specdec.config.llm import LLMConfig
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.types.errors import InvalidValueError
 
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from specdec.config.graph_sizes import (
+from specdec.config.gpu.graph_sizes import (
     MAX_GRAPH_TOKENS,
     most_padding_tokens,
     num_graph_sizes,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from specdec.config.methods import METHODS, MethodConfig
+from specdec.config.speculation.methods import METHODS, MethodConfig
 from specdec.types.draft_length import LengthRule, LengthSchedule
 from specdec.types.draft_tree import MAX_TREE_NODES
 from specdec.types.errors import InvalidValueError
