@@ -38,8 +38,8 @@ from specdec.models.resolve import resolve
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.proposers import DraftModelProposer
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.sampling_params import SamplingParams, SpeculationOptions, VerifierName
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
+from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions, VerifierName
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 
 _TEMPERATURES = (0.0, 0.6, 1.0)

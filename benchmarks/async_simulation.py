@@ -49,8 +49,8 @@ from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftModelProposer
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.sampling_params import SamplingParams
-from specdec.types.stats import AheadCounts
+from specdec.types.reports.stats import AheadCounts
+from specdec.types.sampling.sampling_params import SamplingParams
 
 RATIOS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
 ACCEPTANCES = (0.5, 0.65, 0.8, 0.9, 0.95)

@@ -22,7 +22,7 @@ from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.proposers import DraftModelProposer, Proposer, make_proposer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.responses import EngineOutput
-from specdec.types.sampling_params import SamplingParams, SpeculationOptions
+from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
 from specdec.worker import (
     LocalDraftWorker,
     LocalTarget,

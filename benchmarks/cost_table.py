@@ -21,7 +21,7 @@ from specdec.config.engine import DraftLimits
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.draft_messages import DraftRow, DraftStep
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepRow
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker import load_draft_runner
 
 MAX_DRAFT_TOKENS = 8

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from benchmarks.report_file import markdown_table
 from specdec.config.speculation.speculative_checks import DEFAULT_BATCH_BUDGET_MAX
-from specdec.types.draft_survival import AcceptanceHistory, share_by_survival
+from specdec.types.drafts.draft_survival import AcceptanceHistory, share_by_survival
 
 _ROW_COST = 0.01
 _CHANGE = 0.02

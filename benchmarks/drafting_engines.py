@@ -25,8 +25,8 @@ from specdec.speculation.proposers.outcome_planner import OutcomePlanner
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.draft_messages import AheadRow
 from specdec.types.ranks import DraftWorker, Target
-from specdec.types.sampling_params import SamplingParams
-from specdec.types.stats import Counts
+from specdec.types.reports.stats import Counts
+from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.worker import LocalTarget, load_runner
 
 SYNCHRONOUS = "off"

@@ -12,7 +12,7 @@ import torch
 from specdec.kernels.reference.packed_weight import PackedWeight
 from specdec.models.llama import CausalDecoder
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker import TargetModelRunner
 
 NUM_VERIFIED_ROWS = 8

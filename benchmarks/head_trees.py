@@ -45,9 +45,9 @@ from specdec.models.heads.loading import load_head
 from specdec.models.resolve import print_progress, resolve
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.draft_decision import DraftShape, chain, tree
-from specdec.types.draft_tree import MAX_TREE_NODES
-from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS, SamplingParams
+from specdec.types.drafts.draft_decision import DraftShape, chain, tree
+from specdec.types.drafts.draft_tree import MAX_TREE_NODES
+from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS, SamplingParams
 from specdec.worker import LocalTarget, TargetModelRunner, load_runner
 
 TEMPERATURES = (0.0, 0.8)

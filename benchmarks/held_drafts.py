@@ -45,8 +45,8 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
-from specdec.types.sampling_params import SamplingParams
-from specdec.types.sampling_spec import SamplingRules, Verifier
+from specdec.types.sampling.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
 from specdec.worker import HeadFiles, load_runner
 
 NUM_DRAFTS = 4

@@ -43,7 +43,7 @@ from specdec.speculation.policy.cost_model import CostTable
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import StepInput, VerifyOutput
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.worker import LocalTarget, TargetModelRunner
 from specdec.worker.device.input.input import Word, rows_of
 from specdec.worker.device.launch import StepLauncher

@@ -30,8 +30,8 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.sampling_params import SamplingParams
-from specdec.types.stats import Counts
+from specdec.types.reports.stats import Counts
+from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.worker import LocalTarget, TargetModelRunner, load_runner
 
 _MAX_LEN = 2048

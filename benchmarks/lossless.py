@@ -40,8 +40,8 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationChange
-from specdec.types.sampling_params import SamplingParams
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
+from specdec.types.sampling.sampling_params import SamplingParams
 
 _MIN_IDENTICAL_SHARE = 0.95
 

@@ -39,8 +39,8 @@ from specdec.models.resolve import resolve
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.proposers import DraftModelProposer, DraftVocabulary
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.sampling_params import SamplingParams
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
+from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 
 _NUM_MERGES = (4_000, 16_000)

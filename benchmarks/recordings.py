@@ -27,7 +27,7 @@ from specdec.models.dtypes import DTYPES
 from specdec.models.loading import load_model
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.worker import LocalTarget, load_runner
 
 _BLOCK_SIZE = 16

@@ -15,9 +15,9 @@ from specdec.sequences.sequence import Sequence as EngineSequence
 from specdec.speculation.proposers import DraftRequest, Proposal, SentRow, make_proposer
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.sampling_params import SamplingParams
-from specdec.types.sampling_spec import SamplingRules
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
+from specdec.types.sampling.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_spec import SamplingRules
 
 _NO_TOKEN = -1
 

@@ -38,7 +38,7 @@ from specdec.sampling.token_history import TokenHistory
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker import TargetModelRunner, load_runner
 
 _NUM_SEQS = 16

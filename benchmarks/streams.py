@@ -15,8 +15,8 @@ from typing import Any
 from tqdm import tqdm
 
 from specdec.client import AsyncClient
-from specdec.types.sampling_params import SamplingParams, SpeculationOptions
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
+from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.request import ChatMessage
 from specdec.types.responses import FinishReason
-from specdec.types.sampling_params import SamplingParams, StructuredOutput
+from specdec.types.sampling.sampling_params import SamplingParams, StructuredOutput
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 
 _METHODS: tuple[str | None, ...] = (None, "ngram", "draft_model")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from benchmarks.synthetic_service import Clock
 from specdec.speculation.policy.cost_model import CostTable
 from specdec.speculation.policy.policy import SpeculationPolicy
-from specdec.types.draft_decision import PromptLoad
+from specdec.types.drafts.draft_decision import PromptLoad
 
 MAX_STEP_TOKENS = 256
 MAX_PROMPT_TOKENS = 64

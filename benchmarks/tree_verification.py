@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.step_bench import Precision, StepBench
 from specdec.sampling.tree_growth import fitted_choices
-from specdec.types.static_tree import StaticTree
+from specdec.types.drafts.static_tree import StaticTree
 
 NUM_NODES = 16
 CONTEXT_TOKENS = (128, 1000)

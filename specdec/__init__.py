@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specdec.llm import LLM, AsyncLLM
     from specdec.types.adapters import LoRARequest
-    from specdec.types.sampling_params import (
+    from specdec.types.sampling.sampling_params import (
         GuidedDecodingParams,
         SamplingParams,
         SpeculationOptions,
@@ -42,4 +42,6 @@ def __getattr__(name: str) -> object:
     """Import a name in `__all__` from the module that defines it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES.get(name, "specdec.types.sampling_params")), name)
+    return getattr(
+        import_module(_MODULES.get(name, "specdec.types.sampling.sampling_params")), name
+    )

@@ -12,7 +12,7 @@ from pathlib import Path
 from cluster.config import sglang_compat, vllm_compat
 from specdec.config.speculative_keys import OTHER_METHOD_NAMES, SPECULATION_KEYS
 from specdec.config.vllm_compat import VALUES, Always
-from specdec.types.vllm_sampling import REFUSED
+from specdec.types.sampling.vllm_sampling import REFUSED
 from tools.generated_files import run
 
 PAGE = Path("docs/migration.md")

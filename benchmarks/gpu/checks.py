@@ -33,7 +33,7 @@ from specdec.models.llama import CausalDecoder
 from specdec.models.loading import load_model
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.types.sharding import HeadShard
 from specdec.worker import LocalTarget, TargetModelRunner
 

@@ -32,7 +32,7 @@ from specdec.types.messages import (
     StepRow,
     VerifyOutput,
 )
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker import DraftModelRunner, TargetModelRunner
 from specdec.worker.batch.draft_grammars import DraftGrammars
 from specdec.worker.device.step_graphs import CudaGraphs

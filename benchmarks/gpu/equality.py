@@ -25,7 +25,7 @@ from specdec.config.kv_cache import KVCacheDType
 from specdec.config.quantization import QuantizationMethod
 from specdec.llm.prompts import TokensPrompt
 from specdec.models.config.model_config import ModelConfig
-from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_params import StructuredOutput
 
 _NUM_PROMPTS, _HALF_TOKENS, _MAX_TOKENS = 8, 12, 40
 _MAX_DIFFERING = 0.125

@@ -20,7 +20,7 @@ from specdec.kernels.reference.logit_edits import PROMPT_TOKEN, Change, Entry, L
 from specdec.kernels.reference.triton_availability import triton_fault
 from specdec.sampling.device.device_edits import apply_edits
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 
 _BATCH, _CONTEXT, _NUM_DRAFTS, _ROUNDS = 256, 512, 4, 10
 _MOST_RATIO = 1.1

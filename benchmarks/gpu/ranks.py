@@ -24,7 +24,7 @@ from specdec.kernels.collectives import Collectives, OneShotCollectives, Ordered
 from specdec.kernels.tensor_parallel import Rendezvous, TensorParallelGroup
 from specdec.models.weights.checkpoint import CPU
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker import load_runner
 from specdec.worker.device.step_graphs import CudaGraphs
 

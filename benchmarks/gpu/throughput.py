@@ -33,7 +33,7 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers.base import DraftRequest, Proposal, SynchronousProposer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import StepInput, VerifyOutput
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.worker import LocalTarget, TargetModelRunner
 from specdec.worker.device.step_graphs import CudaGraphs
 

@@ -32,8 +32,8 @@ from specdec.types.control import (
     SpeculationState,
 )
 from specdec.types.errors import InvalidValueError
-from specdec.types.fleet import ServiceStatus
-from specdec.types.profile import (
+from specdec.types.reports.fleet import ServiceStatus
+from specdec.types.reports.profile import (
     DEFAULT_PROFILE_STEPS,
     DEFAULT_PROFILE_TIMEOUT_S,
     MAX_PROFILE_STEPS,
@@ -42,7 +42,7 @@ from specdec.types.profile import (
     ProfileOrder,
     ProfileReport,
 )
-from specdec.types.sampling_params import VERIFIERS, VerifierName
+from specdec.types.sampling.sampling_params import VERIFIERS, VerifierName
 
 _SETTINGS = (*CONTROL_VALUES, "rules", "ttl_s")
 _Result = TypeVar("_Result", ServiceStatus, SpeculationState, AuditPage, ProfileReport)

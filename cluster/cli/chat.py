@@ -23,10 +23,10 @@ from cluster.cli.options import (
 )
 from cluster.cli.output import SectionedCommand, show_text
 from specdec.client import Client, ClientError
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import ChatMessage
 from specdec.types.responses import StreamChunk
-from specdec.types.sampling_params import SamplingParams
-from specdec.types.stats import SpeculationStats
+from specdec.types.sampling.sampling_params import SamplingParams
 
 HELP = """\
 /system TEXT  set the system message; without TEXT remove it

@@ -17,7 +17,7 @@ from cluster.config.secrets import API_KEY_VARIABLE, TOKEN_VARIABLE
 from specdec.client import AdminClient
 from specdec.client.calls import DEFAULT_TIMEOUT_S
 from specdec.config.speculation.methods import METHOD_NAMES
-from specdec.types.sampling_params import (
+from specdec.types.sampling.sampling_params import (
     VERIFIERS,
     SamplingParams,
     SpeculationOptions,

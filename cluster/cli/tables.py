@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from specdec.types.adapters import AdapterInfo, AdapterReport
 from specdec.types.control import CONTROL_VALUES, AuditPage, SpeculationState
 from specdec.types.drafters import DrafterReport, DrafterVersion
-from specdec.types.fleet import FleetStatistics, ReplicaStatus, ServiceStatus
-from specdec.types.profile import ProfileReport, WorkerProfile
-from specdec.types.sampling_params import SERVED_VERIFIERS
+from specdec.types.reports.fleet import FleetStatistics, ReplicaStatus, ServiceStatus
+from specdec.types.reports.profile import ProfileReport, WorkerProfile
+from specdec.types.sampling.sampling_params import SERVED_VERIFIERS
 
 _SILENT_AFTER_S = 40.0  # an idle replica reports every 30 s
 

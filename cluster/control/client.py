@@ -25,7 +25,7 @@ from specdec.types.control import (
     StateStamp,
 )
 from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError, SpecdecError
-from specdec.types.fleet import FleetStatistics, ReplicaReport, ReplicaStatus, ServiceStatus
+from specdec.types.reports.fleet import FleetStatistics, ReplicaReport, ReplicaStatus, ServiceStatus
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from specdec.types.control import (
     SpeculationState,
 )
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import SERVED_VERIFIERS, VerifierName
+from specdec.types.sampling.sampling_params import SERVED_VERIFIERS, VerifierName
 
 _RULES = "rules"
 

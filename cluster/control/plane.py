@@ -33,8 +33,8 @@ from specdec.types.control import (
     active_rule,
 )
 from specdec.types.errors import InvalidValueError, SpecdecError, StorageError, VersionConflictError
-from specdec.types.fleet import FleetStatistics, ReplicaReport, ReplicaStatus, ServiceStatus
-from specdec.types.stats import Counts
+from specdec.types.reports.fleet import FleetStatistics, ReplicaReport, ReplicaStatus, ServiceStatus
+from specdec.types.reports.stats import Counts
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from specdec.engine.metrics.metrics import FIRST_TOKEN, INTER_TOKEN
-from specdec.types.fleet import FleetStatistics, ReplicaReport
-from specdec.types.stats import Counts, HistogramCounts
+from specdec.types.reports.fleet import FleetStatistics, ReplicaReport
+from specdec.types.reports.stats import Counts, HistogramCounts
 
 WINDOW_S = 10.0
 """Of the request rate, and of the rates in charts."""

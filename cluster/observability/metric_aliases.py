@@ -12,7 +12,7 @@ from typing import Literal
 
 from cluster.observability.metric_definitions import REPLICA_METRICS
 from specdec.engine.metrics.metric_definitions import VLLM_NAMES, VLLM_PREFIX, MetricSpec, gauge
-from specdec.types.fleet import ReplicaStatus
+from specdec.types.reports.fleet import ReplicaStatus
 
 MetricAliases = Literal["none", "vllm", "sglang", "all"]
 """The engines whose names are exposed beside our own."""

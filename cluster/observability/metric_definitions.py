@@ -16,8 +16,8 @@ from specdec.engine.metrics.metric_definitions import (
     counters,
     gauge,
 )
-from specdec.types.fleet import FleetStatistics, ReplicaStatus
-from specdec.types.stats import EngineReport
+from specdec.types.reports.fleet import FleetStatistics, ReplicaStatus
+from specdec.types.reports.stats import EngineReport
 
 REPLICA_LABEL = "replica"
 

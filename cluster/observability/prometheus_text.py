@@ -23,8 +23,8 @@ from cluster.observability.metric_definitions import (
     FleetView,
 )
 from specdec.engine.metrics.metric_definitions import MODEL_LABEL, MetricSpec
-from specdec.types.fleet import ReplicaStatus
-from specdec.types.stats import HistogramCounts
+from specdec.types.reports.fleet import ReplicaStatus
+from specdec.types.reports.stats import HistogramCounts
 
 _OPEN_METRICS = "application/openmetrics-text"
 

@@ -13,7 +13,7 @@ from specdec.types.request import (
     Prompt,
     TokenizeRequest,
 )
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.types.validation import require_count, require_range
 
 MAX_TEXT_CHARS = 1_000_000

@@ -23,7 +23,7 @@ from specdec.text.tokenizer import Tokenizer, check_token_ids
 from specdec.text.vocab_bytes import TokenBytes
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.request import OWN_PROCESS, Caller, ChatMessage, Conversation, Prompt
-from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_params import StructuredOutput
 
 T = TypeVar("T")
 

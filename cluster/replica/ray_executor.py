@@ -29,7 +29,7 @@ from specdec.speculation.proposers.draft_adapters import AdapterDrafter
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import InvalidValueError
 from specdec.types.ranks import Target
-from specdec.types.stats import Counts
+from specdec.types.reports.stats import Counts
 
 if TYPE_CHECKING:  # they import Ray, which reads the environment when it is imported
     from ray.util.placement_group import PlacementGroup

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from specdec.types.fleet import DecisionNews
-from specdec.types.stats import EngineStats
+from specdec.types.reports.fleet import DecisionNews
+from specdec.types.reports.stats import EngineStats
 
 _WINDOW_S = 10.0
 _MAX_CHANGES = 32

@@ -41,13 +41,13 @@ from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.control import SpeculationState
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import NotReadyError, TargetFailedError, UnknownModelError
-from specdec.types.fleet import ReplicaReport
 from specdec.types.messages import BASE_MODEL
-from specdec.types.profile import ProfileOrder, ProfileReport
+from specdec.types.reports.fleet import ReplicaReport
+from specdec.types.reports.profile import ProfileOrder, ProfileReport
 from specdec.types.request import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from specdec.types.responses import EngineOutput, ModelInfo
 from specdec.types.samples import SampleBatch, SampleOrder
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from specdec.sequences.sequence import EngineRequest
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput
 from specdec.types.samples import SampleBatch, SampleOrder, ServedSample
-from specdec.types.sampling_params import LOSSY_VERIFIERS
+from specdec.types.sampling.sampling_params import LOSSY_VERIFIERS
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from cluster.observability.request_context import text_headers
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.request import GenerateRequest, Prompt
 from specdec.types.responses import EngineOutput
-from specdec.types.sampling_params import LOSSY_VERIFIERS
+from specdec.types.sampling.sampling_params import LOSSY_VERIFIERS
 
 logger = logging.getLogger(__name__)
 

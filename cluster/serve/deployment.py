@@ -53,7 +53,7 @@ from cluster.workers.resources import FoundByDriver
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import InvalidValueError, TargetFailedError
-from specdec.types.profile import ProfileOrder, ProfileReport
+from specdec.types.reports.profile import ProfileOrder, ProfileReport
 from specdec.types.responses import ModelInfo
 from specdec.types.samples import SampleBatch, SampleOrder
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 
 from cluster.workers.frames import Frames
-from specdec.types.profile import OperationTime, WorkerProfile
+from specdec.types.reports.profile import OperationTime, WorkerProfile
 
 END: Frames = [b"end profile"]
 """Ends a rank's profile, if one is active."""

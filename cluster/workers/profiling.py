@@ -18,7 +18,7 @@ from specdec.types.errors import (
     OverloadedError,
     TargetFailedError,
 )
-from specdec.types.profile import ProfileOrder, ProfileReport, WorkerProfile
+from specdec.types.reports.profile import ProfileOrder, ProfileReport, WorkerProfile
 
 if TYPE_CHECKING:
     from cluster.workers.supervisors import Supervisor

@@ -37,8 +37,8 @@ from specdec.types.messages import (
     VerifiedRow,
     VerifyOutput,
 )
-from specdec.types.sampling_params import StructuredOutput
-from specdec.types.sampling_spec import SamplingRules, Verifier
+from specdec.types.sampling.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
 
 STOP: Frames = [b"stop"]
 CAUGHT_UP: Frames = [b"caught up"]

@@ -30,9 +30,9 @@ from specdec.types.adapters import AdapterFile
 from specdec.types.draft_messages import DraftOutput, DraftStep
 from specdec.types.errors import DraftFailedError, TargetFailedError
 from specdec.types.messages import StepInput, VerifyOutput
-from specdec.types.profile import WorkerProfile
 from specdec.types.ranks import DraftWorker
-from specdec.types.stats import Counts
+from specdec.types.reports.profile import WorkerProfile
+from specdec.types.reports.stats import Counts
 
 logger = logging.getLogger(__name__)
 

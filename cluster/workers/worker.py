@@ -21,7 +21,7 @@ from cluster.workers.target_steps import TargetSteps
 from specdec.config.engine import EngineConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.profile import WorkerProfile
+from specdec.types.reports.profile import WorkerProfile
 from specdec.worker import (
     DraftModelRunner,
     HeadFiles,

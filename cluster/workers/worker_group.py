@@ -27,7 +27,7 @@ from cluster.workers.step_deadline import StepDeadline
 from cluster.workers.transport import StepSocket
 from cluster.workers.unix_socket import PeerGoneError
 from specdec.types.draft_messages import AheadOutput
-from specdec.types.profile import WorkerProfile
+from specdec.types.reports.profile import WorkerProfile
 
 _LIVENESS_CHECK_PERIOD_MS = 500
 _REASON_CHECK_PERIOD_MS = 10

@@ -21,14 +21,15 @@ from specdec.types.control import (
     StateStamp,
 )
 from specdec.types.drafters import DrafterOrder, DrafterReport, DrafterVersion
-from specdec.types.fleet import (
+from specdec.types.reports.fleet import (
     DecisionNews,
     FleetStatistics,
     ReplicaReport,
     ReplicaStatus,
     ServiceStatus,
 )
-from specdec.types.profile import OperationTime, ProfileOrder, ProfileReport, WorkerProfile
+from specdec.types.reports.profile import OperationTime, ProfileOrder, ProfileReport, WorkerProfile
+from specdec.types.reports.stats import Counts, HistogramCounts
 from specdec.types.responses import (
     Choice,
     Completion,
@@ -41,7 +42,6 @@ from specdec.types.responses import (
     Usage,
 )
 from specdec.types.samples import SampleBatch, SampleOrder, ServedSample
-from specdec.types.stats import Counts, HistogramCounts
 
 __all__ = [
     "CONTROL_VALUES",

@@ -18,8 +18,8 @@ from specdec.types.control import (
     SpeculationState,
 )
 from specdec.types.drafters import DrafterOrder, DrafterReport
-from specdec.types.fleet import FleetStatistics, ReplicaStatus, ServiceStatus
-from specdec.types.profile import ProfileOrder, ProfileReport
+from specdec.types.reports.fleet import FleetStatistics, ReplicaStatus, ServiceStatus
+from specdec.types.reports.profile import ProfileOrder, ProfileReport
 from specdec.types.samples import SampleBatch, SampleOrder
 
 DEFAULT_ADMIN_TIMEOUT_S = 10.0

@@ -12,7 +12,7 @@ from specdec.client.codec.inference import DETOKENIZE, TOKENIZE, encode_request
 from specdec.client.connection import Connection, Destination
 from specdec.types.request import ChatMessage, DetokenizeRequest, GenerateRequest, TokenizeRequest
 from specdec.types.responses import Prompt
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 
 DEFAULT_TIMEOUT_S = 300.0
 

@@ -22,7 +22,7 @@ from specdec.client.connection import BlockingConnection, ClientError
 from specdec.client.resumption import Resumption
 from specdec.types.request import ChatMessage
 from specdec.types.responses import Completion, ModelInfo, Prompt, StreamChunk, TokenizedInput
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 
 
 class Client(InferenceConnection, BlockingConnection):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, cast, get_arg
 
 from specdec.config.fields import Limit, refuse_unknown
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import VerifierName
+from specdec.types.sampling.sampling_params import VerifierName
 
 if TYPE_CHECKING:
     from specdec.config.speculation.speculative import SpeculativeConfig

@@ -19,8 +19,8 @@ from specdec.sequences.sequence import Choices, HeadDraft, Lookahead, Sequence, 
 from specdec.types.drafters import CONFIGURED_VERSION
 from specdec.types.errors import BadLogitsError, NoTokenLeftError, SpecdecError
 from specdec.types.messages import BASE_MODEL, StepRow, VerifiedRow
+from specdec.types.reports.stats import Counts, DraftCounter
 from specdec.types.responses import EngineOutput
-from specdec.types.stats import Counts, DraftCounter
 
 
 class Committed(NamedTuple):

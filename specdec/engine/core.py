@@ -37,8 +37,8 @@ from specdec.types.drafters import (
 from specdec.types.errors import BadLogitsError, InvalidValueError, NotReadyError
 from specdec.types.messages import BASE_MODEL
 from specdec.types.ranks import Target
-from specdec.types.sampling_params import SamplingDefaults
-from specdec.types.stats import Counts, EngineStats
+from specdec.types.reports.stats import Counts, EngineStats
+from specdec.types.sampling.sampling_params import SamplingDefaults
 
 Config = TypeVar("Config", bound=LLMConfig)
 Measured = TypeVar("Measured")

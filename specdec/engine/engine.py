@@ -32,7 +32,7 @@ from specdec.speculation.proposers import Proposer, make_proposer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.adapters import AdapterInfo
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_decision import Decision
+from specdec.types.drafts.draft_decision import Decision
 from specdec.types.errors import (
     CrashingRequestError,
     GrammarError,
@@ -40,8 +40,8 @@ from specdec.types.errors import (
     TargetFailedError,
 )
 from specdec.types.ranks import Target
+from specdec.types.reports.stats import Counts, EngineStats
 from specdec.types.responses import EngineOutput
-from specdec.types.stats import Counts, EngineStats
 
 
 class Engine:

@@ -19,7 +19,7 @@ from specdec.speculation.policy.sample_text import SAMPLE_TEXT
 from specdec.speculation.proposers import DraftRequest, Proposal, SynchronousProposer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import StepInput, StepRow, VerifiedRow, VerifyOutput
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 
 _NUM_STEPS = 5
 _NUM_OTHER_STEPS = 3

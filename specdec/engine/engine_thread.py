@@ -22,9 +22,9 @@ from specdec.sequences.sequence import EngineRequest
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import NotReadyError, TargetFailedError
 from specdec.types.ranks import Target
+from specdec.types.reports.stats import EngineStats
 from specdec.types.request import OWN_PROCESS, Caller
 from specdec.types.responses import EngineOutput
-from specdec.types.stats import EngineStats
 
 logger = logging.getLogger(__name__)
 

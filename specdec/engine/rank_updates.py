@@ -13,8 +13,8 @@ from specdec.types.adapters import AdapterInfo
 from specdec.types.errors import LostAdapterError
 from specdec.types.messages import BASE_MODEL
 from specdec.types.ranks import AdapterTarget, HeadTarget
+from specdec.types.reports.stats import Counts
 from specdec.types.responses import EngineOutput
-from specdec.types.stats import Counts
 
 
 class RankUpdates:

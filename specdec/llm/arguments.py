@@ -17,7 +17,7 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import AUTO, SPECULATION_KEYS, read_speculation
 from specdec.config.vllm_compat import in_our_words
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import SEED_LIMIT
+from specdec.types.sampling.sampling_params import SEED_LIMIT
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from specdec.types.adapters import AdapterInfo, AdapterOrder, LoRARequest
 from specdec.types.drafters import DrafterOrder, DrafterVersion
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 
 
 class AsyncLLM(HostedModel):

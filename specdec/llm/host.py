@@ -35,7 +35,7 @@ from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import AbortedError, InvalidValueError, NotReadyError, SpecdecError
 from specdec.types.request import Conversation
 from specdec.types.responses import EngineOutput
-from specdec.types.sampling_params import SEED_LIMIT, SamplingParams, StructuredOutput
+from specdec.types.sampling.sampling_params import SEED_LIMIT, SamplingParams, StructuredOutput
 
 EXECUTORS = "specdec.executors"
 """Entry point group of functions from config, directories and plan to an Executor."""

@@ -13,7 +13,7 @@ from specdec.llm.host import EngineHost
 from specdec.llm.metrics import Metric, metrics_of
 from specdec.types.control import SpeculationControl, SpeculationMode
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 
 _TEXT_ONLY = "not available: the models generate text; see docs/faq.md"
 _NOT_AVAILABLE: Mapping[str, str] = MappingProxyType(

@@ -35,7 +35,7 @@ from specdec.speculation.proposers.draft_adapters import AdapterDrafter
 from specdec.text.vocab_map import VocabularyMap
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import TargetFailedError
-from specdec.types.stats import Counts
+from specdec.types.reports.stats import Counts
 from specdec.worker import (
     DraftModelRunner,
     HeadFiles,

@@ -17,7 +17,7 @@ from specdec.engine.metrics.metric_definitions import (
     MetricSpec,
     Reading,
 )
-from specdec.types.stats import Counts, EngineReport, EngineStats, HistogramCounts
+from specdec.types.reports.stats import Counts, EngineReport, EngineStats, HistogramCounts
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from specdec.engine.metrics.request_metrics import RequestMetrics
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import Logprobs
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import EngineOutput
-from specdec.types.sampling_params import VerifierName
-from specdec.types.stats import SpeculationStats
+from specdec.types.sampling.sampling_params import VerifierName
 from specdec.types.token_display import ShownChoice, ShownOutput, outputs_html
 
 OutputKind = Literal["cumulative", "delta", "final_only"]

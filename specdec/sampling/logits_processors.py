@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.sampling.token_history import TokenHistory
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 
 _ROWS_PER_SLAB = 16
 _BITS_PER_WORD = 32

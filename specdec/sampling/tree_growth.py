@@ -18,8 +18,8 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec.types.draft_tree import BASE
-from specdec.types.static_tree import Choice
+from specdec.types.drafts.draft_tree import BASE
+from specdec.types.drafts.static_tree import Choice
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

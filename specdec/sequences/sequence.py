@@ -13,14 +13,14 @@ from specdec.sequences.prediction import PredictedText, PredictionCursor
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.grammar import Grammar, OutputConstraint
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_length import DraftLength
-from specdec.types.draft_survival import AcceptanceHistory, ConfidenceHistory
 from specdec.types.drafters import CONFIGURED_VERSION
+from specdec.types.drafts.draft_length import DraftLength
+from specdec.types.drafts.draft_survival import AcceptanceHistory, ConfidenceHistory
 from specdec.types.messages import BASE_MODEL, Logprobs, PromptLogprobs, SequenceAdmission
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import GenerateRequest
-from specdec.types.sampling_params import SamplingParams
-from specdec.types.sampling_spec import SamplingRules
-from specdec.types.stats import SpeculationStats
+from specdec.types.sampling.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_spec import SamplingRules
 
 MAX_DRAFT_COMPILE_S = 0.05
 """A grammar that took longer to compile is not sent to draft workers, which would stall."""
@@ -93,7 +93,7 @@ class HeadDraft:
     """A draft that a head on the target's ranks made at the end of a step.
 
     base_length, base_token: the text that it continues: its number of tokens, and the last of them.
-    parents: the tree of its tokens, as in `specdec.types.draft_tree`; None for a chain.
+    parents: the tree of its tokens, as in `specdec.types.drafts.draft_tree`; None for a chain.
     confidences: as in VerifiedRow. version: of the head.
     """
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _CONTEXT_TOKENS = 3  # maximum number of tokens of an incomplete character (at most four bytes)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 
 MIN_SHARED_PART = 0.25
 """Minimum fraction of the smaller vocabulary that is shared; below it few drafts are accepted."""

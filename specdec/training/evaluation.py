@@ -19,7 +19,7 @@ from specdec.text.tokenizer import Tokenizer
 from specdec.training.prompts import PromptRecord
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import ChatMessage
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.types.validation import require_range
 
 _DRAFTED = "spec_decode_num_draft_tokens_by_method"

@@ -32,7 +32,7 @@ from specdec.training.corpus import CorpusInfo, CorpusWriter, Sample
 from specdec.training.prompts import PromptRecord
 from specdec.training.self_written import UsablePrompts, UserTurn
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import SEED_LIMIT, SamplingParams
+from specdec.types.sampling.sampling_params import SEED_LIMIT, SamplingParams
 from specdec.types.validation import require_range
 
 _SAMPLES_PER_SHARD = 128

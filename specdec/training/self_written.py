@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 
 MAX_PROMPT_TOKENS = 192
 MIN_WORDS = 3

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from specdec.types.errors import InvalidValueError
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.validation import check_types, require_range
 
 MAX_ADAPTER_NAME = 256

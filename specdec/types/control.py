@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, Literal, cast
 
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import (
+from specdec.types.sampling.sampling_params import (
     MAX_NUM_SPECULATIVE_TOKENS,
     SERVED_VERIFIERS,
     VERIFIERS,

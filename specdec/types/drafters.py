@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Self
 
 from specdec.types.errors import InvalidValueError
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.validation import check_types, require_range
 
 CONFIGURED_VERSION = 1

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec.types import draft_tree
-from specdec.types.sampling_params import StructuredOutput
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.drafts import draft_tree
+from specdec.types.sampling.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_spec import SamplingRules
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class StepRow(NamedTuple):
     grammar_mask: int32 [num_draft_tokens + 1, ceil(vocab_size / 32)], where bit t % 32 of word
         t // 32 is set if token t is allowed at that position; None allows all.
     adapter_id: of the adapter that the sequence runs with; BASE_MODEL for none.
-    parents: tree of the drafts, as in `specdec.types.draft_tree`; None for a chain. KV slots are
+    parents: tree of the drafts, as in `types.drafts.draft_tree`; None for a chain. KV slots are
         consecutive in both. A tree has neither draft_probs nor lookahead tokens.
     drafts_by_token: for PENDING_TOKEN, a tuple for each token with a draft: this token, then the
         draft behind it. `resolved` selects one of them.

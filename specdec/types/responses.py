@@ -8,9 +8,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from specdec.types.errors import SpecdecError
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import ChatMessage
-from specdec.types.sampling_params import SamplingDefaults, VerifierName
-from specdec.types.stats import SpeculationStats
+from specdec.types.sampling.sampling_params import SamplingDefaults, VerifierName
 from specdec.types.token_display import ShownChoice, ShownOutput, outputs_html
 
 if TYPE_CHECKING:  # numpy comes with them, and the client does without it

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 
 _GREEDY = SamplingRules(temperature=0.0)
 

@@ -24,7 +24,7 @@ from specdec.types.draft_messages import (
     DraftStep,
 )
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepRow
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker.ahead_drafter import AheadDrafter
 from specdec.worker.batch.batch_state import TokenSpan
 from specdec.worker.batch.draft_grammars import DraftGrammars

@@ -17,7 +17,7 @@ from specdec.sampling.tree_growth import Children
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.text.vocab_map import VocabularyMap, drafts_text
 from specdec.types.messages import DraftProbs
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker.batch.batch_state import BatchState, TokenSpan
 from specdec.worker.batch.vocab_remap import SharedTokenMask, VocabRemap
 

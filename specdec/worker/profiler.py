@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from specdec.kernels.reference.forward_batch import HiddenStates, ModelInput
 from specdec.models.loading import Decoder
-from specdec.types.profile import OperationTime
+from specdec.types.reports.profile import OperationTime
 from specdec.worker.model_runner import ModelRunner
 
 NUM_OPERATIONS = 20

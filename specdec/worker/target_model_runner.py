@@ -24,7 +24,7 @@ from specdec.types.messages import (
     VerifiedRow,
     VerifyOutput,
 )
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker.batch.batch_state import SequenceState
 from specdec.worker.batch.prompt_outputs import prompt_logprobs_of
 from specdec.worker.batch.step_rows import (

@@ -17,7 +17,7 @@ from benchmarks.head_trees import (
 from benchmarks.prompts import load_prompts
 from benchmarks.workloads import Measurement, StreamRecord
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.draft_decision import chain, tree
+from specdec.types.drafts.draft_decision import chain, tree
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.heads import HEADS
 from tests.specdec.spied_runs import SpiedTarget

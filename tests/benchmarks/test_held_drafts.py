@@ -21,7 +21,7 @@ from benchmarks.held_drafts import (
 )
 from benchmarks.workloads import Measurement, StreamRecord, Workload
 from specdec.config.speculation.speculative import SpeculativeConfig
-from specdec.types.sampling_params import SpeculationOptions
+from specdec.types.sampling.sampling_params import SpeculationOptions
 from specdec.worker import HeadFiles
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.heads import HEADS

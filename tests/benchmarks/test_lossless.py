@@ -7,7 +7,7 @@ from benchmarks.ties import (
     argmax_differences,
     first_difference,
 )
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
 
 CLEAR = Candidates(token_ids=(1, 2, 3), scores=(5.0, 3.0, 1.0))
 TIED = Candidates(token_ids=(1, 2, 3), scores=(5.0, 5.0 - TAU / 2, 1.0))

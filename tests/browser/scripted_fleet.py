@@ -33,8 +33,8 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import InvalidValueError
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import EngineOutput, FinishReason
-from specdec.types.stats import SpeculationStats
 from tests.cluster.admin_service import Adapters, Drafters, LocalHandle, take_profile, take_samples
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=5)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.token_display import ShownChoice, ShownOutput, outputs_html
 from tests.browser.conftest import NARROW, WIDE
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from specdec.client import Client
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.browser.conftest import NARROW, WIDE
 from tests.browser.pages import expect_text, set_mode, tile
 from tests.e2e.conftest import running_service

@@ -20,7 +20,7 @@ from specdec.types.control import SpeculationControl
 from specdec.types.errors import SpecdecError, TargetFailedError
 from specdec.types.messages import StepInput, StepRow, VerifyOutput
 from specdec.types.responses import EngineOutput
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.chaos.history import CANCELLED, FINISHED, Call, Tokens, violations
 from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config
 

@@ -24,7 +24,7 @@ import psutil
 
 from specdec.client import AdminClient, Client
 from specdec.types.control import SpeculationChange
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.chaos.suite import DRAFT, idle_faults
 from tests.e2e.conftest import RunningService, running_service
 from tests.specdec.tiny import tiny_llama_dir

@@ -18,7 +18,7 @@ import httpx
 
 from cluster.control.plane import SILENCE_LIMIT_S
 from specdec.client import Client, ClientError
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.chaos.faults import DRAFT_WORKER, SPARE_WORKER, Fault, Kill, Site, Victim, all_faults
 from tests.chaos.history import violations
 from tests.chaos.nodes import two_nodes

@@ -10,7 +10,7 @@ import pytest
 
 from specdec.models.config.model_config import ModelConfig
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.stats import Counts
+from specdec.types.reports.stats import Counts
 from tests.chaos.simulation import Simulation
 
 NUM_QUICK_SEEDS, NUM_SEEDS, BLOCK = 150, 20_000, 500

@@ -19,7 +19,11 @@ import httpx
 import psutil
 
 from specdec.client import Client, ClientError
-from specdec.types.sampling_params import SamplingParams, SpeculationOptions, StructuredOutput
+from specdec.types.sampling.sampling_params import (
+    SamplingParams,
+    SpeculationOptions,
+    StructuredOutput,
+)
 from tests.chaos.history import CANCELLED, FINISHED, Call, Tokens
 
 TIMEOUT_S = 100.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specdec.client import Client
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.e2e.conftest import running_service
 
 ROOT = Path(__file__).parents[2]

@@ -35,7 +35,7 @@ from specdec.client import (
 from specdec.types.adapters import AdapterState
 from specdec.types.drafters import VersionState
 from specdec.types.errors import InvalidValueError, UnknownModelError
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
 
 
 class LocalHandle:

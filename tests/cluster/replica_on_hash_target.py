@@ -27,7 +27,7 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.cluster.admin_service import Adapters, Drafters, LocalHandle, take_samples
 from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config, make_engine
 

@@ -14,7 +14,7 @@ from cluster.serve.startup import ServedModel, deploy, running_service
 from cluster.workers.resources import FoundByDriver, memory_per_replica
 from specdec.client import Client, ClientError
 from specdec.engine.models.model_resolution import resolve_models
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.e2e.conftest import free_ports
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from specdec.client import Client
-from specdec.types.sampling_params import SamplingParams, SpeculationOptions
+from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
 
 NUM_STREAMS = 8
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from specdec.client import AdminClient, Client, ClientError, SpeculationChange
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from specdec.client import AdminClient, Client, ClientError, ProfileOrder, SpeculationChange
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.e2e.conftest import ALWAYS_DRAFT, running_service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(500)]

@@ -13,7 +13,7 @@ from specdec.training.config import TrainingConfig
 from specdec.training.drafters import METHODS
 from specdec.training.export import export
 from specdec.training.target import Target, TargetPrecision
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.e2e.conftest import running_service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]

@@ -21,7 +21,7 @@ from cluster.api.grpc.rpc_access import SERVICE_NAMES
 from cluster.api.grpc.status import MALFORMED_MESSAGE
 from protos.specdec.v1 import admin_pb2, inference_pb2
 from specdec.client import AdminClient, Client, SpeculationChange
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.e2e.random_messages import MessageMaker
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from protos.specdec.v1 import inference_pb2 as pb
 from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
 from specdec.client import AdminClient, Client, ClientError, ProfileOrder
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.cluster.replica.test_tracing import Collector
 from tests.e2e.conftest import running_service
 

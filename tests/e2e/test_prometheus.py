@@ -17,7 +17,7 @@ from cluster.observability.metric_definitions import (
     REPLICA_METRICS,
 )
 from specdec.client import AdminClient, Client, ClientError, SpeculationChange
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.cluster.scraped import families, samples
 from tests.e2e.conftest import running_service
 from tests.e2e.prometheus_server import DEPLOY, running_prometheus

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from specdec.client import Client, ClientError
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.e2e.conftest import running_service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(500)]

@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM
 from specdec.client import Client, ClientError
 from specdec.types.request import ChatMessage
 from specdec.types.responses import FinishReason
-from specdec.types.sampling_params import SamplingParams, SpeculationOptions
+from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 

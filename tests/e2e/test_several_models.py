@@ -9,7 +9,7 @@ import yaml
 from grpc import StatusCode
 
 from specdec.client import AdminClient, Client, ClientError
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.e2e.conftest import running_service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]

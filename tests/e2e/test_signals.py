@@ -18,7 +18,7 @@ import pytest
 from cluster.serve.guard import EXIT_LOST
 from cluster.serve.processes import STOP_S
 from specdec.client import Client, ClientError
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.e2e.conftest import free_ports
 
 pytestmark = [

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specdec.client import Client
-from specdec.types.sampling_params import SamplingParams, SpeculationOptions
+from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
 from tests.e2e.conftest import running_service
 from tests.specdec.heads import HEADS
 from tests.specdec.speculators import speculator_dir

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from specdec.client import Client
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.e2e.conftest import running_service
 from tests.specdec.tiny import tiny_llama_dir
 

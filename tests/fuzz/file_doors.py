@@ -24,7 +24,7 @@ from specdec.text.grammar.compiler import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import SpecdecError
 from specdec.types.request import Conversation
-from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_params import StructuredOutput
 from specdec.worker import load_runner
 from tests.e2e.random_messages import TEXTS
 from tests.fuzz.doors import ACCEPTED, Door, typed

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from specdec.client import Client, ClientError
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.cluster.scraped import families
 from tests.k8s.kuberay import running_head
 from tests.k8s.rendering import example, of_kind, only, render

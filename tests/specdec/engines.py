@@ -41,7 +41,7 @@ from specdec.types.errors import SpecdecError
 from specdec.types.messages import Logprobs, StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.types.ranks import Target
 from specdec.types.responses import EngineOutput, FinishReason
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.worker import (
     HeadFiles,
     LocalDraftWorker,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, gumbel_noise
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 
 ROUNDING = 1e-4
 """More than differently shaped forward passes in float32 round the logits of tiny models."""

@@ -7,7 +7,7 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
-from specdec.types.sampling_params import SpeculationOptions
+from specdec.types.sampling.sampling_params import SpeculationOptions
 from specdec.worker import HeadFiles, LocalTarget, load_runner
 from tests.specdec.engines import Transcript, engine_config, make_engine, request
 

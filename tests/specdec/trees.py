@@ -6,7 +6,7 @@ import numpy as np
 
 from specdec.sampling.tree_growth import Children
 from specdec.speculation.proposers import Proposal
-from specdec.types.draft_tree import depths, paths
+from specdec.types.drafts.draft_tree import depths, paths
 
 
 def random_parents(generator: random.Random, count: int, width: float = 0.5) -> tuple[int, ...]:

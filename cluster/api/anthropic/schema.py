@@ -12,7 +12,7 @@ from cluster.api.openai.chat_schema import MAX_PARTS, MAX_TOOLS
 from cluster.api.openai.sampling_fields import Speculation
 from cluster.api.openai.schema import RequestModel, at_most, number, option
 from cluster.replica.limits import MAX_CHAT_MESSAGES
-from specdec.types.sampling_params import MAX_STOP_STRINGS
+from specdec.types.sampling.sampling_params import MAX_STOP_STRINGS
 
 _BLOCK_TYPES = ("text", "tool_use", "tool_result", "thinking")
 

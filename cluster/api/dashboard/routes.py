@@ -24,7 +24,7 @@ from cluster.api.openai.streams import Deadline, EventStream, cancel_on_disconne
 from cluster.api.sse import event_response, json_event
 from cluster.replica.router import Router
 from specdec.types.errors import InvalidValueError, NotReadyError
-from specdec.types.fleet import FleetStatistics
+from specdec.types.reports.fleet import FleetStatistics
 
 _CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",

@@ -18,7 +18,11 @@ from specdec.config.fields import refuse_unknown
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import ChatMessage, GenerateRequest, Prompt
 from specdec.types.responses import EngineOutput
-from specdec.types.sampling_params import LOSSY_VERIFIERS, SamplingParams, SpeculationOptions
+from specdec.types.sampling.sampling_params import (
+    LOSSY_VERIFIERS,
+    SamplingParams,
+    SpeculationOptions,
+)
 from specdec.types.token_display import token_texts
 
 MAX_PROMPT_CHARS = 100_000

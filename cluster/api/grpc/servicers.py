@@ -42,7 +42,7 @@ from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.requests.input_processor import check_answer_in_one_message
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.drafters import DrafterOrder, DrafterReport
-from specdec.types.profile import ProfileOrder, ProfileReport
+from specdec.types.reports.profile import ProfileOrder, ProfileReport
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import TokenizedInput
 from specdec.types.samples import SampleBatch, SampleOrder

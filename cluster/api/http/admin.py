@@ -38,7 +38,7 @@ from specdec.types.errors import (
     NotReadyError,
     VersionConflictError,
 )
-from specdec.types.fleet import FleetStatistics
+from specdec.types.reports.fleet import FleetStatistics
 
 MAX_BODY_BYTES = 64 * 1024
 _JSON = "application/json"

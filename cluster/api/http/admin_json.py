@@ -19,7 +19,7 @@ from specdec.types.adapters import (
 from specdec.types.control import RateRule, SpeculationChange
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import InvalidValueError
-from specdec.types.profile import ProfileOrder
+from specdec.types.reports.profile import ProfileOrder
 
 _TYPE_LIMITS: Mapping[type, str] = {str: "a string", bool: "true or false", int: "a whole number"}
 _TYPES: Mapping[str, type] = {

@@ -28,10 +28,10 @@ from cluster.replica.router import Router
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.requests.input_processor import check_answer_in_one_message
 from specdec.types.errors import InvalidValueError
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import Conversation, GenerateRequest, TokenizeRequest
 from specdec.types.responses import EngineOutput
-from specdec.types.sampling_params import LOSSY_VERIFIERS, SamplingParams, VerifierName
-from specdec.types.stats import SpeculationStats
+from specdec.types.sampling.sampling_params import LOSSY_VERIFIERS, SamplingParams, VerifierName
 
 T = TypeVar("T")
 

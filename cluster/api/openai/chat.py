@@ -56,7 +56,7 @@ from specdec.types import responses
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import GenerateRequest, TokenizeRequest
 from specdec.types.responses import EngineOutput
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 
 
 async def prepare_chat(

@@ -41,7 +41,7 @@ from specdec.types.errors import InvalidValueError
 from specdec.types.messages import Logprobs
 from specdec.types.request import DetokenizeRequest, GenerateRequest
 from specdec.types.responses import EngineOutput, FinishReason
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.types.validation import require_count
 
 

@@ -25,7 +25,7 @@ from cluster.replica.limits import MAX_TEXT_CHARS
 from specdec.text.chat_template import ChatTemplate, decoded_arguments
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation
-from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_params import StructuredOutput
 from specdec.types.validation import require_count
 
 Turn = dict[str, Any]

@@ -27,7 +27,7 @@ from cluster.replica.limits import (
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.config.speculation.methods import METHOD_NAMES
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import (
+from specdec.types.sampling.sampling_params import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIASES,
     MAX_OUTPUT_CHOICES,

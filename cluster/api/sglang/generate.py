@@ -39,7 +39,11 @@ from specdec.types.messages import Logprobs
 from specdec.types.request import GenerateRequest as EngineCall
 from specdec.types.request import TokenizeRequest
 from specdec.types.responses import EngineOutput, FinishReason
-from specdec.types.sampling_params import SamplingParams, SpeculationOptions, StructuredOutput
+from specdec.types.sampling.sampling_params import (
+    SamplingParams,
+    SpeculationOptions,
+    StructuredOutput,
+)
 from specdec.types.validation import require_count
 
 Entry = tuple[float | None, int, str | None]

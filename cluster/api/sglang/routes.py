@@ -26,7 +26,7 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import OTHER_METHOD_NAMES
 from specdec.types.errors import OverloadedError
 from specdec.types.request import GenerateRequest as EngineCall
-from specdec.types.sampling_params import SamplingParams, SpeculationOptions
+from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
 
 _ALGORITHMS = {ours: name for name, ours in OTHER_METHOD_NAMES.items() if name.isupper()}
 """SGLang's name of an algorithm by our method."""

@@ -12,7 +12,11 @@ from cluster.api.openai.sampling_fields import Speculation
 from cluster.api.openai.schema import RequestModel, at_most, max_entries, number, option
 from cluster.replica.limits import MAX_TOKEN_IDS
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from specdec.types.sampling.sampling_params import (
+    MAX_LOGIT_BIASES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 
 DEFAULT_MAX_NEW_TOKENS = 128
 """SGLang's default."""

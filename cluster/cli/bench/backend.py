@@ -9,10 +9,10 @@ from typing import Protocol
 
 from cluster.cli.bench.dataset import SampleRequest
 from specdec.client import Client, ClientError
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import ChatMessage
 from specdec.types.responses import StreamChunk
-from specdec.types.sampling_params import SamplingParams
-from specdec.types.stats import SpeculationStats
+from specdec.types.sampling.sampling_params import SamplingParams
 
 
 class RequestFailedError(Exception):

@@ -26,7 +26,7 @@ from cluster.cli.options import client_flags, timeout_flag
 from cluster.cli.output import SectionedCommand, json_flag, progress_bar, show_json
 from cluster.cli.parameter_types import EXISTING_FILE, NEW_FILE
 from specdec.client import Client
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 
 _SEED = 0
 _WARM_UP = -1  # index of the run that is not measured

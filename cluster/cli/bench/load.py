@@ -21,7 +21,7 @@ from typing import Literal, get_args
 
 from cluster.cli.bench.backend import Backend, RequestFailedError, TokenUsage
 from cluster.cli.bench.dataset import SampleRequest
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
 
 LatencyName = Literal["ttft", "tpot", "itl", "e2el"]
 LATENCIES: tuple[LatencyName, ...] = get_args(LatencyName)

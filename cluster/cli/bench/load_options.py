@@ -35,7 +35,7 @@ from cluster.cli.parameter_types import EXISTING_FILE, NEW_FILE, ListOf
 from specdec.client.calls import DEFAULT_TIMEOUT_S
 from specdec.config.speculation.methods import METHOD_NAMES
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import SamplingParams, SpeculationOptions
+from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
 
 BACKENDS = ("grpc", "openai-chat", "openai")
 _DEFAULT_URL = "http://127.0.0.1:8000"

@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.cli.bench.load import LatencyName, LoadSummary, RequestRecord, latency_ms, percentile
 from cluster.cli.charts import LineChart, draw_charts
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
 
 _ONE_IN = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 
 from cluster.cli.completion_result import CompletionResult, receive
 from specdec.client import Client
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import ChatMessage
 from specdec.types.responses import ModelInfo
-from specdec.types.sampling_params import SamplingParams, SpeculationOptions
-from specdec.types.stats import SpeculationStats
+from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
 
 OFF, AS_CONFIGURED = "off", "as configured"
 

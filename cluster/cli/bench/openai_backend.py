@@ -18,8 +18,8 @@ import httpx
 from cluster.cli.bench.backend import RequestFailedError, StreamEvent, TokenUsage
 from cluster.cli.bench.dataset import SampleRequest
 from specdec.types.errors import InvalidValueError, SpecdecError
-from specdec.types.sampling_params import SamplingParams
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
+from specdec.types.sampling.sampling_params import SamplingParams
 
 Endpoint = Literal["chat", "completions"]
 

@@ -18,16 +18,16 @@ from specdec.types.control import (
     SpeculationState,
 )
 from specdec.types.drafters import DrafterOrder, DrafterReport, DrafterVersion, VersionState
-from specdec.types.fleet import (
+from specdec.types.reports.fleet import (
     DecisionNews,
     FleetStatistics,
     ReplicaReport,
     ReplicaStatus,
     ServiceStatus,
 )
-from specdec.types.profile import OperationTime, ProfileOrder, ProfileReport, WorkerProfile
+from specdec.types.reports.profile import OperationTime, ProfileOrder, ProfileReport, WorkerProfile
+from specdec.types.reports.stats import Counts, HistogramCounts, SpeculationStats
 from specdec.types.samples import SampleBatch, SampleOrder, ServedSample
-from specdec.types.stats import Counts, HistogramCounts, SpeculationStats
 
 
 class _StateCodec(MessageCodec[pb.SpeculationState, SpeculationState]):

@@ -12,7 +12,7 @@ from specdec.types.request import (
     TokenizeRequest,
 )
 from specdec.types.responses import ModelInfo, TokenizedInput
-from specdec.types.sampling_params import (
+from specdec.types.sampling.sampling_params import (
     AcceptanceThreshold,
     SamplingDefaults,
     SamplingParams,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client.codec.message import MessageCodec, enum_converter
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import (
     Choice,
     Completion,
@@ -20,8 +21,7 @@ from specdec.types.responses import (
     TokenLogprob,
     Usage,
 )
-from specdec.types.sampling_params import LOSSY_VERIFIERS
-from specdec.types.stats import SpeculationStats
+from specdec.types.sampling.sampling_params import LOSSY_VERIFIERS
 
 if TYPE_CHECKING:  # numpy comes with them, and the client does without it
     from specdec.types.messages import Logprobs

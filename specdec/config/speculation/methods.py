@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args
 
 from specdec.config.quantization import QuantizationMethod, require_quantization
+from specdec.types.drafts.static_tree import StaticTree
 from specdec.types.errors import InvalidValueError
-from specdec.types.static_tree import StaticTree
 from specdec.types.validation import require_choice, require_range
 
 AsyncDrafting = Literal["off", "continuing", "outcomes", "auto"]

@@ -36,10 +36,10 @@ from specdec.config.speculation.speculative_checks import (
 )
 from specdec.config.speculation.synthetic_acceptance import SyntheticAcceptance
 from specdec.types.control import MAX_SPECULATION_THRESHOLD, SpeculationControl
-from specdec.types.draft_decision import DraftAhead
-from specdec.types.draft_length import LengthRule, LengthSchedule
+from specdec.types.drafts.draft_decision import DraftAhead
+from specdec.types.drafts.draft_length import LengthRule, LengthSchedule
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import (
+from specdec.types.sampling.sampling_params import (
     DEFAULT_TYPICAL_DELTA,
     DEFAULT_TYPICAL_EPSILON,
     MAX_NUM_SPECULATIVE_TOKENS,
@@ -79,7 +79,7 @@ class SpeculativeConfig:
     adaptive_length_min, adaptive_length_max, adaptive_length_raise_above,
         adaptive_length_lower_below: as in LengthRule.
     batch_budget: whether the draft tokens of a step are divided over its sequences by expected
-        survival (`specdec.types.draft_survival`), instead of the same number for each. The sum is
+        survival (`types.drafts.draft_survival`), instead of the same number for each. The sum is
         that of the same number for each. A head that is the only drafter adds its confidences.
     batch_budget_max: longest draft of a sequence with batch_budget.
     speculation_threshold: largest number of decoding requests to draft for, until an operator

@@ -10,10 +10,10 @@ from dataclasses import asdict
 from typing import Any
 
 from specdec.config.speculation.methods import METHODS, MethodConfig
-from specdec.types.draft_length import LengthRule, LengthSchedule
-from specdec.types.draft_tree import MAX_TREE_NODES
+from specdec.types.drafts.draft_length import LengthRule, LengthSchedule
+from specdec.types.drafts.draft_tree import MAX_TREE_NODES
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS, SpeculationOptions
+from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS, SpeculationOptions
 from specdec.types.validation import require_range
 
 DEFAULT_BATCH_BUDGET_MAX = 8

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS, VerifierName
+from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS, VerifierName
 from specdec.types.validation import require_range
 
 _RATE = "speculative_config.synthetic_acceptance_rate"

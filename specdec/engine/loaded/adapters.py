@@ -18,7 +18,7 @@ from specdec.types.adapters import AdapterFile, AdapterInfo, AdapterSource, Adap
 from specdec.types.errors import InvalidValueError, UnknownModelError
 from specdec.types.messages import BASE_MODEL
 from specdec.types.ranks import AdapterTarget
-from specdec.types.stats import Counts, SpeculationStats
+from specdec.types.reports.stats import Counts, SpeculationStats
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from specdec.types.drafters import (
 )
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.ranks import HeadTarget
-from specdec.types.stats import Counts, SpeculationStats
+from specdec.types.reports.stats import Counts, SpeculationStats
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 from specdec.engine.metrics.metrics import HISTOGRAMS
 from specdec.types.control import SPECULATION_MODES
-from specdec.types.draft_decision import DecisionReason
-from specdec.types.stats import Counts, EngineReport, HistogramCounts
+from specdec.types.drafts.draft_decision import DecisionReason
+from specdec.types.reports.stats import Counts, EngineReport, HistogramCounts
 
 PREFIX = "specdec:"
 VLLM_PREFIX = "vllm:"

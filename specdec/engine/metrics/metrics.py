@@ -12,8 +12,8 @@ from enum import Enum
 from threading import Lock
 from typing import Protocol
 
+from specdec.types.reports.stats import Counts, HistogramCounts
 from specdec.types.responses import FinishReason
-from specdec.types.stats import Counts, HistogramCounts
 
 ABORTED = "abort"
 """The finish reason of a request whose client left."""

@@ -22,7 +22,7 @@ from specdec.models.heads.formats.detect import DetectedMethod
 from specdec.models.hub import Progress
 from specdec.models.resolve import local_path, resolve
 from specdec.types.errors import ModelNotFoundError
-from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
+from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 
 
 def with_detected_models(config: Config, progress: Progress, *, downloads: bool = True) -> Config:

@@ -18,8 +18,8 @@ from specdec.text.grammar import OutputConstraint
 from specdec.text.tokenizer import Tokenizer, check_token_ids
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import GrammarError, InvalidValueError
-from specdec.types.sampling_params import SamplingParams
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.types.validation import require_range
 
 MAX_PROMPT_LOGPROBS = 200_000

@@ -10,13 +10,13 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.models.config.model_config import ModelConfig
 from specdec.text.tokenizer import Tokenizer, check_token_ids
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import (
+from specdec.types.sampling.sampling_params import (
     ACCEPTANCE_PRESETS,
     AcceptancePreset,
     SamplingParams,
     VerifierName,
 )
-from specdec.types.sampling_spec import SamplingRules, Verifier
+from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
 
 MAX_CHARS = 4096
 """Length of the end of a prompt that `preset_for` searches."""

@@ -25,8 +25,8 @@ from specdec.sequences.sequence import Sequence, SequenceStatus
 from specdec.sequences.worker_view import WorkerView
 from specdec.speculation.proposers import ProposalAhead
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_decision import Decision
 from specdec.types.drafters import CONFIGURED_VERSION
+from specdec.types.drafts.draft_decision import Decision
 from specdec.types.errors import GrammarError
 from specdec.types.messages import PENDING_TOKEN, StepInput, StepRow, VerifyOutput
 from specdec.types.ranks import Target

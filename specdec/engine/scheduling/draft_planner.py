@@ -10,9 +10,9 @@ from specdec.engine.scheduling.scheduled_row import ScheduledRow
 from specdec.sequences.sequence import Sequence
 from specdec.text.grammar.matcher import MAX_CONSTRAINED_NODES
 from specdec.types.control import NO_SPECULATION, SpeculationControl
-from specdec.types.draft_decision import NO_DRAFTS, Decision, DraftShape, chain, tree
-from specdec.types.draft_length import draft_budget, share_budget
-from specdec.types.draft_survival import share_by_survival
+from specdec.types.drafts.draft_decision import NO_DRAFTS, Decision, DraftShape, chain, tree
+from specdec.types.drafts.draft_length import draft_budget, share_budget
+from specdec.types.drafts.draft_survival import share_by_survival
 
 
 class DraftPlanner:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.proposers import Proposal
-from specdec.types.draft_decision import DraftShape
-from specdec.types.draft_tree import chain_of, is_chain, require_tree
+from specdec.types.drafts.draft_decision import DraftShape
+from specdec.types.drafts.draft_tree import chain_of, is_chain, require_tree
 from specdec.types.messages import StepRow
 
 

@@ -14,9 +14,9 @@ from specdec.engine.scheduling.scheduled_row import ScheduledRow
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import Sequence, SequenceStatus
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_decision import Decision, PromptLoad, chain
+from specdec.types.drafts.draft_decision import Decision, PromptLoad, chain
 from specdec.types.errors import InvalidValueError, OverloadedError
-from specdec.types.stats import Counts
+from specdec.types.reports.stats import Counts
 
 _by_rank = attrgetter("rank")
 

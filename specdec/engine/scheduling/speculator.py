@@ -23,7 +23,7 @@ from specdec.speculation.proposers import (
     SynchronousProposer,
 )
 from specdec.types.control import NO_SPECULATION, SpeculationControl
-from specdec.types.draft_decision import (
+from specdec.types.drafts.draft_decision import (
     NO_DRAFTS,
     NO_PROMPTS,
     Decision,
@@ -32,9 +32,9 @@ from specdec.types.draft_decision import (
     PromptLoad,
     tree,
 )
-from specdec.types.draft_tree import chain_of
+from specdec.types.drafts.draft_tree import chain_of
 from specdec.types.messages import StepRow
-from specdec.types.stats import STRUCTURED_OUTPUT, Counts
+from specdec.types.reports.stats import STRUCTURED_OUTPUT, Counts
 
 
 @dataclass(frozen=True)

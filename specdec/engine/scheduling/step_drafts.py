@@ -15,7 +15,7 @@ from specdec.engine.scheduling.async_scheduling import (
 from specdec.engine.scheduling.scheduled_row import ScheduledRow
 from specdec.engine.scheduling.scheduler import Scheduler
 from specdec.engine.scheduling.speculator import NO_DRAFTING, Drafting, Speculator
-from specdec.types.draft_decision import Decision, DraftAhead
+from specdec.types.drafts.draft_decision import Decision, DraftAhead
 
 
 class StepDrafts:

@@ -11,7 +11,7 @@ struct AdapterRun;  // in lora.h
 // Sequence i owns tokens query_starts[i] to query_starts[i + 1], the last of its context_lens[i]
 // tokens. block_tables[i] lists the KV blocks of the sequence in order.
 //
-// The last tokens of a sequence may be a tree of drafts (`specdec/types/draft_tree.py`): then KV
+// The last tokens of a sequence may be a tree of drafts (`specdec/types/drafts/draft_tree.py`): then KV
 // slots are consecutive still, but a node's position is that of the base and its depth. A tree may
 // have more nodes than the sequence has tokens here: the KV of the first ones exists.
 struct Batch {

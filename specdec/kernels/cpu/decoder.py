@@ -18,7 +18,7 @@ from specdec.kernels.cpu.lora import AdapterRunStruct, LoraArrays, run_structs
 from specdec.kernels.cpu.matrix import MatrixStruct
 from specdec.kernels.cpu.shared_memory import SharedMemory
 from specdec.kernels.reference.forward_batch import HiddenStates, ModelInput, SlotMove
-from specdec.types.draft_tree import ancestors
+from specdec.types.drafts.draft_tree import ancestors
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Data types of embeddings and KV; the values of `Format` in matrix.h."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec.types.draft_tree import MAX_TREE_NODES, Parents, ancestors, depths, signed_words
+from specdec.types.drafts.draft_tree import MAX_TREE_NODES, Parents, ancestors, depths, signed_words
 
 
 def context_mask(

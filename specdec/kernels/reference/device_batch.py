@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.types.draft_tree import MAX_TREE_NODES
+from specdec.types.drafts.draft_tree import MAX_TREE_NODES
 
 
 @dataclass(frozen=True)
 class TreeNodes:
-    """Trees of drafts at the ends of B sequences, of at most N nodes (`specdec.types.draft_tree`).
+    """Trees of drafts at the ends of B sequences, of at most N nodes (`types.drafts.draft_tree`).
 
     A node has the KV slot of its index behind the base, and the position of its depth.
     """

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.types.draft_tree import Parents, depths
+from specdec.types.drafts.draft_tree import Parents, depths
 from specdec.types.messages import BASE_MODEL
 
 Indices = NDArray[np.int32]
@@ -26,7 +26,7 @@ class Chunk(NamedTuple):
     start: number of tokens before them, which have KV. block_table: of the sequence, in order, at
     least up to the last of the tokens. An array of 32 bits ("i") is not copied.
     parents: where the last tokens are a tree of drafts, the parent of each of them
-    (`specdec.types.draft_tree`); the base is the token before the first one. A tree may have more
+    (`types.drafts.draft_tree`); the base is the token before the first one. A tree may have more
     nodes than the chunk has tokens: the KV of its first nodes exists.
     adapter_id: of the adapter that the pass runs the tokens with; BASE_MODEL for none.
     """

@@ -21,7 +21,7 @@ from specdec.config.gpu.attention_splits import (
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import AnyDeviceBatch, DeviceBatch
 from specdec.kernels.reference.forward_batch import Chunk, ModelInput
-from specdec.types.draft_tree import ancestors, depths, signed_words
+from specdec.types.drafts.draft_tree import ancestors, depths, signed_words
 from specdec.types.sharding import HeadShard
 
 Int32Array = NDArray[np.int32]

@@ -19,7 +19,7 @@ from specdec.models.config.registry import (
 from specdec.models.config.transformers_config import transformers_fault
 from specdec.models.config.unsupported import explain_unsupported
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
-from specdec.types.sampling_params import SamplingDefaults, SamplingParams
+from specdec.types.sampling.sampling_params import SamplingDefaults, SamplingParams
 
 _SPELLINGS = {"max_tokens": "max_new_tokens"}
 

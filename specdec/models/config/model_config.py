@@ -47,7 +47,7 @@ from specdec.models.config.transformers_config import (
     read_transformers_shape,
 )
 from specdec.types.errors import ModelNotFoundError, UnsupportedModelError
-from specdec.types.sampling_params import SamplingDefaults
+from specdec.types.sampling.sampling_params import SamplingDefaults
 from specdec.types.sharding import HeadShard
 
 _MAX_LAYERS = 10_000

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.sampling.device.device_children import DeviceChildren
-from specdec.types.draft_tree import BASE, MAX_TREE_NODES, growth_width
+from specdec.types.drafts.draft_tree import BASE, MAX_TREE_NODES, growth_width
 
 _ABOVE_ALL_VALUES = 2.0
 """In place of the value of a node of the chain, which is always kept; values are at most 1."""
@@ -82,7 +82,7 @@ class GrownTrees(NamedTuple):
 
     counts: Tensor  # [B] int64
     token_ids: Tensor  # [B, N] int64
-    parents: Tensor  # [B, N] int64, as in `specdec.types.draft_tree`
+    parents: Tensor  # [B, N] int64, as in `specdec.types.drafts.draft_tree`
 
 
 class GrownChains(NamedTuple):

@@ -23,7 +23,7 @@ from specdec.sampling.gumbel import NoiseKeys, gumbel_noise
 from specdec.sampling.row_exchange import exchanged_slabs, gather_rows, own_rows, whole_rows
 from specdec.sampling.sampler import LEAST_SCORE
 from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 
 if TYPE_CHECKING:
     from specdec.kernels.triton.sample import RowSampling

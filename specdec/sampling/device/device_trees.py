@@ -1,6 +1,6 @@
 """Verification of draft trees in tensors of fixed shape, beside chains, without the host.
 
-It is the walk of coupled verification (`specdec.types.draft_tree.walk`), for all sequences at once.
+It is the walk of coupled verification (`types.drafts.draft_tree.walk`), for all sequences at once.
 """
 
 from __future__ import annotations

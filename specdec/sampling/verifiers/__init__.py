@@ -16,7 +16,7 @@ from specdec.sampling.verifiers.lossy import verify_confidence, verify_threshold
 from specdec.sampling.verifiers.rejection import verify_block, verify_rejection
 from specdec.sampling.verifiers.synthetic import verify_synthetic
 from specdec.sampling.vocab_shard import VocabShard
-from specdec.types.sampling_params import VerifierName
+from specdec.types.sampling.sampling_params import VerifierName
 
 Verify = Callable[[Tensor, SamplingBatch, DraftBatch, VocabShard], VerifiedTokens]
 

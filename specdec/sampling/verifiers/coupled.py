@@ -17,7 +17,7 @@ from torch import Tensor
 from specdec.sampling.sampler import SamplingBatch, sample
 from specdec.sampling.verifiers.draft_batch import Draft, DraftBatch, VerifiedTokens
 from specdec.sampling.vocab_shard import VocabShard
-from specdec.types.draft_tree import Parents, walk
+from specdec.types.drafts.draft_tree import Parents, walk
 
 
 def verify_coupled(

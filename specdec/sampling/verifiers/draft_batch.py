@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from specdec.sampling.distribution import TokenWeights
-from specdec.types.draft_tree import Parents
+from specdec.types.drafts.draft_tree import Parents
 from specdec.types.messages import DraftProbs
-from specdec.types.sampling_spec import Verifier
+from specdec.types.sampling.sampling_spec import Verifier
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

@@ -18,7 +18,7 @@ from specdec.sampling.gumbel import NoiseKeys, Stream, uniforms
 from specdec.sampling.sampler import SamplingBatch, sample
 from specdec.sampling.verifiers.draft_batch import DraftBatch, VerifiedTokens
 from specdec.sampling.vocab_shard import VocabShard
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 
 
 def verify_synthetic(

@@ -9,8 +9,8 @@ from itertools import accumulate
 from math import prod
 from operator import mul
 
-from specdec.types.draft_decision import DraftAhead, DraftShape
-from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
+from specdec.types.drafts.draft_decision import DraftAhead, DraftShape
+from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 
 _HALF_LIFE_S = 10.0
 _DECAY_PERIOD_S = 0.1

@@ -14,9 +14,9 @@ from functools import cached_property
 from itertools import pairwise
 from statistics import median
 
-from specdec.types.draft_decision import DraftAhead, DraftShape, chain
+from specdec.types.drafts.draft_decision import DraftAhead, DraftShape, chain
 from specdec.types.errors import InvalidValueError
-from specdec.types.stats import Additive
+from specdec.types.reports.stats import Additive
 
 _SAMPLES_PER_MEDIAN, _FIRST_SAMPLES = 5, 3
 """Steps of a median, and of the first one of a kind: in a large batch each of them is expensive."""

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.speculation.policy.cost_model import CostTable
-from specdec.types.draft_decision import DraftShape, chain, tree
 from specdec.types.draft_messages import DraftRow, DraftStep
+from specdec.types.drafts.draft_decision import DraftShape, chain, tree
 from specdec.types.messages import StepInput, StepRow
 from specdec.types.ranks import DraftWorker, Target
 from specdec.types.trial_sequences import TrialSequences

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from specdec.speculation.policy.acceptance import AcceptanceEstimator
 from specdec.speculation.policy.cost_model import CostModel
-from specdec.types.draft_decision import DraftAhead, DraftShape, PromptLoad, chain
+from specdec.types.drafts.draft_decision import DraftAhead, DraftShape, PromptLoad, chain
 
 _ESTIMATE_HOLDS_S = 0.5
 _BESIDE_PROMPTS_HOLDS_S = 0.05

@@ -14,7 +14,7 @@ from specdec.speculation.policy.cost_model import CostModel, StepSeconds
 from specdec.speculation.policy.expected_goodput import ExpectedGoodput, GoodputEstimate
 from specdec.speculation.policy.probe import Probe, num_probed
 from specdec.speculation.policy.reviews import Reviews
-from specdec.types.draft_decision import (
+from specdec.types.drafts.draft_decision import (
     NO_PROMPTS,
     Decision,
     DecisionReason,

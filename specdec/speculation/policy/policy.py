@@ -22,7 +22,7 @@ from specdec.types.control import (
     SpeculationControl,
     require_count,
 )
-from specdec.types.draft_decision import (
+from specdec.types.drafts.draft_decision import (
     NO_PROMPTS,
     Decision,
     DecisionLog,
@@ -34,7 +34,7 @@ from specdec.types.draft_decision import (
     chains,
     tree,
 )
-from specdec.types.draft_length import LengthSchedule, draft_budget
+from specdec.types.drafts.draft_length import LengthSchedule, draft_budget
 from specdec.types.errors import InvalidValueError
 
 DEFAULT_HYSTERESIS = 2

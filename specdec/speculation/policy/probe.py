@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec.types.draft_decision import DraftShape, chain
+from specdec.types.drafts.draft_decision import DraftShape, chain
 
 _FIRST_PROBE_AFTER_S = 5.0
 _LAST_PROBE_AFTER_S = 60.0

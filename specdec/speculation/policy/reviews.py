@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from specdec.speculation.policy.cost_model import CostModel, range_of
-from specdec.types.draft_decision import DraftShape
+from specdec.types.drafts.draft_decision import DraftShape
 
 _LEAST_DRAFTS = 16
 """Drafts of a shape in a range of batch sizes that are evidence of acceptance."""

@@ -20,7 +20,7 @@ from specdec.speculation.proposers.outcome_table import (
     OutcomeTable,
 )
 from specdec.types.draft_messages import AheadDraft, AheadOutput, AheadRow
-from specdec.types.stats import AheadCounts
+from specdec.types.reports.stats import AheadCounts
 
 
 class _Order(NamedTuple):

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from specdec.sequences.sequence import Sequence
-from specdec.types.draft_decision import DraftAhead
-from specdec.types.draft_tree import depths
+from specdec.types.drafts.draft_decision import DraftAhead
+from specdec.types.drafts.draft_tree import depths
 from specdec.types.messages import DraftProbs
-from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
-from specdec.types.stats import Additive
+from specdec.types.reports.stats import Additive
+from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 
 _ALWAYS_GRANTED = MAX_NUM_SPECULATIVE_TOKENS + 1
 """Most tokens that a step adds to a sequence: a sequence that is up to date stays so."""

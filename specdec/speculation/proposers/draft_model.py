@@ -30,8 +30,8 @@ from specdec.types.adapters import AdapterFile
 from specdec.types.draft_messages import AheadRow, DraftedRow, DraftRow, DraftStep
 from specdec.types.messages import BASE_MODEL, StepRow
 from specdec.types.ranks import DraftWorker
-from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
-from specdec.types.stats import Counts
+from specdec.types.reports.stats import Counts
+from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 
 MAX_PENDING_TOKENS = 16
 """Most tokens without KV that a draft may begin with; more are caught up on in chunks."""

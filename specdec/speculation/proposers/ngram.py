@@ -14,7 +14,7 @@ from specdec.speculation.proposers.base import (
     ProposerMemory,
     SynchronousProposer,
 )
-from specdec.types.draft_tree import merged
+from specdec.types.drafts.draft_tree import merged
 
 _MAX_NEW_ENTRIES = 16_384
 """Most index entries to add in one step, over all sequences, which takes a few milliseconds. A

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from specdec.speculation.proposers.outcome_statistics import Likeliest, OutcomeStatistics
 from specdec.speculation.proposers.pass_times import PassTimes
-from specdec.types.draft_decision import DraftAhead
 from specdec.types.draft_messages import DraftPass
-from specdec.types.draft_tree import MAX_TREE_NODES
+from specdec.types.drafts.draft_decision import DraftAhead
+from specdec.types.drafts.draft_tree import MAX_TREE_NODES
 
 _BRANCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of outcomes of a row that are compared."""

@@ -34,7 +34,7 @@ from specdec.speculation.proposers.suffix_tree import (
     SuffixTree,
     Tokens,
 )
-from specdec.types.draft_tree import merged, paths
+from specdec.types.drafts.draft_tree import merged, paths
 
 _MAX_NEW_TOKENS = 1024
 """Most tokens to ingest in one step, of all running sequences together, and as many of finished

@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
-from specdec.types.draft_tree import BASE
+from specdec.types.drafts.draft_tree import BASE
 
 BYTES_PER_TOKEN = 300
 """Memory of a token with its share of the tree; 200 to 280 bytes were measured."""

@@ -17,7 +17,7 @@ from specdec.speculation.proposers.base import (
     ProposerMemory,
     SynchronousProposer,
 )
-from specdec.types.draft_tree import wanted_part
+from specdec.types.drafts.draft_tree import wanted_part
 
 
 class TargetHeadProposer(SynchronousProposer):

@@ -19,7 +19,7 @@ from specdec.text.grammar.trial import TrialProcess, first_matcher
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, OverloadedError, UnsupportedModelError
 from specdec.types.request import OWN_PROCESS, Caller
-from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_params import StructuredOutput
 
 COMPILE_TIMEOUT_S = 1.9
 TIMED_OUT = (

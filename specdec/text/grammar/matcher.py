@@ -16,9 +16,9 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from specdec.text.grammar.translation import plain_reason
-from specdec.types.draft_tree import BASE, first_path, is_chain, paths, subtree
+from specdec.types.drafts.draft_tree import BASE, first_path, is_chain, paths, subtree
 from specdec.types.errors import GrammarError
-from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_params import StructuredOutput
 
 MAX_SHARING = 32
 """Maximum number of sequences that share one copy of a grammar; then it is compiled again."""

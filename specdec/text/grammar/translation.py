@@ -10,7 +10,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_params import StructuredOutput
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

@@ -24,7 +24,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from specdec.text.grammar.translation import plain_reason, reason_of, to_llguidance
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_params import StructuredOutput
 
 CPU_LIMIT_S = 1.0
 _WALL_LIMIT_S = 10.0

@@ -24,7 +24,7 @@ from specdec.types.messages import (
     StepRow,
     VerifiedRow,
 )
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from specdec.types.draft_tree import BASE
+from specdec.types.drafts.draft_tree import BASE
 from specdec.types.messages import StepRow, VerifiedRow
 
 

@@ -14,7 +14,7 @@ from specdec.kernels.sample import RowArgmax
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch, VerifiedTokens, verify_greedy
 from specdec.sampling.vocab_shard import VocabShard, all_ranks_argmax
 from specdec.types.messages import StepRow, VerifiedRow, VerifyOutput
-from specdec.types.sampling_params import VerifierName
+from specdec.types.sampling.sampling_params import VerifierName
 from specdec.worker.batch.batch_state import BatchState, TokenSpan
 from specdec.worker.batch.step_rows import positions_of_guesses
 

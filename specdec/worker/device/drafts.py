@@ -15,7 +15,7 @@ import torch
 
 from specdec.types.draft_messages import DraftRow
 from specdec.types.messages import PENDING_TOKEN, BlockTableDelta, StepRow
-from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
+from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 from specdec.worker.batch.batch_state import BatchState
 from specdec.worker.device.input.buffers import PendingTokens
 from specdec.worker.device.input.columns import StepColumns

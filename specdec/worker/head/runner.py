@@ -28,7 +28,7 @@ from specdec.models.heads.networks.base import (
     WholeDraftHead,
 )
 from specdec.sampling.vocab_shard import VocabShard
-from specdec.types.draft_tree import num_growth_slots
+from specdec.types.drafts.draft_tree import num_growth_slots
 from specdec.types.messages import StepInput, StepRow, VerifiedRow
 from specdec.worker.batch.batch_state import BatchState
 from specdec.worker.device.head.head import BlockParts, DrafterParts, PairParts, StateParts

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from specdec.models.heads.networks.base import DraftHead, FrontierNodes, HeadState, TreeDraftHead
 from specdec.sampling.tree_growth import Children, DynamicTree, fitted_choices
-from specdec.types.draft_tree import BASE, growth_width, is_chain
-from specdec.types.static_tree import StaticTree
+from specdec.types.drafts.draft_tree import BASE, growth_width, is_chain
+from specdec.types.drafts.static_tree import StaticTree
 from specdec.worker.head.sampler import DraftEnd, HeadDraft, HeadSampler
 
 Levels = list[tuple[list[int], list[float]]]

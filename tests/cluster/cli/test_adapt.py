@@ -13,7 +13,7 @@ from specdec.client import ClientError, DrafterReport, DrafterVersion, SampleBat
 from specdec.training.adaptation import Version
 from specdec.types.drafters import DrafterOrder, VersionState
 from specdec.types.errors import NotReadyError
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
 
 
 class Service:

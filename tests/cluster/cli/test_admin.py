@@ -15,7 +15,7 @@ from cluster.control.plane import ControlPlane
 from cluster.control.store import ControlStore
 from specdec.client import Counts, ReplicaReport
 from specdec.types.control import SpeculationControl
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
 from tests.cluster.admin_service import LocalHandle, running_admin_service
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from cluster.cli.chat import Conversation, run_chat, typed_lines
 from cluster.cli.main import main
 from specdec.client import Client
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.specdec.client.fake_service import FakeService, running
 
 

@@ -19,8 +19,8 @@ from specdec.config.kv_cache import KV_CACHE_DTYPES
 from specdec.config.quantization import QUANTIZATION_METHODS
 from specdec.models.resolve import packaged_directory
 from specdec.types.errors import ModelNotFoundError
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import Usage
-from specdec.types.stats import SpeculationStats
 from specdec.worker import native_library_fault
 from tests.specdec.client.fake_service import CHUNKS, CHUNKS_OF_TWO_CHOICES, FakeService, running
 from tests.specdec.models.families import save_family

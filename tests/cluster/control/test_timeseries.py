@@ -16,7 +16,7 @@ from specdec.client import (
 )
 from specdec.engine.metrics.metrics import FIRST_TOKEN
 from specdec.types.control import SpeculationControl
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
 from tests.clock import Clock
 
 START_S = 1_000_000.0

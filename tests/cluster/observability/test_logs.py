@@ -16,8 +16,8 @@ from cluster.observability.logs import (
 )
 from specdec.engine.metrics.metrics import Metrics
 from specdec.engine.metrics.request_metrics import RequestMetrics
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import EngineOutput, FinishReason
-from specdec.types.stats import SpeculationStats
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from specdec.client import (
 )
 from specdec.engine.metrics.metrics import Metrics
 from specdec.types.control import SpeculationControl
-from specdec.types.stats import AheadCounts, SpeculationStats
+from specdec.types.reports.stats import AheadCounts, SpeculationStats
 from tests.cluster.scraped import OPEN_METRICS, families, open_families, samples
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "metrics.md"

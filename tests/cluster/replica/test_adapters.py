@@ -24,7 +24,7 @@ from specdec.types.errors import (
     UnsupportedModelError,
 )
 from specdec.types.request import GenerateRequest
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.specdec.adapters import adapter_dir
 from tests.specdec.engines import engine_config, local_engine, request, tokens_by, with_adapter
 

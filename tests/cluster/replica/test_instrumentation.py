@@ -11,7 +11,7 @@ from cluster.replica.instrumentation import Instrumentation
 from cluster.replica.tracing import StepSeconds
 from specdec.engine.metrics.metrics import ABORTED, BATCH_SIZE, DRAFT_TIME, VERIFY_TIME, Metrics
 from specdec.types.request import GenerateRequest
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 
 
 class RecordingTracing:

@@ -10,7 +10,7 @@ from cluster.replica.preprocessor import EncodeLimiter, Preprocessor
 from specdec.models.config.model_config import ModelConfig
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.request import OWN_PROCESS, Caller, ChatMessage, Conversation
-from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_params import StructuredOutput
 
 TEXT = "Ask the baker for a café"
 MARK = "<|endoftext|>"

@@ -19,9 +19,9 @@ from specdec.engine.memory.memory_plan import memory_plan
 from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.llm.local_executor import LocalExecutor
 from specdec.speculation.proposers.target_head import TargetHeadProposer
-from specdec.types.draft_decision import DraftAhead
+from specdec.types.drafts.draft_decision import DraftAhead
 from specdec.types.errors import DraftFailedError, InvalidValueError, TargetFailedError
-from specdec.types.stats import Counts
+from specdec.types.reports.stats import Counts
 from tests.specdec.heads import fitted_medusa_dir
 from tests.specdec.tiny import shuffled_llama_dir
 

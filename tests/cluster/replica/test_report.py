@@ -6,8 +6,8 @@ import pytest
 
 from cluster.replica.report import ReplicaLoad, decision_news
 from specdec.client import Counts
-from specdec.types.draft_decision import Decision, DecisionChange, DecisionReason, chain
-from specdec.types.stats import EngineStats
+from specdec.types.drafts.draft_decision import Decision, DecisionChange, DecisionReason, chain
+from specdec.types.reports.stats import EngineStats
 from tests.clock import Clock
 
 

@@ -20,7 +20,7 @@ from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.types.drafters import DrafterOrder
 from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError
 from specdec.types.request import GenerateRequest
-from specdec.types.sampling_params import SamplingDefaults, SamplingParams
+from specdec.types.sampling.sampling_params import SamplingDefaults, SamplingParams
 from tests.specdec.tiny import renamed_dtype_dir
 
 DEFAULTS = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_new_tokens": 99}

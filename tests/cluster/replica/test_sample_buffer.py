@@ -8,11 +8,11 @@ from cluster.replica.sample_buffer import SampleBuffer
 from specdec.client.codec.inference import decode_request, encode_request
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.errors import TargetFailedError
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.samples import SampleBatch, SampleOrder, ServedSample
-from specdec.types.sampling_params import SamplingParams
-from specdec.types.stats import SpeculationStats
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.cluster.replica_on_hash_target import MODEL, running_replica
 
 PARAMS = SamplingParams()

@@ -27,10 +27,10 @@ from protos.specdec.v1 import inference_pb2 as pb
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.metrics.metrics import ABORTED, Metrics
 from specdec.types.errors import NotReadyError, OverloadedError
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import ChatMessage, GenerateRequest
 from specdec.types.responses import EngineOutput, FinishReason
-from specdec.types.sampling_params import SamplingParams
-from specdec.types.stats import SpeculationStats
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.clock import Clock
 from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config, make_engine, request
 

@@ -25,7 +25,7 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.adapters import AdapterFile
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.ranks import AdapterTarget
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker import load_runner
 from tests.cluster.workers.test_worker_group import ThreadRanks, answer_to_target, spec_of
 from tests.specdec.adapters import adapter_dir

@@ -30,7 +30,7 @@ from specdec.types.adapters import AdapterFile
 from specdec.types.draft_messages import DraftRow, DraftStep
 from specdec.types.messages import BlockTableDelta, SequenceAdmission
 from specdec.types.ranks import AdapterRanks
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker import load_draft_runner
 from tests.cluster.workers.test_worker_group import ThreadRanks, answer_to_draft, spec_of
 from tests.specdec.adapters import adapter_dir

@@ -14,7 +14,7 @@ from specdec.types.draft_messages import (
     DraftStep,
 )
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepRow
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 
 
 def step_of(seq_ids, blocks, released=()):

@@ -18,7 +18,7 @@ from cluster.workers.profiling import Profiling
 from cluster.workers.serialization import CAUGHT_UP, STOP, encode_error, encode_output, encode_step
 from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError
 from specdec.types.messages import StepInput, VerifyOutput
-from specdec.types.profile import OperationTime, ProfileOrder, WorkerProfile
+from specdec.types.reports.profile import OperationTime, ProfileOrder, WorkerProfile
 
 ORDER = ProfileOrder(num_steps=4, timeout_s=0.3)
 

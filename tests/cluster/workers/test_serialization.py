@@ -33,8 +33,8 @@ from specdec.types.messages import (
     VerifiedRow,
     VerifyOutput,
 )
-from specdec.types.sampling_params import StructuredOutput
-from specdec.types.sampling_spec import SamplingRules, Verifier
+from specdec.types.sampling.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request, run
 
 INT32 = st.integers(0, 2**31 - 1)

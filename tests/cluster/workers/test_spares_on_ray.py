@@ -22,7 +22,7 @@ from cluster.workers.worker_group import WorkerGroup
 from specdec.config.engine import DraftLimits
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.proposers import DraftRequest, DraftVocabulary
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from tests.specdec.engines import request
 
 START_TIMEOUT_S = 150.0

@@ -13,7 +13,7 @@ from specdec.sequences.sequence import Sequence
 from specdec.speculation.proposers import DraftRequest, DraftVocabulary, make_proposer
 from specdec.types.draft_messages import DraftedRow, DraftOutput
 from specdec.types.errors import DraftFailedError, TargetFailedError
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from tests.specdec.engines import request
 
 LIMITS = DraftLimits(num_blocks=20, block_size=4, max_model_len=80, max_catch_up_tokens=16)

@@ -16,7 +16,7 @@ from specdec.types.messages import (
     StepInput,
     StepRow,
 )
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker import RankComparison, RankMismatchError
 from specdec.worker.device.input.buffers import PendingTokens
 from tests.specdec.engines import engine_config

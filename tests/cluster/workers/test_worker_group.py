@@ -20,7 +20,6 @@ from cluster.workers.worker_group import WorkerGroup
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.proposers import DraftRequest, DraftVocabulary, SentRow
-from specdec.types.draft_decision import DraftAhead
 from specdec.types.draft_messages import (
     AheadDraft,
     AheadOutput,
@@ -28,9 +27,10 @@ from specdec.types.draft_messages import (
     DraftedRow,
     DraftOutput,
 )
+from specdec.types.drafts.draft_decision import DraftAhead
 from specdec.types.errors import TargetFailedError
 from specdec.types.messages import StepInput, StepRow, VerifyOutput
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from tests.specdec.engines import request
 
 LIMITS = DraftLimits(num_blocks=20, block_size=4, max_model_len=80, max_catch_up_tokens=16)

@@ -8,7 +8,7 @@ import pytest
 
 from specdec.client import AsyncClient, Client, ClientError, resumption
 from specdec.client.connection import MAX_ATTEMPTS
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.specdec.client.certificate import self_signed_certificate
 from tests.specdec.client.fake_service import FakeService, running
 

@@ -10,7 +10,7 @@ from specdec.client import Client, ClientError, resumption
 from specdec.client.connection import MAX_ATTEMPTS
 from specdec.client.resumption import Resumption
 from specdec.types.responses import StreamChunk
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.specdec.client.fake_service import FakeService, running
 
 

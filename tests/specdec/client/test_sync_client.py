@@ -17,15 +17,15 @@ from specdec.client import (
     Usage,
 )
 from specdec.types.errors import InvalidValueError
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import ChatMessage
 from specdec.types.responses import FinishReason
-from specdec.types.sampling_params import (
+from specdec.types.sampling.sampling_params import (
     SamplingDefaults,
     SamplingParams,
     SpeculationOptions,
     StructuredOutput,
 )
-from specdec.types.stats import SpeculationStats
 from tests.specdec.client.fake_service import CHUNKS_OF_TWO_CHOICES
 
 USAGE = Usage(prompt_tokens=7, completion_tokens=3, speculation=SpeculationStats(2, 6, 3))

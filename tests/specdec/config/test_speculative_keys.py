@@ -7,7 +7,7 @@ import pytest
 
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import read_speculation
-from specdec.types.draft_decision import DraftAhead
+from specdec.types.drafts.draft_decision import DraftAhead
 from specdec.types.errors import InvalidValueError
 
 

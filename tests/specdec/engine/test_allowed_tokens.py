@@ -4,7 +4,7 @@ import pytest
 
 from specdec.engine.requests.input_processor import has_allowed_token
 from specdec.text.grammar.matcher import mask_words
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 
 VOCAB_SIZE = 40
 

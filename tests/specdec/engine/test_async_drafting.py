@@ -18,9 +18,9 @@ from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.text.vocab_map import VocabularyMap
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_decision import DraftAhead
-from specdec.types.sampling_params import StructuredOutput
-from specdec.types.stats import AheadCounts
+from specdec.types.drafts.draft_decision import DraftAhead
+from specdec.types.reports.stats import AheadCounts
+from specdec.types.sampling.sampling_params import StructuredOutput
 from tests.clock import Clock
 from tests.specdec.engines import (
     HashTarget,

@@ -10,7 +10,7 @@ from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.messages import VerifiedRow
 from specdec.types.responses import FinishReason
-from specdec.types.sampling_params import SpeculationOptions
+from specdec.types.sampling.sampling_params import SpeculationOptions
 from tests.specdec.engines import (
     HashTarget,
     Transcript,

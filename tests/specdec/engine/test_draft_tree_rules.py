@@ -11,8 +11,8 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.grammar.matcher import MAX_CONSTRAINED_NODES, OutputConstraint
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.draft_tree import paths
-from specdec.types.sampling_params import StructuredOutput
+from specdec.types.drafts.draft_tree import paths
+from specdec.types.sampling.sampling_params import StructuredOutput
 from specdec.worker import LocalTarget, load_runner
 from tests.specdec.engine.test_draft_trees import (
     NUM_NODES,

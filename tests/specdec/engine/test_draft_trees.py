@@ -6,8 +6,8 @@ from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_tree import first_path
-from specdec.types.sampling_params import SpeculationOptions
+from specdec.types.drafts.draft_tree import first_path
+from specdec.types.sampling.sampling_params import SpeculationOptions
 from specdec.worker import LocalTarget, load_runner
 from tests.specdec.engine.test_lossless import prompts
 from tests.specdec.engines import (

@@ -14,9 +14,9 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.proposers.cascade import CascadeProposer, Stage
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, OverloadedError, TargetFailedError
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import FinishReason
-from specdec.types.sampling_params import SpeculationOptions
-from specdec.types.stats import SpeculationStats
+from specdec.types.sampling.sampling_params import SpeculationOptions
 from tests.specdec.engines import (
     HashTarget,
     ScriptedProposer,

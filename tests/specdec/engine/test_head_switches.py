@@ -16,7 +16,7 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.policy.rollback import RollbackRule
 from specdec.types.control import SpeculationControl
 from specdec.types.drafters import HeadFile
-from specdec.types.sampling_params import SpeculationOptions
+from specdec.types.sampling.sampling_params import SpeculationOptions
 from specdec.worker import HeadFiles
 from tests.specdec.engines import engine_config, local_engine, request, tokens_by
 from tests.specdec.fakes import run_ranks

@@ -11,8 +11,8 @@ from specdec.kernels.cpu import native_library
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.text.grammar.matcher import MAX_CONSTRAINED_NODES
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_tree import depths, first_path, paths
-from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
+from specdec.types.drafts.draft_tree import depths, first_path, paths
+from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.worker import HeadFiles
 from specdec.worker.batch.batch_state import BatchState
 from tests.specdec.engine.test_draft_tree_rules import compiler

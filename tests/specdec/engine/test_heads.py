@@ -17,7 +17,7 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
-from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
+from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.worker import HeadFiles
 from tests.specdec.engines import (
     HashTarget,

@@ -18,7 +18,7 @@ from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import TargetFailedError
-from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_params import StructuredOutput
 from specdec.worker import HeadFiles, load_runner
 from tests.specdec.engines import (
     HashTarget,

@@ -18,8 +18,8 @@ from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
-from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker import LocalTarget, load_runner
 from tests.specdec.engines import HashTarget, engine_config, local_engine, make_engine, request, run
 from tests.specdec.fakes import run_ranks

@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 from specdec.config.quantization import CPU_QUANTIZATION_METHODS
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.types.sampling_params import SpeculationOptions
+from specdec.types.sampling.sampling_params import SpeculationOptions
 from specdec.worker import LocalTarget, load_runner
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, run
 from tests.specdec.fakes import run_ranks

@@ -13,7 +13,7 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftVocabulary, make_proposer
 from specdec.types.control import SpeculationControl
-from specdec.types.sampling_params import SpeculationOptions
+from specdec.types.sampling.sampling_params import SpeculationOptions
 from specdec.worker import HeadFiles
 from tests.specdec.engines import draft_model, engine_config, local_engine, request, tokens_by
 from tests.specdec.fakes import run_ranks

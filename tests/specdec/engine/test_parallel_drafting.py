@@ -20,7 +20,7 @@ from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.draft_messages import DraftedRow, DraftOutput
 from specdec.types.errors import UnsupportedModelError
-from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
+from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
 from tests.specdec.engines import draft_model, engine_config, local_engine, request, run, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.speculation.proposers.sequences import drafts, sequence

@@ -12,8 +12,8 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_decision import Decision, DecisionReason, chain
-from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
+from specdec.types.drafts.draft_decision import Decision, DecisionReason, chain
+from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
 from tests.specdec.engines import (
     HashTarget,
     ScriptedProposer,

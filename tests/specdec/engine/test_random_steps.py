@@ -15,10 +15,10 @@ from specdec.engine.requests.outputs import TargetLostError
 from specdec.sequences.prediction import PredictedText
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_decision import Decision, DecisionReason, chain, tree
-from specdec.types.draft_tree import is_chain
+from specdec.types.drafts.draft_decision import Decision, DecisionReason, chain, tree
+from specdec.types.drafts.draft_tree import is_chain
 from specdec.types.errors import TargetFailedError
-from specdec.types.sampling_params import SpeculationOptions
+from specdec.types.sampling.sampling_params import SpeculationOptions
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request
 
 NUM_ENGINES = 60

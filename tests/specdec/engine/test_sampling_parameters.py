@@ -18,7 +18,7 @@ from specdec.engine.requests.sampling_resolver import resolve
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.specdec import plain
 from tests.specdec.engines import draft_model, engine_config, local_engine, run
 from tests.specdec.fakes import run_ranks

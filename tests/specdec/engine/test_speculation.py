@@ -11,9 +11,9 @@ from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_decision import Decision, DecisionReason, chain
+from specdec.types.drafts.draft_decision import Decision, DecisionReason, chain
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import SpeculationOptions
+from specdec.types.sampling.sampling_params import SpeculationOptions
 from tests.clock import Clock
 from tests.specdec.engines import (
     HashTarget,

@@ -14,7 +14,7 @@ from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import GrammarError, InvalidValueError, TargetFailedError
 from specdec.types.responses import FinishReason
-from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
+from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
 from tests.specdec.engines import (
     HashTarget,
     ScriptedProposer,

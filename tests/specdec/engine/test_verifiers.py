@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import SERVED_VERIFIERS, VERIFIERS, SpeculationOptions
+from specdec.types.sampling.sampling_params import SERVED_VERIFIERS, VERIFIERS, SpeculationOptions
 from specdec.worker import HeadFiles
 from tests.specdec.engines import (
     ScriptedProposer,

@@ -8,7 +8,7 @@ import torch
 from specdec.config.quantization import CPU_QUANTIZATION_METHODS as QUANTIZED
 from specdec.kernels.cpu import native_library
 from specdec.kernels.reference.forward_batch import Chunk, ModelInput, SlotMove
-from specdec.types.draft_tree import paths
+from specdec.types.drafts.draft_tree import paths
 from tests.specdec.models.sequences import NUM_TOKENS, Sequences, load, texts
 from tests.specdec.models.test_cpu_decoder import DTYPES, save
 from tests.specdec.threads import num_threads

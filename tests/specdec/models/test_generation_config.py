@@ -7,7 +7,7 @@ import pytest
 
 from specdec.models.config.config_files import read_sampling_defaults
 from specdec.types.errors import UnsupportedModelError
-from specdec.types.sampling_params import SamplingDefaults
+from specdec.types.sampling.sampling_params import SamplingDefaults
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request, run
 
 PROMPT = [11, 12, 13]

@@ -18,7 +18,7 @@ from specdec.sampling.logits_processors import (
     apply_token_masks,
 )
 from specdec.sampling.token_history import TokenHistory
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.types.sharding import partition
 from tests.specdec import plain
 

@@ -12,8 +12,8 @@ from specdec.sampling.tree_growth import (
     DynamicTree,
     fitted_choices,
 )
-from specdec.types.draft_tree import depths, paths, require_tree
-from specdec.types.static_tree import StaticTree
+from specdec.types.drafts.draft_tree import depths, paths, require_tree
+from specdec.types.drafts.static_tree import StaticTree
 from tests.specdec.trees import best_children
 
 RATES = ((0.6, 0.2, 0.1), (0.5, 0.2), (0.4,))

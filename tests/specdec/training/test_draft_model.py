@@ -25,7 +25,7 @@ from specdec.training.drafters.draft_model import DraftModelDrafter, kept_layers
 from specdec.training.export import export
 from specdec.training.objective import Objective
 from specdec.training.target import Target, TargetPrecision
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from tests.specdec.engines import draft_model
 from tests.specdec.models.heads.driver import KERNELS
 from tests.specdec.speculation.proposers.sequences import drafts, sequence

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec.types.draft_length import LengthSchedule
+from specdec.types.drafts.draft_length import LengthSchedule
 from specdec.types.errors import InvalidValueError
 
 TABLE = LengthSchedule(((1, 4, 5), (5, 16, 2), (17, 32, 0)))

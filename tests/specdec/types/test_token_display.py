@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import Choice, Completion, FinishReason, Usage
-from specdec.types.stats import SpeculationStats
 from specdec.types.token_display import (
     MAX_OUTPUTS,
     MAX_TOKENS,

@@ -7,7 +7,7 @@ from specdec.kernels.cpu import SharedMemory, native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.draft_messages import DraftRow, DraftStep
 from specdec.types.messages import BlockTableDelta, SequenceAdmission
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker.loading import load_draft_runner
 
 TEXT = tuple((29 * i) % 380 + 3 for i in range(9))

@@ -12,8 +12,8 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.proposers import DraftModelProposer, DraftVocabulary
 from specdec.types.draft_messages import DraftRow, DraftStep
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepRow
-from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker import LocalDraftWorker
 from specdec.worker.device.input.buffers import PendingTokens
 from specdec.worker.device.step_graphs import StepShape

@@ -21,8 +21,8 @@ from specdec.types.messages import (
     StepInput,
     StepRow,
 )
-from specdec.types.sampling_params import StructuredOutput
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker.batch.batch_state import BatchState
 from specdec.worker.device.extras import ExtrasPacker
 from specdec.worker.device.state import DeviceState, DeviceStepLimits

@@ -10,8 +10,8 @@ from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
-from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker.device.plan import StepPlan
 from specdec.worker.device.step_graphs import RaggedShape, StepShape
 from tests.specdec.engines import engine_config, local_engine, make_engine, request

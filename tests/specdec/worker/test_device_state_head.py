@@ -17,8 +17,8 @@ from specdec.types.messages import (
     StepInput,
     StepRow,
 )
-from specdec.types.sampling_params import SpeculationOptions
-from specdec.types.sampling_spec import SamplingRules, Verifier
+from specdec.types.sampling.sampling_params import SpeculationOptions
+from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
 from specdec.worker.device.plan import StepPlan
 from specdec.worker.device.step_graphs import Stage, StepShape
 from specdec.worker.head.runner import HeadRunner

@@ -8,7 +8,7 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.reference.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.reference.forward_batch import Chunk, ModelInput
 from specdec.models.llama import CausalDecoder
-from specdec.types.sampling_params import SpeculationOptions
+from specdec.types.sampling.sampling_params import SpeculationOptions
 from specdec.worker import LocalTarget, TargetModelRunner
 from specdec.worker.device.step_graphs import StepShape
 from tests.specdec.adapters import adapter_dir

@@ -9,7 +9,7 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_tree import depths
+from specdec.types.drafts.draft_tree import depths
 from specdec.types.messages import (
     PENDING_TOKEN,
     BlockTableDelta,
@@ -17,8 +17,8 @@ from specdec.types.messages import (
     StepInput,
     StepRow,
 )
-from specdec.types.sampling_params import SpeculationOptions
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_params import SpeculationOptions
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker.device.input.columns import StepColumns
 from specdec.worker.device.state import DeviceStepLimits
 from specdec.worker.device.step_graphs import StepShape

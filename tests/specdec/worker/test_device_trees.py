@@ -12,7 +12,7 @@ from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.sampling.device.device_trees import verify_trees
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_tree import ancestors, depths, signed_words
+from specdec.types.drafts.draft_tree import ancestors, depths, signed_words
 from specdec.types.messages import (
     BlockTableDelta,
     Logprobs,
@@ -20,8 +20,8 @@ from specdec.types.messages import (
     StepInput,
     StepRow,
 )
-from specdec.types.sampling_params import SpeculationOptions
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_params import SpeculationOptions
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker.batch.batch_state import BatchState
 from specdec.worker.device.plan import StepPlan
 from specdec.worker.device.step_graphs import RaggedShape, StepShape

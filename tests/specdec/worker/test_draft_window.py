@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from specdec.models.config.model_config import ModelConfig
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from tests.specdec.engines import draft_model, engine_config, local_engine, request, run, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.speculation.proposers.sequences import drafts, sequence

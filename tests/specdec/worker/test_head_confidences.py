@@ -12,7 +12,7 @@ from specdec.sampling.vocab_shard import VocabShard
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker import HeadFiles, load_runner
 from specdec.worker.head.sampler import HeadDraft, HeadSampler
 from tests.specdec.attention_heads import fitted_head_dir

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker.batch.batch_state import BatchState
 from specdec.worker.head import kv as head_kv
 from specdec.worker.head.kv import HeadKv

@@ -7,9 +7,9 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.draft_temperature import draft_batch_of
 from specdec.sampling.sampler import sample
 from specdec.sampling.vocab_shard import VocabShard
-from specdec.types.draft_tree import depths, first_path, paths, require_tree
+from specdec.types.drafts.draft_tree import depths, first_path, paths, require_tree
 from specdec.types.messages import SequenceAdmission, StepInput
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker.batch.batch_state import BatchState, TokenSpan
 from specdec.worker.head.sampler import HeadDraft, HeadSampler
 from specdec.worker.head.trees import HeadTrees

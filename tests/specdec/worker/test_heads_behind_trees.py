@@ -13,7 +13,7 @@ from specdec.types.messages import (
     StepRow,
     VerifiedRow,
 )
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker.batch.batch_state import BatchState
 from specdec.worker.head.runner import HeadRunner
 

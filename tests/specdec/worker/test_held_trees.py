@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.types.draft_tree import subtree
+from specdec.types.drafts.draft_tree import subtree
 from specdec.types.messages import StepRow
 from specdec.worker.device.input.tree_input import (
     held_trees,

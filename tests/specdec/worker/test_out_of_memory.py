@@ -5,7 +5,7 @@ import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.messages import StepRow
-from specdec.types.sampling_params import SpeculationOptions
+from specdec.types.sampling.sampling_params import SpeculationOptions
 from specdec.worker import LocalTarget, load_runner
 from specdec.worker.batch.step_rows import split_rows
 from tests.specdec.engines import (

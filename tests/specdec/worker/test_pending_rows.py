@@ -6,9 +6,9 @@ from collections import Counter
 import numpy as np
 import torch
 
-from specdec.types.draft_tree import chain_of, depths, is_chain, nodes_within, subtree
+from specdec.types.drafts.draft_tree import chain_of, depths, is_chain, nodes_within, subtree
 from specdec.types.messages import PENDING_TOKEN, SequenceAdmission, StepRow
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker.batch.batch_state import SequenceState
 from specdec.worker.device.input.columns import StepColumns
 from specdec.worker.device.input.input import StepPacker, most_words

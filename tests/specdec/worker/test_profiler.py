@@ -7,7 +7,7 @@ import pytest
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker import StepProfiler, load_runner
 from tests.specdec.engines import engine_config
 

@@ -7,7 +7,7 @@ import torch
 
 from specdec.kernels.cpu import native_library
 from specdec.models.token_map import TOKEN_MAP_FILE
-from specdec.types.sampling_spec import Verifier
+from specdec.types.sampling.sampling_spec import Verifier
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.families import save_family
 from tests.specdec.processes import results, run_processes

@@ -5,7 +5,7 @@ import pytest
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
-from specdec.types.sampling_spec import SamplingRules, Verifier
+from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
 from specdec.worker import HeadFiles, load_runner
 from tests.specdec.engines import engine_config
 from tests.specdec.models.heads.driver import TARGET_SIZES, save

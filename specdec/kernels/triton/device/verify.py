@@ -29,7 +29,7 @@ def walk_tree(
 ):
     """Follow the sampled tokens from the base while each is a child of the one before; grid (B,).
 
-    Of equal siblings the first one is taken, as in `specdec.types.draft_tree.walk`. The walk ends
+    Of equal siblings the first one is taken, as in `types.drafts.draft_tree.walk`. The walk ends
     in front of a token that is invalid.
     """
     sequence = tl.program_id(0).to(tl.int64)

@@ -10,7 +10,7 @@ from specdec.models.config.rope import Rope, read_rope
 from specdec.models.config.traits import Experts, Latent
 from specdec.models.heads.formats.source import MAX_MODULES, Fields, Shape, TensorNames
 from specdec.types.errors import UnsupportedModelError
-from specdec.types.sampling_params import SamplingDefaults
+from specdec.types.sampling.sampling_params import SamplingDefaults
 
 _WINDOW_TYPES = {"full_attention": False, "sliding_attention": True}
 

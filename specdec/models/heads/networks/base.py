@@ -21,7 +21,7 @@ from torch import Tensor
 from specdec.kernels.reference.device_batch import AnyDeviceBatch, DeviceBatch
 from specdec.kernels.reference.forward_batch import ModelInput
 from specdec.kernels.sample import SampleParams
-from specdec.types.draft_tree import Parents
+from specdec.types.drafts.draft_tree import Parents
 
 HeadState = Any
 """State of a draft between its tokens; only the head that made it reads it."""
@@ -98,7 +98,7 @@ class FrontierNodes(NamedTuple):
 
     rows: of the state, that of each node's parent, or of the sequence for a child of the base.
     token_ids: as the target's ids. parents: of all nodes of the tree that have KV after this pass
-    (`specdec.types.draft_tree`), these nodes last.
+    (`specdec.types.drafts.draft_tree`), these nodes last.
     """
 
     rows: Sequence[int]

@@ -24,7 +24,7 @@ from specdec.sampling.device.device_growth import (
     growth_widths,
 )
 from specdec.sampling.device.device_sampler import SamplingKind
-from specdec.types.draft_tree import MAX_TREE_NODES
+from specdec.types.drafts.draft_tree import MAX_TREE_NODES
 from specdec.worker.device.head.head import PairParts
 from specdec.worker.device.head.pairs import PairDrafts
 from specdec.worker.device.input.draft_layout import DraftLayout

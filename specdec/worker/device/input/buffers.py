@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.types.draft_tree import is_chain
+from specdec.types.drafts.draft_tree import is_chain
 from specdec.types.messages import Logprobs
 from specdec.worker.device.input.draft_layout import NO_DRAFTS, DraftLayout
 from specdec.worker.device.step_graphs import StepShape

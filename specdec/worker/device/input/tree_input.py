@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specdec.sampling.device.device_edits import chain_paths
-from specdec.types.draft_tree import (
+from specdec.types.drafts.draft_tree import (
     BASE,
     MAX_TREE_NODES,
     Parents,

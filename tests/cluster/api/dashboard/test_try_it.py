@@ -7,8 +7,8 @@ import pytest
 from cluster.api.dashboard import try_it
 from cluster.replica.router import Generation
 from specdec.types.errors import InvalidValueError, TargetFailedError
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import EngineOutput, FinishReason
-from specdec.types.stats import SpeculationStats
 
 TEXTS = ["the", " ri", "ver", ",", " the", " bridge", " and", " a", " caf", "", "é"]
 

@@ -25,7 +25,7 @@ from specdec.client import (
 )
 from specdec.types.control import RateRule, SpeculationControl
 from specdec.types.errors import InvalidValueError
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
 from tests.cluster.admin_service import (
     Adapters,
     Drafters,

@@ -16,16 +16,16 @@ from specdec.client.codec.outputs import (
 )
 from specdec.types.errors import InvalidValueError
 from specdec.types.messages import Logprobs
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import ChatMessage, DetokenizeRequest, GenerateRequest, TokenizeRequest
 from specdec.types.responses import EngineOutput, FinishReason
-from specdec.types.sampling_params import (
+from specdec.types.sampling.sampling_params import (
     VERIFIERS,
     SamplingDefaults,
     SamplingParams,
     SpeculationOptions,
     StructuredOutput,
 )
-from specdec.types.stats import SpeculationStats
 
 HELLO = [ChatMessage("system", "Be brief."), ChatMessage("user", "Hello")]
 EVERY_PARAMETER = SamplingParams(

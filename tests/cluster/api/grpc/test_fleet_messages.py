@@ -4,7 +4,7 @@ from grpc import StatusCode
 
 from specdec.client import Counts, HistogramCounts
 from specdec.engine.metrics.metrics import Metrics
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
 
 
 def test_a_hand_worked_sum():

@@ -7,7 +7,7 @@ import pytest
 
 from cluster.api.http import metrics
 from specdec.client import Counts, ReplicaReport
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
 from tests.cluster.replica_on_hash_target import REPLICA, running_replica
 from tests.cluster.scraped import OPEN_METRICS, open_families, samples
 

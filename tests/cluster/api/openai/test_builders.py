@@ -14,9 +14,9 @@ from cluster.api.openai.conversation import configured_tool_format
 from cluster.api.openai.request_handler import RequestHandler
 from cluster.api.openai.sampling_fields import COPIED, SamplingFields, sampling_params
 from cluster.api.openai.tool_format import HERMES, LLAMA
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import EngineOutput
-from specdec.types.sampling_params import SamplingParams, SpeculationOptions
-from specdec.types.stats import SpeculationStats
+from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
 
 
 def output(num_output_tokens, *, choice=0, num_cached_tokens=0, verifier="coupled"):

@@ -4,7 +4,7 @@ import pytest
 
 from cluster.api.openai.sampling_fields import ResponseFormat, SamplingFields, requested_structure
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_params import StructuredOutput
 
 SCHEMA = {"type": "integer"}
 TEXT = '{"type": "integer"}'

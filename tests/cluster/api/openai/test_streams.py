@@ -21,7 +21,7 @@ from cluster.api.sse import event
 from cluster.replica.router import Generation
 from specdec.types.errors import OverloadedError
 from specdec.types.request import GenerateRequest
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 
 
 class Counting:

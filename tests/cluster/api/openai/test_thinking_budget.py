@@ -12,7 +12,7 @@ from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import FinishReason
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.specdec.engines import HashTarget, engine_config, make_engine
 
 pytestmark = pytest.mark.asyncio

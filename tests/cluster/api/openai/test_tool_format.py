@@ -16,7 +16,7 @@ from cluster.api.openai.tool_format import (
 )
 from cluster.api.openai.tool_parser import ToolCallParser
 from specdec.text.grammar.translation import to_llguidance
-from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_params import StructuredOutput
 
 CITY = {
     "type": "object",

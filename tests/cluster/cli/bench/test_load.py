@@ -17,7 +17,7 @@ from cluster.cli.bench.load import (
     send_requests,
     summarize,
 )
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
 
 
 class ScriptedBackend:

@@ -12,8 +12,8 @@ from cluster.cli.bench.backend import RequestFailedError, StreamEvent, TokenUsag
 from cluster.cli.bench.dataset import SampleRequest
 from cluster.cli.bench.openai_backend import OpenAIBackend, ServiceError
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import SamplingParams, SpeculationOptions
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
+from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
 
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}

@@ -14,8 +14,8 @@ from specdec.client import AuditPage, ProfileReport, ReplicaStatus, TokenizedInp
 from specdec.client.codec import admin, inference
 from specdec.client.codec.message import MessageCodec, Options, enum_converter
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import SamplingDefaults
-from specdec.types.stats import Counts
+from specdec.types.reports.stats import Counts
+from specdec.types.sampling.sampling_params import SamplingDefaults
 
 PLAIN = {
     int: st.integers(0, 2**31 - 1),

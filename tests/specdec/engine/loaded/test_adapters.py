@@ -11,7 +11,7 @@ from specdec.types.adapters import AdapterOrder, AdapterSource, AdapterState, Lo
 from specdec.types.errors import InvalidValueError, UnknownModelError
 from specdec.types.messages import BASE_MODEL
 from specdec.types.ranks import AdapterTarget
-from specdec.types.stats import Counts, SpeculationStats
+from specdec.types.reports.stats import Counts, SpeculationStats
 
 
 class Ranks:

@@ -8,7 +8,7 @@ from specdec.engine.loaded.drafter_versions import MAX_VERSIONS, DrafterVersions
 from specdec.speculation.policy.rollback import RollbackRule
 from specdec.types.drafters import HeadFile
 from specdec.types.errors import InvalidValueError, OverloadedError
-from specdec.types.stats import Counts, SpeculationStats
+from specdec.types.reports.stats import Counts, SpeculationStats
 
 RULE = RollbackRule(min_drafts=8, window=32)
 

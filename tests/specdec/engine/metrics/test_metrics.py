@@ -9,8 +9,8 @@ from specdec.client import HistogramCounts
 from specdec.engine.metrics import metrics as names
 from specdec.engine.metrics.metrics import Histogram, Metrics
 from specdec.engine.metrics.request_metrics import RequestMetrics
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import EngineOutput, FinishReason
-from specdec.types.stats import SpeculationStats
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from specdec.engine.models.model_detection import with_detected_models
 from specdec.engine.models.model_resolution import resolve_models
 from specdec.llm import LLM
 from specdec.types.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams
 from tests.specdec.heads import HEADS
 from tests.specdec.llm.models import arguments
 from tests.specdec.speculators import speculator_dir

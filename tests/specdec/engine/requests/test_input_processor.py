@@ -12,7 +12,7 @@ from specdec.text.grammar import Grammar, GrammarCompiler
 from specdec.text.grammar.matcher import MAX_SHARING
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_params import StructuredOutput
 from tests.specdec.engines import engine_config, local_engine, request, run
 
 PROMPT = list(range(40, 52))

@@ -7,8 +7,12 @@ from specdec.engine.requests.sampling_resolver import resolve
 from specdec.models.config.model_config import ModelConfig
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import SamplingParams, SpeculationOptions, StructuredOutput
-from specdec.types.sampling_spec import SamplingRules, Verifier
+from specdec.types.sampling.sampling_params import (
+    SamplingParams,
+    SpeculationOptions,
+    StructuredOutput,
+)
+from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
 
 CODE, PROSE = "def add(a, b):\n    return", "The river begins as a thread of cold water."
 

@@ -7,7 +7,7 @@ from specdec.sequences.sequence import Sequence
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.responses import FinishReason
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request, run
 
 PROMPT = [11, 12, 13, 14, 11, 12]

@@ -17,11 +17,11 @@ from specdec.sequences.sequence import (
     SequenceStatus,
 )
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_decision import Decision, DecisionReason, PromptLoad, chain
-from specdec.types.draft_survival import AcceptanceHistory
+from specdec.types.drafts.draft_decision import Decision, DecisionReason, PromptLoad, chain
+from specdec.types.drafts.draft_survival import AcceptanceHistory
 from specdec.types.messages import BASE_MODEL
-from specdec.types.sampling_params import SamplingParams, SpeculationOptions
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
+from specdec.types.sampling.sampling_spec import SamplingRules
 from tests.specdec.engines import engine_config
 
 BLOCK_SIZE = 4

@@ -12,7 +12,7 @@ from specdec.sequences.sequence import Sequence, SequenceStatus
 from specdec.types.errors import CrashingRequestError, TargetFailedError
 from specdec.types.messages import StepRow
 from specdec.types.responses import FinishReason
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from tests.specdec.engines import HashTarget, Transcript, engine_config, make_engine, request
 
 PROMPT_TOKENS = 20

@@ -9,7 +9,7 @@ from specdec.kernels.moves import move_kv
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.kv_scales import KVScales, stored_values
 from specdec.models.weights.checkpoint import CPU
-from specdec.types.draft_tree import Parents
+from specdec.types.drafts.draft_tree import Parents
 from tests.specdec.kernels.triton.pages import Case, Pages
 
 TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from specdec.kernels.reference.forward_batch import Chunk, ModelInput
-from specdec.types.draft_tree import depths, paths
+from specdec.types.drafts.draft_tree import depths, paths
 from specdec.types.sharding import HeadShard
 
 

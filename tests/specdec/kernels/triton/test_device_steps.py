@@ -11,7 +11,7 @@ from specdec.sampling.device.device_sampler import SamplingKind, sample_on_devic
 from specdec.sampling.sampler import torch_sample
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from tests.specdec.engines import engine_config, make_engine, request, run
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.device.test_device_sampler import ALONE, VOCAB, rows, rules_of

@@ -13,7 +13,7 @@ from specdec.kernels.reference.torch_attention import TorchAttention
 from specdec.kernels.triton import attention_plan
 from specdec.kernels.triton.attention import TritonAttention
 from specdec.models.weights.checkpoint import CPU
-from specdec.types.draft_tree import ancestors, depths, signed_words
+from specdec.types.drafts.draft_tree import ancestors, depths, signed_words
 from tests.specdec.kernels.triton.pages import Case, Pages
 from tests.specdec.kernels.triton.test_ragged_attention import ragged
 

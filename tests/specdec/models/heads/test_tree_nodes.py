@@ -7,7 +7,7 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head
 from specdec.models.heads.networks.base import FrontierNodes, TreeDraftHead
-from specdec.types.draft_tree import BASE, paths
+from specdec.types.drafts.draft_tree import BASE, paths
 from tests.specdec.models.heads.driver import (
     KERNELS,
     Drafting,

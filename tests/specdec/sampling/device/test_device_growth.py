@@ -12,7 +12,7 @@ from specdec.sampling.device.device_growth import (
     growth_widths,
 )
 from specdec.sampling.tree_growth import Children, DynamicTree
-from specdec.types.draft_tree import chain_of, growth_width
+from specdec.types.drafts.draft_tree import chain_of, growth_width
 from tests.specdec.worker.operators import assert_host_reads_nothing
 
 SHAPES = [GrowthShape(24, 5), GrowthShape(7, 3), GrowthShape(60, 4), GrowthShape(64, 40)]

@@ -5,7 +5,7 @@ import torch
 
 from specdec.sampling.device.device_sampler import DeviceChains, DeviceSample, verify_chains
 from specdec.sampling.device.device_trees import DeviceTrees, verify_trees
-from specdec.types.draft_tree import path_of, walk
+from specdec.types.drafts.draft_tree import path_of, walk
 from tests.specdec.walks import WIDTH, device_trees, random_drafts, sample_of
 
 

@@ -7,7 +7,7 @@ import torch
 from specdec.sampling.gumbel import CHUNK_TOKENS, gumbel_noise
 from specdec.sampling.sampler import sample
 from specdec.sampling.verifiers import Draft, DraftBatch, verify_coupled, verify_greedy
-from specdec.types.draft_tree import depths
+from specdec.types.drafts.draft_tree import depths
 from tests.specdec.sampling.chi_square import FALSE_ALARM, chi_square_p_value
 from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, shard_of
 

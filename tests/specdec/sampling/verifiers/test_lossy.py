@@ -7,7 +7,7 @@ import torch
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import DraftProbs
-from specdec.types.sampling_spec import Verifier
+from specdec.types.sampling.sampling_spec import Verifier
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, shard_of
 

@@ -7,7 +7,7 @@ import torch
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch
 from specdec.sampling.verifiers.synthetic import num_kept_by_chance
 from specdec.sampling.vocab_shard import VocabShard
-from specdec.types.sampling_spec import SamplingRules, Verifier
+from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.chi_square import FALSE_ALARM, chi_square_p_value
 from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, shard_of

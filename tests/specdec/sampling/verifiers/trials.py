@@ -16,7 +16,7 @@ from specdec.sampling.sampler import SamplingBatch, sample
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import DraftProbs
-from specdec.types.sampling_params import VerifierName
+from specdec.types.sampling.sampling_params import VerifierName
 
 Model = Callable[[Tensor, Tensor], Tensor]
 """Function from last tokens [n] and positions of the next tokens [n] to logits [n, vocab_size]."""

@@ -3,7 +3,7 @@
 import pytest
 
 from specdec.speculation.policy.acceptance import AcceptanceEstimator
-from specdec.types.draft_decision import chains
+from specdec.types.drafts.draft_decision import chains
 
 
 def filled(rows, now_s=0.0):

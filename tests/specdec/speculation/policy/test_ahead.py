@@ -10,7 +10,7 @@ from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.policy.probe import Probe
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_decision import DecisionReason, DraftAhead, chain
+from specdec.types.drafts.draft_decision import DecisionReason, DraftAhead, chain
 from tests.clock import Clock
 
 OFF, CONTINUING, OUTCOMES = DraftAhead

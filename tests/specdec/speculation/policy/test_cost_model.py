@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.speculation.policy.cost_model import CostModel, CostTable
-from specdec.types.draft_decision import chain
+from specdec.types.drafts.draft_decision import chain
 from specdec.types.errors import InvalidValueError
 
 TABLE = CostTable((1, 4, 16), (0, 2), ((0.01, 0.02), (0.02, 0.03), (0.08, 0.15)))

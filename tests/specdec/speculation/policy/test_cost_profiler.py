@@ -14,7 +14,7 @@ from specdec.speculation.policy.cost_profiler import (
     with_drafting,
     with_engine,
 )
-from specdec.types.draft_tree import num_growth_slots
+from specdec.types.drafts.draft_tree import num_growth_slots
 from specdec.types.messages import VerifyOutput
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 from tests.clock import Clock

@@ -7,7 +7,7 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.policy.cost_model import CostTable
 from specdec.speculation.policy.factory import _main_place, make_policy
-from specdec.types.draft_decision import DecisionReason
+from specdec.types.drafts.draft_decision import DecisionReason
 from specdec.worker import LocalTarget, load_runner
 from tests.specdec.engines import engine_config
 

@@ -11,7 +11,7 @@ from benchmarks.synthetic_service import CostCurve, SyntheticService, auto_polic
 from specdec.speculation.policy.acceptance import AcceptanceEstimator
 from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
-from specdec.types.draft_decision import DecisionReason, PromptLoad, chain, chains, tree
+from specdec.types.drafts.draft_decision import DecisionReason, PromptLoad, chain, chains, tree
 from specdec.types.errors import InvalidValueError
 from tests.clock import Clock
 

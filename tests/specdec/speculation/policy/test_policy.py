@@ -10,8 +10,14 @@ from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_decision import Decision, DecisionReason, DraftShape, PromptLoad, chain
-from specdec.types.draft_length import LengthSchedule
+from specdec.types.drafts.draft_decision import (
+    Decision,
+    DecisionReason,
+    DraftShape,
+    PromptLoad,
+    chain,
+)
+from specdec.types.drafts.draft_length import LengthSchedule
 from specdec.types.errors import InvalidValueError
 from tests.clock import Clock
 

@@ -3,7 +3,7 @@
 import pytest
 
 from specdec.speculation.policy.probe import Probe
-from specdec.types.draft_decision import DraftAhead, chain, chains, tree
+from specdec.types.drafts.draft_decision import DraftAhead, chain, chains, tree
 
 STEP_S = 0.02
 

@@ -2,8 +2,8 @@
 
 from specdec.sequences.sequence import EngineRequest, Sequence, SequenceStatus
 from specdec.speculation.proposers import DraftRequest
-from specdec.types.sampling_params import SamplingParams, SpeculationOptions
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
+from specdec.types.sampling.sampling_spec import SamplingRules
 
 
 def sequence(seq_id, prompt, output=(), *, cache_salt="", method=None):

@@ -8,7 +8,7 @@ import torch
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
-from specdec.types.sampling_params import SpeculationOptions
+from specdec.types.sampling.sampling_params import SpeculationOptions
 from tests.specdec.engines import draft_model, engine_config, local_engine, request, run, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.tiny import tiny_llama_dir

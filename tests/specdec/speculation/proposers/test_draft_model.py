@@ -15,10 +15,10 @@ from specdec.speculation.proposers import DraftVocabulary, SentRow
 from specdec.speculation.proposers.draft_model import MAX_PENDING_TOKENS, DraftModelProposer
 from specdec.text.vocab_map import VocabularyMap
 from specdec.types.adapters import AdapterFile
-from specdec.types.draft_decision import DraftAhead
 from specdec.types.draft_messages import DraftedRow, DraftOutput
-from specdec.types.sampling_params import SpeculationOptions
-from specdec.types.sampling_spec import SamplingRules, Verifier
+from specdec.types.drafts.draft_decision import DraftAhead
+from specdec.types.sampling.sampling_params import SpeculationOptions
+from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
 from tests.specdec.engines import draft_model, engine_config, local_engine, request
 from tests.specdec.fakes import run_ranks
 from tests.specdec.speculation.proposers.sequences import drafts, end, sequence

@@ -12,7 +12,7 @@ from specdec.speculation.proposers import DraftRequest
 from specdec.speculation.proposers.ngram import NgramProposer
 from specdec.speculation.proposers.suffix import SuffixProposer
 from specdec.speculation.proposers.suffix_tree import SuffixTree
-from specdec.types.draft_tree import depths, first_path, paths, require_tree
+from specdec.types.drafts.draft_tree import depths, first_path, paths, require_tree
 from tests.specdec.speculation.proposers.sequences import drafts, sequence
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)

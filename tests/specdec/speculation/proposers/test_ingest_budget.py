@@ -1,5 +1,5 @@
 from specdec.speculation.proposers.base import IngestBudget
-from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
+from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 
 
 def test_long_texts_share_the_budget_and_one_step_is_always_granted() -> None:

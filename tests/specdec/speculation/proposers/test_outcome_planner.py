@@ -3,9 +3,9 @@
 import pytest
 
 from specdec.speculation.proposers.outcome_planner import OutcomePlanner, RowPlan, RowSize
-from specdec.types.draft_decision import DraftAhead
 from specdec.types.draft_messages import DraftPass
-from specdec.types.draft_tree import MAX_TREE_NODES
+from specdec.types.drafts.draft_decision import DraftAhead
+from specdec.types.drafts.draft_tree import MAX_TREE_NODES
 from tests.clock import Clock
 
 

@@ -3,7 +3,7 @@ import pytest
 
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_params import StructuredOutput
 from tests.specdec.text.grammar.vocabulary import EOS, VOCAB_SIZE, TinyVocabulary
 
 

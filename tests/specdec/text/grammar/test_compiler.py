@@ -21,7 +21,7 @@ from specdec.text.grammar.matcher import MAX_SHARING
 from specdec.text.grammar.translation import refusal, to_llguidance
 from specdec.types.errors import GrammarError, InvalidValueError, OverloadedError
 from specdec.types.request import Caller
-from specdec.types.sampling_params import MAX_SCHEMA_CHARS, StructuredOutput
+from specdec.types.sampling.sampling_params import MAX_SCHEMA_CHARS, StructuredOutput
 from tests.specdec.text.grammar.vocabulary import EOS, VOCAB_SIZE, allowed, wander
 
 DEEP = '{"type":"object","properties":{"a":' * 5000 + "{}" + "}}" * 5000

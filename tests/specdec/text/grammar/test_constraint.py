@@ -4,7 +4,7 @@ import pytest
 
 from specdec.text.grammar import OutputConstraint
 from specdec.types.errors import GrammarError
-from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_params import StructuredOutput
 from tests.specdec.text.grammar.vocabulary import EOS, allowed
 
 PROMPT = [5, 6, 7]

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.json_schemas import CASES
 from specdec.text.grammar.matcher import MAX_SHARING
 from specdec.types.errors import GrammarError
-from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_params import StructuredOutput
 from tests.specdec.text.grammar.vocabulary import EOS, VOCAB_SIZE, allowed, wander
 
 REGEXES = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specdec.text.grammar.trial import TrialProcess
-from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_params import StructuredOutput
 from tests.specdec.text.grammar.vocabulary import EOS, VOCAB_SIZE
 
 BOMB = StructuredOutput(json_schema=json.dumps({"type": "integer", "multipleOf": 99_999_999}))

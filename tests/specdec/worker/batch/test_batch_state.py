@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specdec.types.messages import SequenceAdmission, StepInput, StepRow
-from specdec.types.sampling_spec import SamplingRules, Verifier
+from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
 from specdec.worker.batch.batch_state import BatchState
 
 RULES = SamplingRules(frequency_penalty=0.5, bad_words=((1, 2),))

@@ -7,8 +7,8 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import SequenceAdmission, StepInput
-from specdec.types.sampling_params import StructuredOutput
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker.batch.draft_grammars import DraftGrammars
 
 PROMPT = (5, 6, 7)

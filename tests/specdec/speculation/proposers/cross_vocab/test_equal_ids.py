@@ -6,7 +6,7 @@ import pytest
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.proposers import DraftRequest, DraftVocabulary
 from specdec.text.vocab_map import VocabularyMap
-from specdec.types.sampling_spec import SamplingRules, Verifier
+from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
 from tests.specdec.engines import draft_model, request
 from tests.specdec.fakes import run_ranks
 

@@ -17,7 +17,7 @@ from specdec.speculation.proposers.cross_vocab.vocab_adapter import (
 )
 from specdec.text.tokenizer import Tokenizer
 from specdec.text.vocab_map import VocabularyMap
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import SamplingRules
 from tests.specdec.engines import request
 from tests.specdec.tiny import CHAT_TEMPLATE, TEXT, train_tokenizer
 from tests.specdec.trained import byte_level, sentencepiece

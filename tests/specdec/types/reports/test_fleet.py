@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.client import Counts, HistogramCounts
-from specdec.types.stats import SpeculationStats
+from specdec.types.reports.stats import SpeculationStats
 
 BOUNDS = (1.0, 2.0, 4.0)
 COUNTS = st.lists(st.integers(0, 50), min_size=4, max_size=4).map(tuple)

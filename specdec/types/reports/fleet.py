@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from specdec.types.control import SpeculationState
-from specdec.types.stats import Counts, EngineReport
+from specdec.types.reports.stats import Counts, EngineReport
 
 
 @dataclass(frozen=True)
 class DecisionNews:
-    """A change of a replica's decision, in wall-clock time. See specdec.types.draft_decision."""
+    """A change of a replica's decision, in wall-clock time. See specdec.types.drafts.draft_decision."""
 
     at: datetime
     num_draft_tokens: int

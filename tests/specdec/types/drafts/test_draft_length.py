@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.config.speculation.speculative import SpeculativeConfig
-from specdec.types.draft_length import DraftLength, LengthRule, share_budget
+from specdec.types.drafts.draft_length import DraftLength, LengthRule, share_budget
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import SpeculationOptions
+from specdec.types.sampling.sampling_params import SpeculationOptions
 from tests.specdec.engines import (
     HashTarget,
     ScriptedProposer,

@@ -10,7 +10,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import NamedTuple
 
-from specdec.types.draft_tree import num_growth_slots
+from specdec.types.drafts.draft_tree import num_growth_slots
 
 MAX_KEPT_CHANGES = 256
 """Length of the timeline of changes; the oldest are dropped."""

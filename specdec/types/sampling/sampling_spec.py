@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from specdec.types.sampling_params import (
+from specdec.types.sampling.sampling_params import (
     ACCEPTANCE_PRESETS,
     DEFAULT_TYPICAL_DELTA,
     DEFAULT_TYPICAL_EPSILON,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
+from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 from specdec.types.validation import require_range
 
 _FIELD = "speculative_config.num_speculative_tokens_per_batch_size"

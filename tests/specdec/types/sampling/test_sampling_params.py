@@ -5,7 +5,7 @@ import math
 import pytest
 
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import (
+from specdec.types.sampling.sampling_params import (
     SamplingDefaults,
     SamplingParams,
     SpeculationOptions,

@@ -8,8 +8,8 @@ import pytest
 
 import specdec
 from specdec import GuidedDecodingParams, SamplingParams, StructuredOutput, StructuredOutputsParams
-from specdec.types import vllm_sampling
 from specdec.types.errors import InvalidValueError, UnknownNameError
+from specdec.types.sampling import vllm_sampling
 
 SCHEMA = {"type": "object"}
 

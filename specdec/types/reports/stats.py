@@ -11,7 +11,7 @@ from functools import reduce
 from itertools import accumulate, starmap, zip_longest
 from typing import Any, Self
 
-from specdec.types.draft_decision import Decision, DecisionChange
+from specdec.types.drafts.draft_decision import Decision, DecisionChange
 
 STRUCTURED_OUTPUT = "structured_output"
 """The drafting method that is counted where a grammar left a row only one continuation."""

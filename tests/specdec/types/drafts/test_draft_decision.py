@@ -1,6 +1,6 @@
 """Tests of decisions counted by reason, and of the timeline of changes."""
 
-from specdec.types.draft_decision import (
+from specdec.types.drafts.draft_decision import (
     MAX_KEPT_CHANGES,
     DecisionChange,
     DecisionLog,

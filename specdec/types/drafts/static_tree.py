@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from specdec.types.draft_tree import BASE, MAX_TREE_NODES, depths, subtree
+from specdec.types.drafts.draft_tree import BASE, MAX_TREE_NODES, depths, subtree
 from specdec.types.errors import InvalidValueError
 
 Choice = tuple[int, ...]
@@ -17,7 +17,7 @@ Choice = tuple[int, ...]
 class StaticTree:
     """A tree whose shape does not depend on the text.
 
-    parents: as in `specdec.types.draft_tree`. ranks: of each node among its possible siblings.
+    parents: as in `types.drafts.draft_tree`. ranks: of each node among its possible siblings.
     """
 
     parents: tuple[int, ...]

@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch
-from specdec.types.draft_survival import AcceptanceHistory, ConfidenceHistory, share_by_survival
+from specdec.types.drafts.draft_survival import (
+    AcceptanceHistory,
+    ConfidenceHistory,
+    share_by_survival,
+)
 from specdec.types.messages import DraftProbs
 from tests.specdec.sampling.verifiers.trials import sampling_batch, shard_of
 

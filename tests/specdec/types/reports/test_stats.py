@@ -1,4 +1,4 @@
-from specdec.types.stats import Counts, DraftCounter, SpeculationStats
+from specdec.types.reports.stats import Counts, DraftCounter, SpeculationStats
 
 
 def test_tokens_are_counted_by_position_of_drafts_of_different_lengths():

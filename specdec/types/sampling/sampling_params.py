@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from specdec.types.errors import InvalidValueError
+from specdec.types.sampling.vllm_sampling import accepts_vllm_names
 from specdec.types.validation import (
     check_text,
     check_texts,
@@ -17,7 +18,6 @@ from specdec.types.validation import (
     require_count,
     require_range,
 )
-from specdec.types.vllm_sampling import accepts_vllm_names
 
 DEFAULT_TYPICAL_EPSILON = 0.09
 DEFAULT_TYPICAL_DELTA = 0.3

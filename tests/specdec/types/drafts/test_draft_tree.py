@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from specdec.types.draft_tree import (
+from specdec.types.drafts.draft_tree import (
     BASE,
     MAX_TREE_NODES,
     ancestors,

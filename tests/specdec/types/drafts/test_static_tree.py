@@ -2,8 +2,8 @@
 
 import pytest
 
+from specdec.types.drafts.static_tree import StaticTree
 from specdec.types.errors import InvalidValueError
-from specdec.types.static_tree import StaticTree
 
 
 def test_choices_are_ordered_by_depth_and_rank():
