@@ -17,13 +17,13 @@ from cluster.cli.output import print_stderr
 from cluster.cli.train import target_precision_flags
 from specdec.client import AdminClient, ClientError, DrafterOrder
 from specdec.config.quantization import QuantizationMethod
-from specdec.training.config import Precision, TrainingConfig, WeightDtype
+from specdec.training.data.config import Precision, TrainingConfig, WeightDtype
 from specdec.types.drafters import VersionState
 from specdec.types.errors import NotReadyError
 
 if TYPE_CHECKING:
     from specdec.training.adaptation import Adaptation, Version
-    from specdec.training.corpus import Sample
+    from specdec.training.data.corpus import Sample
 
 _LONGEST_SAMPLE = 8192
 """Longer samples are skipped: the trainer's target would need memory for them."""
@@ -113,7 +113,7 @@ def adapt(
     from specdec.models.resolve import resolve
     from specdec.models.weights.checkpoint import CPU
     from specdec.training.adaptation import Adaptation
-    from specdec.training.target import Target, TargetPrecision
+    from specdec.training.data.target import Target, TargetPrecision
 
     torch.set_num_threads(threads)
     run_when_idle()
@@ -162,7 +162,7 @@ class SampleSource:
 
     def read(self) -> bool:
         """Take what the replicas have; return whether that is enough for a version."""
-        from specdec.training.corpus import Sample
+        from specdec.training.data.corpus import Sample
 
         is_more = True
         while is_more:

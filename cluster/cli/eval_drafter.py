@@ -16,8 +16,8 @@ from cluster.cli.parameter_types import EXISTING_FILE, NEW_FILE, ListOf
 from specdec.config.llm import LLMConfig
 
 if TYPE_CHECKING:
+    from specdec.training.data.prompts import PromptRecord
     from specdec.training.evaluation import SuiteResult
-    from specdec.training.prompts import PromptRecord
 
 _MAX_NUM_SEQS = 4
 """One request runs at a time; a small limit keeps the measurement of step times short."""
@@ -102,7 +102,7 @@ def eval_drafter(
     from specdec.engine.models.model_detection import with_detected_models
     from specdec.llm.drafter_choice import with_fastest_drafter
     from specdec.training.card import read_card, write_evaluation
-    from specdec.training.prompts import read_prompts, select_prompts
+    from specdec.training.data.prompts import read_prompts, select_prompts
 
     if card is not None:
         read_card(card)  # before minutes of measurements

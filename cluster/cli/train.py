@@ -24,7 +24,7 @@ from cluster.cli.output import (
 from cluster.cli.train_data import corpus_flags, make_corpus
 from specdec.config.engine import Kernels
 from specdec.config.quantization import CPU_QUANTIZATION_METHODS, QuantizationMethod
-from specdec.training.config import (
+from specdec.training.data.config import (
     ExportLayout,
     LossName,
     OptimizerName,
@@ -186,9 +186,9 @@ def train(
     import torch
 
     from specdec.models.resolve import resolve
+    from specdec.training.data.target import TargetPrecision
     from specdec.training.device import training_device, use_device
     from specdec.training.run import TrainingFiles, draft_vocabulary_size, open_run
-    from specdec.training.target import TargetPrecision
 
     if threads is not None:
         torch.set_num_threads(threads)

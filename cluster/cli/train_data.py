@@ -17,7 +17,7 @@ from specdec.config.llm import LLMConfig
 from specdec.config.quantization import CPU_QUANTIZATION_METHODS
 
 if TYPE_CHECKING:
-    from specdec.training.generation import Progress
+    from specdec.training.data.generation import Progress
 
 DEFAULT_NUM_SELF_WRITTEN = 4000
 """Prompts of a corpus without a prompts file: about half a million answer tokens."""
@@ -141,8 +141,8 @@ def make_corpus(
     num_self_written: None for the default, which depends on whether there are prompts. Raises as
     `generate_corpus`, `read_prompts` and `read_prefixes` do.
     """
-    from specdec.training.generation import GenerationConfig, generate_corpus
-    from specdec.training.prompts import read_prefixes, read_prompts
+    from specdec.training.data.generation import GenerationConfig, generate_corpus
+    from specdec.training.data.prompts import read_prefixes, read_prompts
 
     if num_self_written is None:
         num_self_written = DEFAULT_NUM_SELF_WRITTEN if prompts is None else 0

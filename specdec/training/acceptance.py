@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.training.batches import Batch
+from specdec.training.data.batches import Batch
 
 _TINY = 1e-30
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from specdec.training.config import TrainingConfig
-from specdec.training.corpus import Sample
-from specdec.training.target import Target
+from specdec.training.data.config import TrainingConfig
+from specdec.training.data.corpus import Sample
+from specdec.training.data.target import Target
 from specdec.training.trainer import Data, Progress, Trainer
 from specdec.training.warm_start import ExportedHead
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from specdec.llm import LLM, Counter, RequestOutput, TokensPrompt
 from specdec.text.tokenizer import Tokenizer
-from specdec.training.prompts import PromptRecord
+from specdec.training.data.prompts import PromptRecord
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import ChatMessage
 from specdec.types.sampling.sampling_params import SamplingParams

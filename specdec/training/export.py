@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdec.models.packed import PACKED_FILE, PACKED_TENSORS, PackedInfo, pack
 from specdec.training.atomic_files import write_atomically
-from specdec.training.config import ExportLayout, WeightDtype
+from specdec.training.data.config import ExportLayout, WeightDtype
 from specdec.training.drafters.base import Drafter
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.training.config import LossName
+from specdec.training.data.config import LossName
 
 _ETA = 3.0
 _ALPHA = 0.5

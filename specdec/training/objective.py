@@ -15,8 +15,9 @@ from torch import Tensor
 
 from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.training.acceptance import noise_given_choice
-from specdec.training.batches import Batch
-from specdec.training.config import TrainingConfig
+from specdec.training.data.batches import Batch
+from specdec.training.data.config import TrainingConfig
+from specdec.training.data.target import Target
 from specdec.training.drafters.base import Drafter
 from specdec.training.losses import (
     LOSSES,
@@ -25,7 +26,6 @@ from specdec.training.losses import (
     d_pace_weights,
     decayed_weights,
 )
-from specdec.training.target import Target
 
 _CHUNK_LOGITS = {"cpu": 2**22, "cuda": 2**27}
 """Logits of a chunk by device: 16 MiB in float32 fit into a CPU's caches, 512 MiB fill a GPU."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from specdec.training.config import TrainingConfig
+from specdec.training.data.config import TrainingConfig
 
 _FINAL_SHARE = 0.1
 

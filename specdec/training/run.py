@@ -14,11 +14,11 @@ from specdec.models.resolve import portable_name, resolve
 from specdec.models.weights.checkpoint import CPU
 from specdec.models.weights.fingerprint import model_fingerprint
 from specdec.text.tokenizer import Tokenizer
-from specdec.training.config import TrainingConfig
-from specdec.training.corpus import Corpus, CorpusError
-from specdec.training.draft_vocabulary import ReducedVocabulary, check_size, token_counts
+from specdec.training.data.config import TrainingConfig
+from specdec.training.data.corpus import Corpus, CorpusError
+from specdec.training.data.draft_vocabulary import ReducedVocabulary, check_size, token_counts
+from specdec.training.data.target import Target, TargetPrecision
 from specdec.training.drafters import drafter_class
-from specdec.training.target import Target, TargetPrecision
 from specdec.training.trainer import Data, Trainer
 from specdec.training.warm_start import ExportedHead
 from specdec.types.errors import InvalidValueError
@@ -31,7 +31,7 @@ class TrainingFiles:
     """Where a run reads and writes.
 
     model: the target; an alias, a directory or a Hub id. corpora: of its answers, one or more, see
-    `specdec.training.corpus`. output: of checkpoints and the exported drafter.
+    `specdec.training.data.corpus`. output: of checkpoints and the exported drafter.
     num_samples: the first ones of the only corpus, which may be growing; None for all it has now.
     start: directory of an exported head of the same method to train further; None for a new one.
     """

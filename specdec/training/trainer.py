@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 from specdec.training.acceptance import Acceptance
-from specdec.training.batches import Batch, BatchOrder
 from specdec.training.checkpoint import Checkpoint
-from specdec.training.config import TrainingConfig
-from specdec.training.corpus import Sample
+from specdec.training.data.batches import Batch, BatchOrder
+from specdec.training.data.config import TrainingConfig
+from specdec.training.data.corpus import Sample
+from specdec.training.data.target import Target
 from specdec.training.drafters import drafter_class
 from specdec.training.export import export
 from specdec.training.objective import Objective
 from specdec.training.optimizers import Optimizers
-from specdec.training.target import Target
 from specdec.training.warm_start import ExportedHead
 from specdec.types.errors import InvalidValueError
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from specdec.client import AdminClient, Client, ClientError, DrafterOrder
-from specdec.training.config import TrainingConfig
+from specdec.training.data.config import TrainingConfig
+from specdec.training.data.target import Target, TargetPrecision
 from specdec.training.drafters import METHODS
 from specdec.training.export import export
-from specdec.training.target import Target, TargetPrecision
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.e2e.conftest import running_service
 

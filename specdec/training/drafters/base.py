@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.models.packed import Base
 from specdec.sampling.draft_temperature import HEAD_DRAFT_TEMPERATURE
-from specdec.training.batches import Batch
-from specdec.training.config import TrainingConfig
-from specdec.training.target import Target
+from specdec.training.data.batches import Batch
+from specdec.training.data.config import TrainingConfig
+from specdec.training.data.target import Target
 from specdec.types.errors import InvalidValueError
 
 

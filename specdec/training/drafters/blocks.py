@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from specdec.kernels import Rotation
 from specdec.models.layers.rotary import RotaryEmbedding
-from specdec.training.batches import Batch, Span
+from specdec.training.data.batches import Batch, Span
+from specdec.training.data.padding import KeyValue, PaddedBases, is_padded
+from specdec.training.data.target import Target
 from specdec.training.drafters.layers import RMSNorm, linear, rotated
-from specdec.training.padding import KeyValue, PaddedBases, is_padded
-from specdec.training.target import Target
 
 _GROUP_BASES = 16
 _ROW_BASES = 64

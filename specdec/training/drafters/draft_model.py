@@ -20,12 +20,12 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.models.packed import Base
 from specdec.models.token_map import TOKEN_MAP_FILE
-from specdec.training.batches import Batch
-from specdec.training.config import TrainingConfig
+from specdec.training.data.batches import Batch
+from specdec.training.data.config import TrainingConfig
+from specdec.training.data.padding import KeyValue, PaddedTokens, is_padded
+from specdec.training.data.target import Target
 from specdec.training.drafters.base import Drafter, SharedParts, register
 from specdec.training.drafters.layers import RMSNorm, rotated
-from specdec.training.padding import KeyValue, PaddedTokens, is_padded
-from specdec.training.target import Target
 
 _DEFAULT_NUM_LAYERS = 3
 

@@ -23,12 +23,12 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.formats.dflash import evenly_spaced
 from specdec.models.heads.formats.taps import Taps
 from specdec.models.layers.rotary import RotaryEmbedding
-from specdec.training.batches import Batch
-from specdec.training.config import TrainingConfig
+from specdec.training.data.batches import Batch
+from specdec.training.data.config import TrainingConfig
+from specdec.training.data.target import Target
 from specdec.training.drafters.base import Drafter, register
 from specdec.training.drafters.blocks import BlockLayer, Blocks
 from specdec.training.drafters.layers import RMSNorm, draft_id_tensors, linear
-from specdec.training.target import Target
 
 _MAX_TAPS = 5
 _DEFAULT_NUM_LAYERS, _DEFAULT_MARKOV_RANK = 2, 64

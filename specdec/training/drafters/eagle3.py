@@ -19,12 +19,12 @@ from specdec.kernels import Rotation
 from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.models.heads.formats.taps import Taps, default_taps
 from specdec.models.layers.rotary import RotaryEmbedding
-from specdec.training.batches import Batch
-from specdec.training.config import TrainingConfig
+from specdec.training.data.batches import Batch
+from specdec.training.data.config import TrainingConfig
+from specdec.training.data.padding import KeyValue, PaddedBases, is_padded
+from specdec.training.data.target import Target
 from specdec.training.drafters.base import Drafter, register
 from specdec.training.drafters.layers import RMSNorm, draft_id_tensors, linear, rotated
-from specdec.training.padding import KeyValue, PaddedBases, is_padded
-from specdec.training.target import Target
 
 _FIRST_PAIR = 1
 """Pair 0 does not exist: there is no token before the first."""

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.kernels.reference.forward_batch import HiddenStates
-from specdec.training.batches import Batch
-from specdec.training.config import TrainingConfig
+from specdec.training.data.batches import Batch
+from specdec.training.data.config import TrainingConfig
+from specdec.training.data.target import Target
 from specdec.training.drafters.base import Drafter, register
-from specdec.training.target import Target
 
 _EPS = 1e-6
 

@@ -17,9 +17,9 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import method_of
 from specdec.models.resolve import resolve
 from specdec.models.weights.fingerprint import model_fingerprint
-from specdec.training import generation
 from specdec.training.acceptance import Acceptance
-from specdec.training.corpus import Corpus, CorpusInfo, CorpusWriter, Sample
+from specdec.training.data import generation
+from specdec.training.data.corpus import Corpus, CorpusInfo, CorpusWriter, Sample
 from specdec.training.drafters import METHODS
 from specdec.training.trainer import Evaluation, Progress
 from specdec.types.errors import InvalidValueError

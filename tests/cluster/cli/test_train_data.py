@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from cluster.cli import main
-from specdec.training.corpus import Corpus
+from specdec.training.data.corpus import Corpus
 
 
 @pytest.fixture

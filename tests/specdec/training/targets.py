@@ -3,8 +3,8 @@
 import torch
 from transformers import LlamaForCausalLM
 
-from specdec.training.corpus import Sample
-from specdec.training.target import Target, TargetPrecision
+from specdec.training.data.corpus import Sample
+from specdec.training.data.target import Target, TargetPrecision
 from tests.specdec.tiny import TEXT
 from tests.specdec.trained import byte_level, trained_llama_dir
 

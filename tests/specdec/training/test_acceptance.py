@@ -7,8 +7,8 @@ import torch
 from scipy.stats import chisquare, kstest
 
 from specdec.training.acceptance import Acceptance, noise_given_choice
-from specdec.training.batches import Batch
-from specdec.training.corpus import Sample
+from specdec.training.data.batches import Batch
+from specdec.training.data.corpus import Sample
 
 TEXT = Sample((9, 8, 1, 2, 3, 4, 5, 6), num_prompt_tokens=2, temperature=0.0)
 # Its bases are the tokens 1 to 5, with 2 to 6 behind them.

@@ -8,11 +8,11 @@ from safetensors.torch import load_file
 
 from specdec import LLM, SamplingParams
 from specdec.training.adaptation import Adaptation, split
-from specdec.training.config import METHODS_WITH_LAYERS, TrainingConfig
-from specdec.training.corpus import Sample
+from specdec.training.data.config import METHODS_WITH_LAYERS, TrainingConfig
+from specdec.training.data.corpus import Sample
+from specdec.training.data.target import Target, TargetPrecision
 from specdec.training.drafters import METHODS
 from specdec.training.export import export
-from specdec.training.target import Target, TargetPrecision
 from specdec.training.trainer import Data, Trainer
 from specdec.training.warm_start import ExportedHead
 from specdec.types.errors import UnsupportedModelError

@@ -11,12 +11,12 @@ from torch.utils._pytree import tree_leaves
 
 from specdec.config import hardware
 from specdec.training import device, objective, trainer
-from specdec.training.batches import Batch
-from specdec.training.config import TrainingConfig
-from specdec.training.corpus import Sample
+from specdec.training.data.batches import Batch
+from specdec.training.data.config import TrainingConfig
+from specdec.training.data.corpus import Sample
+from specdec.training.data.target import Target, TargetPrecision
 from specdec.training.device import training_device, use_device
 from specdec.training.drafters import METHODS
-from specdec.training.target import Target, TargetPrecision
 from specdec.training.trainer import Data, RecentLoss, Trainer
 from specdec.types.errors import InvalidValueError
 

@@ -18,13 +18,13 @@ from transformers import (
 
 from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.models.resolve import resolve
-from specdec.training.batches import Batch
-from specdec.training.config import TrainingConfig
-from specdec.training.corpus import Sample
+from specdec.training.data.batches import Batch
+from specdec.training.data.config import TrainingConfig
+from specdec.training.data.corpus import Sample
+from specdec.training.data.target import Target, TargetPrecision
 from specdec.training.drafters.draft_model import DraftModelDrafter, kept_layers
 from specdec.training.export import export
 from specdec.training.objective import Objective
-from specdec.training.target import Target, TargetPrecision
 from specdec.types.sampling.sampling_spec import SamplingRules
 from tests.specdec.engines import draft_model
 from tests.specdec.models.heads.driver import KERNELS

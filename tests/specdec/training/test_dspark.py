@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.models.heads.config import HeadConfig
-from specdec.training.batches import Batch
-from specdec.training.config import TrainingConfig
-from specdec.training.corpus import Sample
+from specdec.training.data.batches import Batch
+from specdec.training.data.config import TrainingConfig
+from specdec.training.data.corpus import Sample
 from specdec.training.drafters import METHODS, blocks
 from specdec.training.drafters.dspark import DSparkDrafter
 from specdec.training.export import export

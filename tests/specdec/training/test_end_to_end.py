@@ -7,14 +7,14 @@ import json
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.training.config import TrainingConfig
-from specdec.training.corpus import Corpus
+from specdec.training.data.config import TrainingConfig
+from specdec.training.data.corpus import Corpus
+from specdec.training.data.generation import GenerationConfig, generate_corpus
+from specdec.training.data.prompts import PromptRecord
+from specdec.training.data.target import TargetPrecision
 from specdec.training.drafters import METHODS
 from specdec.training.export import export
-from specdec.training.generation import GenerationConfig, generate_corpus
-from specdec.training.prompts import PromptRecord
 from specdec.training.run import TrainingFiles, open_run
-from specdec.training.target import TargetPrecision
 from specdec.types.errors import InvalidValueError
 from tests.specdec.tiny import CHAT_TEMPLATE, TEXT
 from tests.specdec.trained import byte_level, trained_llama_dir

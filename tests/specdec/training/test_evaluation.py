@@ -4,6 +4,7 @@ import pytest
 
 from specdec import LLM
 from specdec.text.tokenizer import Tokenizer
+from specdec.training.data.prompts import PromptRecord
 from specdec.training.evaluation import (
     Answer,
     DrafterEvaluation,
@@ -11,7 +12,6 @@ from specdec.training.evaluation import (
     PositionCounts,
     SuiteResult,
 )
-from specdec.training.prompts import PromptRecord
 from specdec.types.errors import InvalidValueError
 from tests.specdec.llm.models import arguments
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from specdec.kernels.reference.forward_batch import HiddenStates
-from specdec.training.batches import Batch
-from specdec.training.config import TrainingConfig
-from specdec.training.corpus import Sample
+from specdec.training.data.batches import Batch
+from specdec.training.data.config import TrainingConfig
+from specdec.training.data.corpus import Sample
+from specdec.training.data.target import Target, TargetPrecision
 from specdec.training.drafters import METHODS
 from specdec.training.export import export
-from specdec.training.target import Target, TargetPrecision
 from tests.specdec.models.heads.driver import (
     KERNELS,
     TARGET_SIZES,

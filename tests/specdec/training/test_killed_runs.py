@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specdec.training.config import TrainingConfig
-from specdec.training.target import Target, TargetPrecision
+from specdec.training.data.config import TrainingConfig
+from specdec.training.data.target import Target, TargetPrecision
 from specdec.training.trainer import HEAD, Data, Trainer
 
 CONFIG = TrainingConfig(

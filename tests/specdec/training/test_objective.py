@@ -7,12 +7,12 @@ import torch
 
 from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.training import objective
-from specdec.training.batches import Batch
-from specdec.training.config import TrainingConfig
-from specdec.training.corpus import Sample
+from specdec.training.data.batches import Batch
+from specdec.training.data.config import TrainingConfig
+from specdec.training.data.corpus import Sample
+from specdec.training.data.target import Target
 from specdec.training.drafters import METHODS
 from specdec.training.objective import Objective
-from specdec.training.target import Target
 
 CONFIG = TrainingConfig(depth=3, loss="kl", decay=0.5)
 DRAFTED = torch.arange(0, 320, 2)  # the even tokens

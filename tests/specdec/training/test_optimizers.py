@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from specdec.training.config import TrainingConfig
+from specdec.training.data.config import TrainingConfig
 from specdec.training.optimizers import Optimizers, learning_rate
 from specdec.types.errors import InvalidValueError
 

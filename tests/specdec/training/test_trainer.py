@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save
 
 from specdec.training.acceptance import Acceptance
 from specdec.training.checkpoint import CheckpointError
-from specdec.training.config import TrainingConfig
-from specdec.training.corpus import Sample
-from specdec.training.target import Target, TargetPrecision
+from specdec.training.data.config import TrainingConfig
+from specdec.training.data.corpus import Sample
+from specdec.training.data.target import Target, TargetPrecision
 from specdec.training.trainer import HEAD, Data, Evaluation, Trainer
 from specdec.training.warm_start import ExportedHead
 from specdec.types.errors import InvalidValueError

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from specdec.text.tokenizer import Tokenizer
-from specdec.training.corpus import Corpus, CorpusWriter, Sample
-from specdec.training.generation import GenerationConfig, generate_corpus
-from specdec.training.self_written import UsablePrompts, UserTurn
+from specdec.training.data.corpus import Corpus, CorpusWriter, Sample
+from specdec.training.data.generation import GenerationConfig, generate_corpus
+from specdec.training.data.self_written import UsablePrompts, UserTurn
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import ChatMessage
 from tests.specdec.tiny import TURN_END
-from tests.specdec.training.test_corpus import INFO
+from tests.specdec.training.data.test_corpus import INFO
 
 
 @pytest.fixture(scope="module")

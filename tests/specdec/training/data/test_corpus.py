@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specdec.training.corpus import (
+from specdec.training.data.corpus import (
     Corpus,
     CorpusError,
     CorpusInfo,

@@ -6,12 +6,12 @@ import torch
 from specdec.config.quantization import CPU_QUANTIZATION_METHODS
 from specdec.kernels.cpu import native_library
 from specdec.training import objective
-from specdec.training.batches import Batch
-from specdec.training.config import TrainingConfig
-from specdec.training.corpus import Sample
+from specdec.training.data.batches import Batch
+from specdec.training.data.config import TrainingConfig
+from specdec.training.data.corpus import Sample
+from specdec.training.data.target import Target, TargetPrecision
 from specdec.training.drafters import METHODS
 from specdec.training.objective import Objective
-from specdec.training.target import Target, TargetPrecision
 
 TOKENS = torch.arange(1, 320, 3)
 BATCH = Batch.of([Sample((8, 6, 4, 2, 8, 6, 4, 2), num_prompt_tokens=2, temperature=0.0)])

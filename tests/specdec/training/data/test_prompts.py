@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec.training.prompts import PromptRecord, read_prefixes, read_prompts, select_prompts
+from specdec.training.data.prompts import PromptRecord, read_prefixes, read_prompts, select_prompts
 from specdec.types.errors import InvalidValueError
 
 LINES = ['"Why?"', '{"prompt": "How?", "suite": "a"}', "", '{"turns": ["When?", "And then?"]}']

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from specdec.training.corpus import Sample
-from specdec.training.draft_vocabulary import ReducedVocabulary, token_counts
+from specdec.training.data.corpus import Sample
+from specdec.training.data.draft_vocabulary import ReducedVocabulary, token_counts
 from specdec.types.errors import InvalidValueError
 
 SAMPLES = [Sample((9, 9, 9, 3, 3, 5), 3, 0.0), Sample((1, 3, 5, 7), 1, 0.7)]

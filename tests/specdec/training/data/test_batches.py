@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.training.batches import Batch, BatchOrder
-from specdec.training.corpus import Sample
+from specdec.training.data.batches import Batch, BatchOrder
+from specdec.training.data.corpus import Sample
 
 FIRST = Sample((1, 2, 3, 4, 5), num_prompt_tokens=2, temperature=0.0)
 SECOND = Sample((6, 7, 8), num_prompt_tokens=1, temperature=0.7)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.training.corpus import Sample
+from specdec.training.data.corpus import Sample
 
 
 @dataclass(frozen=True)

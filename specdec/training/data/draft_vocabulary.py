@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from specdec.training.corpus import Sample
+from specdec.training.data.corpus import Sample
 from specdec.types.errors import InvalidValueError
 
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from specdec.training.batches import Batch, to_device
+from specdec.training.data.batches import Batch, to_device
 
 _LEAST_TOKENS = 64
 _CLASSES_PER_DOUBLING = 2

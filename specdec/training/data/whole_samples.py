@@ -12,7 +12,7 @@ from specdec.kernels.reference.forward_batch import ModelInput
 from specdec.kernels.reference.kv_scales import UNIT_SCALES, KVScales
 from specdec.kernels.reference.torch_attention import TorchAttention, TorchPlan
 from specdec.models.llama import CausalDecoder
-from specdec.training.padding import KeyValue, PaddedTokens
+from specdec.training.data.padding import KeyValue, PaddedTokens
 
 
 @dataclass(frozen=True)

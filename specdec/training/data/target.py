@@ -31,8 +31,8 @@ from specdec.models.layers.matrix import Matrix, make_matrix
 from specdec.models.llama import CausalDecoder
 from specdec.models.loading import Decoder, load_model
 from specdec.models.weights.checkpoint import CPU, open_checkpoint
-from specdec.training.batches import Batch
-from specdec.training.whole_samples import use_whole_samples
+from specdec.training.data.batches import Batch
+from specdec.training.data.whole_samples import use_whole_samples
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 
 _BLOCK_SIZE = 16

@@ -28,9 +28,9 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.models.weights.fingerprint import model_fingerprint
 from specdec.text.tokenizer import Tokenizer
-from specdec.training.corpus import CorpusInfo, CorpusWriter, Sample
-from specdec.training.prompts import PromptRecord
-from specdec.training.self_written import UsablePrompts, UserTurn
+from specdec.training.data.corpus import CorpusInfo, CorpusWriter, Sample
+from specdec.training.data.prompts import PromptRecord
+from specdec.training.data.self_written import UsablePrompts, UserTurn
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling.sampling_params import SEED_LIMIT, SamplingParams
 from specdec.types.validation import require_range

@@ -9,18 +9,18 @@ import pytest
 from specdec import LLM, SamplingParams
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
-from specdec.training import generation
-from specdec.training.corpus import Corpus, CorpusWriter, Sample
-from specdec.training.generation import (
+from specdec.training.data import generation
+from specdec.training.data.corpus import Corpus, CorpusWriter, Sample
+from specdec.training.data.generation import (
     GenerationConfig,
     ShardBuffer,
     generate_corpus,
     plan_requests,
 )
-from specdec.training.prompts import PromptRecord
+from specdec.training.data.prompts import PromptRecord
 from specdec.types.errors import InvalidValueError, TargetFailedError
 from tests.clock import Clock
-from tests.specdec.training.test_corpus import INFO
+from tests.specdec.training.data.test_corpus import INFO
 
 PROMPTS = [PromptRecord((f"When will river {number} open?",)) for number in range(5)]
 TWO_TURNS = [PromptRecord(("Ask the baker", "And the children?"))]

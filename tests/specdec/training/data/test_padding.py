@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.training import padding
-from specdec.training.batches import Batch
-from specdec.training.config import TrainingConfig
-from specdec.training.corpus import Sample
+from specdec.training.data import padding
+from specdec.training.data.batches import Batch
+from specdec.training.data.config import TrainingConfig
+from specdec.training.data.corpus import Sample
+from specdec.training.data.target import Target
+from specdec.training.data.whole_samples import use_whole_samples
 from specdec.training.drafters import METHODS, blocks, draft_model, eagle3
-from specdec.training.target import Target
-from specdec.training.whole_samples import use_whole_samples
 
 CONFIG = TrainingConfig(depth=3, num_layers=None)
 DRAFTED = torch.arange(0, 320, 2)
