@@ -48,8 +48,8 @@ from benchmarks.step_bench import PRECISIONS
 from benchmarks.summary import Bar, at_least, at_most, print_bars
 from benchmarks.timed_models import ModelTimes
 from benchmarks.workloads import MODEL
-from cluster.workers.roles import DRAFT
-from cluster.workers.worker_group import WorkerGroup
+from cluster.workers.groups.roles import DRAFT
+from cluster.workers.groups.worker_group import WorkerGroup
 from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer
 

@@ -12,7 +12,7 @@ from benchmarks.pinned_draft import PinnedRanks
 from benchmarks.recorded_texts import RecordedText, RecordedTexts
 from benchmarks.simulated_models import SimulatedClock, SimulatedDraftWorker, SimulatedTarget
 from benchmarks.timed_models import ModelTimes, TimedTarget, TimedWorker
-from cluster.workers.worker_group import WorkerGroup
+from cluster.workers.groups.worker_group import WorkerGroup
 from specdec.types.draft_messages import DraftOutput, DraftStep
 from specdec.worker import LocalTarget
 

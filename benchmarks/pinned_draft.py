@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 
 from cluster.observability.logs import LogConfig
-from cluster.workers import serialization
 from cluster.workers.group_spec import GroupSpec, ModelSource
-from cluster.workers.ranks import RankLoss
-from cluster.workers.transport import StepSocket, has_message
-from cluster.workers.unix_socket import PeerGoneError, UnixListener, UnixSocket
+from cluster.workers.groups.ranks import RankLoss
+from cluster.workers.messages import serialization
+from cluster.workers.transport.transport import StepSocket, has_message
+from cluster.workers.transport.unix_socket import PeerGoneError, UnixListener, UnixSocket
 from specdec.config.engine import DraftLimits
 from specdec.config.quantization import QuantizationMethod
 
@@ -47,7 +47,7 @@ def draft_spec(
 
 
 class PinnedRanks:
-    """One rank in a process that runs on the given cores; in place of `cluster.workers.ranks`."""
+    """One rank in a process that runs on the given cores; in place of `cluster.workers.groups.ranks`."""
 
     def __init__(self, spec: GroupSpec, cores: Sequence[int]) -> None:
         """Start the process; it loads the model once it is connected."""
@@ -91,7 +91,7 @@ class PinnedRanks:
 def _serve(spec: GroupSpec, path: Path, cores: tuple[int, ...], ready: Any) -> None:
     """Pin the process, load the model, and execute steps until the stop message."""
     os.sched_setaffinity(0, cores)
-    from cluster.workers.worker import load_worker
+    from cluster.workers.rank.worker import load_worker
 
     listener = UnixListener(path)
     ready.set()

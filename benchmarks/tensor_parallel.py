@@ -33,7 +33,7 @@ from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.step_bench import PRECISIONS, Shape, StepBench
 from benchmarks.summary import Bar, at_most, print_bars
 from benchmarks.workloads import MODEL
-from cluster.workers.ranks import BRIEF_SPINNING
+from cluster.workers.groups.ranks import BRIEF_SPINNING
 from specdec.kernels.collectives import ProcessGroupCollectives
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.config.serve_config import ServeConfig
-from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE, gpus_per_rank
+from cluster.workers.ray.resources import DRAFT_BUNDLE, TARGET_BUNDLE, gpus_per_rank
 from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DraftLimits, EngineConfig
 from specdec.config.quantization import QuantizationMethod
 from specdec.engine.models.model_resolution import ModelDirectories

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.group_specs import draft_spec, target_spec
-from cluster.workers.ray_runtime import LocalRay, start_ray
-from cluster.workers.resources import check_ranks, placement_bundles
+from cluster.workers.ray.ray_runtime import LocalRay, start_ray
+from cluster.workers.ray.resources import check_ranks, placement_bundles
 from specdec.config.engine import DraftLimits
 from specdec.config.hardware import available_cpus
 from specdec.config.llm import LLMConfig
@@ -34,8 +34,8 @@ from specdec.types.reports.stats import Counts
 if TYPE_CHECKING:  # they import Ray, which reads the environment when it is imported
     from ray.util.placement_group import PlacementGroup
 
-    from cluster.workers.draft_seats import DraftSeats
-    from cluster.workers.supervisors import DraftSupervisor, Supervisor, TargetSupervisor
+    from cluster.workers.groups.supervisors import DraftSupervisor, Supervisor, TargetSupervisor
+    from cluster.workers.shared_draft.draft_seats import DraftSeats
 
 Measured = TypeVar("Measured")
 
@@ -215,19 +215,19 @@ class RayExecutor:
                 self._draft = draft.result()
 
     def _start_target(self, placement: PlacementGroup) -> TargetSupervisor:
-        from cluster.workers.supervisors import TargetSupervisor
-        from cluster.workers.target_group import TargetGroup
+        from cluster.workers.groups.supervisors import TargetSupervisor
+        from cluster.workers.groups.target_group import TargetGroup
 
         limits = self._plan.engine
         spec = target_spec(self._config, self._directories, limits, self._num_sharing)
         return TargetSupervisor(lambda: TargetGroup(spec, placement))
 
     def _start_draft(self, placement: PlacementGroup) -> DraftSupervisor | None:
-        from cluster.workers.ranks import Ranks
-        from cluster.workers.roles import DRAFT
-        from cluster.workers.spare import SpareRanks
-        from cluster.workers.supervisors import DraftSupervisor
-        from cluster.workers.target_group import AdapterGroup
+        from cluster.workers.groups.ranks import Ranks
+        from cluster.workers.groups.roles import DRAFT
+        from cluster.workers.groups.spare import SpareRanks
+        from cluster.workers.groups.supervisors import DraftSupervisor
+        from cluster.workers.groups.target_group import AdapterGroup
 
         limits, directory = self._plan.draft, self._directories.draft
         if limits is None or self._config.draft_model is None or directory is None:
@@ -251,10 +251,10 @@ class RayExecutor:
         self, seats: DraftSeats, limits: DraftLimits, vocabulary: DraftVocabulary
     ) -> DraftSupervisor:
         """Draft on a worker with a seat for this replica, within the blocks that it has there."""
-        from cluster.workers.draft_seats import take_ranks
-        from cluster.workers.roles import DRAFT
-        from cluster.workers.supervisors import DraftSupervisor
-        from cluster.workers.worker_group import WorkerGroup
+        from cluster.workers.groups.roles import DRAFT
+        from cluster.workers.groups.supervisors import DraftSupervisor
+        from cluster.workers.groups.worker_group import WorkerGroup
+        from cluster.workers.shared_draft.draft_seats import take_ranks
 
         timeout_s = self._config.start_timeout_s
         limits = replace(limits, num_blocks=min(limits.num_blocks, seats.num_blocks(timeout_s)))

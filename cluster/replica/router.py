@@ -29,9 +29,9 @@ from cluster.replica.preprocessor import Preprocessor
 from cluster.replica.ray_executor import RayExecutor
 from cluster.replica.report import ReplicaLoad, decision_news
 from cluster.replica.sample_buffer import SampleBuffer
-from cluster.workers.draft_seats import DraftSeats
 from cluster.workers.profiling import Profiling
-from cluster.workers.resources import ReplicaMemory
+from cluster.workers.ray.resources import ReplicaMemory
+from cluster.workers.shared_draft.draft_seats import DraftSeats
 from specdec.engine.core import EngineCore
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.models.model_resolution import ModelDirectories

@@ -16,8 +16,8 @@ from cluster.serve.deployment import RouterReplica
 from cluster.serve.draft_host import draft_hosts
 from cluster.serve.request_router import request_router_config
 from cluster.workers.group_spec import log_progress
-from cluster.workers.ray_internals import head_node_resource
-from cluster.workers.resources import (
+from cluster.workers.ray.ray_internals import head_node_resource
+from cluster.workers.ray.resources import (
     CPUS_PER_ROUTER,
     FoundByDriver,
     bundle_labels,

@@ -48,8 +48,8 @@ from cluster.serve.autoscaling import OPEN_REQUESTS
 from cluster.serve.draft_host import HostSeats
 from cluster.serve.request_router import KV_CACHE_TOKENS
 from cluster.serve.router_factory import make_router
-from cluster.workers.heap import freeze_heap
-from cluster.workers.resources import FoundByDriver
+from cluster.workers.rank.heap import freeze_heap
+from cluster.workers.ray.resources import FoundByDriver
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import InvalidValueError, TargetFailedError

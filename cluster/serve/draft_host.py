@@ -25,15 +25,15 @@ from cluster.control.peers import DRAFT_HOST
 from cluster.observability import logs
 from cluster.replica.group_specs import draft_spec
 from cluster.serve.node_memory import draft_host_bytes, node_shares
-from cluster.workers.draft_seats import Seat, SeatRequest
 from cluster.workers.group_spec import GroupSpec, log_progress
-from cluster.workers.resources import (
+from cluster.workers.ray.resources import (
     CPUS_PER_DRAFT_HOST,
     FoundByDriver,
     draft_host_bundle,
     draft_host_labels,
 )
-from cluster.workers.shared_draft_group import SharedDraftGroup, start_worker
+from cluster.workers.shared_draft.draft_seats import Seat, SeatRequest
+from cluster.workers.shared_draft.shared_draft_group import SharedDraftGroup, start_worker
 from specdec.engine.memory.memory_plan import memory_plan
 from specdec.engine.memory.shared_draft_memory import seat_bytes, seat_limits
 from specdec.engine.models.model_detection import with_detected_models

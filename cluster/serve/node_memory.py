@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.config.serve_config import ServeConfig
 from cluster.control.peers import ROUTER, our_applications
-from cluster.workers.resources import (
+from cluster.workers.ray.resources import (
     DRAFT_BUNDLE,
     TARGET_BUNDLE,
     ReplicaMemory,

@@ -20,8 +20,8 @@ from cluster.api.http.serve_proxy import (
 from cluster.config.serve_config import ServeConfig
 from cluster.serve.processes import STOP_S, ToGuard
 from cluster.workers.cpu_scheduling import starting_batch_work
-from cluster.workers.ray_internals import ServeListeners, delete_application, serve_listeners
-from cluster.workers.ray_runtime import LocalRay, prepare_environment, start_ray, stop_ray
+from cluster.workers.ray.ray_internals import ServeListeners, delete_application, serve_listeners
+from cluster.workers.ray.ray_runtime import LocalRay, prepare_environment, start_ray, stop_ray
 from specdec.types.errors import SpecdecError
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from cluster.replica.router import Router
 from cluster.serve.draft_host import HostSeats
 from cluster.serve.node_memory import node_shares, replica_memory
 from cluster.workers.group_spec import log_progress
-from cluster.workers.resources import FoundByDriver, ReplicaMemory
+from cluster.workers.ray.resources import FoundByDriver, ReplicaMemory
 from specdec.config.hardware import available_memory_bytes
 from specdec.engine.models.model_detection import with_detected_models
 from specdec.engine.models.model_resolution import resolve_models

@@ -16,7 +16,7 @@ from cluster.control.store import ControlStore, state_dir
 from cluster.serve.processes import ToGuard
 from cluster.serve.ray_session import Listening, RaySession, StartupError
 from cluster.serve.signals import Signals
-from cluster.workers.resources import (
+from cluster.workers.ray.resources import (
     FoundByDriver,
     check_ranks,
     check_together,

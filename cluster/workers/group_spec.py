@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.observability.logs import LogConfig
-from cluster.workers.transport import Transport
+from cluster.workers.transport.transport import Transport
 from specdec.config.engine import (
     DEFAULT_MODEL_OPTIONS,
     DraftLimits,

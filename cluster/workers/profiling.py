@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.workers.profile_messages import WRITING_S, WorkerProfileOrder
+from cluster.workers.messages.profile_messages import WRITING_S, WorkerProfileOrder
 from specdec.types.errors import (
     InvalidValueError,
     NotReadyError,
@@ -21,7 +21,7 @@ from specdec.types.errors import (
 from specdec.types.reports.profile import ProfileOrder, ProfileReport, WorkerProfile
 
 if TYPE_CHECKING:
-    from cluster.workers.supervisors import Supervisor
+    from cluster.workers.groups.supervisors import Supervisor
 
     Model = Supervisor[Any, Any]
 

@@ -21,8 +21,8 @@ from benchmarks.recorded_texts import TextRecorder
 from benchmarks.recordings import TextScorer
 from benchmarks.step_bench import PRECISIONS
 from benchmarks.timed_models import MeanTimes, ModelTimes
-from cluster.workers.roles import DRAFT
-from cluster.workers.worker_group import WorkerGroup
+from cluster.workers.groups.roles import DRAFT
+from cluster.workers.groups.worker_group import WorkerGroup
 from tests.benchmarks.test_recorded_texts import text_of
 
 

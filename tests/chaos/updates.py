@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cluster.config.serve_config import ServeConfig
 from cluster.serve.startup import ServedModel, deploy, running_service
-from cluster.workers.resources import FoundByDriver, memory_per_replica
+from cluster.workers.ray.resources import FoundByDriver, memory_per_replica
 from specdec.engine.models.model_resolution import resolve_models
 from tests.chaos.history import violations
 from tests.chaos.suite import NUM_CLIENTS

@@ -18,7 +18,7 @@ from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.plane import ControlPlane
 from cluster.control.store import ControlStore
 from cluster.replica.router import Router
-from cluster.workers.resources import ReplicaMemory
+from cluster.workers.ray.resources import ReplicaMemory
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine_thread import EngineThread

@@ -39,5 +39,5 @@ def test_a_tokenizer_is_loaded_without_torch(tiny_model_dir):
 
 def test_a_rank_starts_without_what_only_a_service_needs():
     """The time to replace a lost rank is mostly that of its imports."""
-    names = ["cluster.workers.worker"]
+    names = ["cluster.workers.rank.worker"]
     assert run_python(IMPORT_EACH.format(names=names, heavy=SERVICE)) == []

@@ -26,7 +26,7 @@ from cluster.api.grpc.serve_proxy import MAX_MESSAGE_VARIABLE
 from cluster.api.http.serve_proxy import CALLBACK, CALLBACK_VARIABLE
 from cluster.cli import main
 from cluster.config.serve_config import ServeConfig
-from cluster.workers.ray_runtime import RAY_ENVIRONMENT
+from cluster.workers.ray.ray_runtime import RAY_ENVIRONMENT
 from tests.deploy.dockerfile import copies, environment, of_word, stages
 from tests.specdec.client.certificate import self_signed_certificate
 

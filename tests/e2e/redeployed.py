@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from cluster.config.serve_config import ServeConfig
 from cluster.serve.startup import ServedModel, deploy, running_service
-from cluster.workers.resources import FoundByDriver, memory_per_replica
+from cluster.workers.ray.resources import FoundByDriver, memory_per_replica
 from specdec.client import Client, ClientError
 from specdec.engine.models.model_resolution import resolve_models
 from specdec.types.sampling.sampling_params import SamplingParams

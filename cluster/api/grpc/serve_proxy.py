@@ -23,7 +23,7 @@ from cluster.api.grpc.routing import with_hint
 from cluster.api.grpc.status import Handler, refuse_malformed, reporting_to
 from cluster.api.http.serve_proxy import proxy_budget
 from cluster.control.peers import LOST_MESSAGE, ROUTER
-from cluster.workers.ray_internals import HandlerFactory, ListRoutes, wrap_proxy_handlers
+from cluster.workers.ray.ray_internals import HandlerFactory, ListRoutes, wrap_proxy_handlers
 from specdec.types.errors import GENERATION_STOPPED
 
 MAX_MESSAGE_VARIABLE = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"

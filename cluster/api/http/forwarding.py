@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.control.peers import Applications, PeerApplication
-from cluster.workers.ray_internals import session_header
+from cluster.workers.ray.ray_internals import session_header
 
 _MAX_BUFFERED_MESSAGES = 16
 """Messages of a response that wait for a slow client before the application is paused."""

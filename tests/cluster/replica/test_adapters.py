@@ -12,7 +12,7 @@ from cluster.api.authentication import AdminAccess
 from cluster.api.http.app import make_app
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.router import Router
-from cluster.workers.resources import ReplicaMemory
+from cluster.workers.ray.resources import ReplicaMemory
 from specdec.config.engine import AdapterLimits
 from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.llm.local_executor import LocalExecutor

@@ -7,12 +7,12 @@ import pytest
 
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.ray_executor import RayExecutor
-from cluster.workers.actor import DraftWorker
-from cluster.workers.draft_seats import Seat
 from cluster.workers.group_spec import HeadSource, ModelSource, RankPlace
-from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE
-from cluster.workers.roles import DRAFT
-from cluster.workers.transport import Endpoint
+from cluster.workers.groups.roles import DRAFT
+from cluster.workers.rank.actor import DraftWorker
+from cluster.workers.ray.resources import DRAFT_BUNDLE, TARGET_BUNDLE
+from cluster.workers.shared_draft.draft_seats import Seat
+from cluster.workers.transport.transport import Endpoint
 from specdec.config.llm import LLMConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.memory.memory_plan import memory_plan
@@ -97,9 +97,9 @@ class Started:
 @pytest.fixture
 def started(monkeypatch):
     started = Started()
-    monkeypatch.setattr("cluster.workers.target_group.TargetGroup", started.make_target)
-    monkeypatch.setattr("cluster.workers.target_group.AdapterGroup", started.make_draft)
-    monkeypatch.setattr("cluster.workers.ranks.Ranks.opened", started.make_spares)
+    monkeypatch.setattr("cluster.workers.groups.target_group.TargetGroup", started.make_target)
+    monkeypatch.setattr("cluster.workers.groups.target_group.AdapterGroup", started.make_draft)
+    monkeypatch.setattr("cluster.workers.groups.ranks.Ranks.opened", started.make_spares)
     return started
 
 
@@ -161,8 +161,8 @@ def test_they_start_at_the_same_time(models, started, monkeypatch):
         both.wait()
         return started.make_draft(*args)
 
-    monkeypatch.setattr("cluster.workers.target_group.TargetGroup", make_target)
-    monkeypatch.setattr("cluster.workers.target_group.AdapterGroup", make_draft)
+    monkeypatch.setattr("cluster.workers.groups.target_group.TargetGroup", make_target)
+    monkeypatch.setattr("cluster.workers.groups.target_group.AdapterGroup", make_draft)
     models.load(PLACEMENT)
     assert (len(started.target), len(started.draft)) == (1, 1)
     models.close()
@@ -229,7 +229,9 @@ async def test_without_its_draft_model_a_replica_drafts_by_lookup_or_not_at_all(
     models = models_of(tiny_model_dir, speculation)
     models.load(PLACEMENT)
     assert (models.is_draft_up, models.can_draft) == (True, True)
-    monkeypatch.setattr("cluster.workers.supervisors.DraftSupervisor.restart", lambda self: None)
+    monkeypatch.setattr(
+        "cluster.workers.groups.supervisors.DraftSupervisor.restart", lambda self: None
+    )
     started.draft[0].error = DraftFailedError("it died")
     await models.check(Loop())
     assert started.draft[0].is_killed
@@ -292,7 +294,7 @@ def test_a_replica_with_a_seat_starts_no_draft_ranks(tiny_model_dir, started, mo
     placements = []
     make_draft = started.make_draft
     monkeypatch.setattr(
-        "cluster.workers.worker_group.WorkerGroup",
+        "cluster.workers.groups.worker_group.WorkerGroup",
         lambda role, spec, placement, ranks: (
             placements.append((placement, ranks.are_shared)) or make_draft(role, spec, placement)
         ),

@@ -14,7 +14,7 @@ from cluster.api.grpc.servicers import InferenceServicer
 from cluster.api.grpc.status import StreamFailedError
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.router import Router
-from cluster.workers.resources import ReplicaMemory
+from cluster.workers.ray.resources import ReplicaMemory
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.types.drafters import DrafterOrder

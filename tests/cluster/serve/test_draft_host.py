@@ -7,9 +7,9 @@ import pytest
 from ray.exceptions import RayError
 
 from cluster.serve.draft_host import HostReport, HostSeats
-from cluster.workers.draft_seats import Seat, SeatRequest, take_ranks
-from cluster.workers.shared_draft_group import SharedDraftGroup
-from cluster.workers.transport import Endpoint
+from cluster.workers.shared_draft.draft_seats import Seat, SeatRequest, take_ranks
+from cluster.workers.shared_draft.shared_draft_group import SharedDraftGroup
+from cluster.workers.transport.transport import Endpoint
 from specdec.types.errors import DraftFailedError
 from tests.clock import Clock
 from tests.cluster.workers.shared_drafts import LIMITS, spec_of
@@ -136,7 +136,7 @@ class Worker:
 @pytest.fixture
 def started(monkeypatch):
     """Return a group and the workers that it has started; the second start fails."""
-    monkeypatch.setattr("cluster.workers.shared_draft_group._POLL_S", 0.01)
+    monkeypatch.setattr("cluster.workers.shared_draft.shared_draft_group._POLL_S", 0.01)
     workers, starts = [], threading.Semaphore(0)
 
     def start():

@@ -13,7 +13,7 @@ from cluster.serve.node_memory import (
     node_shares,
     replica_memory,
 )
-from cluster.workers.resources import ReplicaMemory, placement_bundles
+from cluster.workers.ray.resources import ReplicaMemory, placement_bundles
 from specdec.config.speculation.speculative import SpeculativeConfig
 
 GIB = 2**30

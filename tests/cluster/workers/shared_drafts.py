@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 from cluster.observability.logs import LogConfig
-from cluster.workers.draft_seats import Seat, SeatRanks
 from cluster.workers.group_spec import GroupSpec, ModelSource
-from cluster.workers.roles import DRAFT
-from cluster.workers.shared_draft_loop import SharedDraftLoop
-from cluster.workers.supervisors import DraftSupervisor
-from cluster.workers.transport import CurveKeys, Endpoint, Listener
-from cluster.workers.worker_group import WorkerGroup
+from cluster.workers.groups.roles import DRAFT
+from cluster.workers.groups.supervisors import DraftSupervisor
+from cluster.workers.groups.worker_group import WorkerGroup
+from cluster.workers.shared_draft.draft_seats import Seat, SeatRanks
+from cluster.workers.shared_draft.shared_draft_loop import SharedDraftLoop
+from cluster.workers.transport.transport import CurveKeys, Endpoint, Listener
 from specdec.config.engine import DraftLimits
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup

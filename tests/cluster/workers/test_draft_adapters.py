@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.workers import draft_serialization, serialization, worker
-from cluster.workers.adapter_messages import (
+from cluster.workers.groups.roles import DRAFT
+from cluster.workers.groups.supervisors import DraftSupervisor
+from cluster.workers.groups.target_group import AdapterGroup
+from cluster.workers.messages import draft_serialization, serialization
+from cluster.workers.messages.adapter_messages import (
     is_adapter_report,
     is_for_adapters,
     load_message,
@@ -16,12 +19,10 @@ from cluster.workers.adapter_messages import (
     order_in,
     unload_message,
 )
-from cluster.workers.draft_steps import DraftSteps
-from cluster.workers.head_messages import LoadInbox
-from cluster.workers.roles import DRAFT
-from cluster.workers.supervisors import DraftSupervisor
-from cluster.workers.target_group import AdapterGroup
-from cluster.workers.unix_socket import PeerGoneError
+from cluster.workers.messages.head_messages import LoadInbox
+from cluster.workers.rank import worker
+from cluster.workers.rank.draft_steps import DraftSteps
+from cluster.workers.transport.unix_socket import PeerGoneError
 from specdec.config.engine import AdapterLimits, DraftLimits
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sequences.sequence import Sequence
@@ -32,7 +33,7 @@ from specdec.types.messages import BlockTableDelta, SequenceAdmission
 from specdec.types.ranks import AdapterRanks
 from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker import load_draft_runner
-from tests.cluster.workers.test_worker_group import ThreadRanks, answer_to_draft, spec_of
+from tests.cluster.workers.groups.test_worker_group import ThreadRanks, answer_to_draft, spec_of
 from tests.specdec.adapters import adapter_dir
 from tests.specdec.engines import request
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.workers import profiling
-from cluster.workers.profile_messages import (
+from cluster.workers.messages.profile_messages import (
     END,
     ProfileInbox,
     WorkerProfileOrder,
@@ -14,8 +14,14 @@ from cluster.workers.profile_messages import (
     is_report,
     order_in,
 )
+from cluster.workers.messages.serialization import (
+    CAUGHT_UP,
+    STOP,
+    encode_error,
+    encode_output,
+    encode_step,
+)
 from cluster.workers.profiling import Profiling
-from cluster.workers.serialization import CAUGHT_UP, STOP, encode_error, encode_output, encode_step
 from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError
 from specdec.types.messages import StepInput, VerifyOutput
 from specdec.types.reports.profile import OperationTime, ProfileOrder, WorkerProfile

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from cluster.workers import serialization
-from cluster.workers.target_steps import TargetSteps
+from cluster.workers.messages import serialization
+from cluster.workers.rank.target_steps import TargetSteps
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.worker.device.input.buffers import PendingTokens
 from specdec.worker.device.steps import DeviceSteps

@@ -10,15 +10,15 @@ import ray
 from ray.util import placement_group
 
 from cluster.observability.logs import LogConfig
-from cluster.workers.actor import DraftWorker
 from cluster.workers.group_spec import GroupSpec, ModelSource
-from cluster.workers.ranks import Ranks
-from cluster.workers.ray_runtime import start_ray
-from cluster.workers.resources import DRAFT_BUNDLE
-from cluster.workers.roles import DRAFT
-from cluster.workers.spare import SpareRanks
-from cluster.workers.supervisors import DraftSupervisor
-from cluster.workers.worker_group import WorkerGroup
+from cluster.workers.groups.ranks import Ranks
+from cluster.workers.groups.roles import DRAFT
+from cluster.workers.groups.spare import SpareRanks
+from cluster.workers.groups.supervisors import DraftSupervisor
+from cluster.workers.groups.worker_group import WorkerGroup
+from cluster.workers.rank.actor import DraftWorker
+from cluster.workers.ray.ray_runtime import start_ray
+from cluster.workers.ray.resources import DRAFT_BUNDLE
 from specdec.config.engine import DraftLimits
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.proposers import DraftRequest, DraftVocabulary

@@ -7,7 +7,7 @@ from cluster.api.authentication import ApiKeys
 from cluster.api.http.app import make_app
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.router import Router
-from cluster.workers.resources import ReplicaMemory
+from cluster.workers.ray.resources import ReplicaMemory
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.models.model_resolution import resolve_models
 from tests.cluster.api.openai.conftest import ALONE, events

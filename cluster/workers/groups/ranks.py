@@ -1,0 +1,193 @@
+"""The Ray actors of a group's ranks: started with their sockets open, before they load a model."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+import zmq
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cluster.config.secrets import SECRET_VARIABLES
+from cluster.workers.group_spec import GroupSpec, RankPlace
+from cluster.workers.rank.actor import Worker
+from cluster.workers.ray.resources import CPUS_PER_WORKER
+from cluster.workers.transport.transport import CurveKeys, Endpoint, StepSocket, Transport, connect
+
+# By default an idle OpenMP thread spins for some 16 ms in case more work arrives. Other ranks, the
+# Router and clients wait for that core, and so does the work itself where a thread that it needs is
+# not scheduled. On two cores under contention, 120 small matrix products took 4.5 s that way, 0.7 s
+# with a spin count of 20000, and 0.2 s with 2000: some 0.1 ms, longer than the gaps within a step.
+BRIEF_SPINNING = {"GOMP_SPINCOUNT": "2000"}
+RANK_ENVIRONMENT = {**BRIEF_SPINNING, **dict.fromkeys(SECRET_VARIABLES, "")}
+"""Environment variables of every rank, which needs no key."""
+
+
+@dataclass(frozen=True)
+class RankLoss:
+    """A rank that has ended. reason: continues a sentence."""
+
+    rank: int
+    reason: str
+
+
+class OpenRanks(Protocol):
+    """Ranks with open sockets, to which a worker group can connect.
+
+    are_shared: whether they also work for other engines.
+    """
+
+    are_shared: bool
+
+    @property
+    def places(self) -> Sequence[RankPlace]:
+        """Where they run; none where they are shared."""
+
+    def connect(self, context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[StepSocket]:
+        """Yield the Router's ends of the sockets, by rank. Raises OSError."""
+
+    def loss(self) -> RankLoss | None:
+        """Return a rank that is known to have ended, or None. From any thread."""
+
+    def wait_until_ended(self, timeout_s: float) -> None:
+        """Wait until all have ended that are to end, or for `timeout_s`."""
+
+    def kill(self) -> None:
+        """Kill every rank that works for this engine alone."""
+
+
+class Ranks:
+    """The actors of one group.
+
+    Spares import everything at a low priority and wait; they load when a Router connects and sends
+    a step, after the ranks that they replace have ended. They reserve nothing: the bundle of the
+    group, in which they are placed, has the resources of the ranks that they replace.
+    """
+
+    are_shared = False
+
+    def __init__(
+        self,
+        actor: type[Worker],
+        spec: GroupSpec,
+        placement: PlacementGroup,
+        replaces: Sequence[RankPlace] = (),
+    ) -> None:
+        """Start the actors. Does not wait. replaces: by rank, for spares."""
+        self._spec = spec
+        self._directory = Path(tempfile.mkdtemp(prefix="specdec-group-"))
+        self._keys = CurveKeys.generate()
+        self._endpoints: list[Endpoint] = []
+        self._prepared: list[Any] = []  # one reference a spare
+        self._runs: list[Any] = []  # one reference a rank
+        self._is_spare = bool(replaces)
+        self._places: list[RankPlace] = []
+        options = ray.remote(actor).options(
+            num_cpus=0 if self._is_spare else CPUS_PER_WORKER,
+            num_gpus=0 if self._is_spare or spec.device == "cpu" else spec.gpus_per_rank,
+            max_restarts=0,
+            runtime_env={"env_vars": RANK_ENVIRONMENT},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement, placement_group_bundle_index=spec.bundle_index
+            ),
+        )
+        self._workers = [
+            options.remote(spec, rank, self._directory, replaces[rank] if replaces else None)
+            for rank in range(spec.tensor_parallel_size)
+        ]
+
+    @classmethod
+    def opened(
+        cls,
+        actor: type[Worker],
+        spec: GroupSpec,
+        placement: PlacementGroup,
+        replaces: Sequence[RankPlace] = (),
+    ) -> Ranks:
+        """Return ranks with open sockets, or raise what `open` raises and leave no process.
+
+        replaces: by rank, for spares.
+        """
+        ranks = cls(actor, spec, placement, replaces)
+        try:
+            ranks.open(spec.start_timeout_s)
+        except BaseException:
+            ranks.kill()
+            raise
+        return ranks
+
+    @property
+    def places(self) -> Sequence[RankPlace]:
+        """Where the ranks run, once they are open."""
+        return self._places
+
+    def open(self, timeout_s: float) -> None:
+        """Wait until the actors are placed, and open their sockets. Raises TimeoutError."""
+        try:
+            places = [worker.place.remote() for worker in self._workers]
+            self._places = ray.get(places, timeout=timeout_s)
+            bound = [
+                worker.bind.remote(self._transport(place.address), self._keys.public)
+                for worker, place in zip(self._workers, self._places, strict=True)
+            ]
+            self._endpoints = ray.get(bound, timeout=timeout_s)
+        except GetTimeoutError as error:
+            raise TimeoutError(f"was not placed within {timeout_s} s") from error
+        if self._is_spare:
+            self._prepared = [worker.prepare.remote() for worker in self._workers]
+            for worker in self._workers:
+                worker.stand_by.remote()
+        self._runs = [worker.run.remote() for worker in self._workers]
+
+    @property
+    def are_prepared(self) -> bool:
+        """Return whether these are spares that have imported everything."""
+        if not self._prepared:
+            return False
+        ready, _ = ray.wait(self._prepared, num_returns=len(self._prepared), timeout=0)
+        return len(ready) == len(self._prepared)
+
+    def connect(self, context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[StepSocket]:
+        """Yield the Router's ends of the sockets, by rank. Raises OSError."""
+        for endpoint in self._endpoints:
+            yield connect(context, endpoint, self._keys, self._spec.step_timeout_s)
+
+    def loss(self) -> RankLoss | None:
+        """Return a rank that has ended, or None. From any thread."""
+        ended, _ = ray.wait(self._runs, num_returns=1, timeout=0)
+        if not ended:
+            return None
+        return RankLoss(self._runs.index(ended[0]), f"ended{exit_reason(ended[0])}")
+
+    def wait_until_ended(self, timeout_s: float) -> None:
+        """Wait until all have ended, or for `timeout_s`."""
+        if self._runs:
+            ray.wait(self._runs, num_returns=len(self._runs), timeout=timeout_s)
+
+    def kill(self) -> None:
+        """Kill every rank, and remove the sockets."""
+        for worker in self._workers:
+            ray.kill(worker)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _transport(self, address: str) -> Transport:
+        own_address = ray.util.get_node_ip_address()
+        return self._spec.transport or ("ipc" if address == own_address else "tcp")
+
+
+def exit_reason(run: Any) -> str:
+    """Return the error that ended a rank's `run`, or an empty string."""
+    try:
+        ray.get(run)
+    except RayTaskError as error:
+        return f": {error.cause}"
+    except RayError as error:
+        return f": {type(error).__name__}"
+    return ""

@@ -1,0 +1,360 @@
+"""Serialization of step messages: a msgpack header and frames of numbers.
+
+Only numbers and short strings are decoded, so a message cannot carry code.
+
+A step of decodes without drafts, and its output, have a short form of two frames: they are most
+messages while speculation is off, and both ends encode and decode them between two forward passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
+from typing import Any
+
+import msgpack
+
+from cluster.workers.messages.frames import (
+    FLOAT32,
+    INT32,
+    Frames,
+    Numbers,
+    array_reader,
+    pack_arrays,
+    pack_numbers,
+    pack_table,
+    unpack_numbers,
+    unpack_table,
+)
+from specdec.types.messages import (
+    BlockTableDelta,
+    DraftProbs,
+    Logprobs,
+    PromptLogprobs,
+    SequenceAdmission,
+    StepInput,
+    StepRow,
+    VerifiedRow,
+    VerifyOutput,
+)
+from specdec.types.sampling.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
+
+STOP: Frames = [b"stop"]
+CAUGHT_UP: Frames = [b"caught up"]
+HEARTBEAT: Frames = [b"heartbeat"]
+"""Keeps the seat of a Router at a shared draft worker."""
+"""A draft model's second answer to a step, once it has run the step's prefill chunks too."""
+
+_ERROR = b"error"
+
+
+def encode_step(step: StepInput) -> Frames:
+    """Encode as [header, rows [B, 16], tokens, parents, drafts, 3 arrays, deltas [D, 3], blocks].
+
+    drafts: those by token, each [token, number of draft tokens, draft tokens]. The short form is
+    [header, rows [B, 5]].
+    """
+    header = [step.step_id, step.released, [_encode_admission(each) for each in step.admitted]]
+    if not step.block_table_deltas and all(map(_is_plain_decode, step.rows)):
+        return [msgpack.packb(header), pack_table(map(_decode_row, step.rows))]
+    deltas = (
+        (delta.seq_id, delta.start, len(delta.block_ids)) for delta in step.block_table_deltas
+    )
+    return [
+        msgpack.packb(header),
+        pack_table(_step_row(row) for row in step.rows),
+        pack_numbers(token for row in step.rows for token in row.token_ids),
+        pack_numbers(parent for row in step.rows for parent in row.parents or ()),
+        pack_numbers(number for row in step.rows for number in _draft_numbers(row)),
+        *pack_draft_probs(row.draft_probs for row in step.rows),
+        pack_arrays((row.grammar_mask for row in step.rows), INT32),
+        pack_table(deltas),
+        pack_numbers(block for delta in step.block_table_deltas for block in delta.block_ids),
+    ]
+
+
+def decode_step(frames: Sequence[bytes]) -> StepInput:
+    """Decode the frames of `encode_step`."""
+    header, rows, *others = frames
+    step_id, released, admitted = msgpack.unpackb(header, use_list=False)
+    step_deltas: tuple[BlockTableDelta, ...] = ()
+    if others:
+        *numbers, deltas, blocks = others
+        step_deltas = tuple(_decode_deltas(deltas, blocks))
+        step_rows = tuple(_decode_step_rows(unpack_table(rows, 16), *numbers))
+    else:
+        step_rows = tuple(_plain_decode(*fields) for fields in unpack_table(rows, 5))
+    return StepInput(
+        step_id=step_id,
+        released=released,
+        admitted=tuple(_admission(*fields) for fields in admitted),
+        block_table_deltas=step_deltas,
+        rows=step_rows,
+    )
+
+
+def _decode_deltas(deltas: bytes, blocks: bytes) -> Iterator[BlockTableDelta]:
+    table = unpack_table(deltas, 3)
+    block_ids = unpack_numbers(blocks, [count for _, _, count in table])
+    for (seq_id, start, _), ids in zip(table, block_ids, strict=True):
+        yield BlockTableDelta(seq_id, start, ids)
+
+
+def encode_output(output: VerifyOutput) -> Frames:
+    """Encode as [header, rows [B, 8], tokens, prompts [P, 4], 3 logprobs arrays].
+
+    A row's tokens are its output, lookahead and next draft tokens, then the draft's parents and
+    confidences.
+    Logprobs are those of the rows, then those of the prompts. The short form is [header, rows
+    [B, 2]].
+    """
+    if not output.prompt_logprobs and all(map(_is_one_token, output.rows)):
+        plain_rows = ((row.seq_id, row.token_ids[0]) for row in output.rows)
+        return [msgpack.packb(output.step_id), pack_table(plain_rows)]
+    rows = (
+        (
+            row.seq_id,
+            len(row.token_ids),
+            len(row.lookahead_token_ids),
+            listed_width(row.logprobs),
+            row.has_bad_logits,
+            len(row.next_draft_token_ids),
+            row.next_draft_parents is not None,
+            bool(row.next_draft_confidences),
+        )
+        for row in output.rows
+    )
+    prompts = (
+        (each.seq_id, each.start, len(each.logprobs), listed_width(each.logprobs))
+        for each in output.prompt_logprobs
+    )
+    logprobs = [row.logprobs for row in output.rows if row.logprobs is not None]
+    logprobs.extend(each.logprobs for each in output.prompt_logprobs)
+    return [
+        msgpack.packb(output.step_id),
+        pack_table(rows),
+        pack_numbers(number for row in output.rows for number in _verified_numbers(row)),
+        pack_table(prompts),
+        pack_arrays((each.token_ids for each in logprobs), INT32),
+        pack_arrays((each.logprobs for each in logprobs), FLOAT32),
+        pack_arrays((each.ranks for each in logprobs), INT32),
+    ]
+
+
+def decode_output(frames: Sequence[bytes]) -> VerifyOutput:
+    """Decode the frames of `encode_output`."""
+    header, rows, *others = frames
+    if not others:
+        plain_rows = unpack_table(rows, 2)
+        verified = tuple(VerifiedRow(seq_id, (token,)) for seq_id, token in plain_rows)
+        return VerifyOutput(msgpack.unpackb(header), verified)
+    tokens, prompts, *logprobs = others
+    table, prompt_table = unpack_table(rows, 8), unpack_table(prompts, 4)
+    counts = [row[1] + row[2] + row[5] * (1 + row[6] + row[7]) for row in table]
+    row_numbers = unpack_numbers(tokens, counts)
+    take_ids, take_values, take_ranks = map(array_reader, logprobs, (INT32, FLOAT32, INT32))
+
+    def take(count: int, width: int) -> Logprobs:
+        return Logprobs(take_ids(count, width), take_values(count, width), take_ranks(count))
+
+    return VerifyOutput(
+        msgpack.unpackb(header),
+        tuple(
+            _verified_row(row, numbers, take)
+            for row, numbers in zip(table, row_numbers, strict=True)
+        ),
+        tuple(
+            PromptLogprobs(seq_id, start, take(count, width))
+            for seq_id, start, count, width in prompt_table
+        ),
+    )
+
+
+def _verified_numbers(row: VerifiedRow) -> Numbers:
+    tokens = row.token_ids + row.lookahead_token_ids
+    if not row.next_draft_token_ids:
+        return tokens
+    parents, confidences = row.next_draft_parents or (), row.next_draft_confidences
+    return tokens + row.next_draft_token_ids + parents + confidences
+
+
+def _verified_row(row: Numbers, numbers: Numbers, take: Callable[..., Logprobs]) -> VerifiedRow:
+    seq_id, count, num_lookahead, width, is_bad, num_drafts, is_tree, is_sure = row
+    logprobs = take(count, width) if width else None
+    end = count + num_lookahead
+    drafts = numbers[end : end + num_drafts]
+    parents = numbers[end + num_drafts :][:num_drafts] if is_tree else None
+    return VerifiedRow(
+        seq_id,
+        numbers[:count],
+        logprobs,
+        bool(is_bad),
+        numbers[count:end],
+        drafts,
+        parents,
+        numbers[len(numbers) - num_drafts :] if is_sure else (),
+    )
+
+
+def encode_error(message: str) -> Frames:
+    """Encode a rank's answer to a step that failed."""
+    return [_ERROR, message.encode()]
+
+
+def error_in(frames: Sequence[bytes]) -> str | None:
+    """Return the message of an error answer; None for other answers."""
+    return frames[1].decode() if frames[0] == _ERROR else None
+
+
+def _encode_admission(admission: SequenceAdmission) -> list[Any]:
+    grammar = None if admission.grammar is None else _values(admission.grammar)
+    rules = {**_values(admission.rules), "verifier": _values(admission.rules.verifier)}
+    return [admission.seq_id, admission.num_prompt_tokens, rules, admission.token_ids, grammar]
+
+
+def _values(record: SamplingRules | Verifier | StructuredOutput) -> dict[str, Any]:
+    """Return the values by field; `asdict` would copy every token list."""
+    return {each.name: getattr(record, each.name) for each in fields(record)}
+
+
+def _admission(
+    seq_id: int,
+    num_prompt_tokens: int,
+    rules: dict[str, Any],
+    token_ids: tuple[int, ...],
+    grammar: dict[str, Any] | None,
+) -> SequenceAdmission:
+    verifier = Verifier(**rules.pop("verifier"))
+    return SequenceAdmission(
+        seq_id,
+        num_prompt_tokens,
+        SamplingRules(**rules, verifier=verifier),
+        token_ids,
+        None if grammar is None else StructuredOutput(**grammar),
+    )
+
+
+def _is_plain_decode(row: StepRow) -> bool:
+    """Return whether a row is one token behind which another is sampled, and nothing else."""
+    return (
+        len(row.token_ids) == 1
+        and row.samples
+        and row.draft_probs is None
+        and row.grammar_mask is None
+        and row.parents is None
+        and not (row.drafts_by_token or row.num_next_drafts or row.num_held_drafts)
+    )
+
+
+def _decode_row(row: StepRow) -> tuple[int, ...]:
+    return row.seq_id, row.num_computed_tokens, row.token_ids[0], row.adapter_id, row.max_end
+
+
+def _plain_decode(
+    seq_id: int, num_computed_tokens: int, token: int, adapter_id: int, max_end: int
+) -> StepRow:
+    return StepRow(
+        seq_id, num_computed_tokens, (token,), 0, True, adapter_id=adapter_id, max_end=max_end
+    )
+
+
+def _is_one_token(row: VerifiedRow) -> bool:
+    """Return whether a result is one token and nothing else."""
+    return (
+        len(row.token_ids) == 1
+        and row.logprobs is None
+        and not (row.has_bad_logits or row.lookahead_token_ids or row.next_draft_token_ids)
+    )
+
+
+def _step_row(row: StepRow) -> tuple[int, ...]:
+    return (
+        row.seq_id,
+        row.num_computed_tokens,
+        len(row.token_ids),
+        row.num_draft_tokens,
+        row.samples,
+        listed_width(row.draft_probs),
+        0 if row.grammar_mask is None else row.grammar_mask.shape[1],
+        row.num_lookahead_tokens,
+        row.adapter_id,
+        len(row.parents or ()),
+        sum(1 + len(each) for each in row.drafts_by_token),
+        row.num_next_drafts,
+        row.num_held_drafts,
+        row.max_end,
+        row.next_draft_depth,
+        row.held_depth,
+    )
+
+
+def _draft_numbers(row: StepRow) -> Iterator[int]:
+    for token, *draft in row.drafts_by_token:
+        yield from (token, len(draft), *draft)
+
+
+def _drafts_by_token(numbers: Numbers) -> Iterator[Numbers]:
+    start = 0
+    while start < len(numbers):
+        end = start + 2 + numbers[start + 1]
+        yield (numbers[start], *numbers[start + 2 : end])
+        start = end
+
+
+def _decode_step_rows(
+    table: list[Numbers],
+    tokens: bytes,
+    parents: bytes,
+    drafts: bytes,
+    listed: bytes,
+    probs: bytes,
+    masks: bytes,
+) -> Iterator[StepRow]:
+    row_tokens = unpack_numbers(tokens, [row[2] for row in table])
+    row_parents = unpack_numbers(parents, [row[9] for row in table])
+    row_drafts = unpack_numbers(drafts, [row[10] for row in table])
+    row_probs = decode_draft_probs(((row[3], row[5]) for row in table), listed, probs)
+    take_mask = array_reader(masks, INT32)
+    for row, token_ids, own_parents, by_token, draft_probs in zip(
+        table, row_tokens, row_parents, row_drafts, row_probs, strict=True
+    ):
+        seq_id, computed, _, num_drafts, samples, _, num_words, num_lookahead, adapter_id, *_ = row
+        mask = take_mask(num_drafts + 1, num_words) if num_words else None
+        yield StepRow(
+            seq_id,
+            computed,
+            token_ids,
+            num_drafts,
+            bool(samples),
+            draft_probs,
+            mask,
+            num_lookahead,
+            adapter_id,
+            own_parents or None,
+            tuple(_drafts_by_token(by_token)),
+            *row[11:],
+        )
+
+
+def pack_draft_probs(rows: Iterable[DraftProbs | None]) -> Frames:
+    """Return the tokens and the probabilities of rows that have some, as two frames."""
+    present = [row for row in rows if row is not None]
+    return [
+        pack_arrays((row.token_ids for row in present), INT32),
+        pack_arrays((row.probs for row in present), FLOAT32),
+    ]
+
+
+def decode_draft_probs(
+    shapes: Iterable[tuple[int, int]], listed: bytes, probs: bytes
+) -> Iterator[DraftProbs | None]:
+    """Yield an entry for each shape; None where the shape is [..., 0]."""
+    take_ids, take_probs = array_reader(listed, INT32), array_reader(probs, FLOAT32)
+    for shape in shapes:
+        yield DraftProbs(take_ids(*shape), take_probs(*shape)) if shape[1] else None
+
+
+def listed_width(listed: DraftProbs | Logprobs | None) -> int:
+    """Return the number of tokens listed at each position."""
+    return 0 if listed is None else listed.token_ids.shape[1]

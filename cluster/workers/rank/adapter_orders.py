@@ -1,0 +1,23 @@
+"""Orders for the adapters of one rank, of a target or a draft model, as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from cluster.workers.group_spec import AdapterSource
+from cluster.workers.messages.adapter_messages import load_report, order_in
+from cluster.workers.messages.frames import Frames
+from specdec.worker import ModelRunner
+
+
+def execute_adapter_order(runner: ModelRunner, rank: int, frames: Frames) -> Iterator[Frames]:
+    """Load an adapter and report it, or free one; no step is in flight."""
+    assert runner.adapters is not None, "the model was loaded without adapters"
+    order = order_in(frames)
+    if isinstance(order, int):
+        runner.adapters.unload(order)
+        return
+    source = AdapterSource(order.source, Path(order.directory))
+    fault = runner.adapters.load(order, source.here)
+    yield load_report(rank, order.adapter_id, fault)

@@ -1,0 +1,4 @@
+"""Sockets between a Router and its ranks.
+
+Serialization belongs in `workers.messages`.
+"""

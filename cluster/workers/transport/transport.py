@@ -1,0 +1,234 @@
+"""Sockets for step messages: Unix sockets on one node, TCP with CURVE between nodes.
+
+A worker opens its socket and returns the address through an actor call; the Router connects. Keys
+are exchanged the same way, so a TCP socket accepts only its own Router. Waiting never spins.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal, Protocol
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+from cluster.workers.transport.unix_socket import UnixListener, UnixSocket
+
+Transport = Literal["ipc", "tcp"]
+
+_IPC = "ipc://"
+_LINGER_MS = 1000
+"""The limit to deliver a worker's last answer over TCP once its socket is closed."""
+_HEARTBEAT_INTERVAL_MS = 1500
+_HEARTBEAT_TIMEOUT_MS = 5000
+"""With 30 % packet loss, TCP nearly always retransmits successfully within this time."""
+
+
+@dataclass(frozen=True)
+class CurveKeys:
+    """A key pair of one end of a connection."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+    @classmethod
+    def generate(cls) -> CurveKeys:
+        """Return a new pair."""
+        return cls(*zmq.curve_keypair())
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The address of a worker's socket. `public_key` is set for TCP only."""
+
+    address: str
+    public_key: bytes | None = None
+
+
+class StepSocket(Protocol):
+    """One end of a connection with one peer: multi-frame messages, in order."""
+
+    @property
+    def pollable(self) -> zmq.Socket[bytes] | int:
+        """The object to register with zmq.Poller, which returns it when a message is readable."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether the network between the ends is known to have failed. From any thread."""
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Send a message. Raises OSError if the peer is known not to read it."""
+
+    def send_last(self, frames: Sequence[bytes]) -> None:
+        """Send the last message, or drop it if it cannot be sent immediately."""
+
+    def receive(self) -> list[bytes]:
+        """Wait for the next message. Raises OSError if none can arrive completely."""
+
+    def close(self) -> None:
+        """Close this end."""
+
+
+def has_message(socket: StepSocket) -> bool:
+    """Return whether a message has arrived, or the peer has gone. Does not wait."""
+    poller = zmq.Poller()
+    poller.register(socket.pollable, zmq.POLLIN)
+    return bool(poller.poll(0))
+
+
+class Listener:
+    """A worker's end, opened before the Router connects."""
+
+    def __init__(
+        self, transport: Transport, host: str, peer_public_key: bytes, ipc_path: Path
+    ) -> None:
+        """Open a Unix socket at `ipc_path`, or a TCP socket on `host` for that key only.
+
+        Any process that can access the directory of `ipc_path` can connect.
+        """
+        self._server: UnixListener | _CurveServer
+        if transport == "ipc":
+            self._server = UnixListener(ipc_path)
+            self.endpoint = Endpoint(f"{_IPC}{ipc_path}")
+        else:
+            self._server = _CurveServer(host, peer_public_key)
+            self.endpoint = self._server.endpoint
+
+    @property
+    def pollable(self) -> zmq.Socket[bytes] | int:
+        """The object to register with zmq.Poller, which returns it when `accept` does not wait."""
+        return self._server.pollable
+
+    def accept(self, timeout_s: float | None = None) -> StepSocket:
+        """Return this end of the connection. A Unix socket waits here for its peer.
+
+        timeout_s: the limit for a peer on this node to read or write the next part of a message.
+        """
+        return self._server.accept(timeout_s)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._server.close()
+
+
+class _CurveServer:
+    """A TCP socket that authenticates one client key."""
+
+    def __init__(self, host: str, peer_public_key: bytes) -> None:
+        self._context = zmq.Context()
+        self._pair = self._context.socket(zmq.PAIR)
+        self._pair.linger = _LINGER_MS
+        self._authenticator = ThreadAuthenticator(self._context)
+        self._authenticator.start()
+        # Called at each handshake; `key` is in Z85, as all keys here.
+        only_peer = SimpleNamespace(callback=lambda domain, key: key == peer_public_key)
+        self._authenticator.configure_curve_callback(domain="*", credentials_provider=only_peer)
+        keys = CurveKeys.generate()
+        self._pair.curve_server = True
+        self._pair.curve_secretkey = keys.secret
+        self._pair.curve_publickey = keys.public
+        port = self._pair.bind_to_random_port(f"tcp://{host}")
+        self.endpoint = Endpoint(f"tcp://{host}:{port}", keys.public)
+
+    @property
+    def pollable(self) -> zmq.Socket[bytes]:
+        return self._pair
+
+    def accept(self, timeout_s: float | None = None) -> StepSocket:
+        del timeout_s  # sending never waits
+        return _ZmqSocket(self._pair)
+
+    def close(self) -> None:
+        """Close the socket after pending messages are sent, within _LINGER_MS."""
+        self._pair.close()
+        self._authenticator.stop()
+        self._context.term()
+
+
+class _ZmqSocket:
+    """One end of a pyzmq pair. Sending never fails: messages are queued."""
+
+    def __init__(self, pair: zmq.Socket[bytes]) -> None:
+        self._socket = pair
+
+    @property
+    def pollable(self) -> zmq.Socket[bytes]:
+        return self._socket
+
+    @property
+    def is_lost(self) -> bool:
+        return False
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        self._socket.send_multipart(frames, copy=False)
+
+    def send_last(self, frames: Sequence[bytes]) -> None:
+        with suppress(zmq.Again):
+            self._socket.send_multipart(frames, flags=zmq.NOBLOCK)
+
+    def receive(self) -> list[bytes]:
+        return self._socket.recv_multipart()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _MonitoredSocket(_ZmqSocket):
+    """The Router's end over TCP, made before it is connected.
+
+    Both ends exchange heartbeats from background threads, so a failed network is detected within
+    _HEARTBEAT_INTERVAL_MS + _HEARTBEAT_TIMEOUT_MS, during a step or not, and a worker that computes
+    for a long time is not mistaken for a lost one.
+    """
+
+    def __init__(self, pair: zmq.Socket[bytes]) -> None:
+        super().__init__(pair)
+        pair.heartbeat_ivl = _HEARTBEAT_INTERVAL_MS
+        pair.heartbeat_timeout = _HEARTBEAT_TIMEOUT_MS
+        self._monitor = pair.get_monitor_socket(zmq.Event.DISCONNECTED)
+        self._lock = threading.Lock()  # of the monitor, which any thread may poll
+        self._is_disconnected = self._is_closed = False
+
+    @property
+    def is_lost(self) -> bool:
+        with self._lock:
+            if not self._is_closed and self._monitor.poll(0):
+                self._is_disconnected = True
+            return self._is_disconnected
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._socket.disable_monitor()
+                self._monitor.close()
+        super().close()
+
+
+def connect(
+    context: zmq.Context[zmq.Socket[bytes]],
+    endpoint: Endpoint,
+    keys: CurveKeys,
+    timeout_s: float,
+) -> StepSocket:
+    """Return the Router's end of a worker's socket.
+
+    timeout_s: the limit for a worker on this node to read or write the next part of a message.
+    Raises OSError if no worker listens on this node.
+    """
+    if endpoint.address.startswith(_IPC):
+        return UnixSocket.connect(Path(endpoint.address.removeprefix(_IPC)), timeout_s)
+    pair = context.socket(zmq.PAIR)
+    pair.linger = 0
+    if endpoint.public_key is not None:
+        pair.curve_serverkey = endpoint.public_key
+        pair.curve_publickey = keys.public
+        pair.curve_secretkey = keys.secret
+    monitored = _MonitoredSocket(pair)
+    pair.connect(endpoint.address)
+    return monitored

@@ -1,0 +1,22 @@
+import gc
+import weakref
+
+from cluster.workers.rank.heap import freeze_heap
+
+
+class Node:
+    """An object that may be part of a cycle."""
+
+
+def test_loaded_objects_are_kept_and_leftovers_freed():
+    kept, leftover = Node(), Node()
+    kept.self, leftover.self = kept, leftover
+    is_alive = weakref.ref(leftover)
+    del leftover
+    try:
+        freeze_heap()
+        assert is_alive() is None
+        assert gc.get_freeze_count() > 0
+        assert not any(each is kept for each in gc.get_objects())
+    finally:
+        gc.unfreeze()

@@ -1,0 +1,232 @@
+"""Two engines that share a draft worker: their tokens, their seats, and the loss of either side."""
+
+import time
+
+import pytest
+
+from cluster.workers.shared_draft import shared_draft_loop
+from specdec.types.draft_messages import DraftStep
+from specdec.types.errors import DraftFailedError
+from specdec.types.messages import BlockTableDelta
+from tests.cluster.workers.shared_drafts import (
+    LIMITS,
+    ProcessWorker,
+    ThreadedWorker,
+    engine_of,
+    supervisor,
+)
+from tests.specdec.engines import engine_config, local_engine, request, tokens_by
+
+
+@pytest.fixture(params=["ipc"])
+def worker(tiny_model_dir, request):
+    """Yield a worker whose model is the target's: a draft of another text would be rejected."""
+    worker = ThreadedWorker(tiny_model_dir, transport=request.param)
+    yield worker
+    worker.stop()
+
+
+def requests(engine, temperature=0.8, count=3):
+    """Return requests whose texts differ between the engines, with the same sequence ids."""
+    return [
+        request(
+            f"r{index}",
+            [5 + engine, 6 + index, *range(20, 40 + 3 * index)],
+            seed=10 * engine + index,
+            temperature=temperature,
+            max_tokens=24,
+        )
+        for index in range(count)
+    ]
+
+
+def expected(target_dir, engine, temperature=0.8):
+    return tokens_by(local_engine(target_dir, engine_config(0)), requests(engine, temperature))
+
+
+def in_turns(engines, requests_by_engine, num_steps=1000):
+    """Run a step of each engine in turn; return the tokens of each by request.
+
+    Between two rounds the worker completes what it was sent: this target is faster than a message.
+    """
+    tokens = [{} for _ in engines]
+    for engine, own in zip(engines, requests_by_engine, strict=True):
+        for each in own:
+            engine.add(each)
+    while num_steps and any(engine.has_work for engine in engines):
+        num_steps -= 1
+        for engine, found in zip(engines, tokens, strict=True):
+            if engine.has_work:
+                for output in engine.step():
+                    found.setdefault(output.request_id, []).extend(output.token_ids)
+        for engine in engines:
+            wait_until(lambda group=engine._speculator._proposer._group: has_answered(group))
+    return tokens
+
+
+def has_answered(group):
+    """Return whether a group has answered everything, or is lost."""
+    if group is None:
+        return True
+    try:
+        group._has_answer()
+    except DraftFailedError:
+        return True
+    num_expected = len(group._pending_ahead) + group._num_catching_up
+    return len(group._received) >= num_expected or bool(group._closed_at_s)
+
+
+@pytest.fixture
+def routers(tiny_model_dir, worker):
+    """Return a function that makes proposers, which are closed."""
+    made = []
+
+    def make(count=2):
+        made.extend(supervisor(tiny_model_dir, worker.seat_ranks) for _ in range(count))
+        return made[-count:]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def wait_until(condition):
+    ends_at_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < ends_at_s, "it did not happen"
+        time.sleep(0.01)
+
+
+def drafts_of(engine):
+    return engine.stats().counts.speculation
+
+
+@pytest.mark.parametrize("mode", ["off", "continuing", "outcomes"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_both_engines_have_the_tokens_of_no_speculation(tiny_model_dir, routers, mode, temperature):
+    engines = [engine_of(tiny_model_dir, each, mode) for each in routers()]
+    own = [requests(engine, temperature) for engine in range(2)]
+    tokens = in_turns(engines, own)
+    assert tokens == [expected(tiny_model_dir, engine, temperature) for engine in range(2)]
+    for engine in engines:
+        drafts = drafts_of(engine)
+        assert drafts.num_accepted_tokens >= 0.98 * drafts.num_draft_tokens, "of another text"
+        assert drafts.num_draft_tokens > 10
+
+
+@pytest.mark.parametrize("worker", ["tcp"], indirect=True)
+def test_routers_on_other_nodes_have_keys(tiny_model_dir, worker, routers):
+    [engine] = [engine_of(tiny_model_dir, each, "outcomes") for each in routers(1)]
+    assert in_turns([engine], [requests(0)]) == [expected(tiny_model_dir, 0)]
+
+
+def test_a_router_beyond_the_seats_gets_one_when_another_leaves(tiny_model_dir, worker, routers):
+    first, _ = routers()
+    with pytest.raises(DraftFailedError, match="taken"):
+        worker.seat_ranks()
+    first.close()
+    wait_until(lambda: worker.loop.num_taken == 1)
+    [third] = routers(1)
+    engine = engine_of(tiny_model_dir, third)
+    assert in_turns([engine], [requests(2)]) == [expected(tiny_model_dir, 2)]
+
+
+def test_a_router_that_dies_leaves_nothing_behind(tiny_model_dir, worker, routers):
+    """Its sequences are released before its seat goes to another one, with the same ids."""
+    dying, staying = routers()
+    engines = [engine_of(tiny_model_dir, each, "outcomes") for each in (dying, staying)]
+    in_turns(engines, [requests(0), requests(1)], num_steps=5)
+    dying._group.kill()
+    wait_until(lambda: worker.loop.num_taken == 1)
+    wait_until(lambda: not worker.loop._left)
+    held = worker.runner._batch_state._states
+    assert {seq_id % 2 for seq_id in held} == {1}, "sequences of the Router that has died"
+    [new] = routers(1)
+    [own, others] = in_turns([engines[1], engine_of(tiny_model_dir, new)], [[], requests(2)])
+    assert others == expected(tiny_model_dir, 2)
+    assert own.keys() == {"r0", "r1", "r2"}, "it goes on"
+    assert worker.error is None
+
+
+def test_a_silent_router_loses_its_seat_and_heartbeats_keep_it(worker, routers, monkeypatch):
+    monkeypatch.setattr(shared_draft_loop, "SEAT_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(shared_draft_loop, "_CHECK_PERIOD_MS", 20)
+    silent, alive = routers()
+
+    def is_silent_gone():
+        alive.check()
+        return worker.loop.num_taken == 1
+
+    wait_until(is_silent_gone)
+    before = silent.num_restarts
+
+    def is_seated_again():
+        alive.check()
+        silent.check()
+        return silent.num_restarts > before
+
+    wait_until(is_seated_again)
+    assert alive.is_available
+    assert alive.num_restarts == 0
+
+
+def test_a_long_step_costs_no_router_its_seat(worker, routers, monkeypatch):
+    """Neither the one that waits for it, nor one whose heartbeats are not read meanwhile."""
+    waiting, alive = routers()
+    draft, dropped = worker.runner.draft, []
+    monkeypatch.setattr(shared_draft_loop, "SEAT_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(worker.loop, "_drop", lambda seat, _: dropped.append(seat.index))
+    monkeypatch.setattr(worker.runner, "draft", lambda step: (time.sleep(0.8), draft(step))[1])
+    waiting._group.begin(DraftStep(1, (), (), (), (), ()))
+
+    def is_answered():
+        alive.check()
+        return has_answered(waiting._group)
+
+    wait_until(is_answered)
+    time.sleep(0.05)  # behind the answer the worker looks for silent Routers
+    assert dropped == []
+
+
+def test_a_step_that_fails_ends_the_worker_for_all(tiny_model_dir, worker, routers):
+    failing, other = routers()
+    failing._start = other._start = lambda: (_ for _ in ()).throw(DraftFailedError("no worker"))
+    delta = BlockTableDelta(0, 0, (LIMITS.num_blocks,))  # the first block of the other Router
+    failing._group.begin(DraftStep(1, (), (), (delta,), (), ()))
+    with pytest.raises(DraftFailedError, match="outside of the 120"):
+        failing._group._receive()
+    wait_until(lambda: worker.error is not None)
+    engine = engine_of(tiny_model_dir, other)
+    assert in_turns([engine], [requests(1)]) == [expected(tiny_model_dir, 1)]
+    assert not other.is_available
+
+
+def all_restarted(proposers):
+    return all(each.num_restarts for each in proposers)
+
+
+@pytest.mark.slow
+def test_kill_9_of_the_worker_in_mid_enumeration(tiny_model_dir):
+    """Both engines go on without drafts, with the same tokens, and draft again with a new one."""
+    process = ProcessWorker(tiny_model_dir)
+    proposers = [supervisor(tiny_model_dir, process.seat_ranks) for _ in range(2)]
+    engines = [engine_of(tiny_model_dir, each, "outcomes") for each in proposers]
+    try:
+        tokens = in_turns(engines, [requests(0), requests(1)], num_steps=8)
+        for engine, found in zip(engines, tokens, strict=True):
+            for output in engine.step():
+                found[output.request_id].extend(output.token_ids)
+        process.process.kill()  # while it drafts behind these steps
+        for found, more in zip(tokens, in_turns(engines, [[], []]), strict=True):
+            for name, token_ids in more.items():
+                found[name].extend(token_ids)
+        assert tokens == [expected(tiny_model_dir, index) for index in range(2)]
+        wait_until(lambda: [each.check() for each in proposers] and all_restarted(proposers))
+        assert process.num_started == 2, "one for both"
+        again = in_turns(engines, [requests(2), requests(3)])
+        assert again == [expected(tiny_model_dir, index) for index in (2, 3)]
+        assert all(each.counts.ahead.num_used_tokens for each in proposers)
+    finally:
+        for each in proposers:
+            each.close()
+        process.stop()
