@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import click
 
-from cluster.api.authentication import read_token
+from cluster.api.base.authentication import read_token
 from cluster.cli.output import Flag, combine_flags, json_flag, section_flag
 from cluster.cli.parameter_types import EXISTING_FILE
 from cluster.config.secrets import API_KEY_VARIABLE, TOKEN_VARIABLE

@@ -271,7 +271,7 @@ def _set_keys(keys: tuple[str, ...], configs: Sequence[ServeConfig]) -> None:
     """Set the keys in the environment, which the replicas inherit and other users cannot read."""
     if not keys:
         return
-    from cluster.api.authentication import read_keys
+    from cluster.api.base.authentication import read_keys
     from cluster.config.secrets import KEYS_VARIABLE
 
     if any(config.api_key_file is not None for config in configs):

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.config import gRPCOptions
 
-from cluster.api.http.app import make_app
+from cluster.api.app import make_app
 from cluster.config.serve_config import ServeConfig
 from cluster.control.overrides import OverrideLimits
 from cluster.control.peers import CONTROL_PLANE, ROUTER, ServiceCard
@@ -26,7 +26,7 @@ from cluster.workers.ray.resources import (
 from specdec.engine.models.model_detection import with_detected_models
 
 GRPC_SERVICER_FUNCTIONS = (
-    "cluster.api.grpc.serve_proxy.restate_answers",
+    "cluster.api.serve_proxy.grpc.restate_answers",
     "cluster.api.grpc.servicers.add_inference_service",
     "cluster.api.grpc.servicers.add_admin_service",
     "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",

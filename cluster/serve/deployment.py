@@ -14,7 +14,8 @@ from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayTaskError
 
-from cluster.api.authentication import (
+from cluster.api.app import make_app
+from cluster.api.base.authentication import (
     AdminAccess,
     ApiKeys,
     access_summary,
@@ -22,15 +23,14 @@ from cluster.api.authentication import (
     read_token,
     samples_warning,
 )
-from cluster.api.byte_budget import ByteBudget
+from cluster.api.base.byte_budget import ByteBudget
 from cluster.api.grpc import forwarding
 from cluster.api.grpc.forwarding import ForwardedCall
-from cluster.api.grpc.server import EmbeddedIngress
 from cluster.api.grpc.servicers import AdminServicer, InferenceServicer
 from cluster.api.http import forwarding as http_forwarding
-from cluster.api.http.app import make_app
 from cluster.api.http.forwarding import ForwardedRequest, ResponseHead
 from cluster.api.http.limits import HttpLimits
+from cluster.api.ingress import EmbeddedIngress
 from cluster.config.serve_config import ServeConfig
 from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.peers import ROUTER, Applications, ServeDirectory

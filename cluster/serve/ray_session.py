@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 
-from cluster.api.grpc.serve_proxy import MAX_MESSAGE_VARIABLE
-from cluster.api.http.serve_proxy import (
+from cluster.api.serve_proxy.grpc import MAX_MESSAGE_VARIABLE
+from cluster.api.serve_proxy.http import (
     CALLBACK,
     CALLBACK_VARIABLE,
     MAX_BODY_VARIABLE,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from cluster.api.routing_hint import RoutingHint
+from cluster.api.base.routing_hint import RoutingHint
 
 MAX_LOAD_FACTOR = 1.1
 """Most load of a replica that is chosen for its prefix, relative to the mean of all."""

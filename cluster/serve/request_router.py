@@ -13,7 +13,7 @@ from typing import Any
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from cluster.api.routing_hint import RoutingHint
+from cluster.api.base.routing_hint import RoutingHint
 from cluster.config.serve_config import RoutingPolicy
 from cluster.serve.replica_choice import ReplicaChooser
 

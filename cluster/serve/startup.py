@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cluster.api.authentication import access_summary, read_keys, read_token, samples_warning
+from cluster.api.base.authentication import access_summary, read_keys, read_token, samples_warning
 from cluster.config.config_file import application_name, check_prefix
 from cluster.config.network import address_of, listen_error
 from cluster.config.serve_config import ServeConfig

@@ -1,6 +1,6 @@
 """Errors that a caller can cause, which every interface reports alike.
 
-`cluster.api.errors` maps them to gRPC and HTTP codes. A failed invariant of our own is an `assert`,
+`cluster.api.base.errors` maps them to gRPC and HTTP codes. A failed invariant of our own is an `assert`,
 never one of these.
 """
 

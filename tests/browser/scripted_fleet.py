@@ -18,9 +18,9 @@ from typing import Any
 
 import uvicorn
 
-from cluster.api.authentication import AdminAccess
+from cluster.api.app import make_app
+from cluster.api.base.authentication import AdminAccess
 from cluster.api.grpc.servicers import AdminServicer
-from cluster.api.http.app import make_app
 from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.overrides import OverrideLimits
 from cluster.control.plane import ControlPlane

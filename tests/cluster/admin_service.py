@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from cluster.api.authentication import AdminAccess, ApiKeys
+from cluster.api.base.authentication import AdminAccess, ApiKeys
 from cluster.api.grpc.servicers import AdminServicer, add_admin_service
 from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.plane import ControlPlane

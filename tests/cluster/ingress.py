@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cluster.api.authentication import AdminAccess, ApiKey, ApiKeys
-from cluster.api.grpc.server import EmbeddedIngress
+from cluster.api.base.authentication import AdminAccess, ApiKey, ApiKeys
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.limits import HttpLimits
+from cluster.api.ingress import EmbeddedIngress
 from cluster.control.client import StatsStreams
 from tests.cluster.admin_service import Adapters, Drafters, take_samples
 from tests.cluster.replica_on_hash_target import Replica, running_replica

@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 
-from cluster.api.authentication import AdminAccess, ApiKeys
+from cluster.api.app import make_app
+from cluster.api.base.authentication import AdminAccess, ApiKeys
 from cluster.api.grpc.servicers import AdminServicer, InferenceServicer
-from cluster.api.http.app import make_app
 from cluster.config.serve_config import ServeConfig
 from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.plane import ControlPlane

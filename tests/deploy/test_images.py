@@ -22,8 +22,8 @@ from click.testing import CliRunner
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from cluster.api.grpc.serve_proxy import MAX_MESSAGE_VARIABLE
-from cluster.api.http.serve_proxy import CALLBACK, CALLBACK_VARIABLE
+from cluster.api.serve_proxy.grpc import MAX_MESSAGE_VARIABLE
+from cluster.api.serve_proxy.http import CALLBACK, CALLBACK_VARIABLE
 from cluster.cli import main
 from cluster.config.serve_config import ServeConfig
 from cluster.workers.ray.ray_runtime import RAY_ENVIRONMENT

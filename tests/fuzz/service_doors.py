@@ -13,9 +13,9 @@ from click import Command, Group
 from click.testing import CliRunner
 
 from cluster.api.anthropic.schema import MessagesRequest
-from cluster.api.openai.chat_schema import ChatRequest
-from cluster.api.openai.completion_schema import CompletionRequest
-from cluster.api.openai.responses_schema import ResponsesRequest
+from cluster.api.openai.schemas.chat_schema import ChatRequest
+from cluster.api.openai.schemas.completion_schema import CompletionRequest
+from cluster.api.openai.schemas.responses_schema import ResponsesRequest
 from cluster.api.sglang.schema import GenerateRequest as SglGenerateRequest
 from cluster.api.sglang.schema import SglSamplingParams
 from cluster.cli import main

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from cluster.api.http.hosts import AllowedHosts
-from cluster.api.http.serve_proxy import MAX_BODY_VARIABLE
+from cluster.api.serve_proxy.http import MAX_BODY_VARIABLE
 from cluster.app import application_settings
 from cluster.config.serve_config import ServeConfig
 from specdec.types.errors import UnknownHostError

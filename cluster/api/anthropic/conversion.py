@@ -17,8 +17,8 @@ from cluster.api.anthropic.schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from cluster.api.openai.chat_schema import MAX_TOOLS, ChatRequest
-from cluster.api.openai.errors import invalid_value
+from cluster.api.base.openai_errors import invalid_value
+from cluster.api.openai.schemas.chat_schema import MAX_TOOLS, ChatRequest
 from cluster.replica.limits import MAX_CHAT_MESSAGES
 from specdec.text.chat_template import ChatTemplate
 from specdec.types.errors import InvalidValueError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.api.openai.errors import Failure
-from cluster.api.sse import json_event
+from cluster.api.base.openai_errors import Failure
+from cluster.api.base.sse import json_event
 
 _TYPES: Mapping[int, str] = {
     401: "authentication_error",

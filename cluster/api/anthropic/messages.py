@@ -11,10 +11,12 @@ from pydantic import Field
 from cluster.api.anthropic.conversion import to_chat
 from cluster.api.anthropic.errors import error_event
 from cluster.api.anthropic.schema import MessagesRequest
+from cluster.api.base.openai_errors import Failure
+from cluster.api.base.openai_schema import ResponseModel
+from cluster.api.base.sse import json_event
 from cluster.api.openai.builders import RequestContext, ResponseBuilder
 from cluster.api.openai.chat import ChatBuilder, prepare_chat
-from cluster.api.openai.errors import Failure
-from cluster.api.openai.pieces import (
+from cluster.api.openai.parsers.pieces import (
     CallArguments,
     CallStart,
     Content,
@@ -22,11 +24,9 @@ from cluster.api.openai.pieces import (
     Reasoning,
     json_text,
 )
-from cluster.api.openai.reasoning import SYNTAXES
-from cluster.api.openai.schema import ResponseModel
+from cluster.api.openai.parsers.reasoning import SYNTAXES
+from cluster.api.openai.parsers.tool_families import new_call_id
 from cluster.api.openai.streams import PromptOutput
-from cluster.api.openai.tool_families import new_call_id
-from cluster.api.sse import json_event
 from cluster.replica.router import Router
 from specdec.types.responses import EngineOutput, FinishReason
 

@@ -11,9 +11,9 @@ from cluster.api.anthropic.conversion import to_chat
 from cluster.api.anthropic.errors import error_body
 from cluster.api.anthropic.messages import prepare_messages
 from cluster.api.anthropic.schema import CountTokensRequest, MessagesRequest
-from cluster.api.authentication import ApiKeys
+from cluster.api.base.authentication import ApiKeys
+from cluster.api.base.openai_errors import Failure
 from cluster.api.openai.conversation import configured_tool_format, make_conversation, tool_use
-from cluster.api.openai.errors import Failure
 from cluster.api.openai.request_handler import RequestHandler
 from cluster.api.openai.routes import generate_response
 from cluster.api.openai.streams import cancel_on_disconnect

@@ -8,9 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from cluster.api.openai.chat_schema import MAX_PARTS, MAX_TOOLS
-from cluster.api.openai.sampling_fields import Speculation
-from cluster.api.openai.schema import RequestModel, at_most, number, option
+from cluster.api.base.openai_schema import RequestModel, at_most, number, option
+from cluster.api.openai.schemas.chat_schema import MAX_PARTS, MAX_TOOLS
+from cluster.api.openai.schemas.sampling_fields import Speculation
 from cluster.replica.limits import MAX_CHAT_MESSAGES
 from specdec.types.sampling.sampling_params import MAX_STOP_STRINGS
 

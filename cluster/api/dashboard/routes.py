@@ -14,14 +14,14 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
-from cluster.api.authentication import Lease
+from cluster.api.base.authentication import Lease
+from cluster.api.base.sse import event_response, json_event
 from cluster.api.dashboard import try_it
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import error_response
 from cluster.api.http.csrf import require_own_reader, require_same_origin
 from cluster.api.openai.request_handler import JsonRequest
 from cluster.api.openai.streams import Deadline, EventStream, cancel_on_disconnect, chained
-from cluster.api.sse import event_response, json_event
 from cluster.replica.router import Router
 from specdec.types.errors import InvalidValueError, NotReadyError
 from specdec.types.reports.fleet import FleetStatistics

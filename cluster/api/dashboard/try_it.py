@@ -11,8 +11,8 @@ from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
 
-from cluster.api.errors import status_of
-from cluster.api.sse import json_event
+from cluster.api.base.errors import status_of
+from cluster.api.base.sse import json_event
 from cluster.replica.router import Generation, Router
 from specdec.config.fields import refuse_unknown
 from specdec.types.errors import InvalidValueError

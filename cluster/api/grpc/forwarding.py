@@ -15,7 +15,7 @@ from typing import Any
 
 from grpc import StatusCode
 
-from cluster.api.byte_budget import ByteBudget
+from cluster.api.base.byte_budget import ByteBudget
 from cluster.api.grpc.routing import SESSION_METADATA
 from cluster.api.grpc.status import empty_response, raise_on_serve, reporting_to
 from cluster.control.peers import Applications, PeerApplication

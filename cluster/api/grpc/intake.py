@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 from grpc import StatusCode
 
-from cluster.api.errors import OVERLOAD_RETRY_AFTER_S
+from cluster.api.base.errors import OVERLOAD_RETRY_AFTER_S
 
 MAX_RECEIVING = 8
 """Messages that are received at the same time. Those of small requests arrive with the call."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from cluster.api.routing_hint import (
+from cluster.api.base.routing_hint import (
     MAX_PARTS,
     MAX_READ_BYTES,
     RoutingHint,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from grpc import StatusCode
 
-from cluster.api.authentication import AdminAccess, ApiKeys, Lease
+from cluster.api.base.authentication import AdminAccess, ApiKeys, Lease
 from cluster.api.grpc.forwarding import Forwarding
 from cluster.api.grpc.status import empty_response, reporting_to
 from cluster.control.peers import Applications

@@ -14,8 +14,8 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2
 
-from cluster.api.authentication import AdminAccess, ApiKeys
-from cluster.api.byte_budget import ByteBudget
+from cluster.api.base.authentication import AdminAccess, ApiKeys
+from cluster.api.base.byte_budget import ByteBudget
 from cluster.api.grpc.rpc_access import (
     ADMITTED,
     BY_KEY,

@@ -17,7 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode, method_handlers_generic_handler
 from ray.serve.grpc_util import RayServegRPCContext
 
-from cluster.api.errors import status_of
+from cluster.api.base.errors import status_of
 from protos.specdec.v1 import admin_pb2, inference_pb2
 from specdec.types.errors import OverloadedError
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from cluster.api.errors import status_of
+from cluster.api.base.errors import status_of
+from cluster.api.base.sse import event, event_response, json_event
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin_json import (
     adapters_json,
@@ -26,7 +27,6 @@ from cluster.api.http.admin_json import (
 )
 from cluster.api.http.csrf import require_own_reader, require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, find_peer, forward
-from cluster.api.sse import event, event_response, json_event
 from cluster.control.client import StatsStreams
 from cluster.replica.limits import check_model
 from specdec.types.adapters import AdapterOrder

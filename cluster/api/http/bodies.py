@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cluster.api.byte_budget import HeldBytes
+from cluster.api.base.byte_budget import HeldBytes
+from cluster.api.base.openai_errors import failure_of
 from cluster.api.http.limits import HttpLimits
-from cluster.api.openai.errors import failure_of
 from specdec.types.errors import BodyTooLargeError, SlowBodyError
 
 _MAX_DISCARDED_BYTES = 64 * 1024

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from cluster.api.openai.errors import failure_of
+from cluster.api.base.openai_errors import failure_of
 from specdec.types.errors import HeadersTooLargeError
 
 MAX_HEADER_BYTES = 64 * 1024

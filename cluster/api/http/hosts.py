@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cluster.api.base.openai_errors import failure_of
 from cluster.api.http.forwarding import is_forwarded
-from cluster.api.openai.errors import failure_of
 from cluster.config.network import ANY_HOST, host_names, is_ip_address
 from cluster.config.serve_config import ServeConfig
 from specdec.types.errors import UnknownHostError

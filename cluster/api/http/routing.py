@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cluster.api.routing_hint import RoutingHint, claims_hint
+from cluster.api.base.routing_hint import RoutingHint, claims_hint
 from cluster.workers.ray.ray_internals import session_header
 
 _GENERATION_PATHS = (

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from cluster.api.openai.chat_schema import ChatRequest
 from cluster.api.openai.conversation import ToolUse, continued_text
-from cluster.api.openai.harmony import CHANNEL, HarmonyParser
-from cluster.api.openai.pieces import (
+from cluster.api.openai.parsers.harmony import CHANNEL, HarmonyParser
+from cluster.api.openai.parsers.pieces import (
     AnswerParser,
     CallArguments,
     CallStart,
@@ -16,7 +15,8 @@ from cluster.api.openai.pieces import (
     PlainParser,
     Reasoning,
 )
-from cluster.api.openai.reasoning import SYNTAXES, ReasoningParser, ReasoningSyntax
+from cluster.api.openai.parsers.reasoning import SYNTAXES, ReasoningParser, ReasoningSyntax
+from cluster.api.openai.schemas.chat_schema import ChatRequest
 
 HARMONY = "gpt_oss"
 """The parser that reads both, reasoning and calls."""

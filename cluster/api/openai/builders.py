@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from cluster.api.openai.errors import Failure
-from cluster.api.openai.logprobs import TokenNames
-from cluster.api.openai.sampling_fields import SamplingFields
-from cluster.api.openai.schema import (
+from cluster.api.base.openai_errors import Failure
+from cluster.api.base.openai_schema import (
     CompletionTokensDetails,
     GenerationBody,
     PromptTokensDetails,
@@ -21,9 +19,11 @@ from cluster.api.openai.schema import (
     StreamOptions,
     Usage,
 )
+from cluster.api.base.sse import event
+from cluster.api.openai.logprobs import TokenNames
+from cluster.api.openai.schemas.sampling_fields import SamplingFields
 from cluster.api.openai.streams import DONE, Deadline, PromptOutput
 from cluster.api.openai.thinking_budget import ThinkingBudget
-from cluster.api.sse import event
 from cluster.replica.router import Router
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.requests.input_processor import check_answer_in_one_message

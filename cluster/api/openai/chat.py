@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from cluster.api.base.openai_schema import FinishReason
 from cluster.api.openai.answer_reading import AnswerReading, answer_reading
 from cluster.api.openai.builders import (
     ChoicesBuilder,
@@ -16,18 +17,6 @@ from cluster.api.openai.builders import (
     prompt_token_ids,
     token_names,
     with_seed,
-)
-from cluster.api.openai.chat_schema import (
-    AnsweredToolCall,
-    AnswerMessage,
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
-    ChatRequest,
-    Delta,
-    FunctionDelta,
-    ToolCallDelta,
 )
 from cluster.api.openai.conversation import (
     configured_tool_format,
@@ -41,16 +30,27 @@ from cluster.api.openai.logprobs import (
     chat_logprobs,
     prompt_logprobs,
 )
-from cluster.api.openai.pieces import CallArguments, CallStart, Content, Piece, Reasoning
-from cluster.api.openai.sampling_fields import (
+from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from cluster.api.openai.parsers.tool_families import new_call_id
+from cluster.api.openai.schemas.chat_schema import (
+    AnsweredToolCall,
+    AnswerMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatRequest,
+    Delta,
+    FunctionDelta,
+    ToolCallDelta,
+)
+from cluster.api.openai.schemas.sampling_fields import (
     requested_structure,
     sampling_params,
     speculation_options,
 )
-from cluster.api.openai.schema import FinishReason
 from cluster.api.openai.streams import PromptOutput
 from cluster.api.openai.thinking_budget import ThinkingBudget
-from cluster.api.openai.tool_families import new_call_id
 from cluster.replica.router import Router
 from specdec.types import responses
 from specdec.types.errors import InvalidValueError

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cluster.api.base.openai_schema import Usage
 from cluster.api.openai.builders import (
     ChoicesBuilder,
     ChoiceWriter,
@@ -18,13 +19,6 @@ from cluster.api.openai.builders import (
     token_names,
     with_seed,
 )
-from cluster.api.openai.completion_schema import (
-    DEFAULT_MAX_TOKENS,
-    MAX_PROMPTS,
-    Completion,
-    CompletionChoice,
-    CompletionRequest,
-)
 from cluster.api.openai.logprobs import (
     CompletionLogprobs,
     CompletionLogprobsWriter,
@@ -32,8 +26,14 @@ from cluster.api.openai.logprobs import (
     concatenate,
     prompt_logprobs,
 )
-from cluster.api.openai.sampling_fields import requested_structure, sampling_params
-from cluster.api.openai.schema import Usage
+from cluster.api.openai.schemas.completion_schema import (
+    DEFAULT_MAX_TOKENS,
+    MAX_PROMPTS,
+    Completion,
+    CompletionChoice,
+    CompletionRequest,
+)
+from cluster.api.openai.schemas.sampling_fields import requested_structure, sampling_params
 from cluster.replica.limits import MAX_TEXT_CHARS, MAX_TOKEN_IDS
 from cluster.replica.router import Router
 from specdec.engine.requests.input_processor import MAX_ANSWER_LOGPROBS

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.api.openai.chat_schema import ChatRequest, Message, NamedTool
-from cluster.api.openai.pieces import AnswerParser
-from cluster.api.openai.tool_families import tool_parser
-from cluster.api.openai.tool_format import (
+from cluster.api.openai.parsers.pieces import AnswerParser
+from cluster.api.openai.parsers.tool_families import tool_parser
+from cluster.api.openai.parsers.tool_format import (
     BARE,
     HERMES,
     TOOL_FORMATS,
@@ -20,6 +19,7 @@ from cluster.api.openai.tool_format import (
     optional_calls,
     tool_prompt,
 )
+from cluster.api.openai.schemas.chat_schema import ChatRequest, Message, NamedTool
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.limits import MAX_TEXT_CHARS
 from specdec.text.chat_template import ChatTemplate, decoded_arguments

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from cluster.api.openai.schema import ResponseModel
+from cluster.api.base.openai_schema import ResponseModel
 from specdec.text.vocab_bytes import TokenBytes
 from specdec.types.messages import Logprobs
 

@@ -14,14 +14,14 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from cluster.api.authentication import ApiKeys, Lease
-from cluster.api.errors import CLIENT_CLOSED_REQUEST
+from cluster.api.base.authentication import ApiKeys, Lease
+from cluster.api.base.errors import CLIENT_CLOSED_REQUEST
+from cluster.api.base.json_body import read_json
+from cluster.api.base.openai_errors import Failure, failure_of
+from cluster.api.base.openai_schema import RequestModel
 from cluster.api.http.csrf import require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, find_peer, forward
-from cluster.api.json_body import read_json
 from cluster.api.openai.builders import RequestContext
-from cluster.api.openai.errors import Failure, failure_of
-from cluster.api.openai.schema import RequestModel
 from cluster.api.openai.streams import (
     Deadline,
     EventStream,

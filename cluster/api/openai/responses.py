@@ -7,13 +7,15 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from cluster.api.base.openai_errors import Failure
+from cluster.api.base.openai_schema import Usage
+from cluster.api.base.sse import event
 from cluster.api.openai.builders import RequestContext, ResponseBuilder
 from cluster.api.openai.chat import ChatBuilder, prepare_chat
-from cluster.api.openai.chat_schema import ChatRequest, Message
-from cluster.api.openai.errors import Failure
 from cluster.api.openai.logprobs import TokenLogprob, chat_logprobs
-from cluster.api.openai.pieces import Content
-from cluster.api.openai.responses_schema import (
+from cluster.api.openai.parsers.pieces import Content
+from cluster.api.openai.schemas.chat_schema import ChatRequest, Message
+from cluster.api.openai.schemas.responses_schema import (
     IncompleteDetails,
     InputTokensDetails,
     OutputMessage,
@@ -24,10 +26,8 @@ from cluster.api.openai.responses_schema import (
     ResponsesRequest,
     ResponseUsage,
 )
-from cluster.api.openai.sampling_fields import JsonSchemaFormat, ResponseFormat
-from cluster.api.openai.schema import Usage
+from cluster.api.openai.schemas.sampling_fields import JsonSchemaFormat, ResponseFormat
 from cluster.api.openai.streams import PromptOutput
-from cluster.api.sse import event
 from cluster.replica.router import Router
 from specdec.types.errors import InvalidValueError
 from specdec.types.responses import EngineOutput, FinishReason

@@ -11,12 +11,17 @@ from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Path, Request, Response
 
-from cluster.api.authentication import ApiKeys
+from cluster.api.base.authentication import ApiKeys
+from cluster.api.base.openai_errors import ApiError, failure_of
+from cluster.api.base.openai_schema import ErrorBody, ResponseModel
 from cluster.api.openai.builders import RequestContext, ResponseBuilder, offload
 from cluster.api.openai.chat import prepare_chat
-from cluster.api.openai.chat_schema import ChatCompletion, ChatRequest
 from cluster.api.openai.completion import prepare_completion
-from cluster.api.openai.completion_schema import (
+from cluster.api.openai.conversation import configured_tool_format, make_conversation, tool_use
+from cluster.api.openai.request_handler import RequestHandler, authorization_of
+from cluster.api.openai.responses import prepare_response
+from cluster.api.openai.schemas.chat_schema import ChatCompletion, ChatRequest
+from cluster.api.openai.schemas.completion_schema import (
     Completion,
     CompletionRequest,
     DetokenizeAnswer,
@@ -26,12 +31,7 @@ from cluster.api.openai.completion_schema import (
     TokenizeAnswer,
     TokenizeRequest,
 )
-from cluster.api.openai.conversation import configured_tool_format, make_conversation, tool_use
-from cluster.api.openai.errors import ApiError, failure_of
-from cluster.api.openai.request_handler import RequestHandler, authorization_of
-from cluster.api.openai.responses import prepare_response
-from cluster.api.openai.responses_schema import ResponseBody, ResponsesRequest
-from cluster.api.openai.schema import ErrorBody, ResponseModel
+from cluster.api.openai.schemas.responses_schema import ResponseBody, ResponsesRequest
 from cluster.api.openai.streams import (
     EventStream,
     PromptOutput,

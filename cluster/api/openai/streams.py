@@ -15,10 +15,10 @@ from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from cluster.api.authentication import Lease
-from cluster.api.openai.errors import ApiError
+from cluster.api.base.authentication import Lease
+from cluster.api.base.openai_errors import ApiError
+from cluster.api.base.sse import STREAM_HEADERS
 from cluster.api.openai.thinking_budget import ThinkingBudget, generate_within_budget
-from cluster.api.sse import STREAM_HEADERS
 from cluster.replica.router import Router
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from cluster.api.openai.reasoning import ReasoningSyntax
+from cluster.api.openai.parsers.reasoning import ReasoningSyntax
 from cluster.replica.router import Router
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.types.request import GenerateRequest

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from cluster.api.base.openai_schema import ResponseModel
+from cluster.api.base.sse import event
 from cluster.api.openai.builders import (
     RequestContext,
     ResponseBuilder,
@@ -19,8 +21,7 @@ from cluster.api.openai.builders import (
     with_seed,
 )
 from cluster.api.openai.logprobs import LOWEST_LOGPROB
-from cluster.api.openai.sampling_fields import token_biases
-from cluster.api.openai.schema import ResponseModel
+from cluster.api.openai.schemas.sampling_fields import token_biases
 from cluster.api.openai.streams import DONE, PromptOutput
 from cluster.api.sglang.encoded_answer import EncodedAnswer
 from cluster.api.sglang.schema import (
@@ -28,7 +29,6 @@ from cluster.api.sglang.schema import (
     GenerateRequest,
     SglSamplingParams,
 )
-from cluster.api.sse import event
 from cluster.replica.limits import MAX_TOKEN_IDS, check_model, check_request_id
 from cluster.replica.router import Router
 from specdec.config.engine import MAX_STREAM_INTERVAL

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from cluster.api.authentication import ApiKeys
+from cluster.api.base.authentication import ApiKeys
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.openai.request_handler import RequestHandler
 from cluster.api.openai.routes import generate_response

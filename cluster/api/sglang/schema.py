@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from cluster.api.openai.completion_schema import MAX_PROMPTS
-from cluster.api.openai.sampling_fields import Speculation
-from cluster.api.openai.schema import RequestModel, at_most, max_entries, number, option
+from cluster.api.base.openai_schema import RequestModel, at_most, max_entries, number, option
+from cluster.api.openai.schemas.completion_schema import MAX_PROMPTS
+from cluster.api.openai.schemas.sampling_fields import Speculation
 from cluster.replica.limits import MAX_TOKEN_IDS
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling.sampling_params import (

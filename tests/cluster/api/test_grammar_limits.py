@@ -9,7 +9,7 @@ import pytest
 
 import cluster.replica.preprocessor as preprocessor
 import specdec.text.grammar.compiler as compiler_module
-from cluster.api.authentication import ApiKey
+from cluster.api.base.authentication import ApiKey
 from protos.specdec.v1 import inference_pb2 as pb
 from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
 from specdec.text.grammar.compiler import MAX_WAITING, MAX_WAITING_OF_STRANGER

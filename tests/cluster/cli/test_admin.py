@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from cluster.api.authentication import ApiKey, ApiKeys
+from cluster.api.base.authentication import ApiKey, ApiKeys
 from cluster.cli import main
 from cluster.cli.admin import status as status_command
 from cluster.control.plane import ControlPlane

@@ -9,7 +9,7 @@ from unittest.mock import Mock, call
 import pytest
 from click.testing import CliRunner
 
-from cluster.api.authentication import read_keys
+from cluster.api.base.authentication import read_keys
 from cluster.cli import main
 from cluster.cli import serve as cli_serve
 from cluster.cli.serve import OTHER, SECTIONS

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.api.http.app import make_app
+from cluster.api.app import make_app
 from cluster.config.config_file import (
     PATHS_OF_THE_SERVICE,
     application_name,

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from grpc import StatusCode
 
-from cluster.api.authentication import ApiKeys
+from cluster.api.base.authentication import ApiKeys
 from cluster.api.grpc.servicers import InferenceServicer
 from cluster.api.grpc.status import StreamFailedError
 from cluster.config.serve_config import ServeConfig

@@ -11,8 +11,8 @@ import ray
 from ray import serve
 from ray.serve.config import HTTPOptions, gRPCOptions
 
-from cluster.api.grpc.serve_proxy import MAX_MESSAGE_VARIABLE
-from cluster.api.http.serve_proxy import (
+from cluster.api.serve_proxy.grpc import MAX_MESSAGE_VARIABLE
+from cluster.api.serve_proxy.http import (
     CALLBACK,
     CALLBACK_VARIABLE,
     MAX_BODY_VARIABLE,

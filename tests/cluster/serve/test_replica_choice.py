@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from cluster.api.routing_hint import RoutingHint
+from cluster.api.base.routing_hint import RoutingHint
 from cluster.serve.replica_choice import (
     MAX_LOAD_FACTOR,
     PREFIX_WORTH,

@@ -10,7 +10,7 @@ from ray.serve._private.common import (
 from ray.serve._private.utils import generate_request_id
 from ray.serve.request_router import PendingRequest
 
-from cluster.api.routing_hint import RoutingHint
+from cluster.api.base.routing_hint import RoutingHint
 from cluster.serve.request_router import (
     KV_CACHE_TOKENS,
     PrefixRequestRouter,

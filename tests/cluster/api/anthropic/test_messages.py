@@ -12,8 +12,8 @@ from cluster.api.anthropic.conversion import to_chat
 from cluster.api.anthropic.errors import error_body
 from cluster.api.anthropic.messages import MessageBody, MessagesBuilder, _complete
 from cluster.api.anthropic.schema import MessagesRequest
-from cluster.api.openai.errors import failure_of
-from cluster.api.openai.pieces import CallArguments, CallStart, Content, Reasoning
+from cluster.api.base.openai_errors import failure_of
+from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Reasoning
 from cluster.api.openai.request_handler import authorization_of
 from specdec.types.errors import AbortedError, InvalidValueError, SlowBodyError
 

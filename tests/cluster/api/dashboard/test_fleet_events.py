@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from cluster.api.authentication import AdminAccess
+from cluster.api.base.authentication import AdminAccess
 from cluster.api.dashboard.routes import SharedMoments, fleet_events
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.control.client import MAX_WATCHERS, ControlClient, StatsStreams

@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from cluster.api.authentication import AdminAccess, ApiKey, ApiKeys
+from cluster.api.base.authentication import AdminAccess, ApiKey, ApiKeys
 from cluster.api.dashboard import make_dashboard
 from cluster.api.dashboard.routes import load_assets
 from specdec.types.errors import OverloadedError

@@ -6,8 +6,8 @@ import grpc
 import pytest
 from ray.serve.grpc_util import RayServegRPCContext
 
-from cluster.api.authentication import NoApiKeyError
-from cluster.api.byte_budget import ByteBudget
+from cluster.api.base.authentication import NoApiKeyError
+from cluster.api.base.byte_budget import ByteBudget
 from cluster.api.grpc import forwarding as grpc_forwarding
 from cluster.api.grpc.forwarding import ForwardedCall, Forwarding
 from cluster.api.grpc.status import StreamFailedError

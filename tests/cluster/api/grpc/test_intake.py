@@ -10,8 +10,8 @@ import pytest
 from grpc import StatusCode
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from cluster.api.authentication import AdminAccess, ApiKey, ApiKeys
-from cluster.api.byte_budget import ByteBudget
+from cluster.api.base.authentication import AdminAccess, ApiKey, ApiKeys
+from cluster.api.base.byte_budget import ByteBudget
 from cluster.api.grpc import intake
 from cluster.api.grpc.intake import CHANNEL_OPTIONS, Intake
 from cluster.api.grpc.rpc_access import has_access

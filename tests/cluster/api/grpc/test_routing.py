@@ -2,8 +2,8 @@
 
 import pytest
 
+from cluster.api.base.routing_hint import MAX_PARTS, MAX_READ_BYTES, RoutingHint
 from cluster.api.grpc.routing import hint_of, with_hint
-from cluster.api.routing_hint import MAX_PARTS, MAX_READ_BYTES, RoutingHint
 from protos.specdec.v1 import inference_pb2 as pb
 
 TEXT = "Once upon a time " * 50

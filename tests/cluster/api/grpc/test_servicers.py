@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from grpc import StatusCode
 
-from cluster.api.authentication import ApiKey, ApiKeys
+from cluster.api.base.authentication import ApiKey, ApiKeys
 from cluster.observability.logs import JsonFormatter
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.types.errors import OverloadedError

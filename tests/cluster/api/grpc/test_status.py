@@ -8,9 +8,9 @@ import pytest
 from ray.serve._private.grpc_util import gRPCGenericServer
 
 from cluster.api.grpc import status
-from cluster.api.grpc.serve_proxy import restate_answers
 from cluster.api.grpc.servicers import add_inference_service
 from cluster.api.grpc.status import MALFORMED_MESSAGE
+from cluster.api.serve_proxy.grpc import restate_answers
 from protos.specdec.v1 import inference_pb2 as pb
 from protos.specdec.v1.inference_pb2_grpc import InferenceServiceServicer
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from cluster.api.authentication import AdminAccess
+from cluster.api.app import make_app
+from cluster.api.base.authentication import AdminAccess
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import MAX_BODY_BYTES
-from cluster.api.http.app import make_app
 from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.peers import Applications
 from cluster.control.plane import ControlPlane

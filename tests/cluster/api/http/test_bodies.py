@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from cluster.api.authentication import AdminAccess
-from cluster.api.byte_budget import ByteBudget
+from cluster.api.app import make_app
+from cluster.api.base.authentication import AdminAccess
+from cluster.api.base.byte_budget import ByteBudget
 from cluster.api.http import bodies
-from cluster.api.http.app import make_app
 from cluster.api.http.limits import HttpLimits
-from cluster.api.http.serve_proxy import ReadBodies
+from cluster.api.serve_proxy.http import ReadBodies
 from tests.cluster.http_server import connected, running_server
 
 LIMIT = 2**20

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from fastapi.testclient import TestClient
 
-from cluster.api.http.app import make_app
+from cluster.api.app import make_app
 from cluster.api.http.forwarding import ForwardedRequest, answer
 from cluster.api.http.hosts import AllowedHosts
 from cluster.api.http.limits import HttpLimits

@@ -7,8 +7,8 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from cluster.api.base.routing_hint import RoutingHint
 from cluster.api.http.routing import AddRoutingHint
-from cluster.api.routing_hint import RoutingHint
 
 BODY = json.dumps({"model": "m", "prompt": "Once upon a time " * 50}).encode()
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from cluster.api.authentication import ApiKeys
-from cluster.api.http.app import make_app
+from cluster.api.app import make_app
+from cluster.api.base.authentication import ApiKeys
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.router import Router
 from cluster.workers.ray.resources import ReplicaMemory

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.api.openai.tool_format import Tool, deepseek_mark
+from cluster.api.openai.parsers.tool_format import Tool, deepseek_mark
 
 _PROPERTIES = {
     "city": {"type": "string"},

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import pytest
 from fastapi import Request
 
-from cluster.api.authentication import ApiKeys
+from cluster.api.base.authentication import ApiKeys
 from cluster.api.openai.builders import MANY_TOKENS, ResponseBuilder, UsageMeter, offload, with_seed
 from cluster.api.openai.completion import completion_params
-from cluster.api.openai.completion_schema import CompletionRequest
 from cluster.api.openai.conversation import configured_tool_format
+from cluster.api.openai.parsers.tool_format import HERMES, LLAMA
 from cluster.api.openai.request_handler import RequestHandler
-from cluster.api.openai.sampling_fields import COPIED, SamplingFields, sampling_params
-from cluster.api.openai.tool_format import HERMES, LLAMA
+from cluster.api.openai.schemas.completion_schema import CompletionRequest
+from cluster.api.openai.schemas.sampling_fields import COPIED, SamplingFields, sampling_params
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions

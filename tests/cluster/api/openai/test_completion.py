@@ -5,8 +5,8 @@ from itertools import pairwise
 import httpx
 import pytest
 
-from cluster.api.authentication import ApiKey, ApiKeys
-from cluster.api.http.app import make_app
+from cluster.api.app import make_app
+from cluster.api.base.authentication import ApiKey, ApiKeys
 from specdec.types.errors import OverloadedError
 from specdec.types.request import Caller
 from tests.cluster.api.openai.conftest import ALONE, events

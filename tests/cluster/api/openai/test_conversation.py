@@ -2,9 +2,9 @@
 
 import pytest
 
-from cluster.api.openai.chat_schema import ChatRequest, Message
 from cluster.api.openai.conversation import render_tools_as_text, tool_use, turns
-from cluster.api.openai.tool_format import HERMES, LLAMA, Tool
+from cluster.api.openai.parsers.tool_format import HERMES, LLAMA, Tool
+from cluster.api.openai.schemas.chat_schema import ChatRequest, Message
 from specdec.types.errors import InvalidValueError
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "ask", "arguments": '{"who": 1}'}}

@@ -6,26 +6,26 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 
-from cluster.api.openai.chat_schema import (
+from cluster.api.base.openai_schema import StreamOptions
+from cluster.api.openai.schemas.chat_schema import (
     ChatRequest,
     FunctionDefinition,
     Message,
     Prediction,
 )
-from cluster.api.openai.completion_schema import (
+from cluster.api.openai.schemas.completion_schema import (
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
-from cluster.api.openai.responses_schema import ResponsesRequest, TextFormat
-from cluster.api.openai.sampling_fields import (
+from cluster.api.openai.schemas.responses_schema import ResponsesRequest, TextFormat
+from cluster.api.openai.schemas.sampling_fields import (
     JsonSchemaFormat,
     ResponseFormat,
     SamplingFields,
     Speculation,
     StructuredOutputs,
 )
-from cluster.api.openai.schema import StreamOptions
 
 PAGE = Path(__file__).parents[4] / "docs" / "openai.md"
 MODELS = (

@@ -8,12 +8,12 @@ from typing import get_args
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from cluster.api.openai.chat_schema import ChatRequest
 from cluster.api.openai.conversation import tool_use
-from cluster.api.openai.tool_format import TOOL_FORMATS, ToolFormatName
+from cluster.api.openai.parsers.tool_format import TOOL_FORMATS, ToolFormatName
+from cluster.api.openai.schemas.chat_schema import ChatRequest
 from specdec.text.grammar.translation import to_llguidance
 from tests.cluster.api.openai.family_outputs import FAMILIES, OUTPUTS, TOOLS
-from tests.cluster.api.openai.test_tool_families import read
+from tests.cluster.api.openai.parsers.test_tool_families import read
 
 
 def ordered(output):

@@ -8,10 +8,10 @@ import httpx
 import openai
 import pytest
 
-from cluster.api.authentication import ApiKey, ApiKeys
-from cluster.api.errors import INTERNAL_MESSAGE
+from cluster.api.app import make_app
+from cluster.api.base.authentication import ApiKey, ApiKeys
+from cluster.api.base.errors import INTERNAL_MESSAGE
 from cluster.api.http import forwarding
-from cluster.api.http.app import make_app
 from cluster.api.http.limits import HttpLimits
 from cluster.api.openai.request_handler import MAX_JSON_DEPTH
 from specdec.types.errors import (

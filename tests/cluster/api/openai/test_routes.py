@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 import pytest
 
-from cluster.api.errors import TARGET_FAILED_MESSAGE
+from cluster.api.base.errors import TARGET_FAILED_MESSAGE
 from cluster.replica.router import Generation, Router
 from specdec.types.errors import TargetFailedError
 

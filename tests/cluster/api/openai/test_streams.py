@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.api.authentication import Lease
-from cluster.api.openai.errors import ApiError
+from cluster.api.base.authentication import Lease
+from cluster.api.base.openai_errors import ApiError
+from cluster.api.base.sse import event
 from cluster.api.openai.streams import (
     ClientDisconnectedError,
     Deadline,
@@ -17,7 +18,6 @@ from cluster.api.openai.streams import (
     chained,
     generate_outputs,
 )
-from cluster.api.sse import event
 from cluster.replica.router import Generation
 from specdec.types.errors import OverloadedError
 from specdec.types.request import GenerateRequest

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.api.openai.reasoning import SYNTAXES
+from cluster.api.openai.parsers.reasoning import SYNTAXES
 from cluster.api.openai.thinking_budget import ThinkingBudget, generate_within_budget
 from cluster.replica.router import Generation
 from specdec.sequences.sequence import EngineRequest

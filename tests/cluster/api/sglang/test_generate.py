@@ -13,8 +13,8 @@ import httpx
 import numpy as np
 import pytest
 
-from cluster.api.authentication import ApiKey, ApiKeys
-from cluster.api.http.app import make_app
+from cluster.api.app import make_app
+from cluster.api.base.authentication import ApiKey, ApiKeys
 from cluster.api.sglang import generate
 from cluster.api.sglang.routes import _speculation_info
 from cluster.replica.orders import AbortOrder

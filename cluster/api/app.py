@@ -1,0 +1,98 @@
+"""The HTTP interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from cluster.api.anthropic.routes import messages_routes
+from cluster.api.base.authentication import ApiKeys
+from cluster.api.base.openai_errors import failure_of
+from cluster.api.dashboard import make_dashboard
+from cluster.api.grpc.servicers import AdminServicer
+from cluster.api.http.admin import admin_routes, lora_routes
+from cluster.api.http.bodies import LimitBodies
+from cluster.api.http.hosts import CheckHost
+from cluster.api.http.limits import HttpLimits
+from cluster.api.http.metrics import metric_routes
+from cluster.api.openai.routes import openai_routes
+from cluster.api.sglang.routes import sglang_routes
+from cluster.observability.request_context import KeepHeaders
+from cluster.replica.router import Router
+
+_MAX_PATH_CHARS = 100
+"""Limit for an unknown path in its error."""
+
+
+def make_app(
+    get_router: Callable[[], Router],
+    get_admin: Callable[[], AdminServicer],
+    get_keys: Callable[[], ApiKeys] = ApiKeys,
+    get_limits: Callable[[], HttpLimits] = HttpLimits,
+    *,
+    has_peers: bool = True,
+) -> FastAPI:
+    """Build the ASGI application; the functions are called for each request.
+
+    has_peers: whether other applications may serve other models, to which requests are forwarded.
+    /openapi.json describes the routes for clients; docs/ describes those for operators.
+    """
+    app = FastAPI(
+        title="specdec",
+        summary="Text generation with speculative decoding, compatible with the OpenAI API",
+        version=version("specdec"),
+        docs_url=None,
+        redoc_url=None,
+        separate_input_output_schemas=False,
+    )
+    app.add_middleware(KeepHeaders)
+    app.add_middleware(LimitBodies, get_limits)
+    app.add_middleware(CheckHost, lambda: get_limits().hosts)  # the one added last runs first
+    get_applications = (lambda: get_admin().applications) if has_peers else None
+    app.include_router(openai_routes(get_router, get_keys, get_applications))
+    messages = messages_routes(get_router, get_keys, get_applications)
+    app.include_router(messages, include_in_schema=False)
+    app.include_router(sglang_routes(get_router, get_keys, get_admin), include_in_schema=False)
+    app.include_router(admin_routes(get_admin), include_in_schema=False)
+    app.include_router(lora_routes(get_admin), include_in_schema=False)
+    app.include_router(make_dashboard(get_router, get_admin), include_in_schema=False)
+    app.include_router(metric_routes(get_router, get_admin), include_in_schema=False)
+
+    @app.exception_handler(HTTPException)
+    async def no_route(request: Request, error: HTTPException) -> Response:
+        """Report an unknown path or method in the same format as all other errors."""
+        error.detail = _detail(request, error)
+        return failure_of(error).respond()
+
+    _add_probes(app, get_router)
+    return app
+
+
+def _detail(request: Request, error: HTTPException) -> str:
+    path, root = request.url.path[:_MAX_PATH_CHARS], request.scope.get("root_path", "")
+    if error.status_code == 404:
+        return f"no such path: {path}; {root}/openapi.json lists those of the API"
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        return f"method {request.method} is not allowed for {path}; use {allowed}"
+    return error.detail
+
+
+def _add_probes(app: FastAPI, get_router: Callable[[], Router]) -> None:
+    @app.get("/health", include_in_schema=False)
+    async def health() -> JSONResponse:
+        """Report liveness: 200 while the process serves or loads, 503 once the engine is lost."""
+        is_lost = get_router().failure is not None
+        status = "failed" if is_lost else "ok"
+        return JSONResponse({"status": status}, status_code=503 if is_lost else 200)
+
+    @app.get("/ready", include_in_schema=False)
+    async def ready() -> JSONResponse:
+        """Report readiness: 200 once the model is warm, 503 before and while the engine is lost."""
+        is_ready = get_router().is_ready
+        status = "ready" if is_ready else "not ready"
+        return JSONResponse({"status": status}, status_code=200 if is_ready else 503)

@@ -1,0 +1,4 @@
+"""What all network interfaces share: credentials, errors, limits of bodies, and event streams.
+
+The routes of one interface belong in its own folder.
+"""

@@ -1,0 +1,261 @@
+"""Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from fastapi import Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from grpc import StatusCode
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+
+from cluster.api.base.errors import status_of
+from cluster.api.base.openai_schema import ErrorBody, ErrorDetails, RequestModel
+from specdec.types.errors import InvalidValueError, SpecdecError
+
+INVALID_REQUEST = "invalid_request_error"
+RETRY_AFTER_S = 1
+"""Retry hint of a service that is starting, stopping or full."""
+
+_TYPES_AND_CODES: Mapping[int, tuple[str, str | None]] = {
+    401: ("authentication_error", "invalid_api_key"),
+    403: ("permission_error", None),
+    404: (INVALID_REQUEST, "model_not_found"),
+    408: ("timeout_error", "body_timeout"),
+    413: (INVALID_REQUEST, "request_too_large"),
+    421: (INVALID_REQUEST, "host_not_allowed"),
+    429: ("rate_limit_error", "rate_limit_exceeded"),
+    431: (INVALID_REQUEST, "headers_too_large"),
+    499: (INVALID_REQUEST, "request_aborted"),
+    500: ("server_error", None),
+    503: ("service_unavailable_error", "service_unavailable"),
+    504: ("timeout_error", None),
+}
+"""OpenAI's types and codes of errors by the status."""
+_DEFAULT = (INVALID_REQUEST, None)
+
+_SHOULD = re.compile(r"(\w+) should (be|have|match) (.*)", re.DOTALL)
+_THIRD_PERSON = {"have": "has", "match": "matches"}
+_ASIDE = re.compile(r" after validation, not .*")
+_MAX_NAME_CHARS = 100
+"""Limit for the name of an unknown field, which is compared with all known names."""
+_CONTEXT_FIELDS = ("prompt length", "max_tokens")
+
+
+class ApiError(SpecdecError):
+    """An error of this API itself, not of the engine."""
+
+    def __init__(self, status: int, message: str, code: str) -> None:
+        """Make an error; `status` is the HTTP status, `code` OpenAI's error code."""
+        self.status = status
+        self.code = code
+        super().__init__(message)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error as it is reported to a client. grpc_code: its label in the metrics."""
+
+    status: int
+    details: ErrorDetails
+    grpc_code: StatusCode
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> ErrorBody:
+        """The JSON that is sent."""
+        return ErrorBody(error=self.details)
+
+    def respond(self) -> Response:
+        """Return the response of a request that has sent no status yet."""
+        return JSONResponse(self.body.model_dump(), self.status, dict(self.headers))
+
+
+def failure_of(
+    error: Exception,
+    model: type[RequestModel] | None = None,
+    names: Mapping[str, str] = {},
+) -> Failure:
+    """Convert an error to what the client sees; log a text that it must not see.
+
+    model: of the request's body. names: names of fields in the API, by the engine's names.
+    """
+    match error:
+        case ApiError():
+            is_late = error.status == 504
+            grpc_code = StatusCode.DEADLINE_EXCEEDED if is_late else StatusCode.INVALID_ARGUMENT
+            details = _details(error.status, str(error), None, error.code)
+            return Failure(error.status, details, grpc_code)
+        case RequestValidationError():
+            error = _validation_error(error, model)
+        case HTTPException():
+            details = _details(error.status_code, str(error.detail), None, None)
+            headers = error.headers or {}
+            return Failure(error.status_code, details, StatusCode.INVALID_ARGUMENT, headers)
+    return _engine_failure(error, names)
+
+
+def _engine_failure(error: Exception, names: Mapping[str, str]) -> Failure:
+    status = status_of(error)
+    headers = status.headers
+    if status.http_code == 503:
+        headers.setdefault("Retry-After", str(RETRY_AFTER_S))
+    message, param, code = status.message, None, _TYPES_AND_CODES.get(status.http_code, _DEFAULT)[1]
+    if isinstance(error, InvalidValueError):
+        name = _renamed(error.field, names)
+        message = str(InvalidValueError(name, error.value, error.limit))
+        param = name.removesuffix(" length")
+        if error.field in _CONTEXT_FIELDS and "max_model_len" in error.limit:
+            code = "context_length_exceeded"
+    details = _details(status.http_code, message, param, code)
+    return Failure(status.http_code, details, status.grpc_code, headers)
+
+
+def _details(status: int, message: str, param: str | None, code: str | None) -> ErrorDetails:
+    kind, _ = _TYPES_AND_CODES.get(status, _DEFAULT)
+    return ErrorDetails(message=message, type=kind, param=param, code=code)
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    """Replace the longest known prefix of a field's name by its name in the API."""
+    known = [each for each in names if name == each or name.startswith((f"{each}[", f"{each}."))]
+    if not known:
+        return name
+    longest = max(known, key=len)
+    return names[longest] + name[len(longest) :]
+
+
+def invalid_value(error: ValidationError, body: Mapping[str, Any]) -> InvalidValueError:
+    """Convert an error of a request that was made from `body` here, not read from a client."""
+    findings = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+    return _validation_error(RequestValidationError(findings, body=body), None)
+
+
+def _validation_error(
+    error: RequestValidationError, model: type[RequestModel] | None
+) -> InvalidValueError:
+    """Convert one of pydantic's errors: for the members of a union, the most deeply nested."""
+    body = error.body
+    path, findings = _deepest(error)
+    finding, name = findings[0], _field_path(path)
+    match finding["type"]:
+        case "missing" if not path:
+            return InvalidValueError("body", None, "a JSON object")
+        case "missing":
+            return InvalidValueError(name, None, "given")
+        case "json_invalid":
+            where = f"{finding['ctx']['error']} at character {finding['loc'][-1]}"
+            return InvalidValueError("body", body, f"JSON: {where}")
+        case "extra_forbidden":
+            return InvalidValueError(name, finding["input"], _unknown_field_limit(path, model))
+        case "dict_type" | "model_type" | "model_attributes_type" if not path:
+            return InvalidValueError("body", _abbreviated(body), "a JSON object")
+        case _:
+            limits = dict.fromkeys(_limit(each["msg"]) for each in findings)
+            value = _abbreviated(finding["input"])
+            return InvalidValueError(name or "body", value, " or ".join(limits))
+
+
+def _deepest(
+    error: RequestValidationError,
+) -> tuple[tuple[Any, ...], Sequence[Mapping[str, Any]]]:
+    """Return the most deeply nested place, and its errors: all of the type, or one of the value.
+
+    A list that is too long fits one member of a union, and is of the wrong type for the others.
+    """
+    paths = [_path(each["loc"][1:], error.body, each["type"]) for each in error.errors()]
+    deepest = max(paths, key=len)
+    found = [each for path, each in zip(paths, error.errors(), strict=True) if path == deepest]
+    of_value = [each for each in found if not each["type"].endswith("_type")]
+    return deepest, of_value[:1] or found
+
+
+def _abbreviated(value: Any) -> Any:
+    """Replace a long list or mapping by its length."""
+    is_long = isinstance(value, list | dict) and len(value) > _MAX_NAME_CHARS
+    return f"{len(value)} entries" if is_long else value
+
+
+def _limit(message: str) -> str:
+    """Convert pydantic's "Input should be ..." to the end of "it must be ..."."""
+    match = _SHOULD.fullmatch(_ASIDE.sub("", message))
+    if match is None:
+        return message
+    subject, verb, rest = match.groups()
+    return rest if verb == "be" else f"a {subject.lower()} that {_THIRD_PERSON[verb]} {rest}"
+
+
+def _path(loc: Sequence[Any], body: Any, kind: str) -> tuple[Any, ...]:
+    """Return the place of an error in the body: pydantic's path without union member names."""
+    path: list[Any] = []
+    for index, step in enumerate(loc):
+        if _has(body, step):
+            body = body[step]
+            path.append(step)
+        elif kind == "missing" and index == len(loc) - 1:
+            path.append(step)
+    return tuple(path)
+
+
+def _has(body: Any, step: Any) -> bool:
+    if isinstance(body, dict):
+        return step in body
+    return isinstance(body, list) and isinstance(step, int) and step < len(body)
+
+
+def _field_path(path: Iterable[Any]) -> str:
+    """Format a path: `messages[0].content` for ("messages", 0, "content")."""
+    text = ""
+    for step in path:
+        name = str(step)[:_MAX_NAME_CHARS]
+        text += f"[{step}]" if isinstance(step, int) else f".{name}" if text else name
+    return text
+
+
+def _unknown_field_limit(path: Sequence[Any], model: type[RequestModel] | None) -> str:
+    name = str(path[-1])[:_MAX_NAME_CHARS]
+    models = [*_models_below(model)] if model is not None else []
+    for each in models:
+        if name in each.refused:
+            return each.refused[name]
+    parent = _parent_of(name, model) if model is not None else None
+    if parent is not None:
+        return f'a field of {parent}, as in "{parent}": {{"{name}": ...}}'
+    fields = [field for each in models for field in each.model_fields]
+    nearest = difflib.get_close_matches(name, fields, n=1, cutoff=0.6)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    return f"left out: the field is unknown{hint}"
+
+
+def _parent_of(name: str, model: type[RequestModel]) -> str | None:
+    """Return the field of a request whose object has the field `name`; None without one.
+
+    A field in a list of objects is not one of the request's options.
+    """
+    for parent, each_field in model.model_fields.items():
+        kinds = get_args(each_field.annotation) or (each_field.annotation,)
+        objects = (each for each in kinds if isinstance(each, type) and issubclass(each, BaseModel))
+        if any(name in each.model_fields for each in objects):
+            return parent
+    return None
+
+
+def _models_below(model: type[BaseModel]) -> list[type[RequestModel]]:
+    """Return a model and the models of its fields, itself first."""
+    found = [model] if issubclass(model, RequestModel) else []
+    for each in model.model_fields.values():
+        for kind in _classes_in(each.annotation):
+            found += [other for other in _models_below(kind) if other not in found]
+    return found
+
+
+def _classes_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [kind for part in get_args(annotation) for kind in _classes_in(part)]

@@ -1,0 +1,161 @@
+"""The embedded ingress: gRPC and HTTP servers of our own in the Router's process.
+
+Unlike Serve's gRPC it binds the configured host, loopback by default, supports TLS, and limits the
+size of messages; and there is no proxy between a client and the step loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
+
+import grpc
+import uvicorn
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from cluster.api.app import make_app
+from cluster.api.base.authentication import ApiKeys
+from cluster.api.grpc.intake import CHANNEL_OPTIONS, Intake
+from cluster.api.grpc.rpc_access import SERVICE_NAMES, has_access
+from cluster.api.grpc.servicers import (
+    AdminServicer,
+    InferenceServicer,
+    add_admin_service,
+    add_inference_service,
+)
+from cluster.api.http.connection import BoundedConnection
+from cluster.api.http.limits import HttpLimits
+from cluster.config.network import address_of
+from cluster.config.serve_config import ServeConfig
+from cluster.replica.router import Router
+
+T = TypeVar("T")
+
+_GRACE_S = 2.0
+_PORT_ATTEMPTS = 20
+_PORT_RETRY_S = 0.5
+_MAX_OPEN_FILES = 65_536
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: the process belongs to Ray."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class EmbeddedIngress:
+    """Both servers. They listen while the model loads: alive, but not ready."""
+
+    def __init__(
+        self,
+        router: Router,
+        admin: AdminServicer,
+        keys: ApiKeys,
+        config: ServeConfig,
+        limits: HttpLimits,
+    ) -> None:
+        self._router = router
+        self._admin = admin
+        self._keys = keys
+        self._config = config
+        self._health = health.aio.HealthServicer()
+        self._grpc = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", config.grpc_max_message_mib * 2**20),
+                ("grpc.max_send_message_length", config.grpc_max_message_mib * 2**20),
+                ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
+                *CHANNEL_OPTIONS,
+            ],
+            interceptors=[
+                Intake(
+                    partial(has_access, keys, admin.access),
+                    # More than the engine runs and queues, so that the engine refuses first.
+                    max_calls=2 * (config.max_num_seqs + config.max_queue_len) + 100,
+                    services=SERVICE_NAMES,
+                )
+            ],
+        )
+        self._http = _HttpServer(
+            uvicorn.Config(
+                make_app(
+                    lambda: router, lambda: admin, lambda: keys, lambda: limits, has_peers=False
+                ),
+                host=config.host,
+                port=config.http_port,
+                http=BoundedConnection,
+                log_config=None,  # otherwise its loggers get separate handlers
+                log_level=config.log_level,
+                ssl_certfile=config.tls_cert_file,
+                ssl_keyfile=config.tls_key_file,
+            )
+        )
+        self._http_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Open both ports. Raises RuntimeError or OSError if one is not available."""
+        _raise_file_limit()
+        servicer = InferenceServicer(self._router, self._keys, budget=self._admin.budget)
+        add_inference_service(servicer, self._grpc)
+        add_admin_service(self._admin, self._grpc)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        reflection.enable_server_reflection(
+            (*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc
+        )
+        await self.set_ready(False)
+        http_socket = await _open_with_retries(self._open_http_socket)
+        await _open_with_retries(self._open_grpc_port)
+        await self._grpc.start()
+        self._http_task = asyncio.create_task(self._http.serve(sockets=[http_socket]))
+
+    def _open_http_socket(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._config.host else socket.AF_INET
+        return socket.create_server((self._config.host, self._config.http_port), family=family)
+
+    def _open_grpc_port(self) -> None:
+        config = self._config
+        address = address_of(config.host, config.grpc_port)
+        if config.tls_cert_file is None or config.tls_key_file is None:
+            self._grpc.add_insecure_port(address)
+            return
+        pair = (config.tls_key_file.read_bytes(), config.tls_cert_file.read_bytes())
+        self._grpc.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+
+    async def set_ready(self, is_ready: bool) -> None:
+        """Set the answer of grpc.health.v1, for the whole server and for each service."""
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        for name in ("", *SERVICE_NAMES):
+            await self._health.set(name, status.SERVING if is_ready else status.NOT_SERVING)
+
+    async def close(self) -> None:
+        """Report not ready, wait for running calls for _GRACE_S, and close both servers."""
+        await self.set_ready(False)
+        self._http.should_exit = True
+        await self._grpc.stop(_GRACE_S)
+        if self._http_task is not None:
+            await self._http_task
+
+
+def _raise_file_limit() -> None:
+    """Raise the soft limit on open files, of which each connection takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+async def _open_with_retries(open_port: Callable[[], T]) -> T:
+    """Open a port, with retries: a replica that is being replaced may still hold it."""
+    for _ in range(_PORT_ATTEMPTS - 1):
+        try:
+            return open_port()
+        except (OSError, RuntimeError):
+            await asyncio.sleep(_PORT_RETRY_S)
+    return open_port()

@@ -1,0 +1,329 @@
+"""Requests and responses of `/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from cluster.api.base.openai_schema import (
+    FinishReason,
+    GenerationBody,
+    Metadata,
+    RequestModel,
+    ResponseModel,
+    Usage,
+    at_most,
+    number,
+    option,
+)
+from cluster.api.openai.logprobs import ChoiceLogprobs, PromptLogprobs
+from cluster.api.openai.schemas.sampling_fields import KINDS, ResponseFormat, SamplingFields
+from cluster.replica.limits import MAX_CHAT_MESSAGES, MAX_TOKEN_IDS
+from specdec.types.errors import InvalidValueError
+from specdec.types.validation import require_range
+
+_ROLES = Literal["system", "developer", "user", "assistant", "tool"]
+MAX_PARTS = 1_000
+"""Limit for the content parts of one message."""
+MAX_TOOLS = 128
+
+_TEXT_ONLY = "left out: the models read and write text only"
+
+
+class ContentPart(RequestModel):
+    """A part of a message's content; only text is supported."""
+
+    type: Literal["text", "refusal"]
+    text: str | None = option("with type `text`")
+    refusal: str | None = option("with type `refusal`")
+
+
+class CalledFunction(RequestModel):
+    """A function call of an earlier answer."""
+
+    name: str
+    arguments: str = Field(description="JSON text of the earlier answer")
+
+
+class ToolCall(RequestModel):
+    """A tool call in an assistant message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(RequestModel):
+    """One message of the chat. An answer of this API is accepted unchanged."""
+
+    refused: ClassVar[Mapping[str, str]] = {"audio": _TEXT_ONLY, "function_call": "tool_calls"}
+
+    role: _ROLES = Field(description="`developer` means `system`")
+    content: str | Annotated[list[ContentPart], at_most(MAX_PARTS)] | None = option(
+        "the text, or at most 1000 parts, joined by line breaks"
+    )
+    name: str | None = option("accepted; not shown to the model")
+    tool_calls: Annotated[list[ToolCall], at_most(MAX_TOOLS)] | None = option(
+        "in an assistant message; at most 128"
+    )
+    tool_call_id: str | None = option("in a tool message: id of the call with this result")
+    refusal: str | None = option("accepted; not shown to the model")
+    reasoning_content: str | None = option("passed to the chat template")
+    annotations: Annotated[list[Any], at_most(MAX_PARTS)] | None = option(
+        "accepted; not shown to the model"
+    )
+
+
+class FunctionDefinition(RequestModel):
+    """A function that the model may call."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$", description="at most 64 characters")
+    description: str | None = option("shown to the model")
+    parameters: dict[str, Any] | None = option("JSON schema of the arguments, an object")
+    strict: bool | None = option("enforces the schema also with tool_choice `auto`")
+
+
+class ToolDefinition(RequestModel):
+    """A tool; functions are the only kind."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class NamedFunction(RequestModel):
+    """The name of a function among `tools`."""
+
+    name: str
+
+
+class NamedTool(RequestModel):
+    """The function that the model must call."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class PredictedText(RequestModel):
+    """A part of predicted output."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(RequestModel):
+    """Predicted output: a text that the answer is expected to resemble."""
+
+    type: Literal["content"] = Field(description="text is the only kind")
+    content: str | Annotated[list[PredictedText], at_most(MAX_PARTS, 1)] = Field(
+        description="the text, or at most 1000 parts, which are joined"
+    )
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(each.text for each in self.content)
+
+
+class ChatRequest(SamplingFields):
+    """A chat to answer."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        **SamplingFields.refused,
+        "functions": "left out: use tools",
+        "function_call": "left out: use tool_choice",
+        "modalities": _TEXT_ONLY,
+        "audio": _TEXT_ONLY,
+        "web_search_options": "left out: search is not supported",
+        "verbosity": "left out: request the length of the answer in a message",
+        "documents": "left out: put them into a message",
+        "chat_template": "left out: only the model's own template is used",
+        "add_special_tokens": "left out: the chat template adds them",
+        "best_of": "left out: use n and select a choice",
+    }
+
+    api_names: ClassVar[Mapping[str, str]] = {
+        **SamplingFields.api_names,
+        "logprobs": "top_logprobs",
+        "max_tokens": "max_completion_tokens",
+        "prompt": "messages",
+        "prompt length": "messages length",
+    }
+
+    messages: Annotated[list[Message], at_most(MAX_CHAT_MESSAGES, 1)] = Field(
+        description="the chat, oldest message first; at most 1000"
+    )
+    max_tokens: int | None = number("older name of max_completion_tokens", 1)
+    max_completion_tokens: int | None = number(
+        "maximum number of tokens of each choice; default: up to the context length", 1
+    )
+    logprobs: bool = option("returns log-probabilities of the answer's tokens", False)
+    top_logprobs: int | None = number(
+        "number of most likely tokens to return at each position; needs logprobs", 0, 20
+    )
+    response_format: ResponseFormat | None = option("required format of the text")
+    tools: Annotated[list[ToolDefinition], at_most(MAX_TOOLS)] | None = option(
+        "functions that the model may call; at most 128"
+    )
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = option(
+        "whether the model calls tools; default `auto`; or the function that it must call"
+    )
+    prediction: Prediction | None = option(
+        "text that the answer is expected to resemble, such as a file to edit; it is drafted"
+    )
+    parallel_tool_calls: bool = option("false limits an answer to one call", True)
+    add_generation_prompt: bool | None = option("false omits the start of the assistant message")
+    continue_final_message: bool = option("continues the last message", False)
+    echo: bool = option("puts a last message of the assistant before the answer", False)
+    chat_template_kwargs: dict[str, Any] | None = option(
+        "variables of the chat template, such as `enable_thinking`"
+    )
+    reasoning_effort: str | None = option("passed to the chat template")
+    thinking_token_budget: int | None = number(
+        "ends reasoning that is longer, where the service separates it", 1
+    )
+    include_reasoning: bool = option(
+        "false leaves out reasoning_content, where the service separates it", True
+    )
+    metadata: Metadata | None = option("accepted and ignored; at most 16 entries")
+    store: bool | None = option("accepted; nothing is stored")
+    service_tier: Literal["auto", "default"] | None = option("accepted; there is one tier")
+    safety_identifier: str | None = option("accepted and ignored")
+    prompt_cache_key: str | None = option(
+        "session, which prefers its replica; prefix caching needs none"
+    )
+
+    @property
+    def is_structured(self) -> bool:
+        """Return whether a format of the whole text is required."""
+        form = self.response_format
+        guided = (getattr(self, f"guided_{name}") for name in KINDS)
+        return (
+            (form is not None and form.type != "text")
+            or self.structured_outputs is not None
+            or any(each is not None for each in guided)
+        )
+
+    def check_together(self) -> None:
+        """Raise InvalidValueError for fields that exclude each other or are out of range."""
+        super().check_together()
+        require_range("thinking_token_budget", self.thinking_token_budget, 1, MAX_TOKEN_IDS)
+        if self.top_logprobs is not None and not self.logprobs:
+            limit = "left out unless logprobs is true"
+            raise InvalidValueError("top_logprobs", self.top_logprobs, limit)
+        own = self.speculation.prediction if self.speculation is not None else None
+        if self.prediction is not None and own is not None:
+            limit = "left out where prediction is given"
+            raise InvalidValueError("speculation.prediction", "given", limit)
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            limit = f"left out, or equal to max_tokens ({both[0]})"
+            raise InvalidValueError("max_completion_tokens", both[1], limit)
+
+    def sent_names(self) -> dict[str, str]:
+        """Return the names that the client used for fields with several spellings."""
+        names = {"structured_output.grammar": "tools"} if self.tools else {}
+        if self.max_completion_tokens is None and self.max_tokens is not None:
+            names["max_tokens"] = "max_tokens"
+        if self.prediction is not None:
+            names["speculation.prediction"] = "prediction.content"
+        if self.reasoning_effort is not None:
+            names["chat_template_kwargs.reasoning_effort"] = "reasoning_effort"
+        return names | super().sent_names()
+
+
+class AnsweredFunction(ResponseModel):
+    """A function that the model calls."""
+
+    name: str
+    arguments: str = Field(description="JSON")
+
+
+class AnsweredToolCall(ResponseModel):
+    """A tool call; the client returns its result in a message of role `tool`."""
+
+    id: str
+    type: Literal["function"]
+    function: AnsweredFunction
+
+
+class AnswerMessage(ResponseModel):
+    """The message of the assistant."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | None = Field(
+        default=None, description="if the service has a parser of reasoning"
+    )
+    tool_calls: list[AnsweredToolCall] = Field(default=[], description="if the model calls tools")
+
+
+class ChatChoice(ResponseModel):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChoiceLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None = Field(description="the stop string or token that ended it")
+    token_ids: list[int] = Field(default=[], description="if requested")
+
+
+class ChatCompletion(GenerationBody):
+    """The response without streaming."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None = Field(default=None, description="if requested")
+    prompt_token_ids: list[int] = Field(default=[], description="if requested")
+
+
+class FunctionDelta(ResponseModel):
+    """An increment of a function call."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(ResponseModel):
+    """An increment of a tool call; the first one has its id and name."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
+class Delta(ResponseModel):
+    """An increment of a message."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] = Field(default=[])
+
+
+class ChatChunkChoice(ResponseModel):
+    """An increment of one choice."""
+
+    index: int
+    delta: Delta
+    logprobs: ChoiceLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
+    token_ids: list[int] = Field(default=[])
+
+
+class ChatChunk(GenerationBody):
+    """One event of a stream."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] = Field(default=[])

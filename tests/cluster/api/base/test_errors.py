@@ -1,0 +1,122 @@
+import logging
+
+import pytest
+from grpc import StatusCode
+from starlette.requests import ClientDisconnect
+
+from cluster.api.base.errors import INTERNAL_MESSAGE, ErrorStatus, status_of
+from specdec.types import errors
+from specdec.types.errors import (
+    AbortedError,
+    BadLogitsError,
+    CrashingRequestError,
+    InvalidValueError,
+    ModelNotFoundError,
+    NoTokenLeftError,
+    NotReadyError,
+    OutOfMemoryError,
+    OverloadedError,
+    SpecdecError,
+    StorageError,
+    TargetFailedError,
+    UnknownModelError,
+    UnsupportedModelError,
+    VersionConflictError,
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "grpc_code", "http_code"),
+    [
+        (InvalidValueError("top_p", 2, "at most 1"), StatusCode.INVALID_ARGUMENT, 400),
+        (UnknownModelError("gpt", "tiny"), StatusCode.NOT_FOUND, 404),
+        (VersionConflictError(expected=3, present=4), StatusCode.ABORTED, 409),
+        (NotReadyError("the model is loading"), StatusCode.UNAVAILABLE, 503),
+        (StorageError("control.sqlite3", "disk full"), StatusCode.FAILED_PRECONDITION, 507),
+        (OutOfMemoryError("2 GiB needed"), StatusCode.FAILED_PRECONDITION, 400),
+        (ModelNotFoundError("no such model"), StatusCode.FAILED_PRECONDITION, 400),
+        (UnsupportedModelError("no such layer"), StatusCode.FAILED_PRECONDITION, 400),
+        (BadLogitsError(num_output_tokens=7), StatusCode.INTERNAL, 500),
+        (NoTokenLeftError(num_output_tokens=7), StatusCode.FAILED_PRECONDITION, 400),
+        (AbortedError("my-id"), StatusCode.CANCELLED, 499),
+        (ClientDisconnect(), StatusCode.CANCELLED, 499),
+    ],
+)
+def test_errors_for_clients_keep_their_text(error, grpc_code, http_code, caplog):
+    assert status_of(error) == ErrorStatus(grpc_code, http_code, str(error))
+    assert caplog.records == []
+
+
+def test_an_overload_has_a_retry_hint():
+    status = status_of(OverloadedError("too many waiting requests (limit 4)"))
+    assert (status.grpc_code, status.http_code) == (StatusCode.RESOURCE_EXHAUSTED, 429)
+    assert status.retry_after_s == 1
+    assert status.trailing_metadata == (("retry-after-s", "1"),)
+    assert status.headers == {"Retry-After": "1"}
+
+
+def test_no_retry_hint_for_other_errors():
+    status = status_of(NotReadyError("the model is loading"))
+    assert status.retry_after_s is None
+    assert status.trailing_metadata == ()
+    assert status.headers == {}
+
+
+def test_a_request_that_ends_the_model_is_not_to_be_sent_again():
+    status = status_of(CrashingRequestError(num_output_tokens=7))
+    assert (status.grpc_code, status.http_code) == (StatusCode.INTERNAL, 500)
+    assert "after 7 output tokens: the model process was lost" in status.message
+    assert status.retry_after_s is None
+    assert status.headers == {"x-should-retry": "false"}
+
+
+@pytest.mark.parametrize(
+    ("error", "grpc_code", "http_code"),
+    [
+        (RuntimeError("secret"), StatusCode.INTERNAL, 500),
+        (ValueError("secret"), StatusCode.INTERNAL, 500),
+        (SpecdecError("secret"), StatusCode.INTERNAL, 500),
+        (TargetFailedError("rank 1 failed: TypeError: secret"), StatusCode.UNAVAILABLE, 503),
+    ],
+)
+def test_internal_texts_are_logged_and_never_sent(error, grpc_code, http_code, caplog):
+    status = status_of(error)
+    assert (status.grpc_code, status.http_code) == (grpc_code, http_code)
+    assert "secret" not in status.message
+    [record] = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.exc_info[1] is error
+
+
+def test_a_subclass_is_reported_as_its_base():
+    class StricterError(InvalidValueError):
+        pass
+
+    status = status_of(StricterError("top_p", 2, "at most 1"))
+    assert status.grpc_code is StatusCode.INVALID_ARGUMENT
+
+
+def test_every_error_of_ours_has_its_own_rule():
+    ours = {
+        kind
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and not name.startswith("_")  # private ones are bases
+    } - {SpecdecError}
+    assert InvalidValueError in ours
+    for kind in ours:
+        num_fields = {
+            InvalidValueError: 3,
+            errors.UnknownNameError: 3,
+            errors.UnknownModelError: 2,
+            errors.VersionConflictError: 2,
+            errors.StorageError: 2,
+        }.get(kind, 1)
+        arguments = [1.0] if kind is errors.SlowBodyError else ["x"] * num_fields
+        status = status_of(kind(*arguments))
+        assert status.message != INTERNAL_MESSAGE, kind
+
+
+def test_unknown_model_names_both():
+    message = str(UnknownModelError("x" * 500, "tiny"))
+    assert "tiny" in message
+    assert len(message) < 200

@@ -1,0 +1,250 @@
+"""Tool calls in every family's format: the same structure however the text is split."""
+
+import json
+import time
+from typing import get_args
+
+import pytest
+
+from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Reasoning
+from cluster.api.openai.parsers.tool_families import new_call_id, tool_parser
+from cluster.api.openai.parsers.tool_format import TOOL_FORMATS, deepseek_mark
+from cluster.api.openai.parsers.tool_parser import JsonSpan
+from cluster.config.serve_config import ToolCallParserName
+from tests.cluster.api.openai.family_outputs import CALLS_OR_TEXT, FAMILIES, OUTPUTS, TOOLS
+
+
+def read(parser, parts):
+    """Return the joined pieces: content, reasoning, and calls with their arguments' text."""
+    pieces = [piece for part in parts for piece in parser.feed(part)] + list(parser.finish())
+    calls = [[piece.name, ""] for piece in pieces if isinstance(piece, CallStart)]
+    for piece in pieces:
+        if isinstance(piece, CallArguments):
+            calls[piece.index][1] += piece.text
+    content = "".join(piece.text for piece in pieces if isinstance(piece, Content))
+    reasoning = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
+    assert parser.num_calls == len(calls)
+    return content, reasoning, [tuple(call) for call in calls]
+
+
+def parser_of(name):
+    return tool_parser(TOOL_FORMATS[name], TOOLS)
+
+
+@pytest.mark.parametrize("index", range(len(OUTPUTS)))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_output_is_read_alike_however_it_is_split(family, index):
+    (name, write), output = FAMILIES[family], OUTPUTS[index]
+    text = write(output)
+    whole = read(parser_of(name), [text])
+    content, reasoning, calls = whole
+    has_text = not (output.calls and name in CALLS_OR_TEXT)
+    assert content == (output.before if has_text else "")
+    assert reasoning == ""
+    assert [(name, json.loads(given)) for name, given in calls] == list(output.calls)
+    assert read(parser_of(name), text) == whole, "character by character"
+    for size in (2, 5):
+        parts = [text[start : start + size] for start in range(0, len(text), size)]
+        assert read(parser_of(name), parts) == whole, size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_output_is_read_alike_if_it_is_split_once(family):
+    """At every character boundary of each of the outputs."""
+    name, write = FAMILIES[family]
+    for output in OUTPUTS:
+        text = write(output)
+        whole = read(parser_of(name), [text])
+        for end in range(1, len(text)):
+            assert read(parser_of(name), [text[:end], text[end:]]) == whole, (text, end)
+
+
+def test_every_parser_of_the_configuration_is_tested():
+    assert set(get_args(ToolCallParserName)) == {"auto", *TOOL_FORMATS}
+    assert {name for name, _ in FAMILIES.values()} == set(TOOL_FORMATS)
+
+
+def test_there_are_thirty_outputs():
+    assert len(OUTPUTS) == len(set(map(repr, OUTPUTS))) == 30
+
+
+@pytest.mark.parametrize("family", [each for each in FAMILIES if "llama" not in each])
+def test_a_call_of_an_unknown_function_is_content(family):
+    name, write = FAMILIES[family]
+    text = write(OUTPUTS[0]).replace("get_weather", "delete_all")
+    content, _, calls = read(parser_of(name), [text])
+    assert calls == []
+    assert '"Ulm"' in content or "Ulm" in content
+    assert read(parser_of(name), text) == (content, "", [])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_output_that_is_cut_anywhere_is_read_alike_however_it_is_split(family):
+    name, write = FAMILIES[family]
+    text = write(OUTPUTS[22])
+    for end in range(len(text)):
+        whole = read(parser_of(name), [text[:end]])
+        assert read(parser_of(name), text[:end]) == whole, end
+        assert all(name == "get_weather" for name, _ in whole[2])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", r'<tool_call>{"arguments": {"city": "\ud83d"}, "name": "time"}</tool_call>'),
+        (
+            "hermes",
+            r'<tool_call>{"arguments": "{\"city\": \"\ud83d\"}", "name": "time"}</tool_call>',
+        ),
+        ("mistral", r'[TOOL_CALLS] [{"name": "time", "arguments": {"city": "\ud83d"}}]'),
+        ("llama4_pythonic", r'[time(city="\ud83d")]'),
+        ("glm45", r'<tool_call>time{"city": "\ud83d"}</tool_call>'),
+    ],
+)
+def test_half_a_character_stays_an_escape_of_json(name, text):
+    """Otherwise the response could not be encoded, and the answer would be lost."""
+    _, _, [(_, given)] = read(parser_of(name), [text])
+    assert given.encode()
+    assert json.loads(given) == {"city": "\ud83d"}
+
+
+@pytest.mark.parametrize(
+    "family", [each for each in FAMILIES if each.startswith(("deep", "kimi", "gpt", "hermes"))]
+)
+def test_arguments_in_json_are_passed_on_as_they_arrive(family):
+    name, write = FAMILIES[family]
+    parser, text = parser_of(name), write(OUTPUTS[15])
+    cut = text.index("return")
+    early = list(parser.feed(text[:cut]))
+    assert CallStart in map(type, early)
+    assert any(isinstance(each, CallArguments) and "def f" in each.text for each in early)
+
+
+def test_content_is_passed_on_as_it_arrives():
+    parser = parser_of("qwen3_coder")
+    assert list(parser.feed("Let me ")) == [Content("Let me")]
+    assert list(parser.feed("see. <tool")) == [Content(" see.")]
+    assert list(parser.feed("box>")) == [Content(" <toolbox>")]
+
+
+def test_values_in_tags_have_the_types_of_the_schema():
+    text = (
+        "<tool_call><function=get_weather><parameter=days>7</parameter>"
+        "<parameter=city>7</parameter><parameter=exact>True</parameter>"
+        "<parameter=note>null</parameter><parameter=share>about a half</parameter>"
+        "<parameter=unit>celsius</parameter><parameter=new>[1]</parameter></function></tool_call>"
+    )
+    _, _, [(_, given)] = read(parser_of("qwen3_coder"), [text])
+    assert json.loads(given) == {
+        "days": 7,
+        "city": "7",
+        "exact": True,
+        "note": None,
+        "share": "about a half",
+        "unit": "celsius",
+        "new": [1],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("qwen3_coder", '<function=get_weather>{"city": "Ulm", "days": 3}</function>'),
+        ("qwen3_coder", '\n<function=get_weather>\n{"city": "Ulm", "days": 3}\n</function>\n'),
+        ("glm45", 'get_weather\n{"city": "Ulm", "days": 3}'),
+        ("glm45", '\nget_weather{"city": "Ulm", "days": 3}\n'),
+    ],
+)
+def test_arguments_may_be_json_in_place_of_tags(name, body):
+    [(called, given)] = read(parser_of(name), [f"<tool_call>{body}</tool_call>"])[2]
+    assert (called, json.loads(given)) == ("get_weather", {"city": "Ulm", "days": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("qwen3_coder", "<function=get_weather>Ulm</function>"),
+        ("qwen3_coder", '<function=get_weather>["Ulm"]</function>'),
+        ("qwen3_coder", "<function=get_weather><parameter=city>Ulm</parameter> or Bonn</function>"),
+        ("qwen3_coder", "<function=get_weather>in <parameter=city>Ulm</parameter></function>"),
+        ("glm45", "get_weather of Ulm"),
+        ("glm45", "get_weather<arg_key>city</arg_key>Ulm"),
+        ("glm45", "get_weather<arg_key>city</arg_key><arg_value>Ulm</arg_value> or Bonn"),
+    ],
+)
+def test_a_call_with_text_beside_its_arguments_is_content(name, body):
+    text = f"<tool_call>{body}</tool_call>"
+    assert read(parser_of(name), [text]) == (text, "", [])
+    assert read(parser_of(name), text) == (text, "", [])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3_coder", "<tool_call><function=time>" + "<parameter=a" * 40_000),
+        ("qwen3_coder", "<tool_call><function=time>" + "<parameter=a>" * 40_000),
+        ("glm45", "<tool_call>time" + "<arg_key>" * 40_000),
+        ("glm45", "<tool_call>time" + "<arg_key>a</arg_key>" * 40_000),
+        ("glm45", "<tool_call>time<arg_key>a</arg_key><arg_value>" + "<arg_key>" * 40_000),
+    ],
+    ids=["parameter", "closed parameter", "key", "closed key", "value"],
+)
+def test_tags_that_are_not_closed_take_linear_time(name, text):
+    """A scan to the end for each tag takes over 10 seconds."""
+    began_s = time.process_time()
+    read(parser_of(name), [f"{text}</tool_call>"])
+    assert time.process_time() - began_s < 2
+
+
+def test_a_list_of_calls_is_scanned_once(monkeypatch):
+    fed = []
+    feed = JsonSpan.feed
+    monkeypatch.setattr(JsonSpan, "feed", lambda self, text: fed.append(text) or feed(self, text))
+    calls = [{"name": "time", "arguments": {"note": "{}]," * 50}}] * 2
+    text = f"[TOOL_CALLS] {json.dumps(calls)}"
+    assert len(read(parser_of("mistral"), text)[2]) == 2
+    assert "".join(fed) == "".join(map(json.dumps, calls))
+
+
+def test_ids_of_calls():
+    text = "<|tool_call_begin|>functions.time:3<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    [start, _] = parser_of("kimi_k2").feed(text)
+    assert start == CallStart(0, "time", "functions.time:3")
+    assert len(new_call_id(TOOL_FORMATS["mistral"])) == 9
+    assert new_call_id(TOOL_FORMATS["hermes"]).startswith("call_")
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("[1, 2, 3]", "[1, 2, 3]", []),
+        ("[get_weather(**x)]", "[get_weather(**x)]", []),
+        ("[get_weather(open('x'))]", "[get_weather(open('x'))]", []),
+        ("[time(1)]", "[time(1)]", []),
+        ("[unknown()]", "[unknown()]", []),
+        ("[time() + 1]", " + 1]", [("time", "{}")]),
+        ("[time()] That is all.", "] That is all.", [("time", "{}")]),
+        ("[time(exact=true)]", "", [("time", '{"exact": true}')]),
+    ],
+)
+def test_python_that_is_no_list_of_calls_is_content(text, content, calls):
+    assert read(parser_of("llama4_pythonic"), text) == (content, "", calls)
+    assert read(parser_of("llama4_pythonic"), [text]) == (content, "", calls)
+
+
+def test_harmony_separates_reasoning_content_and_calls():
+    text = (
+        "<|channel|>analysis<|message|>The user asks.<|end|><|start|>assistant<|channel|>final"
+        "<|message|>It rains.<|return|>"
+    )
+    assert read(parser_of("gpt_oss"), text) == ("It rains.", "The user asks.", [])
+    text = (
+        "<|channel|>analysis<|message|>Look up.<|end|><|start|>assistant to=functions.time"
+        '<|channel|>commentary json<|message|>{"a": 1}<|call|>'
+    )
+    assert read(parser_of("gpt_oss"), text) == ("", "Look up.", [("time", '{"a": 1}')])
+
+
+def test_deepseek_marks():
+    assert deepseek_mark("tool sep") == "<\uff5ctool\u2581sep\uff5c>"

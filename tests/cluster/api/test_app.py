@@ -1,0 +1,46 @@
+from types import SimpleNamespace
+
+import pytest
+from fastapi.testclient import TestClient
+
+from cluster.api.app import make_app
+from specdec.types.errors import TargetFailedError
+
+LOST = TargetFailedError("rank 1 failed: secret detail")
+
+
+@pytest.mark.parametrize(
+    ("router", "health", "ready"),
+    [
+        (SimpleNamespace(is_ready=False, failure=None), 200, 503),
+        (SimpleNamespace(is_ready=True, failure=None), 200, 200),
+        (SimpleNamespace(is_ready=False, failure=LOST), 503, 503),
+    ],
+    ids=["loading", "ready", "lost"],
+)
+def test_liveness_and_readiness(router, health, ready):
+    client = TestClient(make_app(lambda: router, lambda: None))
+    assert client.get("/health").status_code == health
+    assert client.get("/ready").status_code == ready
+    assert "secret" not in client.get("/health").text + client.get("/ready").text
+
+
+def test_unknown_paths_and_methods_have_the_format_of_other_errors():
+    client = TestClient(make_app(lambda: SimpleNamespace(), lambda: None))
+    missing, wrong = client.post("/v1/audio/speech"), client.delete("/v1/models")
+    assert (missing.status_code, wrong.status_code) == (404, 405)
+    message = "no such path: /v1/audio/speech; /openapi.json lists those of the API"
+    assert missing.json()["error"]["message"] == message
+    message = "method DELETE is not allowed for /v1/models; use GET"
+    assert (wrong.json()["error"]["message"], wrong.headers["allow"]) == (message, "GET")
+
+
+def test_the_error_of_an_unknown_path_has_the_prefix_of_the_application():
+    app = make_app(lambda: SimpleNamespace(), lambda: None)
+    missing = TestClient(app, root_path="/b").get("/b/v2/models").json()["error"]["message"]
+    assert missing == "no such path: /b/v2/models; /b/openapi.json lists those of the API"
+
+
+def test_other_pages_do_not_exist():
+    client = TestClient(make_app(lambda: SimpleNamespace(), lambda: None))
+    assert [client.get(path).status_code for path in ("/", "/docs", "/redoc")] == [404] * 3
