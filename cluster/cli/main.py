@@ -19,12 +19,12 @@ from cluster.cli.output import json_flag, show_json
 
 _MODULES: Mapping[str, str] = MappingProxyType(
     {
-        "adapt": "adapt",
+        "adapt": "training.adapt",
         "bench": "bench.cli",
         "chat": "chat",
-        "doctor": "doctor",
+        "doctor": "doctor.doctor",
         "drafter": "drafter",
-        "eval-drafter": "eval_drafter",
+        "eval-drafter": "training.eval_drafter",
         "generate": "generate",
         "lora": "lora",
         "models": "models",
@@ -33,8 +33,8 @@ _MODULES: Mapping[str, str] = MappingProxyType(
         "speculation": "admin",
         "status": "admin",
         "tokenize": "generate",
-        "train": "train",
-        "train-data": "train_data",
+        "train": "training.train",
+        "train-data": "training.train_data",
     }
 )
 """The modules of the commands that are not here; the function has the name of the command."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cluster.cli import doctor, environment
-from cluster.cli.doctor import CHECKS, examine
-from cluster.cli.environment import Environment, GpuState, Probe
+from cluster.cli.doctor import doctor, environment
+from cluster.cli.doctor.doctor import CHECKS, examine
+from cluster.cli.doctor.environment import Environment, GpuState, Probe
 from cluster.cli.main import main
 from specdec.kernels import nvlink
 from specdec.models.resolve import packaged_directory

@@ -21,7 +21,7 @@ from cluster.cli.output import (
     section_flag,
     show_json,
 )
-from cluster.cli.train_data import corpus_flags, make_corpus
+from cluster.cli.training.train_data import corpus_flags, make_corpus
 from specdec.config.engine import Kernels
 from specdec.config.quantization import CPU_QUANTIZATION_METHODS, QuantizationMethod
 from specdec.training.data.config import (

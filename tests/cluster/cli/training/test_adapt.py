@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from grpc import StatusCode
 
-from cluster.cli.adapt import AdaptationLoop, SampleSource
+from cluster.cli.training.adapt import AdaptationLoop, SampleSource
 from specdec.client import ClientError, DrafterReport, DrafterVersion, SampleBatch, ServedSample
 from specdec.training.adaptation import Version
 from specdec.types.drafters import DrafterOrder, VersionState
@@ -168,7 +168,7 @@ def test_without_a_head_there_is_nothing_to_train(head):
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system has no SCHED_IDLE")
 def test_it_runs_when_no_other_process_does():
     code = (
-        "import os; from cluster.cli.adapt import run_when_idle; run_when_idle(); "
+        "import os; from cluster.cli.training.adapt import run_when_idle; run_when_idle(); "
         "print(os.sched_getscheduler(0) == os.SCHED_IDLE)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -14,7 +14,7 @@ from grpc import StatusCode
 
 from cluster.cli.options import admin_client, admin_flags
 from cluster.cli.output import print_stderr
-from cluster.cli.train import target_precision_flags
+from cluster.cli.training.train import target_precision_flags
 from specdec.client import AdminClient, ClientError, DrafterOrder
 from specdec.config.quantization import QuantizationMethod
 from specdec.training.data.config import Precision, TrainingConfig, WeightDtype

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from cluster.cli import main
 from cluster.cli.output import print_stderr
-from cluster.cli.train import Reporter, _corpus, progress_line
+from cluster.cli.training.train import Reporter, _corpus, progress_line
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import method_of
 from specdec.models.resolve import resolve

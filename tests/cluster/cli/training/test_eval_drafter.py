@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from cluster.cli import main
-from cluster.cli.eval_drafter import _line
+from cluster.cli.training.eval_drafter import _line
 from specdec.models.drafters.card import read_acceptance
 from specdec.training.evaluation import Answer, PositionCounts, SuiteResult
 from tests.specdec.heads import fitted_medusa_dir

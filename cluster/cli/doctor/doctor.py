@@ -9,7 +9,7 @@ from typing import Literal
 
 import click
 
-from cluster.cli.environment import Environment, Probe, inspect_environment
+from cluster.cli.doctor.environment import Environment, Probe, inspect_environment
 from cluster.cli.options import api_key_flag, tls_ca_flag
 from cluster.cli.output import json_flag, show_json
 

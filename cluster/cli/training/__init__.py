@@ -1,0 +1,4 @@
+"""Commands that train and measure drafters.
+
+Training itself belongs in `specdec.training`.
+"""
