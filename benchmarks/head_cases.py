@@ -17,7 +17,8 @@ from benchmarks.step_bench import Precision
 from benchmarks.tree_verification import TreeBench
 from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.reference.forward_batch import Chunk, ModelInput
-from specdec.kernels.sample import SampleParams, row_argmax
+from specdec.kernels.reference.sample_rows import SampleParams
+from specdec.kernels.sample import row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig

@@ -47,7 +47,7 @@ def draft_spec(
 
 
 class PinnedRanks:
-    """One rank in a process that runs on the given cores; in place of `cluster.workers.groups.ranks`."""
+    """One rank in a process that runs on the given cores; in place of `workers.groups.ranks`."""
 
     def __init__(self, spec: GroupSpec, cores: Sequence[int]) -> None:
         """Start the process; it loads the model once it is connected."""

@@ -20,17 +20,6 @@ from specdec.kernels.cpu.build import declare
 from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS, RowArgmax, SampleParams
 from specdec.kernels.reference.triton_availability import has_triton
 
-__all__ = [
-    "SAMPLE_PARAMS",
-    "RowArgmax",
-    "SampleParams",
-    "logits_and_argmax",
-    "row_argmax",
-    "sample_tokens",
-    "shared_memory_argmax",
-    "torch_row_argmax",
-]
-
 
 def row_argmax(logits: Tensor) -> RowArgmax:
     """Return the argmax of each row, in one pass.

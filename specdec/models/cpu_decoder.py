@@ -19,7 +19,8 @@ from specdec.kernels.cpu import MatrixStruct, native_library
 from specdec.kernels.cpu.decoder import DecoderKernel
 from specdec.kernels.cpu.draft_head import DraftHeadKernel, DraftHeadStruct
 from specdec.kernels.reference.forward_batch import HiddenStates, ModelInput, SlotMove
-from specdec.kernels.sample import RowArgmax, SampleParams, logits_and_argmax
+from specdec.kernels.reference.sample_rows import RowArgmax, SampleParams
+from specdec.kernels.sample import logits_and_argmax
 from specdec.models.layers.decoder_layer import DecoderLayer
 from specdec.models.layers.mixture import SparseMLP
 from specdec.models.layers.mlp import MLP

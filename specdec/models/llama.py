@@ -20,7 +20,8 @@ from specdec.kernels.moves import move_kv
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import AnyDeviceBatch
 from specdec.kernels.reference.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
-from specdec.kernels.sample import RowArgmax, row_argmax
+from specdec.kernels.reference.sample_rows import RowArgmax
+from specdec.kernels.sample import row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.rope import Rope

@@ -15,8 +15,8 @@ from specdec.config.kv_cache import KVCacheDType
 from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.reference.forward_batch import HiddenStates, ModelInput, SlotMove
+from specdec.kernels.reference.sample_rows import RowArgmax, SampleParams
 from specdec.kernels.reference.triton_availability import kv_dtype_fault
-from specdec.kernels.sample import RowArgmax, SampleParams
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.cpu_decoder import NativeDecoder

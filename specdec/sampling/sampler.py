@@ -18,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS, RowArgmax, SampleParams
 from specdec.kernels.reference.triton_availability import has_triton
-from specdec.kernels.sample import SAMPLE_PARAMS, RowArgmax, SampleParams, row_argmax, sample_tokens
+from specdec.kernels.sample import row_argmax, sample_tokens
 from specdec.sampling.gumbel import (
     CHUNK_TOKENS,
     MAX_NOISE,

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.kernels.sample import SampleParams, best_drafts
+from specdec.kernels.reference.sample_rows import SampleParams
+from specdec.kernels.sample import best_drafts
 from specdec.sampling.gumbel import (
     CHUNK_TOKENS,
     MAX_NOISE,

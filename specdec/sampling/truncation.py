@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec.kernels.sample import SampleParams
+from specdec.kernels.reference.sample_rows import SampleParams
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.vocab_shard import ScoreChunks
 

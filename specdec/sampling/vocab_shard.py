@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.cpu import SharedMemory
-from specdec.kernels.sample import RowArgmax, SampleParams, shared_memory_argmax
+from specdec.kernels.reference.sample_rows import RowArgmax, SampleParams
+from specdec.kernels.sample import shared_memory_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.gumbel import CHUNK_TOKENS
 

@@ -1,7 +1,7 @@
 """Errors that a caller can cause, which every interface reports alike.
 
-`cluster.api.base.errors` maps them to gRPC and HTTP codes. A failed invariant of our own is an `assert`,
-never one of these.
+`cluster.api.base.errors` maps them to gRPC and HTTP codes. A failed invariant of our own is an
+`assert`, never one of these.
 """
 
 from __future__ import annotations

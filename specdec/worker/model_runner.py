@@ -15,10 +15,10 @@ from specdec.worker.adapters import RankAdapters
 from specdec.worker.batch.batch_state import BatchState
 from specdec.worker.device.agreed_graphs import graphs_of_ranks
 from specdec.worker.device.decoder import DeviceDecoder
-from specdec.worker.device.head.head import DrafterParts
 from specdec.worker.device.state import DeviceStepLimits
 from specdec.worker.device.step_graphs import GraphBackend, GraphReport, StepGraphs
 from specdec.worker.device.steps import MAX_IN_FLIGHT, DeviceSteps
+from specdec.worker.head.parts import DrafterParts
 
 
 class ModelRunner:

@@ -1,4 +1,4 @@
-"""Serialization of a draft model's steps and answers; see `cluster.workers.messages.serialization`."""
+"""Serialization of a draft model's steps and answers; see `workers.messages.serialization`."""
 
 from __future__ import annotations
 

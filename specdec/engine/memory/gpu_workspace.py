@@ -179,7 +179,7 @@ def _rank_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool, captures
 
 
 def _count_bytes(config: LLMConfig, model: ModelConfig) -> int:
-    """Return the bytes of the counts of output tokens, for penalties (`worker.device.seen_tokens`)."""
+    """Return the bytes of counts of output tokens, for penalties (`worker.device.seen_tokens`)."""
     int32_bytes = 4
     return config.max_num_seqs * model.vocab_size * int32_bytes
 

@@ -25,7 +25,7 @@ from specdec.kernels.cpu.decoder import (
 from specdec.kernels.cpu.drafts import DraftArrays, DraftsStruct, HeadKernel
 from specdec.kernels.cpu.matrix import MatrixStruct
 from specdec.kernels.reference.forward_batch import ModelInput
-from specdec.kernels.sample import SampleParams
+from specdec.kernels.reference.sample_rows import SampleParams
 
 _Address = ctypes.c_void_p
 

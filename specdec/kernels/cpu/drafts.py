@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdec.kernels.cpu.decoder import AllReduce, BatchArrays, DecoderStruct, ModelKernel
 from specdec.kernels.cpu.shared_memory import SharedMemory
-from specdec.kernels.sample import SAMPLE_PARAMS, SampleParams
+from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS, SampleParams
 
 _Address = ctypes.c_void_p
 

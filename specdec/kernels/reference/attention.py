@@ -1,7 +1,8 @@
 """Paged attention: prefill, decode and draft tokens of a flat batch in one call.
 
 A `PagedAttention` is called twice: `plan`, once per forward pass on the host, and `rotate_and_run`,
-once per layer. `kernels.reference.torch_attention` is the reference; `kernels.triton.attention` runs on GPUs.
+once per layer. `kernels.reference.torch_attention` is the reference, `kernels.triton.attention`
+runs on GPUs.
 
 The KV cache of one layer is [num_slots, 2, num_kv_heads, head_dim] (keys, then values), so that
 writing a token's KV and reading a sequence's pages are one indexed copy each. With latents it is

@@ -1,4 +1,4 @@
-"""The best children of nodes of draft trees on a GPU; `sampling.device.device_children` defines them."""
+"""Best children of nodes of draft trees on a GPU; `sampling.device.device_children` defines it."""
 
 from __future__ import annotations
 

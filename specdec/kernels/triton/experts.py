@@ -64,7 +64,7 @@ def num_tiles_of(num_pairs: int, num_experts: int, num_rows: int) -> int:
 
 
 def route(logits: Tensor, bias: Tensor | None, rule: RoutingRule) -> Routes:
-    """Return the routes of tokens as `kernels.reference.experts.route`; of equal experts the first."""
+    """Return the routes as `kernels.reference.experts.route`; of equal experts the first."""
     assert logits.is_contiguous()
     num_rows, num_experts = logits.shape
     group_size = num_experts // rule.num_groups

@@ -31,7 +31,7 @@ def walk_trees(
     num_nodes: Tensor,
     num_kept: Tensor,
 ) -> WalkedTrees:
-    """Follow the sampled tokens through trees and chains, as `sampling.device.device_trees.verify_trees`.
+    """Follow the sampled tokens through trees and chains, as `device_trees.verify_trees`.
 
     sampled: [B * Q] int64, the target's token behind each base and each node, and is_invalid which
     of them are none. draft_ids, parents: [B, Q - 1] int64. num_nodes, num_kept: [B] int64.

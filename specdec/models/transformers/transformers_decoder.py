@@ -25,7 +25,8 @@ from specdec.kernels.backend import KernelBackend, paged_attention
 from specdec.kernels.moves import move_kv
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
-from specdec.kernels.sample import RowArgmax, row_argmax
+from specdec.kernels.reference.sample_rows import RowArgmax
+from specdec.kernels.sample import row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.transformers_config import parallel_plan

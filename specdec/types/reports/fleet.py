@@ -11,7 +11,7 @@ from specdec.types.reports.stats import Counts, EngineReport
 
 @dataclass(frozen=True)
 class DecisionNews:
-    """A change of a replica's decision, in wall-clock time. See specdec.types.drafts.draft_decision."""
+    """A change of a replica's decision, in wall-clock time. See `types.drafts.draft_decision`."""
 
     at: datetime
     num_draft_tokens: int

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec.kernels.reference.forward_batch import Chunk, ModelInput, SlotMove
-from specdec.kernels.sample import SAMPLE_PARAMS, RowArgmax
+from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS, RowArgmax
 from specdec.sampling.device.device_sampler import SamplingKind, kind_of
 from specdec.sampling.logits_processors import BatchLogitsProcessor, LogitsProcessor
 from specdec.sampling.sampler import SamplingBatch

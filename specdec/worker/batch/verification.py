@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.kernels.sample import RowArgmax
+from specdec.kernels.reference.sample_rows import RowArgmax
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch, VerifiedTokens, verify_greedy
 from specdec.sampling.vocab_shard import VocabShard, all_ranks_argmax
 from specdec.types.messages import StepRow, VerifiedRow, VerifyOutput

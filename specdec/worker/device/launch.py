@@ -25,7 +25,6 @@ from specdec.sampling.vocab_shard import VocabShard
 from specdec.worker.device.decoder import DeviceDecoder
 from specdec.worker.device.extras import StepExtras
 from specdec.worker.device.head.block import BlockDrafts
-from specdec.worker.device.head.head import BlockParts, DrafterParts, PairParts
 from specdec.worker.device.head.head_launch import HeadLauncher, draft_layout
 from specdec.worker.device.head.pairs import PairDrafts
 from specdec.worker.device.input.buffers import StepBuffers
@@ -50,6 +49,7 @@ from specdec.worker.device.step_graphs import (
     StepShape,
 )
 from specdec.worker.device.trees import TreePaths, nodes_of
+from specdec.worker.head.parts import BlockParts, DrafterParts, PairParts
 
 _STAGES = {
     SamplingKind.GREEDY: Stage.GREEDY,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec.kernels.sample import SAMPLE_PARAMS
+from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS
 from specdec.sampling.device.device_sampler import DeviceRules
 from specdec.sampling.device.device_truncation import DeviceLimits
 from specdec.sampling.gumbel import NoiseKeys

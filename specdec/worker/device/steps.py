@@ -21,7 +21,6 @@ from specdec.types.messages import BlockTableDelta, StepRow
 from specdec.worker.batch.batch_state import SequenceState
 from specdec.worker.device.decoder import DeviceDecoder
 from specdec.worker.device.extras import ExtrasPacker
-from specdec.worker.device.head.head import DrafterParts
 from specdec.worker.device.input import rows as device_rows
 from specdec.worker.device.input.buffers import HostBuffer, PendingTokens, recorded_event
 from specdec.worker.device.input.columns import StepColumns
@@ -30,6 +29,7 @@ from specdec.worker.device.launch import StepLauncher
 from specdec.worker.device.plan import StepPlan
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
 from specdec.worker.device.step_graphs import GraphReport, RaggedShape, StepGraphs, StepShape
+from specdec.worker.head.parts import DrafterParts
 
 MAX_IN_FLIGHT = 2
 

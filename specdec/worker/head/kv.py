@@ -1,6 +1,6 @@
 """State of the KV of a draft head on one rank: which pairs are computed, and their features.
 
-The KV of a head is one more layer in the target's block tables (`models.heads.networks.base`). It is
+The KV of a head is one more layer in the target's block tables (`heads.networks.base`). It is
 computed lazily: while speculation is off only its inputs are kept. So each sequence has a number of
 computed pairs, and each block the number of its leading slots with valid KV. The latter outlives
 the sequence, for those that share the block through the prefix cache. All ranks receive the same

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.forward_batch import Chunk, ModelInput, SlotMove
-from specdec.kernels.sample import SAMPLE_PARAMS
+from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS
 from specdec.models.heads.config import stores_features
 from specdec.models.heads.networks.base import (
     DeviceBlockHead,
@@ -31,9 +31,9 @@ from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.drafts.draft_tree import num_growth_slots
 from specdec.types.messages import StepInput, StepRow, VerifiedRow
 from specdec.worker.batch.batch_state import BatchState
-from specdec.worker.device.head.head import BlockParts, DrafterParts, PairParts, StateParts
 from specdec.worker.head.features import HeadFeatures
 from specdec.worker.head.kv import HeadKv
+from specdec.worker.head.parts import BlockParts, DrafterParts, PairParts, StateParts
 from specdec.worker.head.sampler import HeadDraft, HeadSampler
 from specdec.worker.head.trees import HeadTrees
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.logit_edits import LogitEdits
-from specdec.kernels.sample import SampleParams, row_argmax
+from specdec.kernels.reference.sample_rows import SampleParams
+from specdec.kernels.sample import row_argmax
 from specdec.models.heads.networks.base import DraftHead
 from specdec.sampling.device.device_children import DeviceChildren, children_on_device
 from specdec.sampling.device.device_edits import apply_edits

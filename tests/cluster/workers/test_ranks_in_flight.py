@@ -19,7 +19,7 @@ from specdec.worker.device.steps import DeviceSteps
 from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, tokens_by
 from tests.specdec.fakes import Exchange, ThreadGroup
-from tests.specdec.worker.device import FakeGraphs, device_runner
+from tests.specdec.worker.device.runners import FakeGraphs, device_runner
 
 NUM_DRAFTS = 3
 SIZES = {"max_num_seqs": 4, "max_model_len": 96}

@@ -18,7 +18,7 @@ from tests.specdec.engines import (
     request,
     tokens_by,
 )
-from tests.specdec.worker.device import device_runner
+from tests.specdec.worker.device.runners import device_runner
 
 FP8 = ("fp8_e4m3", "fp8_e5m2")
 SAMPLED = {"temperature": 0.9, "top_p": 0.95}

@@ -7,13 +7,8 @@ import pytest
 import torch
 
 from specdec.kernels.cpu import MatrixFormat, PackedMatrix, native_library
-from specdec.kernels.sample import (
-    SAMPLE_PARAMS,
-    logits_and_argmax,
-    row_argmax,
-    sample_tokens,
-    torch_row_argmax,
-)
+from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS
+from specdec.kernels.sample import logits_and_argmax, row_argmax, sample_tokens, torch_row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.sampler import SamplingBatch, sample, torch_sample
 from specdec.sampling.vocab_shard import VocabShard

@@ -21,7 +21,7 @@ from tests.specdec.engines import (
     tokens_by,
     with_adapter,
 )
-from tests.specdec.worker.device import (
+from tests.specdec.worker.device.runners import (
     FakeGraphs,
     device_draft_runner,
     device_runner,

@@ -21,7 +21,7 @@ from specdec.worker.device.steps import DeviceSteps
 from specdec.worker.loading import load_draft_runner
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
-from tests.specdec.worker.device import FakeGraphs, device_draft_runner
+from tests.specdec.worker.device.runners import FakeGraphs, device_draft_runner
 from tests.specdec.worker.test_device_steps import requests
 
 LIMITS = DraftLimits(

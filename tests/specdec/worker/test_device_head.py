@@ -14,7 +14,7 @@ from specdec.worker import LocalTarget
 from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, tokens_by
 from tests.specdec.fakes import run_ranks
-from tests.specdec.worker.device import FakeGraphs, device_runner, recorded_device_steps
+from tests.specdec.worker.device.runners import FakeGraphs, device_runner, recorded_device_steps
 
 NUM_DRAFTS = 3
 SAMPLING = [

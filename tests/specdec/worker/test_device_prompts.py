@@ -17,7 +17,7 @@ from specdec.worker.device.step_graphs import RaggedShape, StepShape
 from tests.specdec.engines import engine_config, local_engine, make_engine, request
 from tests.specdec.fakes import run_ranks
 from tests.specdec.tiny import tiny_llama_dir
-from tests.specdec.worker.device import (
+from tests.specdec.worker.device.runners import (
     FakeGraphs,
     device_runner,
     device_target,

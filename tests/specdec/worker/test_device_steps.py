@@ -21,7 +21,7 @@ from tests.specdec.engines import (
     run,
 )
 from tests.specdec.fakes import run_ranks
-from tests.specdec.worker.device import (
+from tests.specdec.worker.device.runners import (
     FakeGraphs,
     device_runner,
     device_target,

@@ -30,7 +30,7 @@ from tests.specdec.fakes import run_ranks
 from tests.specdec.models.families import save_family
 from tests.specdec.trees import TreeProposer
 from tests.specdec.walks import device_trees, random_drafts, sample_of
-from tests.specdec.worker.device import (
+from tests.specdec.worker.device.runners import (
     FakeGraphs,
     device_runner,
     device_target,

@@ -22,7 +22,7 @@ from tests.specdec.heads import HEADS
 from tests.specdec.models.heads.driver import KERNELS, TARGET_SIZES, save
 from tests.specdec.models.heads.test_eagle import CONFIG, eagle_weights
 from tests.specdec.tiny import tiny_llama_dir
-from tests.specdec.worker.device import FakeGraphs, device_runner, recorded_device_steps
+from tests.specdec.worker.device.runners import FakeGraphs, device_runner, recorded_device_steps
 from tests.specdec.worker.test_device_head import NUM_DRAFTS, RecordedTarget, requests
 
 PROMPT = (11, 12, 13, 14, 15, 16)

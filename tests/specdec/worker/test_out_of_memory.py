@@ -17,7 +17,7 @@ from tests.specdec.engines import (
     tokens_by,
 )
 from tests.specdec.fakes import run_ranks
-from tests.specdec.worker.device import device_runner
+from tests.specdec.worker.device.runners import device_runner
 
 
 class SmallMemory:

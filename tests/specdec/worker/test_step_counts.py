@@ -16,7 +16,7 @@ from specdec.worker.device.step_graphs import StepShape
 from tests.specdec.engines import engine_config
 from tests.specdec.fakes import run_ranks
 from tests.specdec.tiny import tiny_llama_dir
-from tests.specdec.worker.device import device_runner
+from tests.specdec.worker.device.runners import device_runner
 from tests.specdec.worker.operators import (
     Operators,
     assert_host_reads_nothing,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specdec.kernels.reference.device_batch import AnyDeviceBatch, DeviceBatch
 from specdec.kernels.reference.forward_batch import ModelInput
-from specdec.kernels.sample import SampleParams
+from specdec.kernels.reference.sample_rows import SampleParams
 from specdec.types.drafts.draft_tree import Parents
 
 HeadState = Any

@@ -17,7 +17,7 @@ from specdec.kernels.cpu import MatrixStruct, native_library
 from specdec.kernels.cpu.decoder import LayerStruct
 from specdec.kernels.cpu.draft_head import DraftHeadKernel, DraftHeadStruct, PairStates
 from specdec.kernels.reference.forward_batch import Chunk, ModelInput
-from specdec.kernels.sample import SampleParams
+from specdec.kernels.reference.sample_rows import SampleParams
 from specdec.models.heads.networks.base import FrontierNodes
 from specdec.models.heads.networks.eagle3 import Eagle3Head, FirstLayer
 from specdec.models.heads.networks.fused import FusedHead

@@ -21,7 +21,7 @@ from specdec.kernels.cpu.block_head import (
 )
 from specdec.kernels.cpu.decoder import LayerStruct
 from specdec.kernels.reference.forward_batch import ModelInput
-from specdec.kernels.sample import SampleParams
+from specdec.kernels.reference.sample_rows import SampleParams
 from specdec.models.heads.networks.dflash import BlockState, DFlashHead
 from specdec.models.heads.networks.layers import FIRST_SLOT
 from specdec.models.heads.networks.markov import MarkovHead

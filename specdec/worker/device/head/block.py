@@ -16,11 +16,12 @@ from specdec.kernels.reference.device_batch import DeviceBatch
 from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.models.heads.networks.base import DeviceBlockHead, DraftHead
 from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
-from specdec.worker.device.head.head import BlockParts, DraftRows
+from specdec.worker.device.head.head import DraftRows
 from specdec.worker.device.head.pairs import KvDrafts
 from specdec.worker.device.input.draft_layout import DraftLayout
 from specdec.worker.device.state import DeviceState, DeviceStepLimits, slots_at
 from specdec.worker.device.step_graphs import StepShape
+from specdec.worker.head.parts import BlockParts
 
 
 def num_scratch_blocks(head: DraftHead, limits: EngineConfig) -> int:

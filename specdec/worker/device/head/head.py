@@ -1,10 +1,10 @@
 """Drafts of a head on the device, behind the tokens that a step has verified there.
 
 Tokens, positions and the number of tokens stay on the device: the next step takes them there, and
-the host receives them with the result of this one. `device_pairs` has heads with KV that draft
-token by token, `device_tree_growth` their trees, `device_block` has heads of a block, and
-`device_state_head` those without KV. The drafts are those of `head_runner`, which serves all other
-steps on the same features and KV.
+the host receives them with the result of this one. `pairs` has heads with KV that draft
+token by token, `tree_growth` their trees, `block` has heads of a block, and `state_head` those
+without KV. The drafts are those of `worker.head.runner`, which serves all other steps on the same
+features and KV.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.logit_edits import LogitEdits
-from specdec.models.heads.networks.base import (
-    DeviceBlockHead,
-    DeviceHead,
-    DeviceStateHead,
-    HeadState,
-)
+from specdec.models.heads.networks.base import DeviceBlockHead, DeviceStateHead, HeadState
 from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device.input.draft_layout import DraftLayout
 from specdec.worker.device.rules import PARAM_WORDS, rules_of
@@ -45,42 +40,6 @@ CHAIN_STAGES = {
     SamplingKind.SAMPLED: Stage.CHAIN_SAMPLED,
     SamplingKind.TRUNCATED: Stage.CHAIN_TRUNCATED,
 }
-
-
-class PairParts(NamedTuple):
-    """A rank's head that drafts token by token, and what it shares with the drafts of the host.
-
-    features: [num_slots, feature_size] of the target's tokens in its pool; kv_cache: of the pairs.
-    Both have a padding block behind the pool.
-    """
-
-    head: DeviceHead
-    sampler: HeadSampler
-    features: Tensor
-    kv_cache: Tensor
-
-
-class BlockParts(NamedTuple):
-    """A rank's head that drafts blocks; as in PairParts.
-
-    kv_cache: with `num_scratch_blocks` behind the padding block.
-    """
-
-    head: DeviceBlockHead
-    sampler: HeadSampler
-    features: Tensor
-    kv_cache: Tensor
-
-
-class StateParts(NamedTuple):
-    """A rank's head without KV."""
-
-    head: DeviceStateHead
-    sampler: HeadSampler
-
-
-KvParts = PairParts | BlockParts
-DrafterParts = KvParts | StateParts
 
 
 class DraftRows(NamedTuple):

@@ -14,11 +14,7 @@ from specdec.worker.device.head.head import (
     CHAIN_STAGES,
     DRAFT_STAGES,
     TREE_STAGES,
-    BlockParts,
-    DrafterParts,
     DraftRows,
-    PairParts,
-    StateParts,
     stages_of_kinds,
 )
 from specdec.worker.device.head.pairs import PairDrafts
@@ -31,6 +27,7 @@ from specdec.worker.device.plan import StepPlan
 from specdec.worker.device.rules import PARAM_WORDS
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
 from specdec.worker.device.step_graphs import Launch, Stage, StepGraphs, StepShape
+from specdec.worker.head.parts import BlockParts, DrafterParts, PairParts, StateParts
 
 Sources = Callable[[StepShape], Tensor]
 """Returns the hidden state that each new token of a step was sampled by, [num_rows, Q]."""

@@ -1,4 +1,4 @@
-"""Drafts on the device of a head with KV, which runs the pairs of tokens (`models.heads.networks.base`).
+"""Drafts on the device of a head with KV, which runs the pairs of tokens (`heads.networks.base`).
 
 It runs the pairs of the new tokens, whose features are those of the step's own pass. The pair of
 the token in front of the new ones is run again: its slot may be in a block that the sequence has
@@ -18,10 +18,11 @@ from specdec.kernels.reference.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
-from specdec.worker.device.head.head import BlockParts, DraftRows, HeadDrafts, PairParts
+from specdec.worker.device.head.head import DraftRows, HeadDrafts
 from specdec.worker.device.input.draft_layout import DraftLayout
 from specdec.worker.device.state import DeviceState, DeviceStepLimits, slots_at
 from specdec.worker.device.step_graphs import StepShape
+from specdec.worker.head.parts import BlockParts, PairParts
 
 Parts = TypeVar("Parts", PairParts, BlockParts)
 

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
-from specdec.worker.device.head.head import DraftRows, HeadDrafts, StateParts
+from specdec.worker.device.head.head import DraftRows, HeadDrafts
 from specdec.worker.device.input.draft_layout import DraftLayout
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
 from specdec.worker.device.step_graphs import StepShape
+from specdec.worker.head.parts import StateParts
 
 
 class StateDrafts(HeadDrafts):

@@ -25,12 +25,12 @@ from specdec.sampling.device.device_growth import (
 )
 from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.types.drafts.draft_tree import MAX_TREE_NODES
-from specdec.worker.device.head.head import PairParts
 from specdec.worker.device.head.pairs import PairDrafts
 from specdec.worker.device.input.draft_layout import DraftLayout
 from specdec.worker.device.rules import rules_of
 from specdec.worker.device.state import DeviceState, DeviceStepLimits, slots_at
 from specdec.worker.device.step_graphs import StepShape
+from specdec.worker.head.parts import PairParts
 from specdec.worker.head.sampler import Shaping
 
 

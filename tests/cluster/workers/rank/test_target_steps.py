@@ -21,7 +21,7 @@ from specdec.worker import RankComparison, RankMismatchError
 from specdec.worker.device.input.buffers import PendingTokens
 from tests.specdec.engines import engine_config
 from tests.specdec.fakes import run_ranks
-from tests.specdec.worker.device import device_runner
+from tests.specdec.worker.device.runners import device_runner
 
 PROMPT = (5, 6, 7)
 

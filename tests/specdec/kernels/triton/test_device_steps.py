@@ -16,7 +16,7 @@ from tests.specdec.engines import engine_config, make_engine, request, run
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.device.test_device_sampler import ALONE, VOCAB, rows, rules_of
 from tests.specdec.tiny import tiny_llama_dir
-from tests.specdec.worker.device import FakeGraphs, device_runner, device_target
+from tests.specdec.worker.device.runners import FakeGraphs, device_runner, device_target
 from tests.specdec.worker.operators import Operators
 
 CONFIG = engine_config(3)

@@ -20,7 +20,7 @@ from tests.specdec.engines import engine_config, local_engine, make_engine, requ
 from tests.specdec.models.families import save_family
 from tests.specdec.models.passes import load
 from tests.specdec.tiny import train_tokenizer
-from tests.specdec.worker.device import device_runner, device_target
+from tests.specdec.worker.device.runners import device_runner, device_target
 from tests.specdec.worker.operators import Operators
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 1e-2}

@@ -25,7 +25,7 @@ from tests.specdec.engines import (
 from tests.specdec.models.families import save_family
 from tests.specdec.models.lora.test_adapters import Passes, merged_logits, texts
 from tests.specdec.models.passes import load
-from tests.specdec.worker.device import device_runner, recorded_device_steps
+from tests.specdec.worker.device.runners import device_runner, recorded_device_steps
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-2}
 COLUMNS = (range(70), range(70, 103), range(103, 136))

@@ -12,7 +12,7 @@ from tests.specdec.engine.test_head_trees import Recording, Texts, requests
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, run, tokens_by
 from tests.specdec.models.families import save_family
 from tests.specdec.models.passes import mixed_logits
-from tests.specdec.worker.device import device_target
+from tests.specdec.worker.device.runners import device_target
 
 PROMPTS = [[11, 12, 13, 11, 12], [7]]
 SAMPLING = [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9, "top_k": 20}]

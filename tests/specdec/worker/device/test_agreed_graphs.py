@@ -6,7 +6,7 @@ from specdec.worker.device.agreed_graphs import AgreedGraphs, graphs_of_ranks
 from specdec.worker.device.step_graphs import GraphCaptureError
 from tests.specdec.engines import engine_config
 from tests.specdec.fakes import run_ranks
-from tests.specdec.worker.device import FakeGraphs, device_runner
+from tests.specdec.worker.device.runners import FakeGraphs, device_runner
 
 CONFIG = engine_config(0, max_num_seqs=2, max_model_len=64)
 

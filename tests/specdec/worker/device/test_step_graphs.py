@@ -8,7 +8,7 @@ import pytest
 from specdec.worker.device.step_graphs import RaggedShape, Stage, StepGraphs, StepShape
 from tests.specdec.engines import engine_config
 from tests.specdec.models.families import save_family
-from tests.specdec.worker.device import FakeGraphs, device_runner
+from tests.specdec.worker.device.runners import FakeGraphs, device_runner
 
 
 @pytest.fixture

@@ -1,0 +1,46 @@
+"""The parts of a rank's head that its drafts on the device share with those on the host."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from specdec.models.heads.networks.base import DeviceBlockHead, DeviceHead, DeviceStateHead
+from specdec.worker.head.sampler import HeadSampler
+
+
+class PairParts(NamedTuple):
+    """A rank's head that drafts token by token, and what it shares with the drafts of the host.
+
+    features: [num_slots, feature_size] of the target's tokens in its pool; kv_cache: of the pairs.
+    Both have a padding block behind the pool.
+    """
+
+    head: DeviceHead
+    sampler: HeadSampler
+    features: Tensor
+    kv_cache: Tensor
+
+
+class BlockParts(NamedTuple):
+    """A rank's head that drafts blocks; as in PairParts.
+
+    kv_cache: with `num_scratch_blocks` behind the padding block.
+    """
+
+    head: DeviceBlockHead
+    sampler: HeadSampler
+    features: Tensor
+    kv_cache: Tensor
+
+
+class StateParts(NamedTuple):
+    """A rank's head without KV."""
+
+    head: DeviceStateHead
+    sampler: HeadSampler
+
+
+KvParts = PairParts | BlockParts
+DrafterParts = KvParts | StateParts
