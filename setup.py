@@ -19,6 +19,7 @@ from setuptools.command.build_py import build_py
 from setuptools.errors import ExecError
 
 KERNELS = Path("specdec", "kernels", "cpu")
+SOURCE = KERNELS / "source"
 PRECOMPILED = KERNELS / "precompiled"
 
 
@@ -89,10 +90,9 @@ class PrecompileKernels(Command):
         if machine not in variants.VARIANTS:
             known = ", ".join(variants.VARIANTS)
             raise ExecError(f"no precompiled kernels for {machine}; there are some for {known}")
-        sources = [*KERNELS.glob("*.cpp"), *KERNELS.glob("*.h")]
         directory = Path(self.get_finalized_command("build_py").build_lib, PRECOMPILED)
         directory.mkdir(parents=True)
-        digest = variants.source_digest(sources)
+        digest = variants.source_digest(SOURCE)
         for each in variants.VARIANTS[machine]:
             flags = variants.compiler_flags(*each.march)
             self.announce(f"compiling the kernels for {each.name}", level=2)
@@ -100,7 +100,7 @@ class PrecompileKernels(Command):
                 library = Path(objects, each.library_name(digest))
                 try:
                     compiler.compile_library(
-                        compiler.find_compiler(), sources, library, flags, variants.STATIC_FLAGS
+                        compiler.find_compiler(), SOURCE, library, flags, variants.STATIC_FLAGS
                     )
                 except compiler.CompileError as error:
                     raise ExecError(str(error)) from error

@@ -15,6 +15,7 @@ from specdec.kernels.cpu.variants import VARIANTS, source_digest
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "specdec" / "kernels" / "cpu"
+SOURCE = KERNELS / "source"
 COMPILER = """#!/bin/sh
 echo "$@" >> {log}
 while [ "$1" != -o ]; do shift; done
@@ -33,8 +34,9 @@ def project(tmp_path_factory):
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, project)
     for path in KERNELS.iterdir():
-        if path.suffix in (".py", ".cpp", ".h"):
+        if path.suffix == ".py":
             shutil.copy(path, package)
+    shutil.copytree(SOURCE, package / "source")
     shutil.copytree(ROOT / "protos", project / "protos", ignore=shutil.ignore_patterns("*_pb2*"))
     for folder in (project / "specdec", package.parent):
         (folder / "__init__.py").touch()
@@ -60,13 +62,14 @@ def test_a_wheel_contains_each_variant_and_names_its_platform(project, tmp_path)
     stale.touch()
     wheel, calls = build(project, tmp_path, SPECDEC_PRECOMPILE_KERNELS="1")
     variants = VARIANTS[platform.machine()]
-    digest = source_digest([*KERNELS.glob("*.cpp"), *KERNELS.glob("*.h")])
+    digest = source_digest(SOURCE)
     expected = {f"specdec/kernels/cpu/precompiled/{v.library_name(digest)}" for v in variants}
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {name for name in names if "precompiled" in name} == expected
-    assert "specdec/kernels/cpu/decoder.cpp" in names, "other processors compile it"
+    files = {path.relative_to(ROOT).as_posix() for path in SOURCE.rglob("*.*")}
+    assert files <= names, "other processors compile them"
     assert wheel.stem.endswith(f"-py3-none-linux_{platform.machine()}")
-    units = len(list(KERNELS.glob("*.cpp")))
+    units = len(list(SOURCE.rglob("*.cpp")))
     assert len(calls) == len(variants) * (units + 1)
     for each in variants:
         assert sum(" ".join(each.march) + " -ffp" in call for call in calls) == units

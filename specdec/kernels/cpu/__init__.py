@@ -1,7 +1,8 @@
 """CPU kernels in C++, compiled for the machine on first use.
 
-The Python that builds, loads and calls them is here too. Every kernel has a torch reference, which
-runs where no compiler is available. Model structure belongs in `models.cpu_decoder`.
+The Python that builds, loads and calls them is here; the C++ is in the folders of `source`, one for
+each purpose. Every kernel has a torch reference, which runs where no compiler is available. Model
+structure belongs in `models.cpu_decoder`.
 """
 
 from specdec.kernels.cpu.build import native_library, native_library_fault

@@ -8,7 +8,6 @@ import logging
 import os
 import platform
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,14 +19,15 @@ from filelock import FileLock
 
 from specdec.config.hardware import default_cache_dir
 from specdec.kernels.cpu.compiler import CompileError, compile_library, find_compiler, run
-from specdec.kernels.cpu.variants import compiler_flags, fitting_libraries
+from specdec.kernels.cpu.variants import compiler_flags, fitting_libraries, hash_files
 from specdec.types.errors import SpecdecError
 
 logger = logging.getLogger(__name__)
 
-_SOURCES = Path(__file__).parent
+SOURCE = Path(__file__).with_name("source")
+"""Folder of the C++ files, in one folder for each purpose."""
 
-PRECOMPILED = _SOURCES / "precompiled"
+PRECOMPILED = Path(__file__).with_name("precompiled")
 """Folder of a wheel's kernels for groups of processors; a checkout has none."""
 
 FLAGS = compiler_flags("-march=native")
@@ -63,22 +63,21 @@ class _LoadResult:
 
 @cache
 def _load() -> _LoadResult:
-    sources = [*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h")]
     try:
-        path = find_library(sources, PRECOMPILED, default_cache_dir() / "kernels")
+        path = find_library(SOURCE, PRECOMPILED, default_cache_dir() / "kernels")
         return _LoadResult(ctypes.CDLL(str(path)))
     except (BuildError, OSError) as error:
         logger.warning("CPU kernels are not available; using torch kernels: %s", error)
         return _LoadResult(fault=str(error))
 
 
-def find_library(sources: Sequence[Path], precompiled: Path, cache_directory: Path) -> Path:
-    """Return a precompiled library of the same sources that this machine can load, or build one.
+def find_library(source: Path, precompiled: Path, cache_directory: Path) -> Path:
+    """Return a precompiled library of `source` that this machine can load, or build one.
 
     Raises BuildError.
     """
     features = _processor().split()
-    for path in fitting_libraries(precompiled, sources, platform.machine(), features):
+    for path in fitting_libraries(precompiled, source, platform.machine(), features):
         try:
             ctypes.CDLL(str(path))
         except OSError as error:  # such as an older C library than that of the build
@@ -86,7 +85,7 @@ def find_library(sources: Sequence[Path], precompiled: Path, cache_directory: Pa
         else:
             logger.info("CPU kernels: %s", path.name)
             return path
-    return build(sources, cache_directory)
+    return build(source, cache_directory)
 
 
 def declare(library: ctypes.CDLL, **signatures: tuple[Any, ...]) -> None:
@@ -96,8 +95,8 @@ def declare(library: ctypes.CDLL, **signatures: tuple[Any, ...]) -> None:
         function.restype, function.argtypes = result, arguments
 
 
-def build(sources: Sequence[Path], directory: Path) -> Path:
-    """Return the library of `sources` (.cpp, and .h that they include) in `directory`.
+def build(source: Path, directory: Path) -> Path:
+    """Return the library of the C++ files below `source` in `directory`.
 
     Compiles unless `directory` holds a library of the same sources, compiler and processor.
     Concurrent processes wait for the first one. Raises BuildError; also if another user could have
@@ -105,12 +104,12 @@ def build(sources: Sequence[Path], directory: Path) -> Path:
     """
     try:
         compiler = find_compiler()
-        library = directory / f"kernels-{_fingerprint(compiler, sources)}.so"
+        library = directory / f"kernels-{_fingerprint(compiler, source)}.so"
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not library.exists():
             with FileLock(library.with_suffix(".lock")):
                 if not library.exists():
-                    _compile(compiler, sources, library)
+                    _compile(compiler, source, library)
     except CompileError as error:
         raise BuildError(str(error)) from error
     for path in (directory, library):
@@ -126,26 +125,25 @@ def _require_own(path: Path) -> None:
         raise BuildError(f"{path} {found}; {limit}")
 
 
-def _compile(compiler: str, sources: Sequence[Path], library: Path) -> None:
+def _compile(compiler: str, source: Path, library: Path) -> None:
     """Compile and rename at the end, so that the library is never partial. Needs its lock."""
     for stale in library.parent.glob(f"{library.stem}.*.tmp"):  # of killed processes
         shutil.rmtree(stale)
     with TemporaryDirectory(".tmp", f"{library.stem}.", library.parent) as directory:
         unfinished = Path(directory, library.name)
-        compile_library(compiler, sources, unfinished, FLAGS)
+        compile_library(compiler, source, unfinished, FLAGS)
         unfinished.chmod(0o755)
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())  # a crash must not leave an empty file under the final name
         unfinished.replace(library)
 
 
-def _fingerprint(compiler: str, sources: Sequence[Path]) -> str:
+def _fingerprint(compiler: str, source: Path) -> str:
     """Hash everything that a library depends on, including the processor (-march=native)."""
     digest = hashlib.sha256()
     for part in (compiler, run([compiler, "--version"]), *FLAGS, platform.machine(), _processor()):
         digest.update(part.encode() + b"\0")
-    for path in sorted(sources):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    digest.update(hash_files(source))
     return digest.hexdigest()[:16]
 
 

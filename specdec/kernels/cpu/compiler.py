@@ -31,26 +31,30 @@ def find_compiler() -> str:
 
 def compile_library(
     compiler: str,
-    sources: Sequence[Path],
+    source: Path,
     library: Path,
     flags: Sequence[str],
     link_flags: Sequence[str] = (),
 ) -> None:
-    """Compile the .cpp files of `sources` in parallel, and link them.
+    """Compile the .cpp files below the folder `source` in parallel, and link them.
 
-    Object files are left beside `library`. Raises CompileError.
+    Paths in #include begin at `source`. Object files are left beside `library`. Raises
+    CompileError.
     """
-    to_object = partial(_compile_unit, compiler, flags, library.parent)
-    units = [path for path in sources if path.suffix == ".cpp"]
+    to_object = partial(_compile_unit, compiler, flags, source, library.parent)
+    units = sorted(source.rglob("*.cpp"))
     with ThreadPoolExecutor(os.cpu_count()) as compilers:
         objects = list(compilers.map(to_object, units))
     run([compiler, "-shared", "-fopenmp", *link_flags, "-o", str(library), *objects])
 
 
-def _compile_unit(compiler: str, flags: Sequence[str], directory: Path, unit: Path) -> str:
+def _compile_unit(
+    compiler: str, flags: Sequence[str], source: Path, directory: Path, unit: Path
+) -> str:
     """Return the path of the object file in `directory`."""
-    path = str(directory / f"{unit.stem}.o")
-    run([compiler, *flags, "-c", "-o", path, str(unit)])
+    name = "-".join(unit.relative_to(source).with_suffix(".o").parts)
+    path = str(directory / name)
+    run([compiler, *flags, f"-I{source}", "-c", "-o", path, str(unit)])
     return path
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,18 +68,26 @@ VARIANTS = {
 """The variants of each architecture, the fastest first: those that the sources distinguish."""
 
 
-def source_digest(sources: Iterable[Path]) -> str:
+def hash_files(source: Path) -> bytes:
+    """Return a hash of the C++ files below the folder `source`, with their paths in it."""
+    digest = hashlib.sha256()
+    for path in sorted([*source.rglob("*.cpp"), *source.rglob("*.h")]):
+        name = path.relative_to(source).as_posix()
+        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.digest()
+
+
+def source_digest(source: Path) -> str:
     """Return a hash of the sources and flags that precompiled kernels are made of."""
     digest = hashlib.sha256()
     for flag in (*compiler_flags(), *STATIC_FLAGS):
         digest.update(flag.encode() + b"\0")
-    for path in sorted(sources, key=lambda each: each.name):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    digest.update(hash_files(source))
     return digest.hexdigest()[:16]
 
 
 def fitting_libraries(
-    directory: Path, sources: Sequence[Path], machine: str, features: Collection[str]
+    directory: Path, source: Path, machine: str, features: Collection[str]
 ) -> list[Path]:
     """Return the precompiled kernels of these sources that a processor can run, the fastest first.
 
@@ -88,6 +96,6 @@ def fitting_libraries(
     fitting = [each for each in VARIANTS.get(machine, ()) if each.features <= set(features)]
     if not fitting or not directory.is_dir():
         return []
-    digest = source_digest(sources)
+    digest = source_digest(source)
     paths = [directory / each.library_name(digest) for each in fitting]
     return [path for path in paths if path.exists()]

@@ -22,7 +22,7 @@ SAMPLE_PARAMS = np.dtype(
         ("position", np.uint32),
     ]
 )
-"""Sampling parameters of a row; the struct `SampleParams` in cpu/sample.cpp."""
+"""Sampling parameters of a row; the struct `SampleParams` in cpu/source/sampling/sampler.h."""
 
 SampleParams = NDArray[np.void]
 """Array of SAMPLE_PARAMS records."""

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "thread_team.h"
+#include "threads/thread_team.h"
 
 namespace {
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from specdec.kernels.cpu import MatrixFormat, PackedMatrix, native_library
+from specdec.kernels.cpu.build import SOURCE
 from specdec.models.layers.matrix import quantize_rows
-from tests.specdec.kernels.cpu.compiling import KERNELS, compiled
+from tests.specdec.kernels.cpu.compiling import compiled
 from tests.specdec.threads import num_threads
 
 FLOATS = {
@@ -181,9 +182,8 @@ def test_packing_in_blocks_gives_the_same_matrix(weights):
 @pytest.fixture(scope="module")
 def library_for():
     """Compile the GEMM kernels for another processor of this architecture."""
-    names = ("matrix", "pack", "gemm_float", "gemm_int8", "quantize_rows")
-    sources = [KERNELS / f"{name}.cpp" for name in names]
-    return lambda processor: compiled(sources, f"-march={processor}")
+    units = list((SOURCE / "gemm").glob("*.cpp"))
+    return lambda processor: compiled(units, f"-march={processor}")
 
 
 OLDER_PROCESSORS = [

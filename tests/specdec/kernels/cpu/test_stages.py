@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specdec.kernels.cpu import native_library
-from tests.specdec.kernels.cpu.compiling import KERNELS, compiled
+from tests.specdec.kernels.cpu.compiling import compiled
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 
@@ -15,7 +15,7 @@ NUM_STAGES = 5000
 
 @pytest.fixture(scope="module")
 def count_faults():
-    library = compiled([Path(__file__).with_name("stages.cpp")], f"-I{KERNELS}")
+    library = compiled([Path(__file__).with_name("stages.cpp")])
     library.count_faults.argtypes = (ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64)
     library.count_faults.restype = ctypes.c_int64
     return library.count_faults

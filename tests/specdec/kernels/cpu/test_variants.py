@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from specdec.kernels.cpu import build
 from specdec.kernels.cpu.build import BuildError, find_library
 from specdec.kernels.cpu.compiler import compile_library, find_compiler
 from specdec.kernels.cpu.variants import (
@@ -16,7 +17,6 @@ from specdec.kernels.cpu.variants import (
     fitting_libraries,
     source_digest,
 )
-from tests.specdec.kernels.cpu.compiling import KERNELS
 
 SOURCE = 'extern "C" __attribute__((visibility("default"))) int answer() { return %d; }\n'
 X86 = VARIANTS["x86_64"]
@@ -25,16 +25,17 @@ BY_NAME = {each.name: each for each in X86}
 
 @pytest.fixture
 def source(tmp_path):
-    path = tmp_path / "answer.cpp"
-    path.write_text(SOURCE % 42)
-    return path
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "answer.cpp").write_text(SOURCE % 42)
+    return folder
 
 
 def names_of(tmp_path, source, features, machine="x86_64"):
     """Return the fitting variants of a wheel that has all."""
     for each in X86:
-        (tmp_path / each.library_name(source_digest([source]))).touch()
-    found = fitting_libraries(tmp_path, [source], machine, features)
+        (tmp_path / each.library_name(source_digest(source))).touch()
+    found = fitting_libraries(tmp_path, source, machine, features)
     return [path.stem.split("-", 2)[2] for path in found]
 
 
@@ -56,12 +57,12 @@ def test_a_processor_without_a_feature_skips_the_variants_that_need_it(tmp_path,
 
 @pytest.mark.parametrize("changed", ["source", "name"])
 def test_kernels_of_other_sources_do_not_fit(tmp_path, source, changed):
-    before = source_digest([source])
+    before = source_digest(source)
     if changed == "source":
-        source.write_text(SOURCE % 43)
+        (source / "answer.cpp").write_text(SOURCE % 43)
     else:
-        source = source.rename(tmp_path / "other.cpp")
-    assert source_digest([source]) != before
+        (source / "answer.cpp").rename(source / "other.cpp")
+    assert source_digest(source) != before
 
 
 needs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="has no variants yet")
@@ -69,9 +70,9 @@ needs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="has no va
 
 def precompile(directory, source, variant="v3"):
     directory.mkdir()
-    library = directory / BY_NAME[variant].library_name(source_digest([source]))
+    library = directory / BY_NAME[variant].library_name(source_digest(source))
     flags = compiler_flags(*BY_NAME[variant].march)
-    compile_library(find_compiler(), [source], library, flags, STATIC_FLAGS)
+    compile_library(find_compiler(), source, library, flags, STATIC_FLAGS)
     return library
 
 
@@ -80,19 +81,19 @@ def test_kernels_of_the_wheel_need_no_compiler(tmp_path, source, monkeypatch):
     library = precompile(tmp_path / "precompiled", source)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    found = find_library([source], tmp_path / "precompiled", tmp_path / "cache")
+    found = find_library(source, tmp_path / "precompiled", tmp_path / "cache")
     assert found == library
     assert ctypes.CDLL(str(found)).answer() == 42
-    source.write_text(SOURCE % 43)
+    (source / "answer.cpp").write_text(SOURCE % 43)
     with pytest.raises(BuildError, match="install"):
-        find_library([source], tmp_path / "precompiled", tmp_path / "cache")
+        find_library(source, tmp_path / "precompiled", tmp_path / "cache")
 
 
 @needs_x86
 def test_kernels_that_cannot_be_loaded_are_compiled_here(tmp_path, source, caplog):
     library = precompile(tmp_path / "precompiled", source)
     library.write_bytes(b"no library")
-    found = find_library([source], tmp_path / "precompiled", tmp_path / "cache")
+    found = find_library(source, tmp_path / "precompiled", tmp_path / "cache")
     assert found.parent == tmp_path / "cache"
     assert ctypes.CDLL(str(found)).answer() == 42
     assert "precompiled kernels cannot be loaded" in caplog.text
@@ -105,15 +106,14 @@ ARM_COMPILER = shutil.which("aarch64-linux-gnu-g++")
 @pytest.mark.skipif(ARM_COMPILER is None, reason="needs g++-aarch64-linux-gnu")
 def test_the_sources_compile_for_arm64(tmp_path):
     """Compile as an image for arm64 does at its first start, whose compiler is GCC 12."""
-    sources = [*KERNELS.glob("*.cpp"), *KERNELS.glob("*.h")]
     flags = (*compiler_flags("-march=armv8.2-a"), "-O0", "-Werror")
-    compile_library(ARM_COMPILER, sources, tmp_path / "kernels.so", flags, STATIC_FLAGS)
+    compile_library(ARM_COMPILER, build.SOURCE, tmp_path / "kernels.so", flags, STATIC_FLAGS)
     machine = (tmp_path / "kernels.so").read_bytes()[18:20]
     assert int.from_bytes(machine, "little") == 183, "EM_AARCH64 of the ELF header"
 
 
 def test_a_checkout_compiles_its_kernels(tmp_path, source):
-    found = find_library([source], tmp_path / "none", tmp_path / "cache")
+    found = find_library(source, tmp_path / "none", tmp_path / "cache")
     assert found.parent == tmp_path / "cache"
     assert os.access(found, os.X_OK)
     assert shutil.which(find_compiler()) is not None

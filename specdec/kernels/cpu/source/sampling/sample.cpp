@@ -1,0 +1,67 @@
+#include <cstdint>
+
+#include "sampling/draft_sampler.h"
+#include "sampling/sampler.h"
+#include "threads/thread_team.h"
+
+namespace specdec::sampling {
+namespace {
+
+template <typename T>
+void sample(const T* logits, int64_t stride, int64_t num_tokens, const SampleParams* params,
+            int64_t count, int64_t* tokens) {
+  parallel_for(count, [&](int64_t index) {
+    static thread_local Sampler sampler;  // reuses its memory
+    const SampleParams& own = params[index];
+    tokens[index] = sampler.sample(own, logits + own.row * stride, num_tokens);
+  });
+}
+
+template <typename T>
+void best_drafts(const T* logits, int64_t stride, int64_t num_tokens, const int32_t* target_tokens,
+                 const SampleParams* params, int64_t count, int64_t num_best, float* scores,
+                 int64_t* tokens) {
+  parallel_for(count, [&](int64_t index) {
+    static thread_local DraftSampler sampler;  // reuses its memory
+    const SampleParams& own = params[index];
+    const auto& best = sampler.best_drafts(own, logits + own.row * stride, target_tokens,
+                                           num_tokens, num_best);
+    for (size_t place = 0; place < best.size(); ++place) {
+      scores[index * num_best + place] = best[place].score;
+      tokens[index * num_best + place] = best[place].token;
+    }
+  });
+}
+
+}  // namespace
+
+// Sample a token for each of params [count], or -1 where the reference must decide.
+// logits: rows of num_tokens with row stride `stride`, float32 or bfloat16; tokens: [count].
+SPECDEC_EXPORT void specdec_sample(const void* logits, int32_t is_bfloat16, int64_t stride,
+                                   int64_t num_tokens, const SampleParams* params, int64_t count,
+                                   int64_t* tokens) {
+  if (is_bfloat16) {
+    sample(static_cast<const uint16_t*>(logits), stride, num_tokens, params, count, tokens);
+  } else {
+    sample(static_cast<const float*>(logits), stride, num_tokens, params, count, tokens);
+  }
+}
+
+// Find the num_best draft tokens of rows with the largest perturbed scores, best first.
+// logits, params: as above, with temperatures above 0. target_tokens: of the draft tokens
+// [num_tokens], ascending. scores, tokens (the target's): [count, num_best]; places behind the last
+// draft token of a row keep their values.
+SPECDEC_EXPORT void specdec_best_drafts(const void* logits, int32_t is_bfloat16, int64_t stride,
+                                        int64_t num_tokens, const int32_t* target_tokens,
+                                        const SampleParams* params, int64_t count,
+                                        int64_t num_best, float* scores, int64_t* tokens) {
+  if (is_bfloat16) {
+    best_drafts(static_cast<const uint16_t*>(logits), stride, num_tokens, target_tokens, params,
+                count, num_best, scores, tokens);
+  } else {
+    best_drafts(static_cast<const float*>(logits), stride, num_tokens, target_tokens, params, count,
+                num_best, scores, tokens);
+  }
+}
+
+}  // namespace specdec::sampling
