@@ -1,4 +1,4 @@
-"""The folders of the C++ kernels: few files and no include cycle of folders."""
+"""The folders of the C++ kernels: few files, each described, and no include cycle of folders."""
 
 import re
 from graphlib import TopologicalSorter
@@ -34,3 +34,8 @@ def test_folders_have_no_include_cycle():
         for folder in FOLDERS
     }
     assert set(TopologicalSorter(graph).static_order()) == {folder.name for folder in FOLDERS}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_file_begins_with_its_purpose(path):
+    assert path.read_text().startswith("// ")

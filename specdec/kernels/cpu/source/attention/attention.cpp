@@ -1,3 +1,4 @@
+// Attention of a batch: computes the shares of a plan, and merges their partial results.
 #include "attention/attention.h"
 
 #include "attention/split_kv_attention.h"

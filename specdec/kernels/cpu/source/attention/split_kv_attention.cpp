@@ -1,3 +1,4 @@
+// Partial softmax of a query tile over the splits of a context.
 #include "attention/split_kv_attention.h"
 
 #include <limits>

@@ -1,3 +1,4 @@
+// Norms, activation functions and rotary embedding of one row, with vector operations.
 #include "base/elementwise.h"
 
 #include <algorithm>

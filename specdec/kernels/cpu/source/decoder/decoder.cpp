@@ -1,3 +1,4 @@
+// Entry points of a decoder's forward pass.
 #include "decoder/decoder.h"
 
 #include "decoder/forward_pass.h"

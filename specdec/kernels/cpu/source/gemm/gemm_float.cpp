@@ -1,3 +1,4 @@
+// GEMM with floating-point weights: tiles of few rows by few panels.
 #include "gemm/gemm_float.h"
 
 #include <algorithm>

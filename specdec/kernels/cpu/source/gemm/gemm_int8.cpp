@@ -1,3 +1,4 @@
+// GEMM with 8-bit weights: tiles of few quantized rows by few panels.
 #include "gemm/gemm_int8.h"
 
 #include "base/simd_math.h"

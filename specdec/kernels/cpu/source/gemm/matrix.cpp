@@ -1,3 +1,4 @@
+// GEMM of packed matrices: selects the kernel of a format.
 #include "gemm/matrix.h"
 
 #include "base/scratch.h"

@@ -1,3 +1,4 @@
+// Dynamic quantization of activations to int8, by row or by group of inputs.
 #include "gemm/quantize_rows.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Entry points of block drafters: passes of a head, and drafts of several tokens.
 #include "heads/block_head.h"
 
 #include <numeric>

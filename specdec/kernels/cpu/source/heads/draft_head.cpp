@@ -1,3 +1,4 @@
+// Entry points of draft heads with attention: passes, and drafts of several tokens.
 #include "heads/draft_head.h"
 
 #include "heads/draft_run.h"

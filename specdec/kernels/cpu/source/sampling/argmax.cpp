@@ -1,3 +1,4 @@
+// Argmax of rows of logits, also of a GEMM's results, and over the parts of all ranks.
 #include <cstdint>
 #include <vector>
 

@@ -1,3 +1,4 @@
+// Entry points of sampling: a token for each row of logits, or its best draft tokens.
 #include <cstdint>
 
 #include "sampling/draft_sampler.h"
