@@ -40,11 +40,11 @@ from benchmarks.drafting_engines import (
 from benchmarks.drafting_runs import Pinned, SimulatedRuns
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.pinned_draft import PinnedRanks, draft_spec
+from benchmarks.precisions import PRECISIONS
 from benchmarks.prompts import add_prompts_option, load_prompts, of_similar_length
 from benchmarks.recorded_texts import RecordedText, TextRecorder, expected_hit_rate
 from benchmarks.recordings import TextScorer
 from benchmarks.report_file import add_output, command_line, write_report
-from benchmarks.step_bench import PRECISIONS
 from benchmarks.summary import Bar, at_least, at_most, print_bars
 from benchmarks.timed_models import ModelTimes
 from benchmarks.workloads import MODEL

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from benchmarks.control_page import page, plot
 from benchmarks.report_file import add_output, write_text
-from benchmarks.synthetic_service import (
+from tests.specdec.speculation.policy.synthetic_service import (
     Clock,
     CostCurve,
     SyntheticService,

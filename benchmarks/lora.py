@@ -32,9 +32,9 @@ import torch
 from benchmarks.bystanders import CpuUsage
 from benchmarks.cpu_time import add_cpu_time, require_one_thread
 from benchmarks.machine import Machine, describe_machine
+from benchmarks.precisions import PRECISIONS, Precision
 from benchmarks.random_adapters import write_adapter
 from benchmarks.report_file import add_output, command_line, write_report
-from benchmarks.step_bench import PRECISIONS, Precision
 from benchmarks.summary import Bar, at_most, print_bars
 from benchmarks.workloads import MODEL
 from specdec.kernels.reference.forward_batch import Chunk, ModelInput

@@ -41,7 +41,7 @@ from benchmarks.machine import Machine, describe_machine
 from benchmarks.prompts import DEFAULT_PATH
 from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.summary import Bar, at_least, at_most, print_bars
-from benchmarks.transformers_backend import BackendBench, Round
+from benchmarks.transformers_speed import Round, SpeedBench
 from specdec.config.engine import EngineConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.policy.cost_model import CostTable
@@ -253,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with TemporaryDirectory() as root:
         write_model(Path(root))
         costs = measure_costs(Path(root), clock, list(product(_BATCH_SIZES, _DRAFT_TOKENS)))
-        bench = BackendBench(Path(root), options.tokens, clock)
+        bench = SpeedBench(Path(root), options.tokens, clock)
         measured = iter(bench.measure, None)
         next(measured)  # warm up
         rounds = tuple(islice(measured, options.rounds))

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from benchmarks.precisions import PRECISIONS, Precision
 from benchmarks.prompts import BenchmarkPrompt
-from benchmarks.step_bench import PRECISIONS, Precision
 from specdec.config.engine import EngineConfig
 from specdec.engine.engine import Engine
 from specdec.kernels.reference.forward_batch import Chunk, ModelInput

@@ -1,15 +1,29 @@
-"""Replay of a proposer's drafts on recordings of greedy text."""
+"""Count how many tokens the drafts of each method yield, on the same greedy texts.
+
+The model generates once. Then each method drafts along the recorded texts, which takes seconds. A
+second pass repeats the prompts with an added sentence and keeps the proposer, so suffix decoding
+can use the outputs of the first pass.
+
+    python -m benchmarks.replay [--num-prompts 32] [--num-draft-tokens 7] [--fresh]
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 import time
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
-from benchmarks.cost_table import CostTable
-from benchmarks.recordings import Recording
+from benchmarks.machine import describe_machine
+from benchmarks.prompts import add_prompts_option, load_prompts
+from benchmarks.recordings import Recording, load, record, save
+from benchmarks.report_file import add_output, markdown_table, write_report
+from benchmarks.workloads import MODEL
+from specdec.config.hardware import default_cache_dir
 from specdec.config.speculation.speculative import SpeculativeConfig
+from specdec.models.resolve import resolve
 from specdec.sequences.sequence import EngineRequest, SequenceStatus
 from specdec.sequences.sequence import Sequence as EngineSequence
 from specdec.speculation.proposers import DraftRequest, Proposal, SentRow, make_proposer
@@ -19,6 +33,19 @@ from specdec.types.reports.stats import SpeculationStats
 from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.types.sampling.sampling_spec import SamplingRules
 
+_CLOSINGS = ("", "\n\nThink carefully before you answer.")
+"""Text appended to the prompts of the first and of the second pass."""
+METHODS: Mapping[str, SpeculativeConfig] = {
+    "ngram": SpeculativeConfig.of("ngram"),
+    "suffix": SpeculativeConfig.of("suffix"),
+    "suffix, no earlier outputs": SpeculativeConfig.of(
+        "suffix", suffix_decoding_max_cached_requests=0
+    ),
+    "draft_model": SpeculativeConfig.of("draft_model"),
+    "draft_model, ngram first": SpeculativeConfig.of("draft_model", first="ngram"),
+    "draft_model, suffix first": SpeculativeConfig.of("draft_model", first="suffix"),
+}
+"""The draft model is the target in int8."""
 _NO_TOKEN = -1
 
 
@@ -28,7 +55,6 @@ class Tally:
 
     num_model_drafts: drafts of the draft model.
     draft_seconds: CPU time in the proposer.
-    kinds: number of steps by (drafted tokens, tokens drafted by the draft model).
     """
 
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
@@ -36,21 +62,11 @@ class Tally:
     num_tokens: int = 0
     num_model_drafts: int = 0
     draft_seconds: float = 0.0
-    kinds: Counter[tuple[int, int]] = field(default_factory=Counter)
-
-    def seconds(self, costs: CostTable) -> float:
-        """Return the estimated time of all steps."""
-        return sum(count * costs.step_s(*kind) for kind, count in self.kinds.items())
 
     @property
     def tokens_per_step(self) -> float:
         """Tokens per step, steps without a draft included; 1 without speculation."""
         return self.num_tokens / self.num_steps
-
-    @property
-    def drafted_share(self) -> float:
-        """Share of steps with a draft."""
-        return self.speculation.num_drafts / self.num_steps
 
     @property
     def model_share(self) -> float:
@@ -69,15 +85,12 @@ class RecordedDraftModel:
     def __init__(self) -> None:
         self.recording: Recording | None = None
         self.num_drafts = 0
-        self.num_tokens = 0
 
     def take(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """Return the drafts."""
         wanted = [request for request in requests if request.max_tokens]
         self.num_drafts += len(wanted)
-        proposals = [self._propose(request) for request in wanted]
-        self.num_tokens += sum(len(each.draft_token_ids) for each in proposals)
-        return proposals
+        return [self._propose(request) for request in wanted]
 
     def ahead(self, rows: Sequence[SentRow]) -> None:
         """Do nothing: no time passes while the target runs."""
@@ -149,7 +162,6 @@ class Replay:
 
     def _step(self, seq: EngineSequence, recording: Recording, tally: Tally) -> None:
         coming = recording.output_token_ids[seq.num_output_tokens :]
-        num_made = self._draft_model.num_tokens
         started_at = time.process_time()
         length = min(self._length(seq), len(coming) - 1)
         proposals = self._proposer.take([DraftRequest(seq, length)])
@@ -160,7 +172,6 @@ class Replay:
         self._adapt_length(seq, len(draft), num_accepted)
         tally.num_steps += 1
         tally.num_tokens += num_accepted + 1
-        tally.kinds[len(draft), self._draft_model.num_tokens - num_made] += 1
         tally.speculation = tally.speculation.after_draft(len(draft), num_accepted)
 
     def _length(self, seq: EngineSequence) -> int:
@@ -180,3 +191,107 @@ def _num_equal(draft: Sequence[int], coming: Sequence[int]) -> int:
         if drafted != token:
             return index
     return len(draft)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method on one suite in one pass.
+
+    mean_acceptance_length: tokens per draft, the target's own included.
+    tokens_per_step: over all steps, those without a draft included.
+    model_share: share of steps in which the draft model drafts.
+    draft_us: CPU microseconds per step in the proposer, without the draft model.
+    """
+
+    method: str
+    suite: str
+    pass_number: int
+    mean_acceptance_length: float
+    tokens_per_step: float
+    model_share: float
+    draft_us: float
+
+
+def replay_all(
+    passes: Sequence[Sequence[Recording]], num_draft_tokens: int, tokenizer: Tokenizer
+) -> list[Row]:
+    """Return one row per method, suite and pass; one proposer handles all prompts of a suite."""
+    rows = []
+    for method, config in METHODS.items():
+        for suite in sorted({recording.suite for recording in passes[0]}):
+            replay = Replay(config, num_draft_tokens, tokenizer)
+            for number, recordings in enumerate(passes, start=1):
+                tally = replay.run([each for each in recordings if each.suite == suite])
+                rows.append(_row(method, suite, number, tally))
+    return rows
+
+
+def _row(method: str, suite: str, pass_number: int, tally: Tally) -> Row:
+    return Row(
+        method=method,
+        suite=suite,
+        pass_number=pass_number,
+        mean_acceptance_length=round(tally.speculation.mean_acceptance_length, 3),
+        tokens_per_step=round(tally.tokens_per_step, 3),
+        model_share=round(tally.model_share, 3),
+        draft_us=round(tally.draft_us, 1),
+    )
+
+
+def table(rows: Sequence[Row], pass_number: int) -> str:
+    """Return the acceptance lengths and tokens per step of a pass, methods by suites."""
+    cells: dict[str, list[str]] = {}
+    for row in rows:
+        if row.pass_number == pass_number:
+            lengths = f"{row.mean_acceptance_length:.2f} / {row.tokens_per_step:.2f}"
+            cells.setdefault(row.method, [row.method]).append(lengths)
+    suites = sorted({row.suite for row in rows})
+    return markdown_table([f"pass {pass_number}", *suites], cells.values())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print acceptance length / tokens per step of both passes; return exit status 0."""
+    options = _parser().parse_args(arguments)
+    directory = resolve(MODEL)
+    passes = _passes(directory, options)
+    rows = replay_all(passes, options.num_draft_tokens, Tokenizer(directory))
+    for number in range(1, 1 + len(passes)):
+        print(table(rows, number), "\n")
+    write_report(
+        {"machine": asdict(describe_machine()), "rows": list(map(asdict, rows))}, options.output
+    )
+    return 0
+
+
+def _passes(directory: Path, options: argparse.Namespace) -> list[list[Recording]]:
+    """Return the recorded outputs of each pass, generated once and kept in the cache."""
+    name = f"{options.prompts.stem}-{options.num_prompts}x{options.max_tokens}.json"
+    path = default_cache_dir() / "benchmarks" / name
+    if options.fresh or not path.exists():
+        tokenizer = Tokenizer(directory)
+        prompts = [
+            prompt
+            for closing in _CLOSINGS
+            for prompt in load_prompts(options.prompts, tokenizer, closing)[: options.num_prompts]
+        ]
+        save(record(directory, prompts, options.max_tokens), path)
+    recordings = load(path)
+    size = len(recordings) // len(_CLOSINGS)
+    return [recordings[index * size :][:size] for index in range(len(_CLOSINGS))]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.replay", description="Compare the acceptance of all drafting methods."
+    )
+    add_prompts_option(parser)
+    parser.add_argument("--num-prompts", type=int, default=32, help="number of prompts to use")
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--num-draft-tokens", type=int, default=7)
+    parser.add_argument("--fresh", action="store_true", help="generate the recordings again")
+    add_output(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -48,32 +48,6 @@ class StreamRecord:
 
 
 @dataclass(frozen=True)
-class Decoding:
-    """A run after the first message of each stream: all but the prompts and their tokens."""
-
-    num_tokens: int
-    num_messages: int
-    seconds: float
-
-    @classmethod
-    def of(cls, streams: Sequence[StreamRecord]) -> Decoding:
-        """Add up streams whose first message has one token."""
-        return cls(
-            sum(len(each.token_ids) - 1 for each in streams),
-            sum(len(each.gaps_s) for each in streams),
-            sum(sum(each.gaps_s) for each in streams),
-        )
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_tokens / self.seconds
-
-    @property
-    def mean_gap_s(self) -> float:
-        return self.seconds / self.num_messages
-
-
-@dataclass(frozen=True)
 class Measurement:
     """Result of a workload, from its start to the last token of its last stream.
 
@@ -87,10 +61,6 @@ class Measurement:
     streams: tuple[StreamRecord, ...]
     mean_acceptance_length: float | None = 1.0
     others_percent: float = 0.0
-
-    @property
-    def decoding(self) -> Decoding:
-        return Decoding.of(self.streams)
 
     @property
     def num_tokens(self) -> int:

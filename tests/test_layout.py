@@ -1,6 +1,7 @@
 """The layout: few folders, each with a purpose, and no import cycle between modules."""
 
 import ast
+import re
 from pathlib import Path
 
 import grimp
@@ -32,6 +33,12 @@ def test_a_folder_documents_its_purpose_in_one_paragraph(package):
 def test_every_folder_with_modules_is_a_package(name):
     folders = {path.parent for path in (ROOT / name).rglob("*.py")}
     assert folders <= set(PACKAGES)
+
+
+def test_only_tests_of_benchmarks_import_them():
+    imports = re.compile(r"^\s*(from|import) benchmarks\b", re.MULTILINE)
+    tests = set((ROOT / "tests").rglob("*.py")) - set((ROOT / "tests/benchmarks").iterdir())
+    assert [path for path in tests if imports.search(path.read_text())] == []
 
 
 def test_modules_have_no_import_cycle():

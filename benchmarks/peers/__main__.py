@@ -29,6 +29,7 @@ from benchmarks.peers.comparisons import (
 from benchmarks.peers.environments import PeerUnavailableError
 from benchmarks.peers.process import PeerProcess
 from benchmarks.peers.report import PeersReport, PeerStatus, agreements, chart, markdown
+from benchmarks.precisions import PRECISIONS
 from benchmarks.prompts import (
     SUITES,
     BenchmarkPrompt,
@@ -39,7 +40,6 @@ from benchmarks.prompts import (
 )
 from benchmarks.report_file import add_output, command_line, write_report, write_text
 from benchmarks.rounds import Case, Measured, add_round_options, measure_rounds, warm_up
-from benchmarks.step_bench import PRECISIONS
 from benchmarks.summary import compare_all, print_ratios, print_rows, summarize
 from benchmarks.worker import Worker
 from benchmarks.workloads import MODEL, NO_METHOD, Contender, Workload, all_at_once, one_by_one

@@ -17,9 +17,9 @@ from benchmarks.drafting_engines import (
 )
 from benchmarks.drafting_runs import Pinned, SimulatedRuns
 from benchmarks.pinned_draft import PinnedRanks, draft_spec
+from benchmarks.precisions import PRECISIONS
 from benchmarks.recorded_texts import TextRecorder
 from benchmarks.recordings import TextScorer
-from benchmarks.step_bench import PRECISIONS
 from benchmarks.timed_models import MeanTimes, ModelTimes
 from cluster.workers.groups.roles import DRAFT
 from cluster.workers.groups.worker_group import WorkerGroup

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks.lora import CASES, PLAIN, LoraBench, bars, measure, print_table, summarize
+from benchmarks.precisions import PRECISIONS
 from benchmarks.random_adapters import write_adapter
-from benchmarks.step_bench import PRECISIONS
 from specdec.kernels.cpu import native_library
 from specdec.models.config.model_config import ModelConfig
 

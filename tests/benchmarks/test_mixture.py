@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from benchmarks.mixture import StepCost, bars, measure_costs, write_model
-from benchmarks.transformers_backend import Round
+from benchmarks.transformers_speed import Round
 from specdec.models.config.model_config import ModelConfig
 from specdec.worker import TargetModelRunner
 

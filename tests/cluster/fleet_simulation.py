@@ -16,11 +16,11 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from ray.serve.config import AutoscalingContext
 
-from benchmarks.synthetic_service import CostCurve, auto_policy
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.report import ReplicaLoad
 from cluster.serve.autoscaling import OPEN_REQUESTS, autoscaling_config, num_replicas
 from tests.clock import Clock
+from tests.specdec.speculation.policy.synthetic_service import CostCurve, auto_policy
 
 _LOOK_BACK_S = 12
 _PERIOD_S = 2

@@ -11,9 +11,9 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.synthetic_service import CostCurve
 from cluster.config.serve_config import ServeConfig
 from tests.cluster.fleet_simulation import SimulatedFleet
+from tests.specdec.speculation.policy.synthetic_service import CostCurve
 
 SMALL = CostCurve(weights_s=0.020, row_s=0.001, draft_s=0.002)
 GOOD = (0.85, 0.8, 0.75, 0.7, 0.7)

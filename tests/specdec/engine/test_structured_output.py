@@ -6,7 +6,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from benchmarks.json_schemas import CASES
 from specdec.engine.requests.outputs import TargetLostError
 from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.proposers import DraftVocabulary
@@ -27,6 +26,7 @@ from tests.specdec.engines import (
     tokens_by,
 )
 from tests.specdec.fakes import run_ranks
+from tests.specdec.text.grammar.json_schemas import CASES
 from tests.specdec.tiny import shuffled_llama_dir
 
 PROMPT = list(range(40, 52))

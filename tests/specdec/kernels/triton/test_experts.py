@@ -7,7 +7,6 @@ import pytest
 import torch
 from triton.runtime.interpreter import GridExecutor
 
-from benchmarks.gpu.expert_kernels import _mixture
 from specdec.config.engine import ModelOptions
 from specdec.kernels.reference import experts as reference
 from specdec.kernels.reference.experts import ExpertStack, Routes, RoutingRule
@@ -149,12 +148,6 @@ def test_bits_of_a_row_do_not_depend_on_the_others():
 def test_deterministic_tiles_have_one_height():
     many = TileSizes.of(2**16, NUM_EXPERTS, 2, invariant=True)
     assert many == TileSizes.of(2, NUM_EXPERTS, 2, invariant=False)
-
-
-@pytest.mark.parametrize(("num_rows", "kind"), [(40, None), (40, CodeKind.INT4)])
-def test_the_check_of_a_gpu_passes_in_the_interpreter(num_rows, kind):
-    found = _mixture("small", num_rows, torch.float32, torch.device("cpu"), kind)
-    assert found["passed"], found
 
 
 def test_no_row_and_no_expert_launch_nothing():

@@ -4,8 +4,8 @@ from collections import defaultdict
 
 import pytest
 
-from benchmarks.synthetic_bursts import BurstService, HeadCosts
-from benchmarks.synthetic_service import Clock, auto_policy, fixed_policy
+from tests.specdec.speculation.policy.synthetic_bursts import BurstService, HeadCosts
+from tests.specdec.speculation.policy.synthetic_service import Clock, auto_policy, fixed_policy
 
 MOST = 5
 COSTS = {

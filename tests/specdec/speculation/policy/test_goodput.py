@@ -7,13 +7,18 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.synthetic_service import CostCurve, SyntheticService, auto_policy, fixed_policy
 from specdec.speculation.policy.acceptance import AcceptanceEstimator
 from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.types.drafts.draft_decision import DecisionReason, PromptLoad, chain, chains, tree
 from specdec.types.errors import InvalidValueError
 from tests.clock import Clock
+from tests.specdec.speculation.policy.synthetic_service import (
+    CostCurve,
+    SyntheticService,
+    auto_policy,
+    fixed_policy,
+)
 
 MOST = 5
 GPU = CostCurve(weights_s=0.010, row_s=0.0001, draft_s=0.0008)

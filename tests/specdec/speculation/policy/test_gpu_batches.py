@@ -5,8 +5,8 @@ A drafted step of 256 sequences that should have had no drafts costs as much as 
 
 import pytest
 
-from benchmarks.synthetic_gpu import GpuCosts, GpuService
 from specdec.speculation.policy.cost_model import range_of
+from tests.specdec.speculation.policy.synthetic_gpu import GpuCosts, GpuService
 
 COSTS = GpuCosts()
 SIZES = (1, 16, 64, 128, 256)

@@ -9,10 +9,10 @@ from threading import Lock
 
 import pytest
 
-from benchmarks.json_schemas import CASES
 from specdec.text.grammar.matcher import MAX_SHARING
 from specdec.types.errors import GrammarError
 from specdec.types.sampling.sampling_params import StructuredOutput
+from tests.specdec.text.grammar.json_schemas import CASES
 from tests.specdec.text.grammar.vocabulary import EOS, VOCAB_SIZE, allowed, wander
 
 REGEXES = [

@@ -1,16 +1,9 @@
 """Replay on recordings whose drafts can be counted by hand."""
 
-import json
-from dataclasses import asdict
-
 import pytest
 
-from benchmarks.cost_table import CostTable, read_costs
-from benchmarks.draft_lengths import compare_lengths
-from benchmarks.drafting_report import Row, bars, length_bars
-from benchmarks.machine import describe_machine
 from benchmarks.recordings import Recording, load, save
-from benchmarks.replay import Replay
+from benchmarks.replay import METHODS, Replay, replay_all, table
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.text.tokenizer import Tokenizer
 
@@ -67,58 +60,17 @@ def test_recordings_are_read_as_written(tmp_path):
     assert load(tmp_path / "new" / "recordings.json") == recordings
 
 
-def rows(ngram, suffix):
-    return [
-        Row(method, 7, suite, number, length, 0.5, length, 1.0, 0.0, 9.0)
-        for method, length in (("ngram", ngram), ("suffix", suffix))
-        for suite in ("edit", "humaneval")
-        for number in (1, 2)
-    ]
-
-
-def test_bars():
-    assert all(bar.is_met for bar in bars(rows(ngram=2.1, suffix=2.2)))
-    missed = [bar.name for bar in bars(rows(ngram=1.95, suffix=1.9)) if not bar.is_met]
-    assert missed == [
-        "ngram on edit, mean acceptance length",
-        "suffix above ngram on edit, second pass, tokens a step",
-        "suffix above ngram on humaneval, second pass, tokens a step",
-    ]
-
-
-def costs(verify_s=(0.02, 0.021, 0.022, 0.023, 0.024, 0.025, 0.026, 0.027, 0.028)):
-    return CostTable(describe_machine(), 2, verify_s, tuple(0.005 * count for count in range(9)))
-
-
-def test_steps_cost_what_the_table_lists(tokenizer):
-    agrees = (True, True, True, False, True, True, True)
-    replay = Replay(SpeculativeConfig.of("draft_model"), 3, tokenizer)
-    tally = replay.run([recording([1], [2, 3, 4, 5, 6, 7, 8], agrees)])
-    assert tally.kinds == {(3, 3): 1, (2, 2): 1}
-    assert tally.seconds(costs()) == pytest.approx(0.023 + 0.015 + 0.022 + 0.010)
-
-
 def test_replay_uses_adaptive_lengths_like_the_engine(tokenizer):
     config = SpeculativeConfig.of("draft_model", adaptive_length=True)
     tally = Replay(config, 3, tokenizer).run([recording([1], range(2, 40))])
-    assert list(tally.kinds)[:3] == [(3, 3), (6, 6), (8, 8)]
+    # Drafts of 3, 6 and 8 tokens, and the last of what is left.
+    assert (tally.num_steps, tally.num_tokens) == (5, 37)
 
 
-def test_adaptive_lengths_beat_a_length_that_suits_half_of_the_texts(tokenizer):
-    recordings = [recording([1], [1] * 40, (agrees,) * 40) for agrees in (True, False)]
-    [row] = compare_lengths(
-        {"draft_model": SpeculativeConfig.of("draft_model")}, [recordings], tokenizer, costs()
-    )
-    assert len(row.tokens_per_s) == 8
-    assert row.tokens_per_s[row.best - 1] == max(row.tokens_per_s)
-    assert row.share > 1
-    assert all(bar.is_met for bar in length_bars([row]))
-
-
-def test_costs_are_read_from_a_report(tmp_path):
-    assert read_costs(tmp_path / "none.json") is None
-    path = tmp_path / "report.json"
-    path.write_text(json.dumps({"costs": asdict(costs())}))
-    assert read_costs(path) == costs()
-    path.write_text("{}")
-    assert read_costs(path) is None
+def test_the_table_has_a_row_for_each_method(tokenizer):
+    texts = [recording([1, 2, 3, 1], [2, 3, 1, 2, 3, 1, 2])]
+    rows = replay_all([texts, texts], 3, tokenizer)
+    assert len(rows) == 2 * len(METHODS)
+    lines = table(rows, 2).splitlines()
+    assert lines[0] == "| pass 2 | some |"
+    assert [line.split(" | ")[0] for line in lines[2:]] == [f"| {name}" for name in METHODS]

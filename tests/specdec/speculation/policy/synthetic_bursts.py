@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.synthetic_service import Clock
 from specdec.speculation.policy.cost_model import CostTable
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.drafts.draft_decision import PromptLoad
+from tests.specdec.speculation.policy.synthetic_service import Clock
 
 MAX_STEP_TOKENS = 256
 MAX_PROMPT_TOKENS = 64

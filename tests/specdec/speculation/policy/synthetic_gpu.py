@@ -13,11 +13,11 @@ from itertools import accumulate
 
 import numpy as np
 
-from benchmarks.synthetic_service import Clock, SyntheticService
 from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
+from tests.specdec.speculation.policy.synthetic_service import Clock, SyntheticService
 
 MAX_DRAFT_TOKENS = 5
 RATES = (0.777,) * MAX_DRAFT_TOKENS

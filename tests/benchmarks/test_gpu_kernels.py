@@ -1,0 +1,22 @@
+"""The checks of a GPU's kernels pass in Triton's interpreter."""
+
+import pytest
+import torch
+
+from benchmarks.gpu.expert_kernels import _mixture
+from benchmarks.gpu.lora_kernels import _updates
+from specdec.kernels.reference.packed_weight import CodeKind
+
+pytest.importorskip("triton", reason="make test-triton installs it")
+
+
+@pytest.mark.parametrize("kind", [None, CodeKind.INT4])
+def test_experts(kind):
+    found = _mixture("small", 40, torch.float32, torch.device("cpu"), kind)
+    assert found["passed"], found
+
+
+def test_lora_updates():
+    found = _updates("SmolLM2's output", 16, 18, torch.float32, torch.device("cpu"))
+    assert found["passed"], found
+    assert found["same_bits_alone"]
