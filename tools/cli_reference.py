@@ -19,7 +19,7 @@ PAGE = Path("docs/cli-reference.md")
 _HEAD = """\
 # Commands and flags
 
-Generated from the commands by `make cli-reference`; `--help` shows the same text. For examples see
+Generated from the commands by `make generate`; `--help` shows the same text. For examples see
 [cli.md](cli.md), for the flags of other engines [migration.md](migration.md).
 """
 
@@ -77,12 +77,13 @@ def _table(first: str, second: str, rows: Mapping[str, str]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    """Return text in one line. Escape click's ranges, which the site would take for references."""
+    return " ".join(text.split()).replace("|", "\\|").replace(" [x", " \\[x")
 
 
 def main(arguments: list[str]) -> int:
     """Generate or check the page; return the exit status."""
-    return run({PAGE: reference}, "make cli-reference", __doc__, arguments)
+    return run({PAGE: reference}, __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def _flag(name: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Generate or check the page; return the exit status."""
-    return run({PAGE: page}, "make migration-page", __doc__, arguments)
+    return run({PAGE: page}, __doc__, arguments)
 
 
 if __name__ == "__main__":

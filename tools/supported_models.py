@@ -23,7 +23,7 @@ PAGE = Path("docs/models.md")
 _HEAD = """\
 # Supported models
 
-Generated from the registry by `make models-page`. `specdec models show NAME` reports what would run
+Generated from the registry by `make generate`. `specdec models show NAME` reports what would run
 a model: its decoder, the memory of each rank, and which drafting methods fit, or why not.
 
 `config.json` names the architecture; without `architectures` its `model_type` decides. The column
@@ -153,7 +153,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def main(arguments: list[str]) -> int:
     """Generate or check the page; return the exit status."""
-    return run({PAGE: page}, "make models-page", __doc__, arguments)
+    return run({PAGE: page}, __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_the_page_is_up_to_date():
-    assert (ROOT / PAGE).read_text() == reference(), "run `make cli-reference`"
+    assert (ROOT / PAGE).read_text() == reference(), "run `make generate`"
 
 
 def test_an_outdated_page_is_reported(monkeypatch, tmp_path, capsys):
@@ -18,5 +18,5 @@ def test_an_outdated_page_is_reported(monkeypatch, tmp_path, capsys):
     assert main(["check"]) == 0
     (tmp_path / PAGE).write_text("older\n")
     assert main(["check"]) == 1
-    assert "make cli-reference" in capsys.readouterr().err
+    assert "make generate" in capsys.readouterr().err
     assert main(["both", "at once"]) == 2

@@ -25,7 +25,7 @@ LINES = [
 
 
 def test_the_page_is_generated_from_the_tables():
-    assert (ROOT / PAGE).read_text() == page(), "run `make migration-page`"
+    assert (ROOT / PAGE).read_text() == page(), "run `make generate`"
 
 
 def test_the_page_has_every_flag_of_the_tables():

@@ -83,7 +83,7 @@ def series_labels():
 
 
 def test_generated_files_are_up_to_date():
-    assert changed_files(generated_files(DEPLOY)) == [], "run `make monitoring`"
+    assert changed_files(generated_files(DEPLOY)) == [], "run `make generate`"
 
 
 def test_check_detects_a_file_changed_by_hand(tmp_path, monkeypatch, capsys):

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_the_page_is_up_to_date():
-    assert (ROOT / PAGE).read_text() == page(), "run `make models-page`"
+    assert (ROOT / PAGE).read_text() == page(), "run `make generate`"
 
 
 def test_every_architecture_has_a_row():
@@ -24,4 +24,4 @@ def test_an_outdated_page_is_reported(monkeypatch, tmp_path, capsys):
     assert main(["check"]) == 0
     (tmp_path / PAGE).write_text("older\n")
     assert main(["check"]) == 1
-    assert "make models-page" in capsys.readouterr().err
+    assert "make generate" in capsys.readouterr().err

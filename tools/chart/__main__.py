@@ -14,7 +14,7 @@ from tools.generated_files import run
 
 def main(arguments: list[str]) -> int:
     """Generate or check the files; return the exit status."""
-    return run(generated_files(Path()), "make chart", __doc__, arguments)
+    return run(generated_files(Path()), __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ DEPLOY = Path("deploy")
 
 def main(arguments: list[str]) -> int:
     """Return exit status 1 if `check` finds a file that is out of date."""
-    return run(generated_files(DEPLOY), "make monitoring", __doc__, arguments)
+    return run(generated_files(DEPLOY), __doc__, arguments)
 
 
 if __name__ == "__main__":

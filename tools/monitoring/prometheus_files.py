@@ -13,7 +13,7 @@ from tools.monitoring.alerts import ALERTS, Alert
 FLEET_JOB, REPLICA_JOB = "specdec", "specdec-replica"
 TARGET = "127.0.0.1:8000"
 
-_MADE = "# Generated from tools/monitoring by `make monitoring`; a test compares the two.\n"
+_MADE = "# Generated from tools/monitoring by `make generate`; a test compares the two.\n"
 
 
 def rules_yaml() -> str:
