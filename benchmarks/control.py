@@ -5,7 +5,7 @@ and not the machine. Rounds alternate: the best fixed number is selected on odd 
 on even rounds, so a lucky selection does not count. The policy learns in the first round and is
 compared on the others.
 
-    make bench-control
+    python -m benchmarks.control
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.gpu.parts import PartReport, Result
@@ -20,11 +20,10 @@ _TREE_COLUMNS = (
 _EXTRAS_PART = "penalties, grammars, log-probabilities"
 _EXTRAS_COLUMNS = ("batch", "request", "sequences with it", "ms on the device", "ms by the host")
 _ASYNC_COLUMNS = ("process", "drafts", "tokens/s", "hit rate", "draft model busy", "overlap")
-_STEP_PARTS = {"main steps": "Steps of 8B", "grid": "Steps of 8B, by context, batch and drafts"}
-_STEP_COLUMNS = (
-    *("context", "batch", "drafts", "sampling"),
-    *("ms", "ms begun ahead", "floor, ms", "times the floor"),
-)
+_STEP_PARTS = {
+    "main steps": "Milliseconds of a step of 8B with k drafts",
+    "grid": "The same by context, batch and sampling",
+}
 _SPECULATION_COLUMNS = (
     *("batch", "tokens/s without drafts", "5 drafts, times these"),
     *("the policy's drafts, times these", "drafts a sequence and step by the policy"),
@@ -42,32 +41,32 @@ def page(report: PartReport) -> str:
         "",
         markdown_table(("part", "result", "seconds"), _part_rows(plain)),
     ]
-    if aims := list(_aim_rows(plain["parts"])):
-        lines += ["", "## Aims", "", markdown_table(_AIM_COLUMNS, aims)]
-    if sums := plain["parts"].get("ranks", {}).get("sums"):
-        rows = [_sum_row(each) for each in sums]
-        lines += ["", "## Sums over two ranks", "", markdown_table(_SUM_COLUMNS, rows)]
-    if placements := plain["parts"].get("asynchronous drafting", {}).get("placements"):
-        rows = list(_async_rows(placements))
-        lines += ["", "## Asynchronous drafting", "", markdown_table(_ASYNC_COLUMNS, rows)]
-    if cells := plain["parts"].get("prompts", {}).get("prompt_cells"):
-        rows = [_prompt_row(each) for each in cells]
-        lines += ["", "## Steps of 8B with a prompt", "", markdown_table(_PROMPT_COLUMNS, rows)]
-    if cells := plain["parts"].get("trees", {}).get("tree_cells"):
-        rows = [_tree_row(each) for each in cells]
-        lines += ["", "## Steps of 8B with trees", "", markdown_table(_TREE_COLUMNS, rows)]
-    if cells := plain["parts"].get(_EXTRAS_PART, {}).get("extras_cells"):
-        rows = [_extras_row(each) for each in cells]
-        title = "## Steps of 8B with 4 drafts, by requests of some sequences"
-        lines += ["", title, "", markdown_table(_EXTRAS_COLUMNS, rows)]
-    for part, title in _STEP_PARTS.items():
-        if cells := plain["parts"].get(part, {}).get("cells"):
-            rows = [_cell_row(each) for each in cells]
-            lines += ["", f"## {title}", "", markdown_table(_STEP_COLUMNS, rows)]
-    if plain["parts"].get("speculation", {}).get("policy_ratios"):
-        rows = list(_speculation_rows(plain["parts"]["speculation"]))
-        lines += ["", "## Speculation", "", markdown_table(_SPECULATION_COLUMNS, rows)]
+    for title, columns, rows in _sections(plain["parts"]):
+        if rows:
+            lines += ["", f"## {title}", "", markdown_table(columns, rows)]
     return "\n".join(lines) + "\n"
+
+
+def _sections(parts: dict[str, Any]) -> Iterator[tuple[str, Sequence[str], list[tuple[str, ...]]]]:
+    """Yield the title, columns and rows of each table; without rows if nothing was measured."""
+
+    def cells(part: str, key: str) -> Any:
+        return parts.get(part, {}).get(key) or ()
+
+    yield "Aims", _AIM_COLUMNS, list(_aim_rows(parts))
+    yield "Sums over two ranks", _SUM_COLUMNS, list(map(_sum_row, cells("ranks", "sums")))
+    placements = parts.get("asynchronous drafting", {}).get("placements") or {}
+    yield "Asynchronous drafting", _ASYNC_COLUMNS, list(_async_rows(placements))
+    prompts = map(_prompt_row, cells("prompts", "prompt_cells"))
+    yield "Steps of 8B with a prompt", _PROMPT_COLUMNS, list(prompts)
+    trees = map(_tree_row, cells("trees", "tree_cells"))
+    yield "Steps of 8B with trees", _TREE_COLUMNS, list(trees)
+    title = "Steps of 8B with 4 drafts, by requests of some sequences"
+    yield title, _EXTRAS_COLUMNS, list(map(_extras_row, cells(_EXTRAS_PART, "extras_cells")))
+    for part, title in _STEP_PARTS.items():
+        yield title, *_step_table(cells(part, "cells"))
+    speculation = parts.get("speculation", {})
+    yield "Speculation", _SPECULATION_COLUMNS, list(_speculation_rows(speculation))
 
 
 def _part_rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -126,22 +125,32 @@ def _extras_row(cell: dict[str, Any]) -> tuple[str, ...]:
     return (str(cell["batch"]), cell["request"], str(cell["num_rows"]), *times)
 
 
-def _cell_row(cell: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        str(cell["context"]),
-        str(cell["batch"]),
-        str(cell["num_drafts"]),
-        cell["rules"],
-        f"{cell['step_ms']:.2f}",
-        "" if cell["ahead_ms"] is None else f"{cell['ahead_ms']:.2f}",
-        f"{cell['floor_ms']:.2f}",
-        f"{cell['ratio']:.2f}",
-    )
+def _step_table(
+    cells: Sequence[dict[str, Any]],
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the columns and rows of steps, with a column for each number of drafts."""
+    counts = sorted({cell["num_drafts"] for cell in cells})
+    names = ("sampling", "context", "batch", "memory floor", "k = 0, begun ahead")
+    found: dict[tuple[str, int, int], dict[int, dict[str, Any]]] = {}
+    for cell in cells:
+        key = (cell["rules"], cell["context"], cell["batch"])
+        found.setdefault(key, {})[cell["num_drafts"]] = cell
+    rows = []
+    for (rules, context, batch), steps in sorted(found.items()):
+        ahead_ms = steps[0]["ahead_ms"] if 0 in steps else None
+        floor_ms = next(iter(steps.values()))["floor_ms"]
+        times = (steps[count]["step_ms"] if count in steps else None for count in counts)
+        rows.append((rules, str(context), str(batch), *map(_ms, (floor_ms, ahead_ms, *times))))
+    return (*names, *(f"k = {count}" for count in counts)), rows
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def _speculation_rows(part: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    rates = part["rates"]
-    for batch, ratio in part["policy_ratios"].items():
+    for batch, ratio in part.get("policy_ratios", {}).items():
+        rates = part["rates"]
         plain, policy = rates["none"][batch], rates["policy"][batch]
         yield (
             str(batch),

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -76,6 +77,14 @@ def test_a_failed_part_does_not_end_the_run(small, tmp_path):
     assert "| broken | failed ValueError: it broke |" in text
     assert "| gpu | skipped: needs a GPU |" in text
     assert "| speed | works | 2 | at least 3 | missed |" in text
+
+
+def test_the_stored_page_is_that_of_the_stored_report():
+    path = Path(__file__).parents[2] / "docs" / "benchmarks" / "gpu-check.json"
+    stored = json.loads(path.read_text())
+    report = PartReport(path, stored["head"])
+    report.skipped = stored["skipped"]
+    assert path.with_suffix(".md").read_text() == page(report)
 
 
 def test_the_command_reports_skipped_parts(capsys, monkeypatch, tmp_path):
