@@ -132,7 +132,7 @@ class Simulation:
         )
 
     def run(self, settings: Settings) -> ModeResult:
-        """Run all streams at once and measure them behind the time in which the policy settles."""
+        """Run all streams at once and measure them after the time in which the policy settles."""
         params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None)
         for index in range(self._case.num_streams):
             request = EngineRequest((5, 6, 7), params, request_id=str(index), seed=index)

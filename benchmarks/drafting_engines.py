@@ -48,7 +48,7 @@ LIMITS = DraftLimits(
 class Run:
     """One value of async_drafting with one number of draft tokens, over all prompts.
 
-    mode: also one of the runs without speculation. rounds: the rows that were drafted behind, with
+    mode: also one of the runs without speculation. rounds: the rows that were drafted after, with
         their prompts. seconds: without prefill. draft_cpu_s: of the draft model's process.
     """
 
@@ -88,7 +88,7 @@ class Engines:
     def run(
         self, run: Run, models: Models, prompt: tuple[int, ...], max_tokens: int
     ) -> tuple[int, ...]:
-        """Generate behind a prompt, record the speed without prefill, and return the tokens."""
+        """Generate after a prompt, record the speed without prefill, and return the tokens."""
         proposer = DraftModelProposer(models.worker, LIMITS, clock=self._clock)
         planner = self._planners.setdefault(run.mode, OutcomePlanner(self._clock))
         proposer.keep_observations(planner)

@@ -41,7 +41,7 @@ class Pinned(Engines):
         self.times.clear()
 
     def measure(self, run: Run, prompt: tuple[int, ...], max_tokens: int) -> None:
-        """Generate behind a prompt. Raises AssertionError for other tokens than an earlier run."""
+        """Generate after a prompt. Raises AssertionError for other tokens than an earlier run."""
         times = self.times.setdefault(run.mode, ModelTimes())
         before_s = self._ranks.cpu_s
         worker = TimedWorker(self._worker, times)
@@ -53,7 +53,7 @@ class Pinned(Engines):
         run.rounds += [(prompt, row) for row in worker.rounds]
 
     def outputs(self, max_tokens: int) -> dict[tuple[int, ...], tuple[int, ...]]:
-        """Return the output behind each prompt, of the runs with that length."""
+        """Return the output after each prompt, of the runs with that length."""
         return {prompt: each for (prompt, most), each in self._tokens.items() if most == max_tokens}
 
 

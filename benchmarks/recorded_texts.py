@@ -1,7 +1,7 @@
 """Texts of a target with the ranks of their tokens in a draft model's order.
 
 The draft model scores a whole text in one pass. While a draft is right it consists of the model's
-first tokens behind the text, so ranks give the acceptance of any draft and, with the fan-out of a
+first tokens after the text, so ranks give the acceptance of any draft and, with the fan-out of a
 round, whether its outcome was among those that were drafted for.
 """
 
@@ -23,7 +23,7 @@ from specdec.speculation.proposers.outcome_statistics import MAX_FAN_OUT
 from specdec.types.draft_messages import AheadRow
 
 _FILLER = 0
-"""Token behind the end of a text."""
+"""Token after the end of a text."""
 
 _LEAST_LOG_PROB = -9.0
 """Tokens that are less probable in both distributions are left out of `rank_rates`."""

@@ -80,7 +80,7 @@ class Speeds:
 
     target_s, draft_s: of passes that read the weights. num_free_tokens: tokens for which a pass
     takes no longer than that; beyond them its time grows in proportion. target_row_s, draft_row_s:
-    of each token behind the first, on top of that.
+    of each token after the first, on top of that.
     """
 
     target_s: float
@@ -200,7 +200,7 @@ class SimulatedTarget:
         self.busy_s = 0.0
 
     def begin(self, step: StepInput) -> None:
-        """Run the step behind those before it."""
+        """Run the step after the earlier ones."""
         self._clock.wait_until(self._clock() + self._speeds.host_s)
         seconds = self._speeds.of_target(sum(len(row.token_ids) for row in step.rows))
         self._free_at_s = max(self._free_at_s, self._clock()) + seconds
@@ -231,7 +231,7 @@ class _Enumeration:
 
     @property
     def num_levels(self) -> int:
-        """Tokens behind each outcome."""
+        """Tokens after each outcome."""
         return len(self.passes) - 1
 
     def interrupt(self, at_s: float) -> None:

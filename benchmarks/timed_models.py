@@ -115,7 +115,7 @@ class TimedTarget:
 
 
 class TimedWorker:
-    """A draft worker. times: to record in. rounds: the rows that were drafted behind, in order."""
+    """A draft worker. times: to record in. rounds: the rows that were drafted after, in order."""
 
     def __init__(self, worker: DraftWorker, times: ModelTimes) -> None:
         self.times = times

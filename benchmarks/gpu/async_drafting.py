@@ -141,7 +141,7 @@ class _Runs(Engines):
         self._worker = worker
 
     def measure(self, mode: str, prompts: Sequence[tuple[int, ...]]) -> tuple[Result, list[object]]:
-        """Return the figures of a mode, and the tokens behind each prompt."""
+        """Return the figures of a mode, and the tokens after each prompt."""
         run, timeline = Run(mode, _NUM_DRAFTS), Timeline([], [])
         tokens: list[object] = []
         for prompt in prompts:

@@ -41,7 +41,7 @@ class Shape:
 SHAPES = {
     "decode": Shape(((1000, 1),)),
     "decode of 40 sequences": Shape(tuple((300 + 13 * i, 1) for i in range(40))),
-    "decode behind 9000 tokens": Shape(((9000, 1), (8192, 1))),
+    "decode after 9000 tokens": Shape(((9000, 1), (8192, 1))),
     "chains of drafts": Shape(((1000, 6), (257, 4), (5, 5), (40, 1))),
     "9 tokens each": Shape(((700, 9),) * 3),
     "tree of drafts": Shape(((300, 7), (50, 7)), tree=_TREE),

@@ -147,7 +147,7 @@ def _fixed(shape: Shape, batch: ModelInput, device: torch.device) -> DeviceBatch
 
 
 def _ragged(shape: Shape, batch: ModelInput, device: torch.device) -> RaggedBatch:
-    """Return a batch with sequences behind it that have no tokens."""
+    """Return a batch followed by sequences that have no tokens."""
     fixed, bounds = _fixed(shape, batch, device), torch.from_numpy(batch.cu_seqlens_q).to(device)
     rows = torch.arange(batch.num_sequences, device=device)
     return RaggedBatch(
@@ -311,7 +311,7 @@ def _rules(kind: SamplingKind, num_rows: int, device: torch.device) -> DeviceRul
 
 
 def check_verification_kernels(context: Context) -> Result:
-    """Compare the walk through trees of drafts, and the moves of KV behind it."""
+    """Compare the walk through trees of drafts, and the moves of KV after it."""
     require_triton(context)
     cases: list[Case] = [
         ("walk and moves of trees", partial(_walk, context.device)),

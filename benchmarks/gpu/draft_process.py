@@ -22,7 +22,7 @@ _END_TIMEOUT_S = 5.0
 _READY, _CAUGHT_UP = "ready", "caught up"
 
 _Message = DraftOutput | AheadOutput | str
-"""From the process: outputs, _READY once, and _CAUGHT_UP behind the rows of a step."""
+"""From the process: outputs, _READY once, and _CAUGHT_UP after the rows of a step."""
 
 
 class DraftProcess:

@@ -95,10 +95,10 @@ def _draft_aims(
 
 
 def measure_head(context: Context) -> Result:
-    """Measure drafts of EAGLE-3, DSpark and Medusa heads behind steps that verify drafts.
+    """Measure drafts of EAGLE-3, DSpark and Medusa heads after steps that verify drafts.
 
     The time of a draft token, or of a level of a tree, is a part of the difference to steps without
-    a draft behind them.
+    a draft after them.
     """
     model = write_config(context.directory / "target", SMALL if context.is_small else LLAMA_8B)
     decoder = _decoder(model, context)
@@ -210,7 +210,7 @@ def _draft_ms(runner: DraftModelRunner, batch: int, context: Context) -> tuple[f
 
 
 def _head_steps(runner: TargetModelRunner, batch: int, context: Context, num_nodes: int) -> Result:
-    """Return milliseconds of steps with and without a draft behind them, and a profile.
+    """Return milliseconds of steps with and without a draft after them, and a profile.
 
     Each step verifies _NUM_DRAFTS drafts, the first ones. num_nodes: as in `_measure_head`.
     is_on_device: whether the steps run there.
@@ -218,7 +218,7 @@ def _head_steps(runner: TargetModelRunner, batch: int, context: Context, num_nod
     texts, most = _Texts(runner, batch, is_tree=num_nodes > 0), num_nodes or _NUM_DRAFTS
     found: Result = {}
     for name, count in (("without_drafts_ms", 0), ("with_drafts_ms", most)):
-        for _ in range(2):  # the head computes what it lacks behind steps without a draft
+        for _ in range(2):  # the head computes what it lacks after steps without a draft
             texts.step(count)
         step = partial(texts.step, count)
         found[name] = median_s(step, context.device, _ROUNDS) * 1e3
@@ -232,7 +232,7 @@ class _Texts:
     """Sequences that continue step by step, each with drafts to verify."""
 
     def __init__(self, runner: TargetModelRunner, batch: int, *, is_tree: bool) -> None:
-        """Run the prompts. is_tree: whether the drafts behind steps are trees."""
+        """Run the prompts. is_tree: whether the drafts after steps are trees."""
         self._depth = _NUM_DRAFTS if is_tree else 0
         admissions, tables = _sequences(batch)
         self._runner, self._ids, self._num_steps = runner, range(batch), 0
@@ -246,7 +246,7 @@ class _Texts:
         self._note(VerifyOutput(0, tuple(rows)))
 
     def step(self, num_next_drafts: int) -> None:
-        """Run a step, with a draft behind it."""
+        """Run a step, with a draft after it."""
         self._note(self._runner.execute(self._input(num_next_drafts)))
 
     def begin(self, num_next_drafts: int) -> bool:

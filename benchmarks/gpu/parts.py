@@ -226,7 +226,7 @@ def run_cases(cases: Sequence[Case], context: Context) -> Result:
     """Run the cases of a part, which passes if all of them do; save the results after each.
 
     The device is synchronized after each case, so that an error of a kernel is that of its case.
-    An error of the device itself ends the part: nothing runs behind it in the same process.
+    An error of the device itself ends the part: nothing runs after it in the same process.
     """
     found: dict[str, Result] = {}
     result: Result = {"passed": True, "cases": found}
@@ -244,7 +244,7 @@ def run_cases(cases: Sequence[Case], context: Context) -> Result:
 
 
 def _saved(cases: Sequence[Case], context: Context, result: Result) -> Iterator[Case]:
-    """Yield cases; store in front of each what was found, and which one runs."""
+    """Yield cases; store before each what was found, and which one runs."""
     for name, run in cases:
         context.save({**result, "passed": False, "error": f"did not end; ran case {name}"})
         yield name, run

@@ -65,7 +65,7 @@ def _sizes(context: Context) -> tuple[Sequence[int], Sequence[int], Sequence[int
 def _measure(
     steps: Steps, length: int, batch: int, num_drafts: int, prompt_tokens: int
 ) -> PromptCell:
-    """Measure steps behind `length` tokens of each sequence."""
+    """Measure steps after `length` tokens of each sequence."""
     decodes = steps.begin(batch, length, num_drafts, GREEDY)
     blocks = -(-(length + BLOCK_SIZE) // BLOCK_SIZE)
     table = range(batch * blocks, batch * blocks + -(-prompt_tokens // BLOCK_SIZE) + 1)

@@ -30,7 +30,7 @@ BLOCK_SIZE = 16
 MAX_DRAFT_TOKENS = 8
 _ROUNDS = 10
 _KV_SHARE = 0.7
-"""Share of the memory that is free behind the weights which the KV pool takes."""
+"""Share of the memory that is free after loading the weights that the KV pool takes."""
 
 GREEDY = SamplingRules(temperature=0.0)
 SAMPLED = SamplingRules(temperature=0.8)
@@ -57,8 +57,8 @@ class Cell:
     """Median milliseconds of a step; floor_ms: of reading the weights and the KV once.
 
     step_ms: from its begin to its results, while nothing else runs. ahead_ms: the same of steps
-    without drafts of which each is begun while the one in front runs, as an engine does; None where
-    they cannot.
+    without drafts of which each is begun while the one before it runs, as an engine does; None
+    where they cannot.
     """
 
     batch: int
@@ -129,7 +129,7 @@ class Steps:
         return int(free_bytes * _KV_SHARE) // (self._token_bytes * BLOCK_SIZE)
 
     def measure(self, batch: int, context: int, num_drafts: int, rules: SamplingRules) -> Cell:
-        """Measure a step of `batch` sequences behind `context` tokens each."""
+        """Measure a step of `batch` sequences after `context` tokens each."""
         rows = self.begin(batch, context, num_drafts, rules)
         seconds = median_s(lambda: self.step(rows), self.device, _ROUNDS)
         ahead_s = None if num_drafts else self._ahead_s(rows)

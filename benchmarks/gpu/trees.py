@@ -66,7 +66,7 @@ def _sizes(context: Context) -> tuple[Sequence[int], Sequence[int], Sequence[int
 def _measure(
     steps: Steps, batch: int, length: int, num_nodes: int, most_nodes: int
 ) -> tuple[TreeCell, bool]:
-    """Measure steps behind `length` tokens of each sequence; return whether the device runs them.
+    """Measure steps after `length` tokens of each sequence; return whether the device runs them.
 
     most_nodes: for which each sequence has room.
     """

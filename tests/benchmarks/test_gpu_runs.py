@@ -1,4 +1,4 @@
-"""How a run of the GPU check goes on behind parts and cases that fail, hang or crash."""
+"""How a run of the GPU check goes on after parts and cases that fail, hang or crash."""
 
 import json
 import os

@@ -28,7 +28,7 @@ def text_of(ranks):
 
 
 def row(text, index, num_drafts, fan_out):
-    """Return the round behind the first `index` tokens of the output."""
+    """Return the round after the first `index` tokens of the output."""
     base = len(PROMPT) + index
     drafts = RecordedTexts({0: text}).drafted(0, base, num_drafts)
     return AheadRow(0, base - 1, (text.token(base - 1), *drafts), num_drafts, fan_out, 2, base)
@@ -41,7 +41,7 @@ def row(text, index, num_drafts, fan_out):
         ((2, 0, 0), (1, 4, 1), 0),
         ((0, 1, 0), (0, 1, 1), 1),
         ((0, 1, 0), (4, 0, 4), 0),
-        ((0, 0, 0), (0, 0, 1), 1),  # all accepted, and the best token behind them
+        ((0, 0, 0), (0, 0, 1), 1),  # all accepted, and the best token after them
         ((0, 0, 1), (4, 4, 1), 0),
         ((0, 0, 1), (0, 0, 2), 1),
         ((0, 0, 99), (4, 4, 16), 0),

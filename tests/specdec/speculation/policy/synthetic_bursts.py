@@ -1,7 +1,7 @@
 """Simulated bursts of requests with prompts, drafted for by a head, on a simulated clock.
 
 Requests arrive together, so that prompts are computed beside sequences that decode already, and end
-one after the other. The head computes its KV of a text when it first drafts behind it.
+one after the other. The head computes its KV of a text when it first drafts after it.
 """
 
 from __future__ import annotations
