@@ -28,6 +28,7 @@ from cluster.api.openai.schemas.sampling_fields import (
 )
 
 PAGE = Path(__file__).parents[4] / "docs" / "openai.md"
+SAMPLING_PAGE = PAGE.with_name("sampling.md")
 MODELS = (
     SamplingFields,
     StreamOptions,
@@ -72,18 +73,24 @@ def limits(field):
             return f"{low} to {high}"
 
 
-def table(model):
-    rows = [
-        f"| `{field.alias or name}` | {limits(field)} | {field.description} |"
-        for name, field in own_fields(model).items()
-    ]
+def row(name, field):
+    return f"| `{field.alias or name}` | {limits(field)} | {field.description} |"
+
+
+def table(model, omitted=()):
+    fields = own_fields(model).items()
+    rows = [row(name, field) for name, field in fields if (field.alias or name) not in omitted]
     return ["| field | limits | meaning |", "|---|---|---|", *rows]
 
 
 def refused_table(model):
+    """Return one row per reason, with the names in their order."""
     shared = SamplingFields.refused if model is not SamplingFields else {}
-    own = {name: why for name, why in model.refused.items() if name not in shared}
-    rows = [f"| `{name}` | {why} |" for name, why in own.items()]
+    names = {}
+    for name, why in model.refused.items():
+        if name not in shared:
+            names.setdefault(why, []).append(f"`{name}`")
+    rows = [f"| {', '.join(each)} | {why} |" for why, each in names.items()]
     return ["| refused | it must be |", "|---|---|", *rows] if rows else []
 
 
@@ -94,9 +101,33 @@ def documented(marker):
     return found[1].splitlines()
 
 
+def listed(model, place):
+    """Return the fields whose description is at another place, in the line after a marker."""
+    marker = f"<!-- fields of {model.__name__} {place} -->\n"
+    _, _, rest = PAGE.read_text().partition(marker)
+    return re.findall(r"`(\w+)`", rest.partition("\n")[0])
+
+
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_the_page_has_every_field_of_the_schema(model):
-    assert documented(f"fields of {model.__name__}") == table(model)
+    names = [*listed(model, "as above"), *listed(model, "in sampling.md")]
+    assert set(names) <= {field.alias or name for name, field in own_fields(model).items()}
+    assert documented(f"fields of {model.__name__}") == table(model, names)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_fields_that_are_listed_have_the_same_row_above(model):
+    above = [line for each in MODELS if each is not model for line in table(each)]
+    own, shown = table(model), table(model, listed(model, "as above"))
+    assert {*own} - {*shown} <= {*above}
+
+
+def test_sampling_parameters_that_are_listed_have_a_row_in_their_page():
+    cells = re.findall(r"^\| (`[^|]+) \|", SAMPLING_PAGE.read_text(), re.MULTILINE)
+    documented_there = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    names = listed(SamplingFields, "in sampling.md")
+    assert len(names) > 15
+    assert {*names} <= documented_there
 
 
 @pytest.mark.parametrize(
