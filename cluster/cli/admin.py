@@ -138,7 +138,7 @@ _change_flags = combine_flags(
 @click.option(
     "--num-speculative-tokens",
     type=int,
-    help="Default number of draft tokens per step, and the maximum for the policy, from 0 to 32.",
+    help="Default draft length, and the maximum for the policy, from 0 to 32 tokens.",
 )
 @click.option(
     "--method",
@@ -162,7 +162,7 @@ _change_flags = combine_flags(
     "rules",
     multiple=True,
     metavar="RPS:VALUE",
-    help="Mode, or number of draft tokens, at or above a request rate (requests/s over all "
+    help="Mode, or draft length, at or above a request rate (requests/s over all "
     "replicas), such as 20:off or 5:2; may be repeated, by ascending rate. Replaces all existing "
     "rules.",
 )

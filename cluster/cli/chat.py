@@ -118,7 +118,7 @@ class Conversation:
             f"{len(usages)} completion(s), {num_tokens} tokens, "
             f"{num_tokens / elapsed_s if elapsed_s else 0:.1f} tokens/s, "
             f"acceptance rate {speculation.acceptance_rate:.0%}, "
-            f"mean acceptance length {speculation.mean_acceptance_length:.2f}"
+            f"acceptance length {speculation.mean_acceptance_length:.2f}"
         )
 
 

@@ -85,7 +85,7 @@ class CompletionResult:
         lossy = "" if self.usage.is_lossless else f", lossy verifier {self.usage.verifier}"
         return (
             f"acceptance rate {speculation.acceptance_rate:.0%}, "
-            f"mean acceptance length {speculation.mean_acceptance_length:.2f}{lossy}"
+            f"acceptance length {speculation.mean_acceptance_length:.2f}{lossy}"
         )
 
 

@@ -211,8 +211,7 @@ sampling_flags = combine_flags(
         "Speculation",
         {
             "no_speculation": "Disable speculative decoding.",
-            "num_speculative_tokens": "Number of draft tokens per step, from 0 to 32. Default: "
-            "the service's.",
+            "num_speculative_tokens": "Draft length, from 0 to 32 tokens. Default: the service's.",
             "method": "Drafting method; the service must have loaded it. Default: the service's.",
             "verifier": "Method that verifies draft tokens; typical, threshold, confidence and "
             "synthetic are lossy. Default: the service's.",

@@ -86,7 +86,7 @@ _KEYS: Mapping[str, tuple[type[str | int], str]] = MappingProxyType(
     {
         "method": (str, f"Drafting method: {', '.join(METHOD_NAMES)}"),
         "model": (str, "Draft model: an alias, a directory, a GGUF file or a Hub id"),
-        "num_speculative_tokens": (int, "Number of draft tokens per step (1 to 32; default 3)"),
+        "num_speculative_tokens": (int, "Draft length in tokens (1 to 32; default 3)"),
         "draft_tensor_parallel_size": (int, "Number of ranks of the draft model (1 to 1024)"),
         "speculation_threshold": (
             int,

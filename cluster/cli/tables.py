@@ -154,7 +154,7 @@ def _versions(report: DrafterReport) -> str:
         return f"replica {report.replica_id}: {report.fault}"
     pinned = ", pinned" if report.is_pinned else ""
     heading = f"replica {report.replica_id}: {report.num_rollbacks} rolled back{pinned}"
-    columns = ["version", "state", "drafts", "first accepted", "tokens per draft", "head"]
+    columns = ["version", "state", "drafts", "first accepted", "acceptance length", "head"]
     return "\n".join([heading, *_aligned([columns, *map(_version_row, report.versions)])])
 
 

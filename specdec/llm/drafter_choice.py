@@ -109,7 +109,7 @@ class DrafterChoice:
 
 
 def best_speedup(costs: CostTable, suite: SuiteAcceptance) -> float:
-    """Return the speed with the best number of draft tokens, relative to none; at least 1.
+    """Return the speed with the best draft length, relative to none; at least 1.
 
     Relative to the same table, as other load on the machine may have changed between two tables.
     """

@@ -68,7 +68,7 @@ class HostedModel:
         """Change settings from the next step on, also for running requests, and return them.
 
         mode: auto, on or off. threshold: the most decoding requests for which auto drafts.
-        num_speculative_tokens: draft tokens per step, 0 for none. method: one of those loaded.
+        num_speculative_tokens: draft length, 0 for none. method: one of those loaded.
         None leaves a setting unchanged. Raises InvalidValueError, and NotReadyError after the end.
         """
         changes = {

@@ -155,7 +155,7 @@ class StatsLog:
         seconds = max(self._clock() - self._at_s, 1e-9)
         logger.info(
             "prompts %.1f tokens/s, answers %.1f tokens/s, %d running, %d waiting, "
-            "acceptance rate %.0f%%, mean acceptance length %.2f",
+            "acceptance rate %.0f%%, acceptance length %.2f",
             new.num_prompt_tokens / seconds,
             new.num_generated_tokens / seconds,
             stats.num_running,

@@ -1,4 +1,4 @@
-"""Accepted length of drafts on held-out samples, as it would be served.
+"""Acceptance length of drafts on held-out samples, as it would be served.
 
 The samples are the target's own text, so a draft token is right where it is the token of the text.
 While all drafts of a base are right, the drafter's inputs are those of `Drafter.states`, so these

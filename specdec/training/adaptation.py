@@ -23,7 +23,7 @@ from specdec.training.warm_start import ExportedHead
 
 @dataclass(frozen=True)
 class Version:
-    """Outcome of a training run. before, after: accepted length on its held-out samples.
+    """Outcome of a training run. before, after: acceptance length on its held-out samples.
 
     directory: of the exported head; None where it was not better.
     """

@@ -1,4 +1,4 @@
-"""Measures a drafter in the engine that serves it: accepted length and speed, by suite.
+"""Measures a drafter in the engine that serves it: acceptance length and speed, by suite.
 
 Each prompt is answered twice at each temperature, with drafts and without, one request at a time
 and in alternating order, so that other load on the machine affects both alike. Both have the same

@@ -107,7 +107,7 @@ def decayed_weights(depth: int, decay: float) -> Tensor:
 
 
 def d_pace_weights(log_q: Tensor, target: Teacher, is_trained: Tensor) -> Tensor:
-    """Return the weight of each draft token by its effect on the accepted length, [depth, R].
+    """Return the weight of each draft token by its effect on the acceptance length, [depth, R].
 
     D-PACE (arXiv 2605.18810): with a smoothed probability s_i of draft token i, the weight of token
     j is the sum over m >= j of the product of s_0 to s_m, the accepted tokens that depend on it.

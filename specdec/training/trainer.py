@@ -1,4 +1,4 @@
-"""The training loop: steps, evaluations of the held-out accepted length, and checkpoints."""
+"""The training loop: steps, evaluations of the held-out acceptance length, and checkpoints."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Evaluation:
 
     @property
     def mean_length(self) -> float:
-        """Mean accepted length of all steps: each sample counts, whatever its temperature."""
+        """Acceptance length of all steps: each sample counts, whatever its temperature."""
         return reduce(add, self.acceptance.values()).mean_length
 
     def as_json(self) -> dict[str, Any]:
-        """Return accepted lengths, and acceptance by position, by temperature."""
+        """Return acceptance lengths, and acceptance by position, by temperature."""
         return {
             "step": self.step,
             "mean_accepted_length": round(self.mean_length, 4),
@@ -172,11 +172,11 @@ class Trainer:
 
     @property
     def best(self) -> float:
-        """The longest held-out accepted length so far; 0 before the first evaluation."""
+        """The longest held-out acceptance length so far; 0 before the first evaluation."""
         return self._best
 
     def run(self, report: Callable[[Progress], None]) -> None:
-        """Train up to the last step, or until the held-out accepted length stops growing.
+        """Train up to the last step, or until the held-out acceptance length stops growing.
 
         report: called after each step.
         """

@@ -34,7 +34,7 @@ class SpeculationControl:
 
     mode: on and off apply at every load; auto goes by the threshold and, below it, by the policy.
     threshold: largest number of decoding requests for which mode auto drafts.
-    num_speculative_tokens: draft tokens per step for requests that do not choose, and the most a
+    num_speculative_tokens: draft length for requests that do not choose, and the most a
         policy may choose; 0 turns drafting off.
     method: drafts for requests that do not choose; None for all loaded methods, in their order.
     allow_request_override: whether requests may choose method and number, or opt out; for requests

@@ -93,4 +93,4 @@ def test_only_answers_that_allow_it_are_trained_on(service, tmp_path):
         "--num-versions", "1", "--interval", "0.5",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "8 samples: held-out accepted length" in done.stderr
+    assert "8 samples: held-out acceptance length" in done.stderr

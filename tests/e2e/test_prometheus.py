@@ -39,7 +39,7 @@ NUM_TOKENS = 48
 PROMPT = [5, 6, 7, 8] * 6
 WINDOW = "15s"
 MODEL = "monitored"
-PANELS_OF_HEADS = ("Acceptance rate by version", "Tokens per draft by version", "Head probe")
+PANELS_OF_HEADS = ("Acceptance rate by version", "Acceptance length by version", "Head probe")
 """Panels without data where no draft head is loaded."""
 
 

@@ -140,7 +140,7 @@ class SpeculationUsage(ResponseModel):
     num_draft_tokens: int
     num_accepted_tokens: int
     acceptance_rate: float = Field(description="accepted / drafted tokens; 0 without drafts")
-    mean_acceptance_length: float = Field(description="tokens per draft, with the bonus token")
+    mean_acceptance_length: float = Field(description="tokens per draft, with the target's own")
     verifier: str
     is_lossless: bool
 

@@ -120,10 +120,10 @@ def _line(result: MethodResult) -> str:
 
 
 def _chart(report: MethodReport) -> BarChart:
-    """Return a bar for each method: its tokens per second, with its tokens per draft below."""
+    """Return a bar for each method: its tokens per second, with its acceptance length below."""
     title = f"{report.model}: tokens per second, median of {report.num_prompts} prompts"
     groups = {
-        f"{each.name}\n{each.mean_acceptance_length:.2f} tokens per draft"
+        f"{each.name}\nacceptance length {each.mean_acceptance_length:.2f}"
         if each.num_drafts
         else each.name: {"tokens per second": each.tokens_per_s or 0.0}
         for each in report.results

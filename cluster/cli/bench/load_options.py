@@ -132,7 +132,7 @@ class LoadOptions:
     )
     no_speculation: bool = sampling_flag("Disable speculative decoding.", is_flag=True)
     num_speculative_tokens: int | None = sampling_flag(
-        "Number of draft tokens per step. Default: the service's.", click.IntRange(0, 32)
+        "Draft length in tokens. Default: the service's.", click.IntRange(0, 32)
     )
     method: str | None = sampling_flag(
         "Drafting method; the service must have loaded it. Default: the service's.",

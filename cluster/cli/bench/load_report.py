@@ -104,7 +104,7 @@ def _drafts(speculation: SpeculationStats) -> str:
         return "none"
     return (
         f"{speculation.num_drafts}, acceptance rate {speculation.acceptance_rate:.0%}, "
-        f"mean acceptance length {speculation.mean_acceptance_length:.2f}"
+        f"acceptance length {speculation.mean_acceptance_length:.2f}"
     )
 
 

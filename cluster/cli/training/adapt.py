@@ -259,6 +259,6 @@ class AdaptationLoop:
 def _summary(version: Version) -> str:
     outcome = "not better" if version.directory is None else str(version.directory)
     return (
-        f"{version.num_samples} samples: held-out accepted length {version.before:.2f} before, "
+        f"{version.num_samples} samples: held-out acceptance length {version.before:.2f} before, "
         f"{version.after:.2f} after: {outcome}"
     )

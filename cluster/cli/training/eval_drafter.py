@@ -1,4 +1,4 @@
-"""`specdec eval-drafter`: accepted length and speed of a drafter, by suite."""
+"""`specdec eval-drafter`: acceptance length and speed of a drafter, by suite."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ENGINE_SETTINGS = ("model", "speculative_config", "dtype", "quantization", "dev
 _engine_flags = combine_flags(*map(_setting_flag, _ENGINE_SETTINGS))
 
 
-@click.command("eval-drafter", short_help="Measure accepted length and speed of a drafter.")
+@click.command("eval-drafter", short_help="Measure acceptance length and speed of a drafter.")
 @click.argument("prompts_file", type=EXISTING_FILE)
 @_engine_flags
 @click.option(
@@ -67,7 +67,7 @@ _engine_flags = combine_flags(*map(_setting_flag, _ENGINE_SETTINGS))
     type=click.Choice(["on", "auto"]),
     default="on",
     show_default=True,
-    help="Number of draft tokens in a step: on takes the configured one, auto the policy's.",
+    help="Draft length of a step: on takes the configured one, auto the policy's.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed.")
 @click.option("--output", type=NEW_FILE, help="Write the JSON report to this file.")
@@ -80,7 +80,7 @@ _engine_flags = combine_flags(*map(_setting_flag, _ENGINE_SETTINGS))
     "--plot",
     type=NEW_FILE,
     callback=require_matplotlib,
-    help="Write charts of accepted lengths, acceptance and speed to this file, as SVG.",
+    help="Write charts of acceptance lengths, acceptance and speed to this file, as SVG.",
 )
 @json_flag
 def eval_drafter(
@@ -170,7 +170,7 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _charts(results: Sequence[SuiteResult]) -> list[LineChart | BarChart]:
-    """Return three charts: accepted lengths, acceptance by position, and tokens per second."""
+    """Return three charts: acceptance lengths, acceptance by position, and tokens per second."""
     num_positions = max(len(each.acceptance_by_position) for each in results)
     lengths: dict[str, dict[str, float]] = {}
     rates: dict[str, dict[str, float]] = {}
@@ -185,7 +185,7 @@ def _charts(results: Sequence[SuiteResult]) -> list[LineChart | BarChart]:
         positions[f"{suite}, {temperature}"] = [*shares, *padding]
     places = range(1, num_positions + 1)
     return [
-        BarChart("Accepted length: tokens of a step with a draft", lengths),
+        BarChart("Acceptance length: tokens of a step with a draft", lengths),
         LineChart("Drafts accepted up to a position", "position", places, positions),
         BarChart("Tokens per second, one request at a time", rates),
     ]

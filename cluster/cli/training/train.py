@@ -78,7 +78,7 @@ _TEXTS = {
         "held_out": "Share of the samples to evaluate on.",
         "max_held_out_samples": "Limit of their number.",
         "evaluate_every": "Steps between evaluations.",
-        "patience": "Evaluations without a longer accepted length after which training ends.",
+        "patience": "Evaluations without a longer acceptance length after which training ends.",
         "checkpoint_every": "Steps between checkpoints.",
     },
 }
@@ -289,14 +289,14 @@ def progress_line(progress: Progress) -> str:
         f"{progress.tokens_per_second:.0f} tokens/s  {hours}:{minutes:02}:{seconds:02} left"
     )
     if progress.evaluation is not None:
-        line += f"  accepted length {progress.evaluation.mean_length:.2f}"
+        line += f"  acceptance length {progress.evaluation.mean_length:.2f}"
     return line
 
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
     """Return the held-out acceptance, a line for each temperature."""
     return [
-        f"  held out, temperature {temperature:g}: accepted length {each.mean_length:.2f}, "
+        f"  held out, temperature {temperature:g}: acceptance length {each.mean_length:.2f}, "
         f"by position {' '.join(f'{share:.2f}' for share in each.by_position)}"
         for temperature, each in evaluation.acceptance.items()
     ]

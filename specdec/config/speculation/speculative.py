@@ -74,7 +74,7 @@ class SpeculativeConfig:
         all; the longer draft is verified.
     fallback: a method that drafts where `drafter` has nothing: while its worker is down, while it
         catches up with a sequence, and beyond its max_model_len, or where a lookup finds no match.
-    adaptive_length: whether each sequence's number of draft tokens follows its own acceptance, for
+    adaptive_length: whether each sequence's draft length follows its own acceptance, for
         requests that give no number. It starts with num_speculative_tokens.
     adaptive_length_min, adaptive_length_max, adaptive_length_raise_above,
         adaptive_length_lower_below: as in LengthRule.

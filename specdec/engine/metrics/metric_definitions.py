@@ -265,7 +265,7 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     gauge("speculation_chosen_tokens", "Draft tokens of a sequence.", "num_chosen_tokens"),
     counters(
         "speculation_steps",
-        "Steps by their number of draft tokens.",
+        "Steps by their draft length.",
         "num_draft_tokens",
         lambda c: _indexed(c.decided_lengths),
     ),

@@ -44,7 +44,7 @@ class DraftPlanner:
     ) -> None:
         """Plan by these until the next step.
 
-        decision: the number of draft tokens per sequence, for requests that do not choose theirs; 0
+        decision: the draft length of a sequence, for requests that do not choose theirs; 0
             for no drafts of any sequence but those of predicted output, where it allows these.
         control: the settings in force. has_predictions: whether any sequence has predicted output.
         """

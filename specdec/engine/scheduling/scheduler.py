@@ -140,7 +140,7 @@ class Scheduler:
     def schedule(self, decision: Decision, control: SpeculationControl) -> list[ScheduledRow]:
         """Return the rows of the next step, each with its blocks reserved.
 
-        decision: the number of draft tokens per sequence, for requests that do not choose theirs; 0
+        decision: the draft length of a sequence, for requests that do not choose theirs; 0
             reserves no slot for drafts, except for predicted output where it allows that.
         control: the settings in force.
         """

@@ -81,7 +81,7 @@ class SpeculationPolicy:
 
         choosers: goodput choosers by the method that an operator may choose, None included; empty
             for other policies.
-        max_adaptive_tokens: longest draft of a sequence whose length follows its acceptance.
+        max_adaptive_tokens: largest draft length of a sequence whose length follows its acceptance.
         num_tree_tokens: draft tokens of a tree, whose depth is the control's number; 0 for chains
             only. Fixed decisions are trees; goodput chooses, and a schedule has chains.
         max_num_batched_tokens: of a step; goodput chooses at most an even share of it.

@@ -78,7 +78,7 @@ class Probe:
         """Begin a probe beside shapes[chosen], if there is one to try.
 
         In turn it is the shape above it, the one below, no draft, a tree, and other drafts ahead
-        with the same number of draft tokens.
+        with the same draft length.
 
         goodputs: of the shapes, as expected now. may_pay: whether each shape could be better than
         the chosen one. step_s: expected seconds of a step.

@@ -49,7 +49,7 @@ class TrainingConfig:
     loss: see `specdec.training.losses`. position_weights, decay: see `position_weights` there.
     precision: of the drafter's matrix products; weights, losses and the optimizer are float32.
     held_out: share of the samples to evaluate on, at most `max_held_out_samples` of them.
-    evaluate_every: steps between two evaluations of the held-out accepted length.
+    evaluate_every: steps between two evaluations of the held-out acceptance length.
     patience: evaluations without a new best after which training ends.
     checkpoint_every: steps between two checkpoints, the most that an interruption loses.
     export_dtype: of the weights that are exported.

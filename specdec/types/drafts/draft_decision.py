@@ -196,7 +196,7 @@ class DecisionChange:
 
 
 class DecisionLog:
-    """Counts of decisions by reason and by number of draft tokens, and a timeline of changes."""
+    """Counts of decisions by reason and by draft length, and a timeline of changes."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -221,7 +221,7 @@ class DecisionLog:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Steps by number of draft tokens, from 0 up to the largest so far."""
+        """Steps by draft length, from 0 up to the largest so far."""
         return tuple(self._lengths[length] for length in range(max(self._lengths, default=-1) + 1))
 
     @property

@@ -178,8 +178,8 @@ class Counts(Additive):
     accepted_by_position, drafted_by_position: draft tokens by position, first to last; drafted
         tokens whether accepted or not; the siblings of a tree count as one. drafted_by_method,
         accepted_by_method: the same for each drafting method, STRUCTURED_OUTPUT included.
-    decisions: steps by the reason of their decision. decided_lengths: steps by the number of draft
-        tokens, 0 first.
+    decisions: steps by the reason of their decision. decided_lengths: steps by draft length, 0
+        first.
     histograms: by metric name. ended: requests by finish reason. failed: calls by gRPC status code.
     num_cached_tokens: prompt tokens found in the prefix cache.
     num_prefill_chunks: rows that left a part of the prompt uncomputed.

@@ -39,7 +39,7 @@ def test_each_line_is_sent_with_the_history(chat, service):
     result = chat("Why?\n\nAnd then?\n")
     assert (result.exit_code, result.stdout) == (0, "Blue sky\nBlue sky\n")
     assert [line[:9] for line in result.stderr.splitlines()] == ["3 tokens,"] * 2
-    assert "acceptance rate 50%, mean acceptance length 2.50" in result.stderr
+    assert "acceptance rate 50%, acceptance length 2.50" in result.stderr
     first, second = service.requests
     assert turns(first) == [("user", "Why?")]
     assert turns(second) == [("user", "Why?"), ("assistant", "Blue sky"), ("user", "And then?")]
@@ -67,7 +67,7 @@ def test_statistics_cover_all_completions(chat):
     stats = [line for line in result.stderr.splitlines() if "completion(s)" in line]
     expected = ["1 completion(s), 3 tokens", "2 completion(s), 6 tokens"]
     assert [line[:25] for line in stats] == expected
-    assert stats[1].endswith("acceptance rate 50%, mean acceptance length 2.50")
+    assert stats[1].endswith("acceptance rate 50%, acceptance length 2.50")
     assert "0 completion(s), 0 tokens, 0.0 tokens/s" in chat("/stats\n").stderr
 
 

@@ -32,9 +32,9 @@ def test_list(command):
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.splitlines() == [
         "replica r1: 1 rolled back",
-        "version  state        drafts  first accepted  tokens per draft  head",
-        "1        ready        100     60.0%           2.20              head",
-        "2        rolled_back  0                                         other",
+        "version  state        drafts  first accepted  acceptance length  head",
+        "1        ready        100     60.0%           2.20               head",
+        "2        rolled_back  0                                          other",
         "",
         "replica r2: version is 7; it must be 1",
     ]

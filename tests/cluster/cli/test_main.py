@@ -58,7 +58,7 @@ def test_the_text_alone_is_on_stdout(generate, flag):
     assert result.exit_code == 0
     assert result.stdout == "Blue sky\n"
     assert result.stderr.startswith("3 tokens, first after 0.")
-    assert result.stderr.endswith("acceptance rate 50%, mean acceptance length 2.50\n")
+    assert result.stderr.endswith("acceptance rate 50%, acceptance length 2.50\n")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The accepted length of drafts, and the noise that a text implies."""
+"""The acceptance length of drafts, and the noise that a text implies."""
 
 import math
 

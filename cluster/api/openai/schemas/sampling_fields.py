@@ -115,7 +115,7 @@ class Speculation(RequestModel):
     """Speculation options of a request; see docs/sampling.md. Default: the configuration."""
 
     enabled: bool | None = option("false disables speculation, true enables it if loaded")
-    num_speculative_tokens: int | None = number("draft tokens per step", 0, 32)
+    num_speculative_tokens: int | None = number("draft length in tokens", 0, 32)
     method: MethodName | None = option("drafting method; it must be loaded")
     verifier: VerifierName | None = option("algorithm that accepts or rejects draft tokens")
     typical_epsilon: float | None = number("for verifier `typical`", 0, 1)

@@ -44,7 +44,7 @@ def test_the_text_report(bench):
     assert lines[3].startswith("tokens    28 input, 12 output, ")
     assert lines[4].split() == ["ms", "mean", "median", "p90", "p95", "p99"]
     assert [line.split()[0] for line in lines[5:9]] == ["ttft", "tpot", "itl", "e2el"]
-    assert lines[9:] == ["drafts    8, acceptance rate 50%, mean acceptance length 2.50"]
+    assert lines[9:] == ["drafts    8, acceptance rate 50%, acceptance length 2.50"]
     assert result.stderr == "", "a progress bar without a terminal"
 
 

@@ -88,7 +88,7 @@ def test_the_report_as_text_and_as_json(bench, prompts_file, tmp_path):
     lines = bench(prompts_file).stdout.splitlines()
     assert [line.split("  ")[0] for line in lines[1:]] == names
     texts = [each.text for each in ElementTree.parse(plot).iter("{http://www.w3.org/2000/svg}text")]
-    assert texts.count("2.50 tokens per draft") == len(names)
+    assert texts.count("acceptance length 2.50") == len(names)
     assert [text for text in texts if text in names] == names
 
 

@@ -109,7 +109,7 @@ def test_a_better_version_of_the_active_head_is_loaded(head, capsys):
     printed = capsys.readouterr()
     assert printed.out.splitlines() == ["/versions/version-00001"] * 2
     assert "replica r0: no such directory" in printed.err
-    assert "2 samples: held-out accepted length 1.50 before, 1.80 after" in printed.err
+    assert "2 samples: held-out acceptance length 1.50 before, 1.80 after" in printed.err
 
 
 @pytest.mark.parametrize(("directory", "is_pinned"), [(None, False), (Path("/v"), True)])

@@ -46,7 +46,7 @@ def test_the_report_and_the_plot(evaluate, tmp_path):
     assert content["engine"]["speculative_config"]["method"] == "draft_model"
     assert content["evaluation"]["max_tokens"] == 9
     texts = "".join(ElementTree.parse(plot).getroot().itertext())
-    assert all(part in texts for part in ("Accepted length", "position", "temperature 1, none"))
+    assert all(part in texts for part in ("Acceptance length", "position", "temperature 1, none"))
 
 
 def test_the_card_keeps_its_other_entries(evaluate, tmp_path):

@@ -124,7 +124,7 @@ def test_a_run_ends_with_a_head_and_is_not_repeated(train, tmp_path):
     assert card["target"] == "tiny"
     assert card["training"]["depth"] == 2
     assert "samples with" in result.stderr
-    assert "accepted length" in result.stderr
+    assert "acceptance length" in result.stderr
     again = train()
     assert again.exit_code == 0, again.output
     assert f"continuing after step {content['step']}" in again.stderr
@@ -228,8 +228,8 @@ def test_a_log_has_a_line_each_half_minute_and_each_evaluation():
         report(PROGRESS)
     assert len(lines) == 1  # after 40 seconds
     report(dataclasses.replace(PROGRESS, evaluation=EVALUATION))
-    assert lines[1].endswith("accepted length 2.50")
-    assert lines[2] == ("  held out, temperature 0: accepted length 2.50, by position 0.80 0.44")
+    assert lines[1].endswith("acceptance length 2.50")
+    assert lines[2] == ("  held out, temperature 0: acceptance length 2.50, by position 0.80 0.44")
 
 
 def test_on_a_terminal_each_line_replaces_the_one_before(monkeypatch):
@@ -245,7 +245,7 @@ def test_on_a_terminal_each_line_replaces_the_one_before(monkeypatch):
     assert terminal.getvalue().split("\r\x1b[K") == [
         "",
         progress_line(PROGRESS),
-        f"{progress_line(evaluated)}\n  held out, temperature 0: accepted length 2.50, "
+        f"{progress_line(evaluated)}\n  held out, temperature 0: acceptance length 2.50, "
         "by position 0.80 0.44\n",
         progress_line(dataclasses.replace(evaluated, step=9)),
     ]

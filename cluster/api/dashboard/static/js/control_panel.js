@@ -9,7 +9,7 @@ import { RuleEditor, ruleText } from "./rules.js";
 const SPECULATION = "../v1/admin/speculation";
 const PREVIEW_DELAY_MS = 200;
 const MODE_HINTS = {
-  auto: "The policy chooses the number of draft tokens, below the threshold.",
+  auto: "The policy chooses the draft length, below the threshold.",
   on: "Speculation is on at every load.",
   off: "Speculation is off, also for requests that ask for it.",
 };

@@ -127,6 +127,6 @@ class Output {
     if (this.usage.num_draft_tokens === 0) return [...parts, "no draft tokens"];
     const rate = percent(this.usage.num_accepted_tokens / this.usage.num_draft_tokens);
     const length = 1 + this.usage.num_accepted_tokens / this.usage.num_drafts;
-    return [...parts, `acceptance rate ${rate}`, `${short(length)} tokens per draft`];
+    return [...parts, `acceptance rate ${rate}`, `acceptance length ${short(length)}`];
   }
 }
