@@ -15,7 +15,7 @@ from specdec.types.control import SpeculationControl, SpeculationMode
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling.sampling_params import SamplingParams
 
-_TEXT_ONLY = "not available: the models generate text; see docs/faq.md"
+_TEXT_ONLY = "not available: the models generate text; see docs/python.md"
 _NOT_AVAILABLE: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("encode", "embed", "classify", "reward", "score"), _TEXT_ONLY),
