@@ -12,25 +12,29 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from cluster.api.openai.chat_schema import ChatRequest, FunctionDefinition, Message, Prediction
-from cluster.api.openai.completion_schema import (
+from cluster.api.base.openai_schema import RequestModel, StreamOptions
+from cluster.api.openai.schemas.chat_schema import (
+    ChatRequest,
+    FunctionDefinition,
+    Message,
+    Prediction,
+)
+from cluster.api.openai.schemas.completion_schema import (
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
-from cluster.api.openai.responses_schema import ResponsesRequest, TextFormat
-from cluster.api.openai.sampling_fields import (
+from cluster.api.openai.schemas.responses_schema import ResponsesRequest, TextFormat
+from cluster.api.openai.schemas.sampling_fields import (
     JsonSchemaFormat,
     ResponseFormat,
     SamplingFields,
     Speculation,
     StructuredOutputs,
 )
-from cluster.api.openai.schema import RequestModel, StreamOptions
 from tools.generated_files import run
 
 PAGE = Path("docs/openai-reference.md")
-COMMAND = "python -m tools.openai_reference"
 SECTIONS: Mapping[str, type[RequestModel]] = {
     "Chat and text completions": SamplingFields,
     "`stream_options`": StreamOptions,
@@ -48,10 +52,10 @@ SECTIONS: Mapping[str, type[RequestModel]] = {
     "`/tokenize`": TokenizeRequest,
     "`/detokenize`": DetokenizeRequest,
 }
-_HEAD = f"""\
+_HEAD = """\
 # Fields of the OpenAI API
 
-Generated from the schema by `{COMMAND}`. [openai.md](openai.md)
+Generated from the schema by `make generate`. [openai.md](openai.md)
 explains how the service uses the fields, [sampling.md](sampling.md) the sampling parameters.
 `/v1/chat/completions` and `/v1/completions` have the fields of the first section and their own.
 """
@@ -104,7 +108,7 @@ def _literals(annotation: Any) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Generate or check the page; return the exit status."""
-    return run({PAGE: page}, COMMAND, __doc__, arguments)
+    return run({PAGE: page}, __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_the_page_is_up_to_date():
-    assert (ROOT / PAGE).read_text() == page(), "run `python -m tools.openai_reference`"
+    assert (ROOT / PAGE).read_text() == page(), "run `make generate`"
 
 
 @pytest.mark.parametrize("model", SECTIONS.values(), ids=lambda model: model.__name__)
@@ -27,4 +27,4 @@ def test_an_outdated_page_is_reported(monkeypatch, tmp_path, capsys):
     assert main(["check"]) == 0
     (tmp_path / PAGE).write_text("older\n")
     assert main(["check"]) == 1
-    assert "tools.openai_reference" in capsys.readouterr().err
+    assert "make generate" in capsys.readouterr().err
