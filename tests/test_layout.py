@@ -4,8 +4,9 @@ import ast
 import re
 from pathlib import Path
 
-import grimp
 import pytest
+
+grimp = pytest.importorskip("grimp", reason="needs import-linter: pip install -e '.[dev]'")
 
 ROOT = Path(__file__).parent.parent
 MAX_ENTRIES = {"specdec": 15, "cluster": 12}

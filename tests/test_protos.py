@@ -11,6 +11,8 @@ ROOT = Path(__file__).parent.parent
 BUF = Path(sys.executable).parent / "buf"
 INFERENCE = "protos/specdec/v1/inference.proto"
 
+pytestmark = pytest.mark.skipif(not BUF.exists(), reason="needs buf-bin: pip install -e '.[dev]'")
+
 
 @pytest.fixture
 def changed(tmp_path):

@@ -2,8 +2,11 @@
 
 import ast
 
-import nbformat
 import pytest
+
+pytest.importorskip("nbclient", reason="needs nbclient: pip install -e '.[dev]'")
+
+import nbformat
 
 from tools.notebook import NOTEBOOK, TIMEOUT_S, run, without_run
 

@@ -11,6 +11,10 @@ import httpx
 import psutil
 import pytest
 
+pytest.importorskip(
+    "grafana_foundation_sdk", reason="needs grafana-foundation-sdk: pip install -e '.[dev]'"
+)
+
 from cluster.observability.metric_definitions import (
     CONNECTION_METRICS,
     FLEET_METRICS,

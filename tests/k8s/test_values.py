@@ -9,6 +9,8 @@ import jsonschema
 import pytest
 import yaml
 
+pytest.importorskip("helm_python", reason="needs helm-python-sdk: pip install -e '.[dev]'")
+
 from cluster.config.serve_config import ServeConfig
 from tests.k8s.rendering import CHART, ROOT, parsed
 from tests.k8s.validity import check

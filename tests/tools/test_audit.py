@@ -46,6 +46,7 @@ def advisories_for(*vulnerable, status=200):
 @pytest.fixture
 def pinned(tmp_path, monkeypatch):
     """Two pins in place of all."""
+    pytest.importorskip("pip_audit", reason="needs pip-audit: pip install -e '.[dev]'")
     path = tmp_path / "constraints.txt"
     path.write_text("# comment\nJinja2==3.1.6\ngrafana-foundation-sdk==1769699998!10.1.0\n")
     monkeypatch.setattr(audit, "CONSTRAINTS", path)

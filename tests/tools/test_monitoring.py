@@ -10,6 +10,10 @@ import promql_parser
 import pytest
 import yaml
 
+pytest.importorskip(
+    "grafana_foundation_sdk", reason="needs grafana-foundation-sdk: pip install -e '.[dev]'"
+)
+
 from cluster.cli.admin import set_speculation
 from cluster.config.serve_config import ServeConfig
 from cluster.observability.metric_definitions import (

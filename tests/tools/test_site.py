@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+pytest.importorskip("mkdocs", reason="needs mkdocs-material: pip install -e '.[dev]'")
+
 from protos.specdec.v1 import admin_pb2, inference_pb2
 from tools.site.hooks import on_page_markdown
 from tools.site.proto_page import proto_page
