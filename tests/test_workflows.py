@@ -46,3 +46,11 @@ def test_every_script_of_ci_runs_on_pull_requests():
 def test_code_of_a_pull_request_has_no_rights():
     assert CHECK["permissions"] == {"contents": "read"}
     assert not any("permissions" in body for body in CHECK["jobs"].values())
+
+
+def test_the_hooks_run_before_a_commit_are_part_of_make_check():
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    entries = [hook["entry"] for hook in config["repos"][0]["hooks"]]
+    makefile = (ROOT / "Makefile").read_text().replace("$(BIN)", ".venv/bin")
+    checked = makefile.partition("\ncheck:")[2].partition("\n\n")[0]
+    assert [each for each in entries if each.removesuffix(" --force-exclude") not in checked] == []
