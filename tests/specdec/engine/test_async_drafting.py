@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.config.speculation.speculative import SpeculativeConfig
-from specdec.models.config.model_config import ModelConfig
+from specdec.config.speculative import SpeculativeConfig
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftRequest, DraftVocabulary, make_proposer
-from specdec.text.grammar import GrammarCompiler
-from specdec.text.tokenizer import Tokenizer
 from specdec.text.vocab_map import VocabularyMap
 from specdec.types.control import SpeculationControl
 from specdec.types.drafts.draft_decision import DraftAhead
@@ -33,6 +30,7 @@ from tests.specdec.engines import (
     tokens_by,
 )
 from tests.specdec.fakes import run_ranks
+from tests.specdec.grammars import grammar_compiler
 from tests.specdec.tiny import disturbed_llama_dir, shuffled_llama_dir, tiny_llama_dir
 
 GREEDY, SAMPLED = {"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.95}
@@ -250,8 +248,7 @@ def test_mode_off_drafts_nothing_ahead(tiny_model_dir):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_grammar_is_followed_on_every_branch(tiny_model_dir, other_model_dir, mode):
-    model = ModelConfig.from_directory(tiny_model_dir)
-    compiler = GrammarCompiler(Tokenizer(tiny_model_dir), model.vocab_size, model.eos_token_ids)
+    compiler = grammar_compiler(tiny_model_dir)
     grammar = compiler.compile(GRAMMAR)
     asked = [
         replace(each, grammar=grammar)

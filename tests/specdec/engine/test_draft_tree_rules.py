@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config.model_config import ModelConfig
-from specdec.text.grammar import GrammarCompiler
 from specdec.text.grammar.matcher import MAX_CONSTRAINED_NODES, OutputConstraint
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.drafts.draft_tree import paths
@@ -24,6 +22,7 @@ from tests.specdec.engine.test_draft_trees import (
 from tests.specdec.engine.test_nan_logits import POISON, engine_for, sound, text, texts
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, run, tokens_by
 from tests.specdec.fakes import run_ranks
+from tests.specdec.grammars import grammar_compiler
 from tests.specdec.tiny import tiny_llama_dir
 from tests.specdec.trees import TreeProposer
 
@@ -88,11 +87,6 @@ class Spread(TreeProposer):
         return tuple(tokens), tuple(parents)
 
 
-def compiler(directory):
-    model = ModelConfig.from_directory(directory)
-    return GrammarCompiler(Tokenizer(directory), model.vocab_size, model.eos_token_ids)
-
-
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}'
 
 
@@ -104,7 +98,7 @@ SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"typ
 )
 def test_grammars_mask_each_path(tiny_model_dir, grammar, temperature):
     params = {"structured_output": grammar, "ignore_eos": False, "max_tokens": 40}
-    compiled = compiler(tiny_model_dir).compile(grammar)
+    compiled = grammar_compiler(tiny_model_dir).compile(grammar)
     requests = [replace(each, grammar=compiled) for each in requests_of(temperature, 4, **params)]
     plain = run(local_engine(tiny_model_dir, engine_config(0)), requests)
     answers = {
@@ -137,7 +131,7 @@ def recording_target(directory, config):
 
 def test_masks_of_a_tree_are_those_of_its_paths(tiny_model_dir):
     tokenizer = Tokenizer(tiny_model_dir)
-    grammar = compiler(tiny_model_dir).compile(StructuredOutput(regex="(ab|ac|b[cd])+"))
+    grammar = grammar_compiler(tiny_model_dir).compile(StructuredOutput(regex="(ab|ac|b[cd])+"))
     ids = {letter: tokenizer.encode(letter)[-1] for letter in "abcdz"}
 
     def constraint():

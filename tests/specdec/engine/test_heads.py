@@ -12,10 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.cpu import native_library
-from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.policy.policy import SpeculationPolicy
-from specdec.text.grammar import GrammarCompiler
-from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
 from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.worker import HeadFiles
@@ -28,6 +25,7 @@ from tests.specdec.engines import (
     run,
     tokens_by,
 )
+from tests.specdec.grammars import grammar_compiler
 from tests.specdec.heads import HEADS
 
 K = 3
@@ -109,8 +107,7 @@ def test_drafts_are_shaped_and_change_no_token(tiny_model_dir, head_dirs, expect
 
 
 def test_a_grammar_cuts_drafts_and_changes_no_token(tiny_model_dir, head_dirs):
-    model = ModelConfig.from_directory(tiny_model_dir)
-    compiler = GrammarCompiler(Tokenizer(tiny_model_dir), model.vocab_size, model.eos_token_ids)
+    compiler = grammar_compiler(tiny_model_dir)
     spec = StructuredOutput(regex="(the|a) (river|bridge) is [a-z]{2,8} and [0-9]{1,3}")
     asked = [
         replace(each, grammar=compiler.compile(spec))

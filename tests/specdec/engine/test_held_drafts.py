@@ -11,11 +11,8 @@ import pytest
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.prediction import PredictedText
 from specdec.speculation.policy.policy import SpeculationPolicy
-from specdec.text.grammar import GrammarCompiler
-from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import TargetFailedError
 from specdec.types.sampling.sampling_params import StructuredOutput
@@ -29,6 +26,7 @@ from tests.specdec.engines import (
     run,
 )
 from tests.specdec.fakes import run_ranks
+from tests.specdec.grammars import grammar_compiler
 from tests.specdec.heads import HEADS
 from tests.specdec.spied_runs import K, Run, SpiedTarget, prompt, requests, target_with_head
 
@@ -295,8 +293,7 @@ def test_a_lost_target_loses_both_steps_in_flight(tiny_model_dir, head_dir_of, p
 
 
 def test_no_step_runs_ahead_with_a_grammar(tiny_model_dir, head_dir_of):
-    model = ModelConfig.from_directory(tiny_model_dir)
-    compiler = GrammarCompiler(Tokenizer(tiny_model_dir), model.vocab_size, model.eos_token_ids)
+    compiler = grammar_compiler(tiny_model_dir)
     spec = StructuredOutput(regex="[a-z]{8,20}")
     constrained = request("a", prompt(0), structured_output=spec, max_tokens=40)
     made = Run.with_head(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True)

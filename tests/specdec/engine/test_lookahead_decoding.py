@@ -11,11 +11,8 @@ import torch
 
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposal
-from specdec.text.grammar import GrammarCompiler
-from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
@@ -23,6 +20,7 @@ from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker import LocalTarget, load_runner
 from tests.specdec.engines import HashTarget, engine_config, local_engine, make_engine, request, run
 from tests.specdec.fakes import run_ranks
+from tests.specdec.grammars import grammar_compiler
 from tests.specdec.models.passes import weights_of
 from tests.specdec.tiny import tiny_llama_dir
 
@@ -113,8 +111,7 @@ def test_off_runs_no_lookahead_token(tiny_model_dir):
 
 
 def test_tokens_with_rules_and_grammars_are_those_without_lookahead(tiny_model_dir):
-    model = ModelConfig.from_directory(tiny_model_dir)
-    compiler = GrammarCompiler(Tokenizer(tiny_model_dir), model.vocab_size, model.eos_token_ids)
+    compiler = grammar_compiler(tiny_model_dir)
     spec = StructuredOutput(regex="(the|a) (river|bridge) is [a-z]{2,8} and [0-9]{1,3}")
     requests = [
         request(f"r{index}", PROMPT * 2, seed=index, max_tokens=30, **params)

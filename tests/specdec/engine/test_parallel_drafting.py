@@ -16,13 +16,12 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.models.config.model_config import ModelConfig
 from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, gumbel_noise
 from specdec.speculation.proposers import DraftModelProposer, make_proposer
-from specdec.text.grammar import GrammarCompiler
-from specdec.text.tokenizer import Tokenizer
 from specdec.types.draft_messages import DraftedRow, DraftOutput
 from specdec.types.errors import UnsupportedModelError
 from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
 from tests.specdec.engines import draft_model, engine_config, local_engine, request, run, tokens_by
 from tests.specdec.fakes import run_ranks
+from tests.specdec.grammars import grammar_compiler
 from tests.specdec.speculation.proposers.sequences import drafts, sequence
 from tests.specdec.tiny import disturbed_llama_dir
 
@@ -158,9 +157,7 @@ def test_the_longest_draft_needs_no_catching_up():
 def test_penalties_and_grammars_apply_place_by_place(tiny_model_dir, pard_dir):
     engine = local_engine(tiny_model_dir, engine_config(4), proposer=parallel_model(pard_dir))
     plain = local_engine(tiny_model_dir, engine_config(0))
-    config = ModelConfig.from_directory(tiny_model_dir)
-    tokenizer = Tokenizer(tiny_model_dir)
-    compiler = GrammarCompiler(tokenizer, config.vocab_size, config.eos_token_ids)
+    compiler = grammar_compiler(tiny_model_dir)
     spec = StructuredOutput(regex="[a-f]{30}")
     structured = [
         replace(each, grammar=compiler.compile(spec))

@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from specdec.config.speculation.speculative import SpeculativeConfig
-from specdec.engine.scheduling.speculator import NO_DRAFTING
-from specdec.models.config.model_config import ModelConfig
+from specdec.config.speculative import SpeculativeConfig
+from specdec.engine.speculator import NO_DRAFTING
 from specdec.sequences.prediction import PredictedText
 from specdec.speculation.policy.policy import SpeculationPolicy
-from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
 from specdec.types.drafts.draft_decision import Decision, DecisionReason, chain
@@ -24,6 +22,7 @@ from tests.specdec.engines import (
     run,
     tokens_by,
 )
+from tests.specdec.grammars import grammar_compiler
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7]
 
@@ -155,8 +154,7 @@ def test_the_true_output_is_accepted_whole(tiny_model_dir):
 
 
 def test_a_grammar_applies_to_predicted_drafts(tiny_model_dir):
-    tokenizer, model = Tokenizer(tiny_model_dir), ModelConfig.from_directory(tiny_model_dir)
-    compiler = GrammarCompiler(tokenizer, model.vocab_size, model.eos_token_ids)
+    tokenizer, compiler = Tokenizer(tiny_model_dir), grammar_compiler(tiny_model_dir)
     form = StructuredOutput(regex="(ab|ba){6}")
     given = request("json", PROMPT, structured_output=form, ignore_eos=False)
     given = replace(given, grammar=compiler.compile(form))
@@ -165,7 +163,6 @@ def test_a_grammar_applies_to_predicted_drafts(tiny_model_dir):
     for text in ("abbaab", "xyz"):
         predicted = replace(given, prediction=PredictedText(tokenizer.encode(text)))
         assert tokens_by(engine, [predicted]) == plain
-    compiler.close()
 
 
 @pytest.mark.parametrize(

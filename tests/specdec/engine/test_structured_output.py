@@ -6,11 +6,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from specdec.engine.requests.outputs import TargetLostError
-from specdec.models.config.model_config import ModelConfig
+from benchmarks.json_schemas import CASES
+from specdec.engine.outputs import TargetLostError
 from specdec.speculation.proposers import DraftVocabulary
-from specdec.text.grammar import GrammarCompiler
-from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import GrammarError, InvalidValueError, TargetFailedError
 from specdec.types.responses import FinishReason
 from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
@@ -26,7 +24,7 @@ from tests.specdec.engines import (
     tokens_by,
 )
 from tests.specdec.fakes import run_ranks
-from tests.specdec.text.grammar.json_schemas import CASES
+from tests.specdec.grammars import grammar_compiler
 from tests.specdec.tiny import shuffled_llama_dir
 
 PROMPT = list(range(40, 52))
@@ -38,8 +36,7 @@ AMBIGUOUS = StructuredOutput(grammar='start: x\nx: x x x | x x | /./ | ""')
 @pytest.fixture(scope="module")
 def ask(tiny_model_dir):
     """Return a function that makes requests for structured output."""
-    model = ModelConfig.from_directory(tiny_model_dir)
-    compiler = GrammarCompiler(Tokenizer(tiny_model_dir), model.vocab_size, model.eos_token_ids)
+    compiler = grammar_compiler(tiny_model_dir)
 
     def make(name, spec, prompt=PROMPT, resume=(), **params):
         params = {"structured_output": spec, "max_tokens": 100, **params}

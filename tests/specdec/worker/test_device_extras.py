@@ -7,12 +7,9 @@ import pytest
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config.model_config import ModelConfig
-from specdec.sampling.device.device_edits import chain_paths
-from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
+from specdec.sampling.device_edits import chain_paths
+from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
 from specdec.sampling.vocab_shard import VocabShard
-from specdec.text.grammar import GrammarCompiler
-from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import (
     PENDING_TOKEN,
     BlockTableDelta,
@@ -29,7 +26,8 @@ from specdec.worker.device.state import DeviceState, DeviceStepLimits
 from specdec.worker.device.step_graphs import StepShape
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, run
 from tests.specdec.fakes import run_ranks
-from tests.specdec.worker.device.runners import (
+from tests.specdec.grammars import grammar_compiler
+from tests.specdec.worker.device import (
     FakeGraphs,
     device_runner,
     device_target,
@@ -59,8 +57,7 @@ GRAMMAR = StructuredOutput(regex="[a-z ]{20,60}")
 
 def requests(directory, names=(*PARAMS, "grammar")):
     """Return a request for each of the names."""
-    model = ModelConfig.from_directory(directory)
-    compiler = GrammarCompiler(Tokenizer(directory), model.vocab_size, model.eos_token_ids)
+    compiler = grammar_compiler(directory)
     found = []
     for index, name in enumerate(names):
         prompt = [index + 5, 7, 8, 9, 7, 8] * 2

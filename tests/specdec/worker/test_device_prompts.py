@@ -5,10 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec.kernels.reference.device_batch import RaggedBatch
-from specdec.sampling.device.device_sampler import SamplingKind
-from specdec.text.grammar import GrammarCompiler
-from specdec.text.tokenizer import Tokenizer
+from specdec.kernels.device_batch import RaggedBatch
+from specdec.sampling.device_sampler import SamplingKind
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.types.sampling.sampling_spec import SamplingRules
@@ -16,6 +14,7 @@ from specdec.worker.device.plan import StepPlan
 from specdec.worker.device.step_graphs import RaggedShape, StepShape
 from tests.specdec.engines import engine_config, local_engine, make_engine, request
 from tests.specdec.fakes import run_ranks
+from tests.specdec.grammars import grammar_compiler
 from tests.specdec.tiny import tiny_llama_dir
 from tests.specdec.worker.device.runners import (
     FakeGraphs,
@@ -135,7 +134,7 @@ HOST = [
 
 def test_steps_with_rows_that_need_the_host_run_there(tiny_model_dir, on_device):
     given = requests(6)
-    grammar = GrammarCompiler(Tokenizer(tiny_model_dir), 384, (0,)).compile(REGEX)
+    grammar = grammar_compiler(tiny_model_dir).compile(REGEX)
     for index, each in enumerate(HOST):
         host = request(f"host{index}", [7, 8, 9] * 4, seed=index, max_tokens=4, **each)
         is_constrained = "structured_output" in each

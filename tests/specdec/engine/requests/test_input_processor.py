@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 
 from specdec.engine.engine_thread import EngineThread
-from specdec.models.config.model_config import ModelConfig
-from specdec.text.grammar import Grammar, GrammarCompiler
+from specdec.text.grammar import Grammar
 from specdec.text.grammar.matcher import MAX_SHARING
-from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling.sampling_params import StructuredOutput
 from tests.specdec.engines import engine_config, local_engine, request, run
+from tests.specdec.grammars import grammar_compiler
 
 PROMPT = list(range(40, 52))
 SPEC = StructuredOutput(regex="[a-z ]{60}")
@@ -23,10 +22,7 @@ CAPITAL_P = 50
 
 @pytest.fixture
 def grammar(tiny_model_dir):
-    model = ModelConfig.from_directory(tiny_model_dir)
-    compiler = GrammarCompiler(Tokenizer(tiny_model_dir), model.vocab_size, model.eos_token_ids)
-    yield compiler.compile(SPEC)
-    compiler.close()
+    return grammar_compiler(tiny_model_dir).compile(SPEC)
 
 
 @pytest.fixture

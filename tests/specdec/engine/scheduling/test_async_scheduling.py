@@ -9,13 +9,10 @@ import pytest
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.scheduling import step_drafts
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import make_proposer
-from specdec.text.grammar import GrammarCompiler
-from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import TargetFailedError
 from specdec.types.sampling.sampling_params import StructuredOutput
@@ -30,6 +27,7 @@ from tests.specdec.engines import (
     run,
 )
 from tests.specdec.fakes import run_ranks
+from tests.specdec.grammars import grammar_compiler
 from tests.specdec.spied_runs import SpiedTarget
 
 
@@ -271,8 +269,7 @@ def test_the_prefix_cache_serves_as_many_tokens(tiny_model_dir):
 
 
 def test_no_step_runs_ahead_with_a_grammar(tiny_model_dir):
-    model = ModelConfig.from_directory(tiny_model_dir)
-    compiler = GrammarCompiler(Tokenizer(tiny_model_dir), model.vocab_size, model.eos_token_ids)
+    compiler = grammar_compiler(tiny_model_dir)
     spec = StructuredOutput(regex="[a-z]{8,20}")
     held = request("held", PROMPTS[0], structured_output=spec, max_tokens=40)
     engine, target = engine_on(tiny_model_dir, engine_config(async_scheduling=True))

@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 
-from specdec.models.config.model_config import ModelConfig
-from specdec.text.grammar import GrammarCompiler
-from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import SequenceAdmission, StepInput
-from specdec.types.sampling.sampling_params import StructuredOutput
-from specdec.types.sampling.sampling_spec import SamplingRules
-from specdec.worker.batch.draft_grammars import DraftGrammars
+from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling_spec import SamplingRules
+from specdec.worker.draft_grammars import DraftGrammars
+from tests.specdec.grammars import grammar_compiler
 
 PROMPT = (5, 6, 7)
 SPEC = StructuredOutput(regex="[a-z ]{200}")
@@ -17,14 +15,7 @@ SPEC = StructuredOutput(regex="[a-z ]{200}")
 
 @pytest.fixture(scope="module")
 def compiler(tiny_model_dir):
-    model = ModelConfig.from_directory(tiny_model_dir)
-    return GrammarCompiler(
-        Tokenizer(tiny_model_dir),
-        model.vocab_size,
-        model.eos_token_ids,
-        timeout_s=None,
-        tries_first=False,
-    )
+    return grammar_compiler(tiny_model_dir)
 
 
 def admit(grammars, *admissions, released=()):

@@ -16,13 +16,14 @@ from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head
 from specdec.models.heads.networks.base import DraftHead
 from specdec.models.loading import Decoder, load_model
-from specdec.text.grammar import GrammarCompiler
-from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import StepRow
 from specdec.worker import DraftModelRunner, LocalTarget, TargetModelRunner
 from specdec.worker.batch.draft_grammars import DraftGrammars
 from specdec.worker.device.step_graphs import GraphBackend
 from specdec.worker.device.steps import DeviceSteps
+from specdec.worker.draft_grammars import DraftGrammars
+from specdec.worker.step_graphs import GraphBackend
+from tests.specdec.grammars import grammar_compiler
 
 
 class FakeGraphs:
@@ -108,16 +109,13 @@ def device_draft_runner(
         block_size=limits.block_size,
         kernels="torch",
     )
-    compiler = GrammarCompiler(
-        Tokenizer(directory), model.vocab_size, model.eos_token_ids, timeout_s=None
-    )
     runner = DraftModelRunner(
         decoder,
         group,
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,
         vocab_size=model.vocab_size,
-        grammars=DraftGrammars(compiler),
+        grammars=DraftGrammars(grammar_compiler(directory)),
         has_padding_block=True,
     )
     if limits.adapters is not None:

@@ -1,0 +1,24 @@
+"""Grammar compilers for tests of what applies grammars; the compiler has tests of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specdec.models.config import ModelConfig
+from specdec.text.grammar import GrammarCompiler
+from specdec.text.tokenizer import Tokenizer
+
+
+def grammar_compiler(directory: Path) -> GrammarCompiler:
+    """Return the compiler of a model, as a draft worker has it: without processes and time limit.
+
+    The three processes for trials cost 0.9 s of CPU time for each compiler.
+    """
+    model = ModelConfig.from_directory(directory)
+    return GrammarCompiler(
+        Tokenizer(directory),
+        model.vocab_size,
+        model.eos_token_ids,
+        timeout_s=None,
+        tries_first=False,
+    )
