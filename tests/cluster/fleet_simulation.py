@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -59,15 +59,20 @@ class SimulatedReplica:
         drafting = size if count else 0
         self.policy.begin_step(drafting, drafting, has_prefill=False)
         self.clock.now_s += self._curve.step_s(size, count)
-        for index in range(size):
-            accepted = 0
-            while accepted < count and self._random.random() < self._acceptance[accepted]:
-                accepted += 1
-            self.num_left[index] -= 1 + accepted
-            self._num_tokens += 1 + accepted
-            self.policy.observe_rows(1, count, count, accepted)
+        accepted = [self._num_accepted(count) for _ in range(size)]
+        for index, number in enumerate(accepted):
+            self.num_left[index] -= 1 + number
+        self._num_tokens += size + sum(accepted)
+        for number, num_rows in Counter(accepted).items():
+            self.policy.observe_rows(num_rows, count, count, number)
         self.policy.end_step()
         self.num_left = [left for left in self.num_left if left > 0]
+
+    def _num_accepted(self, count: int) -> int:
+        accepted = 0
+        while accepted < count and self._random.random() < self._acceptance[accepted]:
+            accepted += 1
+        return accepted
 
 
 @dataclass

@@ -115,15 +115,20 @@ class SyntheticService:
         if self._random.random() < 0.01:
             noise += self._stall
         self.clock.now_s += noise * self.curve.step_s(num_decoding, count, drafted)
-        for index in range(num_decoding):
-            accepted, asked = 0, count if index < drafted else 0
-            while accepted < asked and self._random.random() < rates[accepted]:
-                accepted += 1
-            self.num_tokens += 1 + accepted
-            policy.observe_rows(1, asked, asked, accepted)
+        results = Counter(self._num_accepted(rates) for _ in range(drafted))
+        self.num_tokens += num_decoding
+        for accepted, num_rows in results.items():
+            self.num_tokens += num_rows * accepted
+            policy.observe_rows(num_rows, count, count, accepted)
         policy.end_step()
         self.num_steps += 1
         return count
+
+    def _num_accepted(self, rates: Sequence[float]) -> int:
+        accepted = 0
+        while accepted < len(rates) and self._random.random() < rates[accepted]:
+            accepted += 1
+        return accepted
 
     def run(self, policy: SpeculationPolicy, num_decoding: int, seconds: float) -> float:
         """Run `num_decoding` streams for `seconds` and return the tokens per second."""
