@@ -14,9 +14,9 @@ from specdec.types.control import SpeculationControl
 from specdec.types.drafts.draft_tree import depths, first_path, paths
 from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.worker import HeadFiles
-from specdec.worker.batch.batch_state import BatchState
-from tests.specdec.engine.test_draft_tree_rules import compiler
+from specdec.worker.batch_state import BatchState
 from tests.specdec.engines import engine_config, local_engine, request, tokens_by
+from tests.specdec.grammars import grammar_compiler
 from tests.specdec.heads import HEADS
 
 K, NUM_NODES = 3, 12
@@ -210,7 +210,7 @@ def test_rules_of_a_request_follow_the_paths(texts, method):
 @pytest.mark.parametrize("method", ["medusa", "eagle3"])
 def test_a_grammar_prunes_the_trees(texts, method):
     grammar = StructuredOutput(regex="[a-z ]{30,40}")
-    compiled = compiler(texts.directory).compile(grammar)
+    compiled = grammar_compiler(texts.directory).compile(grammar)
     params = {"structured_output": grammar, "ignore_eos": False}
     asked = [replace(each, grammar=compiled) for each in requests(**params)]
     expected = tokens_by(local_engine(texts.directory, engine_config(0)), asked)
