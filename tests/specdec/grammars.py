@@ -1,4 +1,4 @@
-"""Grammar compilers for tests of what applies grammars; the compiler has tests of its own."""
+"""Grammar compilers for tests of what applies grammars, but not of their compilation."""
 
 from __future__ import annotations
 
