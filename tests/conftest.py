@@ -1,6 +1,7 @@
 """Model fixtures that many tests share; each is built or downloaded once per session."""
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -65,10 +66,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Exempt modules and collected tests from garbage collection, which many tests cause.
 
-    A collection takes half a second with them.
+    A collection takes half a second with them. For each phase of a test pytest adds a handler to
+    all loggers that do not propagate, most of them torch's; its handler of the root is enough.
     """
     gc.freeze()
     gc.enable()
+    for each in logging.root.manager.loggerDict.values():
+        if isinstance(each, logging.Logger):
+            each.propagate = True
 
 
 @pytest.fixture(scope="session")
