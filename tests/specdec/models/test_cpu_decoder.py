@@ -171,12 +171,16 @@ def test_row_does_not_depend_on_batch(directory, quantization):
     assert torch.equal(third[0], alone[304:305])
 
 
+THREADED = [*((dtype, None) for dtype in DTYPES), *product(DTYPES[:1], CPU_QUANTIZATION_METHODS)]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "quantization"),
-    [*((dtype, None) for dtype in DTYPES), *product(DTYPES[:1], CPU_QUANTIZATION_METHODS)],
-)
-@pytest.mark.parametrize(
-    "count", [2, 7, *(pytest.param(count, marks=pytest.mark.slow) for count in (3, 5))]
+    ("dtype", "quantization", "count"),
+    [
+        pytest.param(*weights, count, marks=() if count == quick else pytest.mark.slow)
+        for weights, quick in zip(THREADED, cycle((7, 2)), strict=False)
+        for count in (2, 3, 5, 7)
+    ],
 )
 def test_row_does_not_depend_on_number_of_threads(directory, count, dtype, quantization):
     model = load(directory, 16, dtype, quantization=quantization)

@@ -58,11 +58,16 @@ def generate(engine, directory, temperature):
     return {name: transcript.token_ids for name, transcript in transcripts.items()}
 
 
-@pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
-@pytest.mark.parametrize(
-    ("temperature", "least_rate"), [(GREEDY, 0.25), (SAMPLED, 0.05)], ids=["greedy", "sampled"]
-)
-@pytest.mark.parametrize("k", [1, 4])
+def kinds():
+    """Yield (kind, temperature, least rate, k); make test has two of each kind."""
+    for kind, first in (("byte-level", 1), ("sentencepiece", 4)):
+        for temperature, least_rate, quick in ((GREEDY, 0.25, first), (SAMPLED, 0.05, 5 - first)):
+            for k in (1, 4):
+                marks = () if k == quick else pytest.mark.slow
+                yield pytest.param(kind, temperature, least_rate, k, marks=marks)
+
+
+@pytest.mark.parametrize(("kind", "temperature", "least_rate", "k"), list(kinds()))
 def test_drafts_are_often_right_and_change_nothing(
     target_dir, draft_dirs, reference, kind, temperature, least_rate, k
 ):
