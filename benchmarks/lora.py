@@ -37,7 +37,7 @@ from benchmarks.random_adapters import write_adapter
 from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.summary import Bar, at_most, print_bars
 from benchmarks.workloads import MODEL
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.dtypes import DTYPES
@@ -117,7 +117,7 @@ class LoraBench:
     def _step(self, adapter_ids: Sequence[int]) -> Callable[[], object]:
         rows = zip(self._tables, adapter_ids, strict=True)
         chunks = [Chunk([100], _CONTEXT, table, adapter_id=each) for table, each in rows]
-        batch = ModelInput(chunks, _BLOCK_SIZE)
+        batch = ForwardBatch(chunks, _BLOCK_SIZE)
         return lambda: self._model.compute_logits_and_argmax(self._model(batch, self._cache))
 
 

@@ -20,7 +20,7 @@ from benchmarks.precisions import PRECISIONS, Precision
 from benchmarks.prompts import BenchmarkPrompt
 from specdec.config.engine import EngineConfig
 from specdec.engine.engine import Engine
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.dtypes import DTYPES
@@ -131,7 +131,7 @@ class TextScorer:
         """Return the logits [len(output), vocab_size] that predict each token of `output`."""
         token_ids = [*prompt, *output[:-1]]
         chunk = Chunk(token_ids, 0, range(-(-len(token_ids) // _BLOCK_SIZE)))
-        hidden = self._model(ModelInput([chunk], _BLOCK_SIZE), self._cache)
+        hidden = self._model(ForwardBatch([chunk], _BLOCK_SIZE), self._cache)
         return self._model.compute_logits(hidden[-len(output) :])
 
     def agrees(self, prompt: Sequence[int], output: Sequence[int]) -> tuple[bool, ...]:

@@ -24,7 +24,7 @@ from specdec.config.engine import DTypeName, EngineConfig, Kernels
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.kernels import TorchAttention
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.reference.triton_availability import has_triton
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
@@ -212,8 +212,8 @@ def _reference(
     return logits
 
 
-def _prefill(prompt: list[int], blocks: Sequence[int]) -> ModelInput:
-    return ModelInput([Chunk(prompt, 0, blocks)], _BLOCK_SIZE)
+def _prefill(prompt: list[int], blocks: Sequence[int]) -> ForwardBatch:
+    return ForwardBatch([Chunk(prompt, 0, blocks)], _BLOCK_SIZE)
 
 
 def _share_differing(directory: Path, model: CausalDecoder) -> float:

@@ -12,7 +12,7 @@ import torch
 from benchmarks.gpu.parts import Context, PartSkippedError, Result
 from benchmarks.gpu.random_models import LLAMA_8B, SMALL, random_decoder, write_config
 from benchmarks.gpu.steps import BLOCK_SIZE, FEW, GREEDY, Cell, Sizes, Steps
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.reference.triton_availability import triton_fault
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.llama import CausalDecoder
@@ -84,7 +84,7 @@ def _differing_bits(decoder: CausalDecoder) -> dict[str, int]:
     def logits(*passes: Sequence[Chunk]) -> torch.Tensor:
         kv_cache = decoder.new_kv_cache(40 * BLOCK_SIZE)
         for chunks in passes:
-            hidden = decoder(ModelInput(chunks, BLOCK_SIZE), kv_cache)
+            hidden = decoder(ForwardBatch(chunks, BLOCK_SIZE), kv_cache)
         return decoder.compute_logits(hidden)[-1]
 
     alone = logits([Chunk(text, 0, table)])

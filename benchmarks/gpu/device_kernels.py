@@ -22,7 +22,7 @@ from specdec.kernels import TorchAttention
 from specdec.kernels.moves import AcceptedPaths, move_on_device, path_moves
 from specdec.kernels.reference.attention import PagedAttention, QueryKeyNorms, Rotation, Visible
 from specdec.kernels.reference.device_batch import DeviceBatch, RaggedBatch
-from specdec.kernels.reference.forward_batch import Chunk, Indices, ModelInput, SlotMove
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, Indices, SlotMove
 from specdec.kernels.reference.triton_availability import triton_fault
 from specdec.kernels.rows import TorchRowKernels, quantize_rows
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -118,7 +118,7 @@ def attention_of(shape: Shape, device: torch.device) -> PagedAttention:
     )
 
 
-def batch_of(shape: Shape) -> tuple[ModelInput, int]:
+def batch_of(shape: Shape) -> tuple[ForwardBatch, int]:
     """Return a batch on scattered blocks, and the slots of the cache."""
     counts = [-(-context // shape.block_size) for context, _ in shape.lengths]
     order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(1)).tolist()
@@ -127,10 +127,10 @@ def batch_of(shape: Shape) -> tuple[ModelInput, int]:
         table = order[first : first + count]
         chunks.append(Chunk((1,) * query, context - query, table, shape.tree))
         first += count
-    return ModelInput(chunks, shape.block_size), first * shape.block_size
+    return ForwardBatch(chunks, shape.block_size), first * shape.block_size
 
 
-def _fixed(shape: Shape, batch: ModelInput, device: torch.device) -> DeviceBatch:
+def _fixed(shape: Shape, batch: ForwardBatch, device: torch.device) -> DeviceBatch:
     """Return a batch whose sequences have equally many tokens, as a graph has it."""
 
     def tensor(indices: Indices) -> Tensor:
@@ -146,7 +146,7 @@ def _fixed(shape: Shape, batch: ModelInput, device: torch.device) -> DeviceBatch
     )
 
 
-def _ragged(shape: Shape, batch: ModelInput, device: torch.device) -> RaggedBatch:
+def _ragged(shape: Shape, batch: ForwardBatch, device: torch.device) -> RaggedBatch:
     """Return a batch followed by sequences that have no tokens."""
     fixed, bounds = _fixed(shape, batch, device), torch.from_numpy(batch.cu_seqlens_q).to(device)
     rows = torch.arange(batch.num_sequences, device=device)

@@ -18,7 +18,7 @@ from specdec.config.engine import AdapterLimits
 from specdec.kernels.cpu import MatrixStruct, native_library
 from specdec.kernels.cpu.decoder import DecoderKernel
 from specdec.kernels.cpu.draft_head import DraftHeadKernel, DraftHeadStruct
-from specdec.kernels.reference.forward_batch import HiddenStates, ModelInput, SlotMove
+from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates, SlotMove
 from specdec.kernels.reference.sample_rows import RowArgmax, SampleParams
 from specdec.kernels.sample import logits_and_argmax
 from specdec.models.layers.decoder_layer import DecoderLayer
@@ -85,16 +85,16 @@ class NativeDecoder:
         assert num_slots % block_size == 0
         return self._kernel.new_kv_cache(num_slots // block_size, block_size, dtype)
 
-    def __call__(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
+    def __call__(self, batch: ForwardBatch, kv_cache: Tensor) -> Tensor:
         """See Decoder."""
         return self.forward(batch, kv_cache)
 
-    def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
+    def forward(self, batch: ForwardBatch, kv_cache: Tensor) -> Tensor:
         """Write the batch's KV to `kv_cache`; return hidden states [T, hidden_size]."""
         return self._kernel.forward(batch, kv_cache)
 
     def forward_with_taps(
-        self, batch: ModelInput, kv_cache: Tensor, taps: Sequence[int]
+        self, batch: ForwardBatch, kv_cache: Tensor, taps: Sequence[int]
     ) -> HiddenStates:
         """See Decoder."""
         return self._kernel.forward_with_taps(batch, kv_cache, taps)
@@ -120,7 +120,7 @@ class NativeDecoder:
         return self.torch_decoder.lm_head.transform.is_identity and self._drafter.can_draft
 
     def draft(
-        self, batch: ModelInput, kv_cache: Tensor, counts: Sequence[int], params: SampleParams
+        self, batch: ForwardBatch, kv_cache: Tensor, counts: Sequence[int], params: SampleParams
     ) -> list[list[int]]:
         """See WholeDraftDecoder."""
         return self._drafter.draft(batch, None, kv_cache, counts, params)

@@ -19,7 +19,7 @@ from specdec.kernels import AttentionPlan, Rotation
 from specdec.kernels.moves import move_kv
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import AnyDeviceBatch
-from specdec.kernels.reference.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
+from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates, SlotMove, on_device
 from specdec.kernels.reference.sample_rows import RowArgmax
 from specdec.kernels.sample import row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -123,13 +123,13 @@ class CausalDecoder(nn.Module):
         shape = (len(self.layers), num_slots, *of_token)
         return torch.zeros(shape, dtype=self.kv_dtype, device=self.device)
 
-    def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
+    def forward(self, batch: ForwardBatch, kv_cache: Tensor) -> Tensor:
         """Write the batch's KV to `kv_cache`; return hidden states [T, hidden_size]."""
         return self.forward_with_taps(batch, kv_cache, ()).final
 
     @torch.inference_mode()
     def forward_with_taps(
-        self, batch: ModelInput, kv_cache: Tensor, taps: Sequence[int]
+        self, batch: ForwardBatch, kv_cache: Tensor, taps: Sequence[int]
     ) -> HiddenStates:
         """See Decoder."""
         plans = {

@@ -14,7 +14,7 @@ from specdec.config.engine import AdapterLimits, Kernels
 from specdec.config.kv_cache import KVCacheDType
 from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.backend import KernelBackend
-from specdec.kernels.reference.forward_batch import HiddenStates, ModelInput, SlotMove
+from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates, SlotMove
 from specdec.kernels.reference.sample_rows import RowArgmax, SampleParams
 from specdec.kernels.reference.triton_availability import kv_dtype_fault
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -58,12 +58,12 @@ class Decoder(Protocol):
         """Allocate a zeroed pool of `num_slots` tokens (whole blocks), in the decoder's layout."""
         ...
 
-    def __call__(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
+    def __call__(self, batch: ForwardBatch, kv_cache: Tensor) -> Tensor:
         """Write the batch's KV to `kv_cache`; return hidden states [T, hidden_size]."""
         ...
 
     def forward_with_taps(
-        self, batch: ModelInput, kv_cache: Tensor, taps: Sequence[int]
+        self, batch: ForwardBatch, kv_cache: Tensor, taps: Sequence[int]
     ) -> HiddenStates:
         """Run the same pass, and also return the residual stream that enters some layers.
 
@@ -95,7 +95,7 @@ class WholeDraftDecoder(Decoder, Protocol):
         ...
 
     def draft(
-        self, batch: ModelInput, kv_cache: Tensor, counts: Sequence[int], params: SampleParams
+        self, batch: ForwardBatch, kv_cache: Tensor, counts: Sequence[int], params: SampleParams
     ) -> list[list[int]]:
         """Run a batch without adapters, and draft `counts` tokens behind each of B sequences.
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
 from specdec.types.draft_messages import AheadDraft, AheadOutput, AheadRow, Continuation, DraftPass
@@ -214,7 +214,7 @@ class AheadDrafter:
 
     def _run(self, chunks: Sequence[Chunk]) -> Tensor:
         """Return the hidden states of all tokens of chunks."""
-        return self._model(ModelInput(chunks, self._block_size), self._kv_cache)
+        return self._model(ForwardBatch(chunks, self._block_size), self._kv_cache)
 
     def _shaped(self, logits: Tensor, places: Sequence[_Place]) -> Tensor:
         """Apply what the sequences' rules and grammars do to the logits at places."""

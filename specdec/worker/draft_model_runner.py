@@ -213,7 +213,7 @@ class DraftModelRunner(ModelRunner):
             self.grammars.move_to(row.seq_id, row.num_computed_tokens, row.token_ids)
         if step.rows:
             self._batch_state.update_histories(step.rows)
-            self.model(self._batch_state.model_input(step.rows), self.kv_cache)
+            self.model(self._batch_state.forward_batch(step.rows), self.kv_cache)
 
     def draft_ahead(
         self, step: DraftStep, is_interrupted: Callable[[], bool] = lambda: False
@@ -262,7 +262,7 @@ class DraftModelRunner(ModelRunner):
             row._replace(token_ids=row.token_ids + (self._mask_token_id,) * (count - 1))
             for row, count in zip(rows, counts, strict=True)
         ]
-        hidden = self.model(self._batch_state.model_input(masked), self.kv_cache)
+        hidden = self.model(self._batch_state.forward_batch(masked), self.kv_cache)
         ends = list(accumulate(len(row.token_ids) for row in masked))
         places = [
             place
@@ -276,7 +276,7 @@ class DraftModelRunner(ModelRunner):
     def _next_logits(self, rows: Sequence[StepRow]) -> Tensor:
         """Run `rows`; return the logits behind each, [num_rows, num_tokens]."""
         last = [end - 1 for end in accumulate(len(row.token_ids) for row in rows)]
-        hidden = self.model(self._batch_state.model_input(rows), self.kv_cache)
+        hidden = self.model(self._batch_state.forward_batch(rows), self.kv_cache)
         return self.model.compute_logits(hidden[last])
 
     def _extend(

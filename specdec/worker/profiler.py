@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from specdec.kernels.reference.forward_batch import HiddenStates, ModelInput
+from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates
 from specdec.models.loading import Decoder
 from specdec.types.reports.profile import OperationTime
 from specdec.worker.model_runner import ModelRunner
@@ -26,13 +26,13 @@ class _MarkedDecoder:
     def __init__(self, model: Decoder) -> None:
         self._model = model
 
-    def __call__(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
+    def __call__(self, batch: ForwardBatch, kv_cache: Tensor) -> Tensor:
         """See Decoder."""
         with record_function("forward"):
             return self._model(batch, kv_cache)
 
     def forward_with_taps(
-        self, batch: ModelInput, kv_cache: Tensor, taps: Sequence[int]
+        self, batch: ForwardBatch, kv_cache: Tensor, taps: Sequence[int]
     ) -> HiddenStates:
         """See Decoder."""
         with record_function("forward"):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec.config.engine import EngineConfig
-from specdec.kernels.reference.forward_batch import ModelInput, SlotMove
+from specdec.kernels.reference.forward_batch import ForwardBatch, SlotMove
 from specdec.kernels.sample import row_argmax
 from specdec.models.heads.networks.base import DraftHead
 from specdec.sampling.logprobs import KeptLogits
@@ -254,7 +254,7 @@ class TargetModelRunner(ModelRunner):
         state = self._batch_state
         try:
             state.update_histories(rows)
-            batch = state.model_input(rows)
+            batch = state.forward_batch(rows)
             hidden, states = self._forward(batch)
             compute_logits = self.model.compute_logits
             prompt_logprobs = prompt_logprobs_of(rows, hidden, state, compute_logits, self._shard)
@@ -279,7 +279,7 @@ class TargetModelRunner(ModelRunner):
         prompt_logprobs = first.prompt_logprobs + second.prompt_logprobs
         return VerifyOutput(step_id, first.rows + second.rows, prompt_logprobs)
 
-    def _forward(self, batch: ModelInput) -> tuple[Tensor, Tensor]:
+    def _forward(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """Return hidden states [T, hidden_size], and those that the head reads (`DraftHead`)."""
         if self.head is None or not self.head.taps:
             hidden = self.model(batch, self.kv_cache)

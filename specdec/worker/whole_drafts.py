@@ -51,7 +51,7 @@ class WholeDrafts:
         """
         if not rows:
             return {}
-        batch = self._state.model_input([_step_row(row) for row in rows])
+        batch = self._state.forward_batch([_step_row(row) for row in rows])
         params = self._state.sampling_batch([_first_span(row) for row in rows]).params
         counts = [row.num_draft_tokens for row in rows]
         drafts = self._model.draft(batch, self._kv_cache, counts, params)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
@@ -271,7 +271,7 @@ def _steps(model: Decoder, head: DraftHead, places: _Places) -> Iterator[tuple[T
     tables = [range(index * num_blocks, (index + 1) * num_blocks) for index in range(len(texts))]
     num_slots = len(texts) * num_blocks * _BLOCK_SIZE
     kv_cache, head_cache = model.new_kv_cache(num_slots), head.new_kv_cache(num_slots)
-    batch = ModelInput(
+    batch = ForwardBatch(
         [Chunk(list(text), 0, table) for text, table in zip(texts, tables, strict=True)],
         _BLOCK_SIZE,
     )
@@ -282,7 +282,7 @@ def _steps(model: Decoder, head: DraftHead, places: _Places) -> Iterator[tuple[T
         own = places.with_pair(place)
         chunks = [Chunk([texts[index][place]], place, tables[index]) for index in own]
         of_pairs = torch.stack([features[index][place - 1] for index in own])
-        state = head.begin(ModelInput(chunks, _BLOCK_SIZE), of_pairs, head_cache, num_steps)
+        state = head.begin(ForwardBatch(chunks, _BLOCK_SIZE), of_pairs, head_cache, num_steps)
         rows = [row for row, index in enumerate(own) if places.is_fitted(index, place)]
         if not rows:
             continue

@@ -20,7 +20,7 @@ from specdec.kernels.cpu.decoder import (
 )
 from specdec.kernels.cpu.drafts import DraftArrays, DraftsStruct, HeadKernel
 from specdec.kernels.cpu.matrix import MatrixStruct
-from specdec.kernels.reference.forward_batch import ModelInput
+from specdec.kernels.reference.forward_batch import ForwardBatch
 from specdec.kernels.reference.sample_rows import SampleParams
 
 _Address = ctypes.c_void_p
@@ -81,7 +81,7 @@ class BlockHeadKernel(HeadKernel):
         self._head = head
 
     def forward(
-        self, pairs: ModelInput, features: Tensor, kv_cache: Tensor, num_outputs: int
+        self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor, num_outputs: int
     ) -> Tensor:
         """Write the KV of T pairs of B sequences, and run a draft block behind each sequence.
 
@@ -102,7 +102,7 @@ class BlockHeadKernel(HeadKernel):
 
     def draft(
         self,
-        pairs: ModelInput,
+        pairs: ForwardBatch,
         features: Tensor,
         kv_cache: Tensor,
         counts: Sequence[int],
@@ -129,6 +129,6 @@ class BlockHeadKernel(HeadKernel):
         )
         return drafts.token_ids
 
-    def _arrays(self, pairs: ModelInput) -> BatchArrays:
+    def _arrays(self, pairs: ForwardBatch) -> BatchArrays:
         """Return a batch whose draft blocks have rotary positions."""
         return BatchArrays(pairs, self.max_positions - self._head.draft_block_size)

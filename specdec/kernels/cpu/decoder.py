@@ -17,7 +17,7 @@ from specdec.kernels.cpu.large_memory import huge_page_allocator
 from specdec.kernels.cpu.lora import AdapterRunStruct, LoraArrays, run_structs
 from specdec.kernels.cpu.matrix import MatrixStruct
 from specdec.kernels.cpu.shared_memory import SharedMemory
-from specdec.kernels.reference.forward_batch import HiddenStates, ModelInput, SlotMove
+from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates, SlotMove
 from specdec.types.drafts.draft_tree import ancestors
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -263,7 +263,7 @@ class DecoderKernel(ModelKernel):
             move_kv=(None, structs[0], kv, count, _Address, count),
         )
 
-    def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
+    def forward(self, batch: ForwardBatch, kv_cache: Tensor) -> Tensor:
         """Write the batch's KV to `kv_cache`; return hidden states [T, hidden_size] in float32.
 
         kv_cache: as returned by `new_kv_cache`. Raises as `call` does.
@@ -271,7 +271,7 @@ class DecoderKernel(ModelKernel):
         return self._forward(self._arrays(batch), kv_cache, None)
 
     def forward_with_taps(
-        self, batch: ModelInput, kv_cache: Tensor, taps: Sequence[int]
+        self, batch: ForwardBatch, kv_cache: Tensor, taps: Sequence[int]
     ) -> HiddenStates:
         """Run the same pass; also return the residual streams that enter the layers `taps`."""
         assert all(0 <= layer <= self.model.num_layers for layer in taps)
@@ -287,7 +287,7 @@ class DecoderKernel(ModelKernel):
         kv, address = KvCacheStruct.of(kv_cache), slots.buffer_info()[0]
         self.library.specdec_move_kv(self.model, kv, block_size, address, len(moves))
 
-    def _arrays(self, batch: ModelInput) -> BatchArrays:
+    def _arrays(self, batch: ForwardBatch) -> BatchArrays:
         return BatchArrays(batch, self.max_positions, self.adapters)
 
     def _forward(self, batch: BatchArrays, kv_cache: Tensor, taps: _TapsStruct | None) -> Tensor:
@@ -308,7 +308,7 @@ class BatchArrays:
 
     def __init__(
         self,
-        batch: ModelInput,
+        batch: ForwardBatch,
         max_positions: int,
         adapters: Mapping[int, LoraArrays] | None = None,
     ) -> None:
@@ -354,7 +354,7 @@ class BatchArrays:
 class _TreeArrays:
     """The trees of drafts in a batch, in the memory layout of batch.h."""
 
-    def __init__(self, batch: ModelInput, num_tokens: int) -> None:
+    def __init__(self, batch: ForwardBatch, num_tokens: int) -> None:
         words, self._num_nodes = array("Q"), array("i")
         for chunk in batch.chunks:
             count = len(chunk.token_ids)

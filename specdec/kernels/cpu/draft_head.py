@@ -24,7 +24,7 @@ from specdec.kernels.cpu.decoder import (
 )
 from specdec.kernels.cpu.drafts import DraftArrays, DraftsStruct, HeadKernel
 from specdec.kernels.cpu.matrix import MatrixStruct
-from specdec.kernels.reference.forward_batch import ModelInput
+from specdec.kernels.reference.forward_batch import ForwardBatch
 from specdec.kernels.reference.sample_rows import SampleParams
 
 _Address = ctypes.c_void_p
@@ -85,7 +85,7 @@ class DraftHeadKernel(HeadKernel):
 
     def forward(
         self,
-        pairs: ModelInput,
+        pairs: ForwardBatch,
         features: Tensor,
         kv_cache: Tensor,
         states_of: Sequence[int] | None = None,
@@ -120,7 +120,7 @@ class DraftHeadKernel(HeadKernel):
 
     def draft(
         self,
-        pairs: ModelInput,
+        pairs: ForwardBatch,
         features: Tensor | None,
         kv_cache: Tensor,
         counts: Sequence[int],

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.device_batch import AnyDeviceBatch
-from specdec.kernels.reference.forward_batch import ModelInput
+from specdec.kernels.reference.forward_batch import ForwardBatch
 from specdec.kernels.reference.kv_scales import UNIT_SCALES, KVScales
 from specdec.types.sharding import HeadShard
 
@@ -132,7 +132,7 @@ class PagedAttention(ABC):
 
     @abstractmethod
     def plan(
-        self, batch: ModelInput, dtype: torch.dtype, visible: Visible = ALL_BEFORE
+        self, batch: ForwardBatch, dtype: torch.dtype, visible: Visible = ALL_BEFORE
     ) -> AttentionPlan:
         """Plan the attention of a batch for all layers in which queries see the same."""
 

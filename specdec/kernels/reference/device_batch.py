@@ -1,7 +1,7 @@
 """Inputs of a forward pass whose tensors have fixed shapes and are made on the device.
 
 A device runs such a pass as a graph, or begins it before the host knows the tokens of the step
-before. `forward_batch.ModelInput` is the ragged batch that the host plans.
+before. `forward_batch.ForwardBatch` is the ragged batch that the host plans.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class SlotMove(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ModelInput:
+class ForwardBatch:
     """One flat batch of T tokens of B sequences: prefill chunks, decode rows and drafts alike.
 
     Sequence i owns the tokens cu_seqlens_q[i] to cu_seqlens_q[i+1]; they are the last ones of its

@@ -25,7 +25,7 @@ from specdec.kernels.reference.device_batch import (
     RaggedBatch,
     TreeNodes,
 )
-from specdec.kernels.reference.forward_batch import ModelInput, on_device
+from specdec.kernels.reference.forward_batch import ForwardBatch, on_device
 from specdec.kernels.reference.kv_scales import (
     UNIT_SCALES,
     KVScales,
@@ -73,7 +73,7 @@ class TorchAttention(PagedAttention):
     _workspace: Tensor | None = None  # in the dtype of the cache
 
     def plan(
-        self, batch: ModelInput, dtype: torch.dtype, visible: Visible = ALL_BEFORE
+        self, batch: ForwardBatch, dtype: torch.dtype, visible: Visible = ALL_BEFORE
     ) -> TorchPlan:
         """Group the sequences of a batch; visible contexts within a group differ by under half."""
         assert visible.kv_start < self.block_size
@@ -193,7 +193,7 @@ class TorchAttention(PagedAttention):
         return output
 
     def _plan_group(
-        self, batch: ModelInput, members: list[_Member], visible: Visible, dtype: torch.dtype
+        self, batch: ForwardBatch, members: list[_Member], visible: Visible, dtype: torch.dtype
     ) -> AttentionGroup:
         """Plan one group; positions are relative to the start of each sequence's first block."""
         device = self.device

@@ -34,7 +34,7 @@ from specdec.kernels.reference.attention import (
     Visible,
 )
 from specdec.kernels.reference.device_batch import AnyDeviceBatch, RaggedBatch
-from specdec.kernels.reference.forward_batch import ModelInput
+from specdec.kernels.reference.forward_batch import ForwardBatch
 from specdec.kernels.reference.kv_scales import UNIT_SCALES, KVScales, is_quantized
 from specdec.kernels.triton.attention_plan import (
     Tiles,
@@ -108,7 +108,7 @@ class TritonAttention(PagedAttention):
         self._block_d = _block_of(self.value_dim)
 
     def plan(
-        self, batch: ModelInput, dtype: torch.dtype, visible: Visible = ALL_BEFORE
+        self, batch: ForwardBatch, dtype: torch.dtype, visible: Visible = ALL_BEFORE
     ) -> TritonPlan:
         """See PagedAttention."""
         assert visible.kv_start < self.block_size

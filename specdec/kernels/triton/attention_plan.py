@@ -20,7 +20,7 @@ from specdec.config.gpu.attention_splits import (
 )
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import AnyDeviceBatch, DeviceBatch
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.types.drafts.draft_tree import ancestors, depths, signed_words
 from specdec.types.sharding import HeadShard
 
@@ -135,7 +135,7 @@ class TritonPlan:
 
 
 def plan_batch(
-    batch: ModelInput,
+    batch: ForwardBatch,
     heads: HeadShard,
     head_dim: int,
     device: torch.device,
@@ -230,7 +230,7 @@ def nodes_of(
     return trees.first_nodes.contiguous(), words.contiguous()
 
 
-def classes_of(batch: ModelInput, *, invariant: bool) -> tuple[list[int], list[int]]:
+def classes_of(batch: ForwardBatch, *, invariant: bool) -> tuple[list[int], list[int]]:
     """Return the sequences whose context is split, and those with long chunks."""
     short, long = list[int](), list[int]()
     for index in range(batch.num_sequences):
@@ -249,7 +249,7 @@ class _HostTiles:
 
 
 def _divide(
-    batch: ModelInput,
+    batch: ForwardBatch,
     members: Sequence[int],
     heads_per_kv: int,
     value_dim: int,
@@ -272,7 +272,7 @@ def tile_rows(num_rows: int, value_dim: int) -> int:
     return next((size for size in sizes if size >= num_rows), sizes[-1])
 
 
-def _ancestor_words(batch: ModelInput, window: int | None) -> NDArray[np.int64] | None:
+def _ancestor_words(batch: ForwardBatch, window: int | None) -> NDArray[np.int64] | None:
     """Return the nodes that each token sees as bits, [T]; None where no sequence has a tree."""
     if not batch.has_trees:
         return None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.config.engine import AdapterLimits
-from specdec.kernels.reference.forward_batch import ModelInput, on_device
+from specdec.kernels.reference.forward_batch import ForwardBatch, on_device
 from specdec.kernels.reference.lora import AddUpdates, LoraStack
 from specdec.models.layers.latent_expansion import HeadMatrices, LatentExpansion
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -202,7 +202,7 @@ class GroupedAdapters:
         return [stack for each in self._grouped.values() for stack in each.stacks]
 
     @contextmanager
-    def running(self, batch: ModelInput) -> Iterator[None]:
+    def running(self, batch: ForwardBatch) -> Iterator[None]:
         """Select the adapters of the tokens of a pass that the host has planned."""
         runs, places = batch.adapter_runs, None
         if runs:

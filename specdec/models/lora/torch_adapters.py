@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from specdec.kernels.reference.forward_batch import AdapterRun, ModelInput
+from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch
 from specdec.models.layers.latent_expansion import HeadMatrices, LatentExpansion
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from specdec.models.layers.matrix import Matrix
@@ -147,7 +147,7 @@ class TorchAdapters:
         return list(self._adapted)
 
     @contextmanager
-    def running(self, batch: ModelInput) -> Iterator[None]:
+    def running(self, batch: ForwardBatch) -> Iterator[None]:
         """Select the adapters of the tokens of a pass; no pass outside has any."""
         runs = batch.adapter_runs
         assert self._ids.issuperset(run.adapter_id for run in runs), "an adapter is not loaded"

@@ -24,7 +24,7 @@ from specdec.kernels import PagedAttention
 from specdec.kernels.backend import KernelBackend, paged_attention
 from specdec.kernels.moves import move_kv
 from specdec.kernels.reference.attention import Visible
-from specdec.kernels.reference.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
+from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates, SlotMove, on_device
 from specdec.kernels.reference.sample_rows import RowArgmax
 from specdec.kernels.sample import row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -148,12 +148,12 @@ class TransformersDecoder:
         shape = (len(self.layers), num_slots, 2, first.num_kv_heads, first.key_dim)
         return torch.zeros(shape, dtype=self.kv_dtype, device=self.device)
 
-    def __call__(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
+    def __call__(self, batch: ForwardBatch, kv_cache: Tensor) -> Tensor:
         """See Decoder."""
         return self.forward(batch, kv_cache)
 
     @torch.inference_mode()
-    def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
+    def forward(self, batch: ForwardBatch, kv_cache: Tensor) -> Tensor:
         """Write the batch's KV to `kv_cache`; return hidden states [T, hidden_size]."""
         windows = {layer.window for layer in self.layers}
         planner = self._attentions[0]
@@ -168,7 +168,7 @@ class TransformersDecoder:
         return hidden
 
     def forward_with_taps(
-        self, batch: ModelInput, kv_cache: Tensor, taps: Sequence[int]
+        self, batch: ForwardBatch, kv_cache: Tensor, taps: Sequence[int]
     ) -> HiddenStates:
         """Raise UnsupportedModelError for taps: draft heads need this project's decoder."""
         if taps:

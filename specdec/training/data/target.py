@@ -20,7 +20,7 @@ from torch import Tensor
 from specdec.config.engine import DTypeName, Kernels
 from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.backend import KernelBackend
-from specdec.kernels.reference.forward_batch import Chunk, HiddenStates, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, HiddenStates
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.traits import LogitTransform
@@ -244,7 +244,7 @@ class Target:
         if num_slots > self._num_slots:
             self._num_slots = num_slots
             self._kv_cache = self.decoder.new_kv_cache(num_slots)
-        model_input = ModelInput(chunks, _BLOCK_SIZE)
-        found = self.decoder.forward_with_taps(model_input, self._kv_cache, taps)
+        forward_batch = ForwardBatch(chunks, _BLOCK_SIZE)
+        found = self.decoder.forward_with_taps(forward_batch, self._kv_cache, taps)
         # Copies: autograd does not save tensors that were made in inference mode.
         return HiddenStates(*(each.float().clone() for each in found))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.attention import ALL_BEFORE, AttentionPlan, Visible
-from specdec.kernels.reference.forward_batch import ModelInput
+from specdec.kernels.reference.forward_batch import ForwardBatch
 from specdec.kernels.reference.kv_scales import UNIT_SCALES, KVScales
 from specdec.kernels.reference.torch_attention import TorchAttention, TorchPlan
 from specdec.models.llama import CausalDecoder
@@ -29,7 +29,7 @@ class WholeSampleAttention(TorchAttention):
     """
 
     def plan(
-        self, batch: ModelInput, dtype: torch.dtype, visible: Visible = ALL_BEFORE
+        self, batch: ForwardBatch, dtype: torch.dtype, visible: Visible = ALL_BEFORE
     ) -> WholePlan:
         """See PagedAttention."""
         assert visible == ALL_BEFORE, "torch's kernels have no window"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput, SlotMove
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, SlotMove
 from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS, RowArgmax
 from specdec.sampling.device.device_sampler import SamplingKind, kind_of
 from specdec.sampling.logits_processors import BatchLogitsProcessor, LogitsProcessor
@@ -264,7 +264,7 @@ class BatchState:
                 state.add_draft_to_batch(batch, row, num_tokens, drafted, mask)
         return batch
 
-    def model_input(self, rows: Sequence[StepRow]) -> ModelInput:
+    def forward_batch(self, rows: Sequence[StepRow]) -> ForwardBatch:
         """Build the flat batch of the tokens of `rows`."""
         chunks = [
             Chunk(
@@ -276,7 +276,7 @@ class BatchState:
             )
             for row in rows
         ]
-        return ModelInput(chunks, self._block_size)
+        return ForwardBatch(chunks, self._block_size)
 
     def compaction(
         self, rows: Sequence[StepRow], tokens: Mapping[int, tuple[int, ...]]

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.reference.forward_batch import (
+    ForwardBatch,
     Indices,
-    ModelInput,
     SlotMove,
     on_device,
     slots_of,
@@ -32,7 +32,7 @@ MAX_WAITING_TOKENS = 128
 class _Pass(NamedTuple):
     """The hidden states that a head reads of a pass over `batch`, as in `DraftHead.features`."""
 
-    batch: ModelInput
+    batch: ForwardBatch
     states: Tensor
 
 
@@ -74,7 +74,7 @@ class HeadFeatures:
             self._slots = torch.zeros(size, dtype=self._dtype, device=self._head.device)
         return self._slots
 
-    def add(self, batch: ModelInput, states: Tensor) -> None:
+    def add(self, batch: ForwardBatch, states: Tensor) -> None:
         """Add what the head reads of a pass, as in `DraftHead.features`.
 
         Neither the states nor the block tables of the batch may change any more.
@@ -109,7 +109,7 @@ class HeadFeatures:
             return
         states = torch.cat([each.states for each in self._waiting])
         chunks = [chunk for each in self._waiting for chunk in each.batch.chunks]
-        slots = ModelInput(chunks, self._waiting[0].batch.block_size).slot_mapping
+        slots = ForwardBatch(chunks, self._waiting[0].batch.block_size).slot_mapping
         if (last := _last_writes(slots)) is not None:
             slots, states = slots[last], states[torch.from_numpy(last).to(states.device)]
         rows = self._head.features(states) if self._stores_features else states

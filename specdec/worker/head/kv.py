@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput, slots_of
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, slots_of
 from specdec.types.messages import StepInput, StepRow
 from specdec.worker.batch.batch_state import BatchState
 from specdec.worker.head.features import HeadFeatures
@@ -85,7 +85,7 @@ class HeadKv:
         for delta in step.block_table_deltas:
             self._sequences[delta.seq_id].cut(delta.start * self._block_size)
 
-    def store(self, rows: Sequence[StepRow], batch: ModelInput, states: Tensor) -> None:
+    def store(self, rows: Sequence[StepRow], batch: ForwardBatch, states: Tensor) -> None:
         """Add a pass over `rows` to the features, and note what it overwrites."""
         self.features.add(batch, states)
         for row in rows:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput, SlotMove
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, SlotMove
 from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS
 from specdec.models.heads.config import stores_features
 from specdec.models.heads.networks.base import (
@@ -174,7 +174,7 @@ class HeadRunner:
     def draft(
         self,
         rows: Sequence[StepRow],
-        batch: ModelInput,
+        batch: ForwardBatch,
         states: Tensor,
         verified: Verified,
         moves: Sequence[SlotMove],
@@ -285,7 +285,7 @@ class HeadRunner:
         of_chunks[list(members)] = params
         for member, draft in zip(members, drafts, strict=True):
             counts[member] = draft.num_wanted
-        pairs = ModelInput(chunks, self._block_size)
+        pairs = ForwardBatch(chunks, self._block_size)
         found = self._whole_head.draft(pairs, features, self._kv_cache, counts, of_chunks)
         for member, draft in zip(members, drafts, strict=True):
             draft.token_ids.extend(found[member])
@@ -314,7 +314,7 @@ class HeadRunner:
         self, chunks: Sequence[Chunk], features: Tensor, drafts: Sequence[HeadDraft]
     ) -> HeadState:
         longest = max((each.depth for each in drafts), default=0)
-        pairs = ModelInput(chunks, self._block_size)
+        pairs = ForwardBatch(chunks, self._block_size)
         return self.head.begin(pairs, features, self._kv_cache, longest)
 
     def _continue(

@@ -3,7 +3,7 @@
 import torch
 
 from specdec.config.engine import DEFAULT_MODEL_OPTIONS
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.loading import load_model
@@ -14,7 +14,7 @@ BLOCK_SIZE = 4
 def batch_of(parts):
     """Build a batch; parts: (token_ids, start, block_table); tokens before start have KV."""
     chunks = [Chunk(ids[start:], start, table) for ids, start, table in parts]
-    return ModelInput(chunks, BLOCK_SIZE)
+    return ForwardBatch(chunks, BLOCK_SIZE)
 
 
 def weights_of(model):

@@ -6,7 +6,7 @@ This module does not import transformers, which takes seconds in each process th
 import torch
 
 from specdec.kernels.cpu import SharedMemory, native_library
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.loading import load_model
@@ -49,7 +49,7 @@ class Sequences:
     def run(self, *parts):
         """Run parts (sequence, token_ids, start); return the logits of each."""
         chunks = [Chunk(ids, start, self.tables[index]) for index, ids, start in parts]
-        hidden = self.model(ModelInput(chunks, self.block_size), self.cache)
+        hidden = self.model(ForwardBatch(chunks, self.block_size), self.cache)
         logits = self.model.compute_logits(hidden)
         return logits.split([len(ids) for _, ids, _ in parts])
 

@@ -7,7 +7,7 @@ import torch
 
 from specdec.config.quantization import CPU_QUANTIZATION_METHODS as QUANTIZED
 from specdec.kernels.cpu import native_library
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput, SlotMove
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, SlotMove
 from specdec.types.drafts.draft_tree import paths
 from tests.specdec.models.sequences import NUM_TOKENS, Sequences, load, texts
 from tests.specdec.models.test_cpu_decoder import DTYPES, save
@@ -33,7 +33,7 @@ class Trees(Sequences):
     def run_trees(self, *parts):
         """Run parts (sequence, token_ids, start, parents); return the logits of each."""
         chunks = [Chunk(ids, at, self.tables[index], tree) for index, ids, at, tree in parts]
-        hidden = self.model(ModelInput(chunks, self.block_size), self.cache)
+        hidden = self.model(ForwardBatch(chunks, self.block_size), self.cache)
         return self.model.compute_logits(hidden).split([len(ids) for _, ids, _, _ in parts])
 
     def slot(self, index, position):

@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specdec.kernels.cpu import native_library
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.sequences import Sequences, load, texts
 from tests.specdec.tiny import tiny_llama_dir
@@ -40,7 +40,7 @@ class TappedSequences(Sequences):
 
     def hidden_states(self, *parts):
         chunks = [Chunk(ids, start, self.tables[index]) for index, ids, start in parts]
-        batch = ModelInput(chunks, self.block_size)
+        batch = ForwardBatch(chunks, self.block_size)
         return self.model.forward_with_taps(batch, self.cache, self.taps)
 
 
@@ -68,7 +68,7 @@ def test_taps_do_not_change_the_hidden_states(directory, text, kernels):
     model = load(directory, BLOCK_SIZE, kernels=kernels)
     sequences = TappedSequences(model, BLOCK_SIZE)
     found = sequences.hidden_states((0, text, 0))
-    batch = ModelInput([Chunk(text, 0, sequences.tables[0])], BLOCK_SIZE)
+    batch = ForwardBatch([Chunk(text, 0, sequences.tables[0])], BLOCK_SIZE)
     assert torch.equal(found.final, model(batch, sequences.cache))
     norm = getattr(model, "torch_decoder", model).norm
     torch.testing.assert_close(norm(found.tapped[:, 0]), found.final, atol=1e-5, rtol=1e-5)

@@ -6,7 +6,7 @@ import torch
 from specdec.config.engine import AdapterLimits
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.reference.device_batch import DeviceBatch, RaggedBatch
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.models.llama import CausalDecoder
 from specdec.types.sampling.sampling_params import SpeculationOptions
 from specdec.worker import LocalTarget, TargetModelRunner
@@ -158,7 +158,7 @@ def test_a_pass_on_the_device_runs_without_the_adapters_of_the_pass_before(
     batch = DeviceBatch(one + 5, one, one, torch.tensor([[0, 1]]), one + 1, query_len=1)
     expected = runner.model.forward_on_device(batch, runner.kv_cache)
     chunk = Chunk([5], 0, [0], adapter_id=adapter_id)
-    tuned = runner.model(ModelInput([chunk], config.block_size), runner.kv_cache)
+    tuned = runner.model(ForwardBatch([chunk], config.block_size), runner.kv_cache)
     assert not torch.allclose(tuned, expected)
     assert torch.equal(runner.model.forward_on_device(batch, runner.kv_cache), expected)
 

@@ -6,7 +6,7 @@ import torch
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.moves import AcceptedPaths, path_moves
 from specdec.kernels.reference.device_batch import DeviceBatch, RaggedBatch, TreeNodes
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.models.llama import CausalDecoder
 from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.sampling.device.device_trees import verify_trees
@@ -233,7 +233,7 @@ def test_a_pass_on_the_device_is_that_of_the_host(tmp_path, window, kind):
     ]
     generator = torch.Generator().manual_seed(0)
     runner.kv_cache.copy_(torch.randn(runner.kv_cache.shape, generator=generator))
-    batch = ModelInput(chunks, size)
+    batch = ForwardBatch(chunks, size)
     expected = runner.model(batch, runner.kv_cache.clone())
     positions = torch.from_numpy(batch.positions).long()
     rows = torch.tensor([0] * 7 + [1] * 3 + [2])

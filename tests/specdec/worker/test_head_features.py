@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput, SlotMove
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, SlotMove
 from specdec.worker.head.features import MAX_WAITING_TOKENS, HeadFeatures
 
 BLOCK_SIZE = 4
@@ -26,7 +26,7 @@ class Head:
 
 def add(features, start, values):
     """Add a pass whose tokens have the states [value, 0]."""
-    batch = ModelInput([Chunk([0] * len(values), start, TABLE)], BLOCK_SIZE)
+    batch = ForwardBatch([Chunk([0] * len(values), start, TABLE)], BLOCK_SIZE)
     features.add(batch, torch.tensor([[value, 0.0] for value in values]))
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.device_batch import AnyDeviceBatch, DeviceBatch
-from specdec.kernels.reference.forward_batch import ModelInput
+from specdec.kernels.reference.forward_batch import ForwardBatch
 from specdec.kernels.reference.sample_rows import SampleParams
 from specdec.types.drafts.draft_tree import Parents
 
@@ -66,7 +66,7 @@ class DraftHead(Protocol):
         ...
 
     def begin(
-        self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
+        self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
     ) -> HeadState:
         """Run pairs, and return the state behind the last pair of each of B sequences.
 
@@ -206,7 +206,7 @@ class WholeDraftHead(DraftHead, Protocol):
 
     def draft(
         self,
-        pairs: ModelInput,
+        pairs: ForwardBatch,
         features: Tensor,
         kv_cache: Tensor,
         counts: Sequence[int],

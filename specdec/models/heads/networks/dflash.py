@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from specdec.kernels import Rotation
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import AnyDeviceBatch, DeviceBatch
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput, on_device
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, on_device
 from specdec.models.heads.formats.dflash import DFlashShape
 from specdec.models.heads.networks.layers import FIRST_SLOT, HeadAttention, decoder_layer
 from specdec.models.heads.networks.markov import MarkovHead, MarkovState
@@ -119,7 +119,7 @@ class DFlashHead(nn.Module):
 
     @torch.inference_mode()
     def begin(
-        self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
+        self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
     ) -> BlockState | None:
         """See DraftHead; the token of a pair matters only if a draft begins behind it."""
         assert kv_cache is not None
@@ -131,7 +131,7 @@ class DFlashHead(nn.Module):
         outputs = self._run_blocks(pairs.chunks, kv_cache)[:, :num_draft_tokens]
         return self.state_of(pairs, outputs, self._block_logits(outputs))
 
-    def state_of(self, pairs: ModelInput, outputs: Tensor, logits: Tensor) -> BlockState:
+    def state_of(self, pairs: ForwardBatch, outputs: Tensor, logits: Tensor) -> BlockState:
         """Return the state behind pairs, of the outputs and logits of its blocks."""
         if self.markov is None:
             return BlockState(outputs, logits, None)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.kernels.reference.forward_batch import ModelInput, on_device
+from specdec.kernels.reference.forward_batch import ForwardBatch, on_device
 from specdec.models.heads.formats.hydra import HydraShape
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.heads.networks.target import TargetRank
@@ -104,7 +104,7 @@ class HydraHeads(nn.Module):
 
     @torch.inference_mode()
     def begin(
-        self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
+        self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
     ) -> HydraState:
         """See DraftHead."""
         return self.begin_on_device(features, on_device(pairs.input_ids, self.device))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import AnyDeviceBatch
-from specdec.kernels.reference.forward_batch import ModelInput, on_device
+from specdec.kernels.reference.forward_batch import ForwardBatch, on_device
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.networks.target import TargetRank
 from specdec.models.layers.decoder_layer import Attention, DecoderLayer, layer_attention
@@ -55,7 +55,7 @@ class HeadAttention:
         shape = (len(self.windows), num_slots, *of_pair)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
-    def begin_pass(self, batch: ModelInput) -> LayerPass:
+    def begin_pass(self, batch: ForwardBatch) -> LayerPass:
         """Plan a forward pass. The rotary position of a pair is that of its token."""
         plans = {
             window: self.paged.plan(batch, self.dtype, Visible(window, FIRST_SLOT))

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.kernels.reference.forward_batch import ModelInput, on_device
+from specdec.kernels.reference.forward_batch import ForwardBatch, on_device
 from specdec.models.heads.formats.mlp_speculator import MlpSpeculatorShape
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.heads.networks.target import TargetRank
@@ -61,7 +61,7 @@ class MlpSpeculator(nn.Module):
 
     @torch.inference_mode()
     def begin(
-        self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
+        self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
     ) -> Tensor:
         """See DraftHead."""
         return self.begin_on_device(features, on_device(pairs.input_ids, self.device))

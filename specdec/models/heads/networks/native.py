@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from specdec.kernels.cpu import MatrixStruct, native_library
 from specdec.kernels.cpu.decoder import LayerStruct
 from specdec.kernels.cpu.draft_head import DraftHeadKernel, DraftHeadStruct, PairStates
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.reference.sample_rows import SampleParams
 from specdec.models.heads.networks.base import FrontierNodes
 from specdec.models.heads.networks.eagle3 import Eagle3Head, FirstLayer
@@ -90,7 +90,7 @@ class NativeHead:
         return self.torch_head.features(states)
 
     def begin(
-        self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
+        self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
     ) -> NativeHeadState:
         """See DraftHead."""
         assert kv_cache is not None
@@ -111,7 +111,7 @@ class NativeHead:
             Chunk([token], place.slot, place.block_table)
             for token, place in zip(token_ids, state.places, strict=True)
         ]
-        batch = ModelInput(chunks, state.block_size)
+        batch = ForwardBatch(chunks, state.block_size)
         return self.begin(batch, state.pairs.features, state.kv_cache, 0)
 
     def advance_nodes(
@@ -119,7 +119,7 @@ class NativeHead:
     ) -> NativeHeadState:
         """See TreeDraftHead."""
         rows = [row for tree in trees for row in tree.rows]
-        batch = ModelInput(tree_chunks(trees, state.places), state.block_size)
+        batch = ForwardBatch(tree_chunks(trees, state.places), state.block_size)
         features = state.pairs.features[rows]
         pairs = self._kernel.forward(batch, features, state.kv_cache, range(len(rows)))
         return replace(state, pairs=pairs, places=tuple(state.places[row] for row in rows))
@@ -132,7 +132,7 @@ class NativeHead:
 
     def draft(
         self,
-        pairs: ModelInput,
+        pairs: ForwardBatch,
         features: Tensor,
         kv_cache: Tensor,
         counts: Sequence[int],

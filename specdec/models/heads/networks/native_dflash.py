@@ -20,7 +20,7 @@ from specdec.kernels.cpu.block_head import (
     MarkovStruct,
 )
 from specdec.kernels.cpu.decoder import LayerStruct
-from specdec.kernels.reference.forward_batch import ModelInput
+from specdec.kernels.reference.forward_batch import ForwardBatch
 from specdec.kernels.reference.sample_rows import SampleParams
 from specdec.models.heads.networks.dflash import BlockState, DFlashHead
 from specdec.models.heads.networks.layers import FIRST_SLOT
@@ -84,7 +84,7 @@ class NativeDFlashHead:
 
     @torch.inference_mode()
     def begin(
-        self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
+        self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
     ) -> BlockState | None:
         """See DraftHead; the token of a pair matters only if a draft begins behind it."""
         assert kv_cache is not None
@@ -111,7 +111,7 @@ class NativeDFlashHead:
 
     def draft(
         self,
-        pairs: ModelInput,
+        pairs: ForwardBatch,
         features: Tensor,
         kv_cache: Tensor,
         counts: Sequence[int],

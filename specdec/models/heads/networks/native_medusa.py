@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.kernels.cpu import native_library
 from specdec.kernels.cpu.medusa import MedusaKernel
-from specdec.kernels.reference.forward_batch import ModelInput
+from specdec.kernels.reference.forward_batch import ForwardBatch
 from specdec.models.heads.networks.medusa import MedusaHeads, ResidualBlock
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.layers.linear import VocabHead
@@ -62,7 +62,7 @@ class NativeMedusaHeads:
         return self.torch_heads.features(states)
 
     def begin(
-        self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
+        self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
     ) -> Tensor:
         """Return the logits of `num_draft_tokens` heads."""
         assert self.max_draft_tokens is not None

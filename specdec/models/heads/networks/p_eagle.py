@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.device_batch import DeviceBatch
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.models.heads.formats.eagle3 import Eagle3Shape
 from specdec.models.heads.networks.eagle3 import Eagle3Head
 from specdec.models.heads.networks.recurrent import RecurrentState
@@ -55,7 +55,7 @@ class ParallelEagleHead(Eagle3Head):
 
     @torch.inference_mode()
     def begin(
-        self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
+        self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
     ) -> ParallelState:
         """See DraftHead."""
         state = super().begin(pairs, features, kv_cache, num_draft_tokens)
@@ -125,6 +125,6 @@ class ParallelEagleHead(Eagle3Head):
             for count, place in zip(counts, state.places, strict=True)
         ]
         features = self.mask_feature.expand(sum(counts), -1)
-        output = self._run_pairs(ModelInput(chunks, state.block_size), features, state.kv_cache)
+        output = self._run_pairs(ForwardBatch(chunks, state.block_size), features, state.kv_cache)
         steps = torch.arange(wanted, device=self.device)
         return torch.stack([own[steps.clamp_max(len(own) - 1)] for own in output.split(counts)])

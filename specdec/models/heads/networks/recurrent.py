@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.kernels.reference.device_batch import AnyDeviceBatch
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput, on_device
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, on_device
 from specdec.models.heads.networks.base import FrontierNodes
 from specdec.models.heads.networks.layers import HeadAttention, LayerPass
 from specdec.models.layers.linear import VocabEmbedding, VocabHead
@@ -96,7 +96,7 @@ class RecurrentHead(nn.Module, ABC):
 
     @torch.inference_mode()
     def begin(
-        self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
+        self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
     ) -> RecurrentState:
         """See DraftHead."""
         assert kv_cache is not None
@@ -125,7 +125,7 @@ class RecurrentHead(nn.Module, ABC):
             for token, place in zip(token_ids, state.places, strict=True)
         ]
         features = self.next_features(state.output)
-        output = self._run_pairs(ModelInput(chunks, state.block_size), features, state.kv_cache)
+        output = self._run_pairs(ForwardBatch(chunks, state.block_size), features, state.kv_cache)
         places = tuple(place._replace(slot=place.slot + 1) for place in state.places)
         return replace(state, output=output, places=places)
 
@@ -137,7 +137,7 @@ class RecurrentHead(nn.Module, ABC):
         rows = [row for tree in trees for row in tree.rows]
         features = self.next_features(state.output)[rows]
         places = tuple(state.places[row] for row in rows)
-        pairs = ModelInput(tree_chunks(trees, state.places), state.block_size)
+        pairs = ForwardBatch(tree_chunks(trees, state.places), state.block_size)
         output = self._run_pairs(pairs, features, state.kv_cache)
         return replace(state, output=output, places=places)
 
@@ -158,6 +158,6 @@ class RecurrentHead(nn.Module, ABC):
         layer_pass = self.attention.begin_device_pass(batch)
         return self.run(embedded, features.to(self.attention.dtype), layer_pass, kv_cache)
 
-    def _run_pairs(self, pairs: ModelInput, features: Tensor, kv_cache: Tensor) -> Tensor:
+    def _run_pairs(self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor) -> Tensor:
         embedded = self.embed_tokens(on_device(pairs.input_ids, self.device))
         return self.run(embedded, features, self.attention.begin_pass(pairs), kv_cache)

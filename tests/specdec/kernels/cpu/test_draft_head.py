@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec.kernels.cpu import native_library
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.sampler import SamplingBatch, torch_sample
 from specdec.sampling.vocab_shard import VocabShard
@@ -45,7 +45,7 @@ class Texts:
             for index, begin, end in parts
         ]
         features = [self.features[index, begin - 1 : end - 1] for index, begin, end in parts]
-        return ModelInput(chunks, BLOCK_SIZE), torch.cat(features)
+        return ForwardBatch(chunks, BLOCK_SIZE), torch.cat(features)
 
     def run(self, *parts):
         """Return the states behind the last pairs."""
@@ -64,7 +64,7 @@ class Texts:
                 own.append(sample(state.hidden, row, index))
                 chunk = Chunk([own[-1]], end + index, self.tables[sequence])
                 if index + 1 < count:
-                    pairs = ModelInput([chunk], BLOCK_SIZE)
+                    pairs = ForwardBatch([chunk], BLOCK_SIZE)
                     state = self.kernel.forward(pairs, state.features, self.cache)
             drafts.append(own)
         return drafts

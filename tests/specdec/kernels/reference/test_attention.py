@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specdec.kernels import TorchAttention
 from specdec.kernels.reference.attention import Visible
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.models.weights.checkpoint import CPU
 from specdec.types.sharding import HeadShard
 
@@ -41,7 +41,7 @@ class Pages:
             Chunk([0] * query_len, context - query_len, table.tolist())
             for table, (context, query_len) in zip(tables, lengths, strict=True)
         ]
-        self.batch = ModelInput(chunks, BLOCK_SIZE)
+        self.batch = ForwardBatch(chunks, BLOCK_SIZE)
         shape = (sum(counts) * BLOCK_SIZE, 2, len(heads.kv), HEAD_DIM)
         self.cache = torch.randn(shape, generator=generator)
         self.query = torch.randn(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.types.drafts.draft_tree import depths, paths
 from specdec.types.sharding import HeadShard
 
@@ -55,7 +55,7 @@ class Pages:
                 zip(tables, case.lengths, strict=True)
             )
         ]
-        self.batch = ModelInput(chunks, size)
+        self.batch = ForwardBatch(chunks, size)
         shape = ((sum(counts) + 1) * size, case.kv_parts, case.kv_heads, case.head_dim)
         self.cache = torch.randn(shape, generator=generator).to(case.dtype)
         tokens = self.batch.num_tokens

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.loading import load_model
@@ -35,7 +35,7 @@ def logits_of(directory, passes, *, deterministic=True, group=ALONE):
     )
     kv_cache = model.new_kv_cache(NUM_BLOCKS * BLOCK_SIZE)
     for chunks in passes:
-        hidden = model(ModelInput(chunks, BLOCK_SIZE), kv_cache)
+        hidden = model(ForwardBatch(chunks, BLOCK_SIZE), kv_cache)
     return model.compute_logits(hidden)
 
 

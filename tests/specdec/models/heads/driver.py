@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from specdec.kernels.cpu import native_library
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
@@ -198,4 +198,4 @@ class Drafting:
             Chunk(self.parts[i].tokens[start:end], start, self.tables[i]) for i, start, end in rows
         ]
         features = torch.cat([self.features[i][start - 1 : end - 1] for i, start, end in rows])
-        return self.head.begin(ModelInput(chunks, BLOCK_SIZE), features, self.cache, count)
+        return self.head.begin(ForwardBatch(chunks, BLOCK_SIZE), features, self.cache, count)

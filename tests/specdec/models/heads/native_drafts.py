@@ -3,7 +3,7 @@
 import torch
 
 from specdec.kernels.cpu import SharedMemory, native_library
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
@@ -35,7 +35,7 @@ class WholeDrafts(Drafting):
             Chunk(part.tokens[1:], 1, table)
             for part, table in zip(self.parts, self.tables, strict=True)
         ]
-        pairs = ModelInput(chunks, BLOCK_SIZE)
+        pairs = ForwardBatch(chunks, BLOCK_SIZE)
         features = torch.cat(self.features)
         return self.head.draft(pairs, features, self.cache, COUNTS, params(temperature))
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specdec.kernels.cpu import native_library
-from specdec.kernels.reference.forward_batch import AdapterRun, Chunk, ModelInput
+from specdec.kernels.reference.forward_batch import AdapterRun, Chunk, ForwardBatch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.lora.peft import AdapterFiles
@@ -78,7 +78,7 @@ class Passes:
             table = list(range(index * NUM_BLOCKS, (index + 1) * NUM_BLOCKS))
             chunks.append(Chunk(ids, start, table, adapter_id=adapter_id))
             self.starts[index] = start + len(ids)
-        hidden = self.model(ModelInput(chunks, BLOCK_SIZE), self.cache)
+        hidden = self.model(ForwardBatch(chunks, BLOCK_SIZE), self.cache)
         logits = self.model.compute_logits(hidden)
         return [each.clone() for each in logits.split([len(ids) for _, ids, _ in parts])]
 
@@ -247,7 +247,7 @@ def test_a_pass_of_a_model_without_adapters_looks_for_none(model_dir, monkeypatc
     def fail(batch):
         raise AssertionError("adapters are off")
 
-    monkeypatch.setattr(ModelInput, "adapter_runs", property(fail))
+    monkeypatch.setattr(ForwardBatch, "adapter_runs", property(fail))
     (prompt,) = texts(1)
     Passes(load(model_dir, TensorParallelGroup(), kernels="native")).run((0, prompt, 0))
 
@@ -255,7 +255,7 @@ def test_a_pass_of_a_model_without_adapters_looks_for_none(model_dir, monkeypatc
 def test_runs_join_neighbours_of_the_same_adapter():
     chunks = [Chunk([1] * n, 0, [0], adapter_id=a) for n, a in ((2, 0), (3, 1), (1, 1), (2, 2))]
     chunks += [Chunk([1], 0, [0]), Chunk([1], 0, [0], adapter_id=2)]
-    runs = ModelInput(chunks, BLOCK_SIZE).adapter_runs
+    runs = ForwardBatch(chunks, BLOCK_SIZE).adapter_runs
     assert runs == [AdapterRun(1, 2, 6), AdapterRun(2, 6, 8), AdapterRun(2, 9, 10)]
 
 
