@@ -27,6 +27,7 @@ from specdec.text.grammar import GrammarCompiler
 from specdec.types.draft_messages import DraftRow, DraftStep
 from specdec.types.messages import (
     BlockTableDelta,
+    RowDrafting,
     SequenceAdmission,
     StepInput,
     StepRow,
@@ -237,7 +238,7 @@ class _Texts:
         admissions, tables = _sequences(batch)
         self._runner, self._ids, self._num_steps = runner, range(batch), 0
         prompts = tuple(
-            StepRow(seq, 0, (1,) * _CONTEXT, 0, True, num_next_drafts=1) for seq in self._ids
+            StepRow(seq, 0, (1,) * _CONTEXT, 0, True, RowDrafting(num_next=1)) for seq in self._ids
         )
         self._lengths = [_CONTEXT] * batch
         runner.execute(StepInput(0, (), admissions, tables, ()))
@@ -268,7 +269,9 @@ class _Texts:
             tokens = (row.token_ids[-1], *drafts)
             made = StepRow(seq, length - 1, tokens, _NUM_DRAFTS, True)
             depth = self._depth if num_next_drafts else 0
-            rows.append(made._replace(num_next_drafts=num_next_drafts, next_draft_depth=depth))
+            rows.append(
+                made._replace(drafting=RowDrafting(num_next=num_next_drafts, next_depth=depth))
+            )
         return StepInput(self._num_steps, (), (), (), tuple(rows))
 
     def _note(self, output: VerifyOutput) -> None:

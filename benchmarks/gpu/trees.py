@@ -13,7 +13,7 @@ from itertools import product
 from benchmarks.gpu.parts import Context, Result
 from benchmarks.gpu.steps import GREEDY, Sizes, Steps, model_of
 from benchmarks.gpu_steps import median_s
-from specdec.types.messages import StepInput, StepRow
+from specdec.types.messages import RowDrafting, StepInput, StepRow
 
 _BATCHES, _NODES, _CONTEXTS = (1, 8, 32), (7, 24), (1024, 8192)
 _CHILDREN = 3
@@ -74,7 +74,7 @@ def _measure(
     tokens = (1, *range(2, 2 + num_nodes))
     chains = tuple(StepRow(row.seq_id, length, tokens, num_nodes, True) for row in admitted)
     parents = tuple(node // _CHILDREN - 1 for node in range(num_nodes))
-    trees = tuple(row._replace(parents=parents) for row in chains)
+    trees = tuple(row._replace(drafting=RowDrafting(parents=parents)) for row in chains)
     runner, number = steps.runner, iter(range(10**9, 2 * 10**9))
 
     def median_ms(run: Callable[[], object]) -> float:

@@ -18,7 +18,7 @@ from specdec.config.engine import EngineConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import BadLogitsError
-from specdec.types.messages import StepInput, StepRow, VerifiedRow
+from specdec.types.messages import RowDrafting, StepInput, StepRow, VerifiedRow
 from specdec.types.ranks import Target
 from specdec.types.trial_sequences import TrialSequences
 
@@ -107,7 +107,7 @@ class _Chunk(NamedTuple):
             tuple(tokens[self.start : self.end]),
             0,
             samples=self.end == len(tokens),
-            num_next_drafts=1,
+            drafting=RowDrafting(num_next=1),
         )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -70,6 +71,58 @@ BASE_MODEL = 0
 """The adapter id of a sequence that runs without an adapter."""
 
 
+class RowDrafting(NamedTuple):
+    """The drafts of a row beyond a chain without probabilities, and those that its rank makes.
+
+    probs: for verifiers that need them, the distributions that the drafts were drawn from; None
+        where each draft token was the only possible one, or its probability is unknown.
+    parents: tree of the drafts, as in `types.drafts.draft_tree`; None for a chain. KV slots are
+        consecutive in both. A tree has neither probabilities nor lookahead tokens.
+    by_token: for PENDING_TOKEN, a tuple for each token with a draft: this token, then the draft
+        after it. `StepRow.resolved` selects one of them.
+    num_held: for PENDING_TOKEN, maximum number of draft tokens to take from those that the rank's
+        head has made after that token. `StepRow.resolved` takes them.
+    held_depth: where these may be a tree, most of them that follow each other; 0 for its first path
+        alone.
+    num_next: draft tokens that the rank's head makes after what the row yields, for the next step.
+        0: the head does not run. For a prefill chunk any other number lets it run the chunk, so
+        that it can draft when the prompt ends.
+    next_depth: where the next draft is to be a tree, most of its tokens that follow each other; 0
+        for a chain.
+    """
+
+    probs: DraftProbs | None = None
+    parents: tuple[int, ...] | None = None
+    by_token: tuple[tuple[int, ...], ...] = ()
+    num_held: int = 0
+    held_depth: int = 0
+    num_next: int = 0
+    next_depth: int = 0
+
+    def resolved(
+        self, num_held: int, depth: int, parents: draft_tree.Parents | None
+    ) -> RowDrafting:
+        """Return it for a row whose token is known. parents: of the draft after this token.
+
+        num_held, depth: what was wanted of the drafts that the head has made.
+        """
+        head = (num_held, depth if depth < num_held else 0, self.num_next, self.next_depth)
+        return RowDrafting(None, tuple(parents), (), *head) if parents else head_drafting(*head)
+
+
+PLAIN_DRAFTING = RowDrafting()
+"""Drafting of rows whose drafts, if any, are a chain without probabilities."""
+
+
+@lru_cache(maxsize=4096)
+def head_drafting(num_held: int, held_depth: int, num_next: int, next_depth: int) -> RowDrafting:
+    """Return the drafting of rows of chains for which a head drafts; equal rows share the record.
+
+    Serialization writes a shared record once.
+    """
+    return RowDrafting(None, None, (), num_held, held_depth, num_next, next_depth)
+
+
 class StepRow(NamedTuple):
     """The tokens of one sequence in this step: known ones first, then `num_draft_tokens` drafts.
 
@@ -78,27 +131,13 @@ class StepRow(NamedTuple):
     PENDING_TOKEN. Behind drafts its position is then pending too, and the given one is the highest
     that is possible.
 
-    num_lookahead_tokens: guesses behind the drafts, which are run for the target's predictions
-        after them and are never verified.
-    draft_probs: for verifiers that need them, the distributions that the drafts were drawn from;
-        None where each draft token was the only possible one, or its probability is unknown.
+    drafting: how its drafts are verified, and which others its rank takes and makes.
     grammar_mask: int32 [num_draft_tokens + 1, ceil(vocab_size / 32)], where bit t % 32 of word
         t // 32 is set if token t is allowed at that position; None allows all.
+    num_lookahead_tokens: guesses behind the drafts, which are run for the target's predictions
+        after them and are never verified.
     adapter_id: of the adapter that the sequence runs with; BASE_MODEL for none.
-    parents: tree of the drafts, as in `types.drafts.draft_tree`; None for a chain. KV slots are
-        consecutive in both. A tree has neither draft_probs nor lookahead tokens.
-    drafts_by_token: for PENDING_TOKEN, a tuple for each token with a draft: this token, then the
-        draft behind it. `resolved` selects one of them.
-    num_next_drafts: draft tokens that the rank's head makes behind what the row yields, for the
-        next step. 0: the head does not run. For a prefill chunk any other number lets it run the
-        chunk, so that it can draft when the prompt ends.
-    num_held_drafts: for PENDING_TOKEN, most draft tokens to take from those that the rank's head
-        has made behind that token. `resolved` takes them.
     max_end: for held drafts, the greatest `end` with which all drafts could become output.
-    held_depth: where these may be a tree, most of them that follow each other; 0 for its first path
-        alone.
-    next_draft_depth: where the next draft is to be a tree, most of its tokens that follow each
-        other; 0 for a chain.
     """
 
     seq_id: int
@@ -106,17 +145,11 @@ class StepRow(NamedTuple):
     token_ids: tuple[int, ...]
     num_draft_tokens: int
     samples: bool
-    draft_probs: DraftProbs | None = None
+    drafting: RowDrafting = PLAIN_DRAFTING
     grammar_mask: NDArray[np.int32] | None = None
     num_lookahead_tokens: int = 0
     adapter_id: int = BASE_MODEL
-    parents: tuple[int, ...] | None = None
-    drafts_by_token: tuple[tuple[int, ...], ...] = ()
-    num_next_drafts: int = 0
-    num_held_drafts: int = 0
     max_end: int = 0
-    next_draft_depth: int = 0
-    held_depth: int = 0
 
     def resolved(
         self,
@@ -128,24 +161,22 @@ class StepRow(NamedTuple):
         """Return the row with `token` in place of PENDING_TOKEN, and the draft behind it.
 
         position: of the token. held, held_parents: the draft that a head has made behind it. The
-        result's num_held_drafts and held_depth are what was wanted of these.
+        result's num_held and held_depth are what was wanted of these.
         """
-        if not (self.drafts_by_token or self.num_held_drafts):
+        drafting = self.drafting
+        if not (drafting.by_token or drafting.num_held):
             # By place, which takes half of the time of `_replace`, in each step for each row.
             return StepRow(self.seq_id, position, (token,), *self[3:])
-        matches = (each[1:] for each in self.drafts_by_token if each[0] == token)
-        num_held = max(0, min(self.num_held_drafts, self.max_end - position - 1))
-        depth = min(self.held_depth or num_held, num_held)
+        matches = (each[1:] for each in drafting.by_token if each[0] == token)
+        num_held = max(0, min(drafting.num_held, self.max_end - position - 1))
+        depth = min(drafting.held_depth or num_held, num_held)
         wanted, parents = draft_tree.wanted_part(held, held_parents, num_held, depth)
         draft = next(matches, wanted)
         return self._replace(
             num_computed_tokens=position,
             token_ids=(token, *draft),
             num_draft_tokens=len(draft),
-            parents=parents,
-            drafts_by_token=(),
-            num_held_drafts=num_held,
-            held_depth=depth if depth < num_held else 0,
+            drafting=drafting.resolved(num_held, depth, parents),
         )
 
     @property
@@ -191,33 +222,33 @@ class StepRow(NamedTuple):
     @property
     def depths(self) -> Sequence[int]:
         """Number of drafts on the path to the last known token (0) and to each draft."""
-        if self.parents is None:
+        if self.drafting.parents is None:
             return range(self.num_draft_tokens + 1)
-        return (0, *draft_tree.depths(self.parents))
+        return (0, *draft_tree.depths(self.drafting.parents))
 
     @property
     def draft_depth(self) -> int:
         """Most drafts that can be accepted."""
-        return self.num_draft_tokens if self.parents is None else max(self.depths)
+        return self.num_draft_tokens if self.drafting.parents is None else max(self.depths)
 
     @property
     def paths(self) -> Sequence[Sequence[int]]:
         """Indices of the drafts on the path to the last known token (none) and to each draft."""
-        if self.parents is None:
+        if self.drafting.parents is None:
             return [range(count) for count in range(self.num_draft_tokens + 1)]
-        return ((), *draft_tree.paths(self.parents))
+        return ((), *draft_tree.paths(self.drafting.parents))
 
     def accepted_drafts(self, token_ids: Sequence[int]) -> Sequence[int]:
         """Return the indices of the drafts with which new tokens begin."""
         if not self.num_draft_tokens:
             return range(0)
-        if self.parents is not None:
-            return draft_tree.path_of(self.drafts, self.parents, token_ids)
+        if self.drafting.parents is not None:
+            return draft_tree.path_of(self.drafts, self.drafting.parents, token_ids)
         return range(self.num_accepted(token_ids))
 
     def num_accepted(self, token_ids: Sequence[int]) -> int:
         """Return the number of drafts with which new tokens begin."""
-        if self.parents is not None:
+        if self.drafting.parents is not None:
             return len(self.accepted_drafts(token_ids))
         count, first = 0, len(self.token_ids) - self.num_draft_tokens - self.num_lookahead_tokens
         for place in range(min(self.num_draft_tokens, len(token_ids))):

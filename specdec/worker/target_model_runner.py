@@ -18,6 +18,7 @@ from specdec.sampling.logprobs import KeptLogits
 from specdec.sampling.vocab_shard import all_ranks_argmax
 from specdec.types.messages import (
     BlockTableDelta,
+    RowDrafting,
     SequenceAdmission,
     StepInput,
     StepRow,
@@ -140,7 +141,9 @@ class TargetModelRunner(ModelRunner):
         if self._queue is not None:
             states = self._batch_state.states(rows)
             by_host = [verified_by_host(rows, states)]
-            if any(row.next_draft_depth for row in rows):  # of trees that the device may not draft
+            if any(
+                row.drafting.next_depth for row in rows
+            ):  # of trees that the device may not draft
                 by_host.append(frozenset(row.seq_id for row in rows))
             for seq_ids in by_host:
                 own = without_next_drafts(rows, seq_ids)
@@ -162,7 +165,7 @@ class TargetModelRunner(ModelRunner):
         if not queue.has_room(step):
             return False
         is_behind = queue.num_unsettled > 0
-        if is_behind and any(row.drafts_by_token for row in step.rows):
+        if is_behind and any(row.drafting.by_token for row in step.rows):
             return False
         self._update(step)
         rows = step.rows if is_behind else self._batch_state.resolve_pending(step.rows)
@@ -202,7 +205,7 @@ class TargetModelRunner(ModelRunner):
             return output
         own = without_next_drafts(rows, {row.seq_id for row in rows} - seq_ids)
         verified = tuple(row for row in output.rows if row.seq_id in seq_ids)
-        if any(row.num_next_drafts for row in own):
+        if any(row.drafting.num_next for row in own):
             assert self.device_steps is not None
             verified = self.head.draft_behind(own, self.device_steps.states_of(rows), verified)
         self._batch_state.hold_drafts(verified)
@@ -303,8 +306,9 @@ class TargetModelRunner(ModelRunner):
         rules = SamplingRules(top_p=0.9, presence_penalty=0.1, logprobs=1)
         admission = SequenceAdmission(-1, num_tokens, rules, token_ids)
         table = BlockTableDelta(-1, 0, tuple(range(num_blocks)))
-        prefill = StepRow(-1, 0, token_ids, 0, True, num_next_drafts=num_next)
-        decode = StepRow(-1, num_tokens, (0,), 0, True, num_next_drafts=num_next)
+        drafting = RowDrafting(num_next=num_next)
+        prefill = StepRow(-1, 0, token_ids, 0, True, drafting)
+        decode = StepRow(-1, num_tokens, (0,), 0, True, drafting)
         runs = [self.execute] if self._queue is None else [self.execute, self.execute_on_host]
         for run in runs:
             run(StepInput(-1, (), (admission,), (table,), (prefill,)))
@@ -389,7 +393,7 @@ class TargetModelRunner(ModelRunner):
 
         Returns the moves, which whatever else is stored by slot has to follow.
         """
-        if not any(row.parents for row in rows):
+        if not any(row.drafting.parents for row in rows):
             return ()
         tokens = {row.seq_id: row.token_ids for row in verified}
         moves = self._batch_state.compaction(rows, tokens)

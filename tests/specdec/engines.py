@@ -322,11 +322,11 @@ class HashTarget:
             return row
         resolved = row.resolved(*self._ends[row.seq_id])
         assert resolved.num_computed_tokens <= row.num_computed_tokens
-        self.num_held += bool(row.num_held_drafts and resolved.num_draft_tokens)
+        self.num_held += bool(row.drafting.num_held and resolved.num_draft_tokens)
         return resolved
 
     def _draft(self, text: list[int], row: StepRow) -> tuple[int, ...]:
-        return tuple(self._head(text, row.num_next_drafts)) if self._head else ()
+        return tuple(self._head(text, row.drafting.num_next)) if self._head else ()
 
     def _verify(self, context: list[int], row: StepRow) -> tuple[int, ...]:
         new = [self.next_token(context)]

@@ -54,7 +54,7 @@ class SpiedTarget(LocalTarget):
     @property
     def num_held(self):
         """Rows that took their drafts on the rank."""
-        return sum(row.num_held_drafts > 0 for step, _ in self.steps for row in step.rows)
+        return sum(row.drafting.num_held > 0 for step, _ in self.steps for row in step.rows)
 
 
 @dataclass

@@ -8,8 +8,9 @@ messages while speculation is off, and both ends encode and decode them between 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import fields
+from itertools import chain
 from typing import Any
 
 import msgpack
@@ -27,10 +28,12 @@ from cluster.workers.messages.frames import (
     unpack_table,
 )
 from specdec.types.messages import (
+    PLAIN_DRAFTING,
     BlockTableDelta,
     DraftProbs,
     Logprobs,
     PromptLogprobs,
+    RowDrafting,
     SequenceAdmission,
     StepInput,
     StepRow,
@@ -42,18 +45,18 @@ from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
 
 STOP: Frames = [b"stop"]
 CAUGHT_UP: Frames = [b"caught up"]
+"""A draft model's second answer to a step, once it has run the step's prefill chunks too."""
 HEARTBEAT: Frames = [b"heartbeat"]
 """Keeps the seat of a Router at a shared draft worker."""
-"""A draft model's second answer to a step, once it has run the step's prefill chunks too."""
 
 _ERROR = b"error"
 
 
 def encode_step(step: StepInput) -> Frames:
-    """Encode as [header, rows [B, 16], tokens, parents, drafts, 3 arrays, deltas [D, 3], blocks].
+    """Encode as [header, rows [B, 10], tokens, masks, draftings, deltas [D, 3], blocks].
 
-    drafts: those by token, each [token, number of draft tokens, draft tokens]. The short form is
-    [header, rows [B, 5]].
+    A row has the index of its RowDrafting among those of the step, where each record is once.
+    draftings: three frames, see `_encode_draftings`. The short form is [header, rows [B, 5]].
     """
     header = [step.step_id, step.released, [_encode_admission(each) for each in step.admitted]]
     if not step.block_table_deltas and all(map(_is_plain_decode, step.rows)):
@@ -61,14 +64,14 @@ def encode_step(step: StepInput) -> Frames:
     deltas = (
         (delta.seq_id, delta.start, len(delta.block_ids)) for delta in step.block_table_deltas
     )
+    draftings = dict.fromkeys([row.drafting for row in step.rows])
+    places = dict(zip(draftings, range(len(draftings)), strict=True))
     return [
         msgpack.packb(header),
-        pack_table(_step_row(row) for row in step.rows),
+        pack_table(_step_row(row, places[row.drafting]) for row in step.rows),
         pack_numbers(token for row in step.rows for token in row.token_ids),
-        pack_numbers(parent for row in step.rows for parent in row.parents or ()),
-        pack_numbers(number for row in step.rows for number in _draft_numbers(row)),
-        *pack_draft_probs(row.draft_probs for row in step.rows),
         pack_arrays((row.grammar_mask for row in step.rows), INT32),
+        *_encode_draftings(draftings),
         pack_table(deltas),
         pack_numbers(block for delta in step.block_table_deltas for block in delta.block_ids),
     ]
@@ -80,9 +83,11 @@ def decode_step(frames: Sequence[bytes]) -> StepInput:
     step_id, released, admitted = msgpack.unpackb(header, use_list=False)
     step_deltas: tuple[BlockTableDelta, ...] = ()
     if others:
-        *numbers, deltas, blocks = others
+        tokens, masks, *draftings, deltas, blocks = others
         step_deltas = tuple(_decode_deltas(deltas, blocks))
-        step_rows = tuple(_decode_step_rows(unpack_table(rows, 16), *numbers))
+        step_rows = tuple(
+            _decode_step_rows(unpack_table(rows, 10), tokens, masks, _decode_draftings(*draftings))
+        )
     else:
         step_rows = tuple(_plain_decode(*fields) for fields in unpack_table(rows, 5))
     return StepInput(
@@ -240,10 +245,8 @@ def _is_plain_decode(row: StepRow) -> bool:
     return (
         len(row.token_ids) == 1
         and row.samples
-        and row.draft_probs is None
         and row.grammar_mask is None
-        and row.parents is None
-        and not (row.drafts_by_token or row.num_next_drafts or row.num_held_drafts)
+        and row.drafting == PLAIN_DRAFTING
     )
 
 
@@ -268,30 +271,84 @@ def _is_one_token(row: VerifiedRow) -> bool:
     )
 
 
-def _step_row(row: StepRow) -> tuple[int, ...]:
+def _step_row(row: StepRow, drafting: int) -> tuple[int, ...]:
     return (
         row.seq_id,
         row.num_computed_tokens,
         len(row.token_ids),
         row.num_draft_tokens,
         row.samples,
-        listed_width(row.draft_probs),
+        drafting,
         0 if row.grammar_mask is None else row.grammar_mask.shape[1],
         row.num_lookahead_tokens,
         row.adapter_id,
-        len(row.parents or ()),
-        sum(1 + len(each) for each in row.drafts_by_token),
-        row.num_next_drafts,
-        row.num_held_drafts,
         row.max_end,
-        row.next_draft_depth,
-        row.held_depth,
     )
 
 
-def _draft_numbers(row: StepRow) -> Iterator[int]:
-    for token, *draft in row.drafts_by_token:
-        yield from (token, len(draft), *draft)
+def _decode_step_rows(
+    table: list[Numbers], tokens: bytes, masks: bytes, draftings: Sequence[RowDrafting]
+) -> Iterator[StepRow]:
+    row_tokens = unpack_numbers(tokens, [row[2] for row in table])
+    take_mask = array_reader(masks, INT32)
+    for row, token_ids in zip(table, row_tokens, strict=True):
+        seq_id, computed, _, num_drafts, samples, drafting, num_words, *others = row
+        mask = take_mask(num_drafts + 1, num_words) if num_words else None
+        yield StepRow(
+            seq_id,
+            computed,
+            token_ids,
+            num_drafts,
+            bool(samples),
+            draftings[drafting],
+            mask,
+            *others,
+        )
+
+
+def _encode_draftings(draftings: Collection[RowDrafting]) -> Frames:
+    """Encode as [numbers, 2 arrays of probabilities].
+
+    The numbers of a record are their count, its four of the head, the shape of its probabilities,
+    the length of its tree, parents, and drafts by token.
+    """
+    return [
+        pack_numbers(chain.from_iterable(map(_drafting_numbers, draftings))),
+        *pack_draft_probs([each.probs for each in draftings]),
+    ]
+
+
+def _drafting_numbers(drafting: RowDrafting) -> Numbers:
+    probs, parents, by_token, *head = drafting
+    tree = parents or ()
+    num_probs, width = (0, 0) if probs is None else probs.probs.shape
+    numbers = (*head, num_probs, width, len(tree), *tree)
+    for token, *draft in by_token:
+        numbers += (token, len(draft), *draft)
+    return (len(numbers), *numbers)
+
+
+def _decode_draftings(numbers: bytes, listed: bytes, probs: bytes) -> list[RowDrafting]:
+    records = [*_drafting_records(*unpack_numbers(numbers, [len(numbers) // INT32.itemsize]))]
+    shapes = ((record[4], record[5]) for record in records)
+    all_probs = decode_draft_probs(shapes, listed, probs)
+    return [
+        _drafting(own_probs, record) for own_probs, record in zip(all_probs, records, strict=True)
+    ]
+
+
+def _drafting_records(numbers: Numbers) -> Iterator[Numbers]:
+    start = 0
+    while start < len(numbers):
+        end = start + 1 + numbers[start]
+        yield numbers[start + 1 : end]
+        start = end
+
+
+def _drafting(probs: DraftProbs | None, record: Numbers) -> RowDrafting:
+    end = 7 + record[6]
+    by_token = tuple(_drafts_by_token(record[end:])) if len(record) > end else ()
+    return RowDrafting(probs, record[7:end] or None, by_token, *record[:4])
 
 
 def _drafts_by_token(numbers: Numbers) -> Iterator[Numbers]:
@@ -300,41 +357,6 @@ def _drafts_by_token(numbers: Numbers) -> Iterator[Numbers]:
         end = start + 2 + numbers[start + 1]
         yield (numbers[start], *numbers[start + 2 : end])
         start = end
-
-
-def _decode_step_rows(
-    table: list[Numbers],
-    tokens: bytes,
-    parents: bytes,
-    drafts: bytes,
-    listed: bytes,
-    probs: bytes,
-    masks: bytes,
-) -> Iterator[StepRow]:
-    row_tokens = unpack_numbers(tokens, [row[2] for row in table])
-    row_parents = unpack_numbers(parents, [row[9] for row in table])
-    row_drafts = unpack_numbers(drafts, [row[10] for row in table])
-    row_probs = decode_draft_probs(((row[3], row[5]) for row in table), listed, probs)
-    take_mask = array_reader(masks, INT32)
-    for row, token_ids, own_parents, by_token, draft_probs in zip(
-        table, row_tokens, row_parents, row_drafts, row_probs, strict=True
-    ):
-        seq_id, computed, _, num_drafts, samples, _, num_words, num_lookahead, adapter_id, *_ = row
-        mask = take_mask(num_drafts + 1, num_words) if num_words else None
-        yield StepRow(
-            seq_id,
-            computed,
-            token_ids,
-            num_drafts,
-            bool(samples),
-            draft_probs,
-            mask,
-            num_lookahead,
-            adapter_id,
-            own_parents or None,
-            tuple(_drafts_by_token(by_token)),
-            *row[11:],
-        )
 
 
 def pack_draft_probs(rows: Iterable[DraftProbs | None]) -> Frames:

@@ -28,7 +28,14 @@ from specdec.types.control import SpeculationControl
 from specdec.types.drafters import CONFIGURED_VERSION
 from specdec.types.drafts.draft_decision import Decision
 from specdec.types.errors import GrammarError
-from specdec.types.messages import PENDING_TOKEN, StepInput, StepRow, VerifyOutput
+from specdec.types.messages import (
+    PENDING_TOKEN,
+    RowDrafting,
+    StepInput,
+    StepRow,
+    VerifyOutput,
+    head_drafting,
+)
 from specdec.types.ranks import Target
 
 Rows = list[tuple[Sequence, StepRow]]
@@ -203,7 +210,7 @@ def _are_too_deep(rows: list[ScheduledRow], in_flight: Rows) -> bool:
     A device takes its first nodes, as many as are wanted, and cuts no depth.
     """
     trees = [row for row in rows if row.num_draft_tokens > row.draft_depth]
-    made = {row.seq_id: row.next_draft_depth for _, row in in_flight} if trees else {}
+    made = {row.seq_id: row.drafting.next_depth for _, row in in_flight} if trees else {}
     return any(row.draft_depth < made.get(row.seq.seq_id, 0) for row in trees)
 
 
@@ -285,14 +292,18 @@ def _row_ahead(row: ScheduledRow, proposal: ProposalAhead | None, max_model_len:
         (PENDING_TOKEN,),
         0,
         True,
+        _drafting_ahead(row, proposal),
         adapter_id=seq.request.adapter_id,
-        drafts_by_token=proposal.drafts_by_token,
-        num_next_drafts=row.num_next_drafts,
-        next_draft_depth=row.next_draft_depth,
-        num_held_drafts=proposal.num_held_drafts,
-        held_depth=proposal.held_depth,
         max_end=seq.max_length(max_model_len) - 1,
     )
+
+
+def _drafting_ahead(row: ScheduledRow, proposal: ProposalAhead) -> RowDrafting:
+    next_draft = (row.num_next_drafts, row.next_draft_depth)
+    head = (proposal.num_held_drafts, proposal.held_depth, *next_draft)
+    if not proposal.drafts_by_token:
+        return head_drafting(*head)
+    return RowDrafting(None, None, proposal.drafts_by_token, *head)
 
 
 def _resolved(seq: Sequence, row: StepRow) -> tuple[Sequence, StepRow]:

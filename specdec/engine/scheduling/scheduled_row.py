@@ -8,13 +8,13 @@ from specdec.sequences.sequence import Sequence
 from specdec.speculation.proposers import Proposal
 from specdec.types.drafts.draft_decision import DraftShape
 from specdec.types.drafts.draft_tree import chain_of, is_chain, require_tree
-from specdec.types.messages import StepRow
+from specdec.types.messages import DraftProbs, RowDrafting, StepRow, head_drafting
 
 
 class ScheduledRow(NamedTuple):
     """A sequence's part of a step: its next `num_tokens`, and KV slots for guesses behind them.
 
-    num_next_drafts, next_draft_depth: as in StepRow.
+    num_next_drafts, next_draft_depth: as num_next and next_depth in RowDrafting.
     max_depth: where its draft may be a tree, most draft tokens that follow each other; None for a
         chain.
     """
@@ -81,14 +81,18 @@ class ScheduledRow(NamedTuple):
             known + drafts + lookahead,
             len(drafts),
             self.samples,
-            draft_probs,
+            self._drafting(draft_probs, parents),
             mask,
             len(lookahead),
             seq.request.adapter_id,
-            parents,
-            num_next_drafts=self.num_next_drafts,
-            next_draft_depth=self.next_draft_depth,
         )
+
+    def _drafting(self, probs: DraftProbs | None, parents: tuple[int, ...] | None) -> RowDrafting:
+        """Return the drafting of the row; chains without probabilities share it."""
+        head = (0, 0, self.num_next_drafts, self.next_draft_depth)
+        if probs is None and parents is None:
+            return head_drafting(*head)
+        return RowDrafting(probs, parents, (), *head)
 
 
 def _verifiable(

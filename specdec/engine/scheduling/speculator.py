@@ -62,7 +62,7 @@ class Drafting:
         if not self.ahead:
             return self
         held = {
-            row.seq_id: row.held_depth or row.num_held_drafts
+            row.seq_id: row.drafting.held_depth or row.drafting.num_held
             for row in rows
             if self._is_held(row.seq_id)
         }
@@ -246,7 +246,7 @@ class Speculator:
                 SentRow(
                     seq,
                     row.known_end,
-                    chain_of(row.drafts, row.parents),
+                    chain_of(row.drafts, row.drafting.parents),
                     num_next_tokens(seq),
                     seq.drafting_method(control),
                     ahead,

@@ -12,7 +12,7 @@ from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.speculation.policy.cost_model import CostTable
 from specdec.types.draft_messages import DraftRow, DraftStep
 from specdec.types.drafts.draft_decision import DraftShape, chain, tree
-from specdec.types.messages import StepInput, StepRow
+from specdec.types.messages import RowDrafting, StepInput, StepRow
 from specdec.types.ranks import DraftWorker, Target
 from specdec.types.trial_sequences import TrialSequences
 
@@ -87,6 +87,10 @@ class CostProfiler:
 
         def verify(step: ProfiledStep) -> float:
             next_draft = self._next_draft(step.num_draft_tokens)
+            drafting = RowDrafting(
+                num_next=next_draft.num_draft_tokens,
+                next_depth=next_draft.depth if next_draft.is_tree else 0,
+            )
             rows = tuple(
                 StepRow(
                     seq_id,
@@ -94,8 +98,7 @@ class CostProfiler:
                     _tokens(self.text, seq_id, start, 1 + step.num_draft_tokens),
                     step.num_draft_tokens,
                     samples=True,
-                    num_next_drafts=next_draft.num_draft_tokens,
-                    next_draft_depth=next_draft.depth if next_draft.is_tree else 0,
+                    drafting=drafting,
                 )
                 for seq_id in sequences.seq_ids[: step.num_sequences]
             )
@@ -141,7 +144,7 @@ class CostProfiler:
                     _tokens(self.text, seq_id, start, 1),
                     0,
                     samples=True,
-                    num_next_drafts=1,
+                    drafting=RowDrafting(num_next=1),
                 )
                 for seq_id in seq_ids[first : first + size]
             )

@@ -108,8 +108,8 @@ class Proposal(NamedTuple):
 class ProposalAhead:
     """Drafts for one sequence behind its next token, which is not known yet.
 
-    drafts_by_token: as in StepRow, for every token behind which there is a draft.
-    num_held_drafts, held_depth: as in StepRow, where the target's ranks have the draft.
+    drafts_by_token: as in RowDrafting, for every token behind which there is a draft.
+    num_held_drafts, held_depth: as in RowDrafting, where the target's ranks have the draft.
     """
 
     seq_id: int

@@ -271,7 +271,7 @@ class BatchState:
                 row.token_ids,
                 row.num_computed_tokens,
                 self._states[row.seq_id].block_table,
-                row.parents,
+                row.drafting.parents,
                 row.adapter_id,
             )
             for row in rows
@@ -292,7 +292,7 @@ class BatchState:
                 self._slot(row.seq_id, row.known_end + place),
             )
             for row in rows
-            if row.parents is not None
+            if row.drafting.parents is not None
             for place, node in enumerate(row.accepted_drafts(tokens[row.seq_id][:-1]))
             if node != place
         ]

@@ -86,9 +86,8 @@ def split_rows(rows: Sequence[StepRow]) -> Sequence[Sequence[StepRow]]:
         num_draft_tokens=0,
         num_lookahead_tokens=0,
         samples=False,
-        draft_probs=None,
+        drafting=row.drafting._replace(probs=None, parents=None),
         grammar_mask=None,
-        parents=None,
     )
     start = row.num_computed_tokens + middle
     return (first,), (row._replace(token_ids=row.token_ids[middle:], num_computed_tokens=start),)

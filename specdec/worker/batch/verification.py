@@ -21,7 +21,7 @@ from specdec.worker.batch.step_rows import positions_of_guesses
 
 def verify_by_argmax(argmax: RowArgmax, rows: Sequence[StepRow]) -> Sequence[tuple[int, ...]]:
     """Verify rows against the argmax of their logits; return the new tokens of each."""
-    trees = [row.parents for row in rows]
+    trees = [row.drafting.parents for row in rows]
     return verify_greedy(argmax.token_ids.tolist(), [row.drafts for row in rows], trees)
 
 
@@ -104,7 +104,7 @@ def _run_verifier(
     batch = state.sampling_batch(spans, argmax)
     verifiers = (state.rules(row.seq_id).verifier for row in rows)
     drafts = [
-        Draft(row.drafts, verifier, row.draft_probs, row.parents)
+        Draft(row.drafts, verifier, row.drafting.probs, row.drafting.parents)
         for row, verifier in zip(rows, verifiers, strict=True)
     ]
     return VERIFY[name](logits, batch, DraftBatch(drafts, logits.device), shard)

@@ -124,7 +124,7 @@ class ExtrasPacker:
             if place != NO_PLACE:
                 counted.append((index, place))
             edits.add(index * query_len, row, state, place)
-            if row.num_next_drafts:
+            if row.drafting.num_next:
                 draft_edits.add_logits(index, state, place, least_known(row, state))
         num_best = {
             index: count

@@ -111,7 +111,7 @@ class DeviceSteps:
             return max(columns.num_next_drafts) <= self._most_next_drafts
         has_room = self._shape(columns, 0).num_rows <= self._limits.max_growing_rows
         return has_room and all(
-            self._launcher.holds_tree(row.num_next_drafts, row.next_draft_depth)
+            self._launcher.holds_tree(row.drafting.num_next, row.drafting.next_depth)
             for row in columns.rows
             if row.samples
         )

@@ -111,7 +111,7 @@ class HeadKv:
         """
         self._note(row)
         self.append_output(row.seq_id, token_ids)
-        if row.num_next_drafts and (token_ids or not row.samples):
+        if row.drafting.num_next and (token_ids or not row.samples):
             end = self.pairs_end(row)
             num_missing = self.num_missing(row.seq_id, end)
             self.note_computed(row.seq_id, self.pairs(row.seq_id, num_missing))

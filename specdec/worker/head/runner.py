@@ -41,7 +41,7 @@ Verified = tuple[VerifiedRow, ...]
 
 
 class HeadRunner:
-    """One rank's draft head, which drafts for the rows whose `num_next_drafts` is above 0.
+    """One rank's draft head, which drafts for the rows whose `drafting.num_next` is above 0.
 
     A head without KV continues each row from the hidden state of its last verified token. A head
     with KV first computes the pairs that its KV lacks. If they are more than `max_pairs` over all
@@ -135,11 +135,11 @@ class HeadRunner:
         """
         if self._kv is None:
             return True
-        has_drafted = {row.seq_id: row.num_next_drafts > 0 for row in in_front}
+        has_drafted = {row.seq_id: row.drafting.num_next > 0 for row in in_front}
         return all(
             has_drafted[row.seq_id] if row.seq_id in has_drafted else self._kv.has_pairs_before(row)
             for row in rows
-            if row.num_next_drafts
+            if row.drafting.num_next
         )
 
     def prepare_device_step(self) -> None:
@@ -200,7 +200,7 @@ class HeadRunner:
         features of the step, and no states. A collective call.
         """
         tokens = {row.seq_id: row.token_ids for row in verified}
-        active = [row for row in rows if row.num_next_drafts and tokens.get(row.seq_id, (0,))]
+        active = [row for row in rows if row.drafting.num_next and tokens.get(row.seq_id, (0,))]
         if not active:
             return verified
         if self._kv is not None:
@@ -293,11 +293,11 @@ class HeadRunner:
 
     def _new_draft(self, row: StepRow, num_tokens: int) -> HeadDraft:
         """Return an empty draft; it will end where a token of the target still fits behind it."""
-        num_wanted = min(row.num_next_drafts, self._max_model_len - 1 - num_tokens)
-        depth = min(num_wanted, row.next_draft_depth or num_wanted)
+        num_wanted = min(row.drafting.num_next, self._max_model_len - 1 - num_tokens)
+        depth = min(num_wanted, row.drafting.next_depth or num_wanted)
         if self.head.max_draft_tokens is not None:
             depth = min(depth, self.head.max_draft_tokens)
-        if not row.next_draft_depth or self._lacks_slots(num_tokens, num_wanted, depth):
+        if not row.drafting.next_depth or self._lacks_slots(num_tokens, num_wanted, depth):
             num_wanted = depth
         return HeadDraft(row.seq_id, num_tokens, num_wanted, depth)
 

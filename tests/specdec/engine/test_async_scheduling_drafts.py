@@ -62,7 +62,7 @@ def test_drafts_of_lookups_are_sent_ahead_for_each_token(tiny_model_dir, num_ran
             few_kinds = request("few", PROMPTS[0], allowed_token_ids=(40, 41, 42), max_tokens=60)
             generated = answers(engine, [*repetitive_requests(), few_kinds])
             ahead = [row for step, is_ahead in target.steps if is_ahead for row in step.rows]
-            assert any(row.drafts_by_token for row in ahead) == is_async
+            assert any(row.drafting.by_token for row in ahead) == is_async
             return generated, engine.stats().counts.speculation, len(target.steps)
 
         return outcome

@@ -109,7 +109,7 @@ def test_grammars_mask_each_path(tiny_model_dir, grammar, temperature):
     target, rows = recording_target(tiny_model_dir, config)
     engine = make_engine(tiny_model_dir, config, target, Spread(answers, 30))
     assert tokens_by(engine, requests) == {name: each.token_ids for name, each in plain.items()}
-    trees = [row for row in rows if row.parents]
+    trees = [row for row in rows if row.drafting.parents]
     assert max(row.num_draft_tokens for row in rows) > 0
     assert all(row.num_draft_tokens <= MAX_CONSTRAINED_NODES for row in trees)
     if grammar.regex:

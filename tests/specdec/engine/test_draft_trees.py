@@ -192,7 +192,7 @@ def test_slots_of_a_target_that_checks_them(tiny_model_dir):
     engine = make_engine(tiny_model_dir, config, target, proposer)
     assert tokens_by(engine, requests) == expected_of(answers, requests)
     assert engine.stats().counts.speculation.num_accepted_tokens > 0
-    assert any(row.parents for step in target.steps for row in step.rows)
+    assert any(row.drafting.parents for step in target.steps for row in step.rows)
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "block", "typical", "threshold"])
@@ -208,4 +208,4 @@ def test_other_verifiers_get_the_best_chain(tiny_model_dir, verifier):
     tokens = tokens_by(engine, requests)
     assert all(len(each) == 24 for each in tokens.values())
     assert any(row.num_draft_tokens for row in rows)
-    assert not any(row.parents for row in rows)
+    assert not any(row.drafting.parents for row in rows)

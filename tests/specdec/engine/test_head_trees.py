@@ -269,8 +269,8 @@ def test_no_step_begins_behind_a_deeper_tree_than_is_wanted(texts, monkeypatch):
 
     def recorded(self, step_id, rows):
         for _, row in rows:
-            assert not row.held_depth or depths[-1][row.seq_id] <= row.held_depth
-        depths.append({row.seq_id: row.next_draft_depth for _, row in rows})
+            assert not row.drafting.held_depth or depths[-1][row.seq_id] <= row.drafting.held_depth
+        depths.append({row.seq_id: row.drafting.next_depth for _, row in rows})
         begin(self, step_id, rows)
 
     monkeypatch.setattr(StepsInFlight, "begin", recorded)

@@ -161,7 +161,7 @@ def test_every_step_runs_ahead_and_takes_its_drafts_on_the_rank(tiny_model_dir, 
     assert [is_ahead for _, is_ahead in sent] == [False] + [True] * (len(sent) - 1)
     assert len(sent) < 20, "drafts were accepted"
     assert all(row.is_pending and not row.drafts for row, _ in sent[1:])
-    assert [row.num_held_drafts for row, _ in sent[1:6]] == [K] * 5
+    assert [row.drafting.num_held for row, _ in sent[1:6]] == [K] * 5
     drafts = {length: each for (_, _, length), [each] in made.drafts.items()}
     lengths = [9 + 1, *sorted(drafts)[1:]]
     positions = [row.num_computed_tokens for row, _ in sent[1 : len(lengths) + 1]]
@@ -248,7 +248,7 @@ def test_the_policy_may_stop_drafts_behind_a_step_with_drafts(tiny_model_dir, he
     outcome = made.finish(requests())
     assert outcome.tokens == plain.tokens
     ahead = [step for step, is_ahead in outcome.target.steps if is_ahead]
-    kinds = {any(row.num_held_drafts for row in step.rows) for step in ahead}
+    kinds = {any(row.drafting.num_held for row in step.rows) for step in ahead}
     assert kinds == {False, True}
     assert outcome.counts.speculation.num_accepted_tokens > 0
 

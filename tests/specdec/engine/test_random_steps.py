@@ -66,9 +66,9 @@ class FaultyTarget(HashTarget):
     def _draft(self, text, row):
         """Grow a tree node by node where one is wanted, else a chain; right in 6 of 10 places."""
         source, parents, paths = self._source, [], [()]
-        for node in range(source.randrange(row.num_next_drafts + 1)):
-            shallow = [end for end, path in enumerate(paths) if len(path) < row.next_draft_depth]
-            parent = source.choice(shallow) - 1 if row.next_draft_depth else node - 1
+        for node in range(source.randrange(row.drafting.num_next + 1)):
+            shallow = [end for end, path in enumerate(paths) if len(path) < row.drafting.next_depth]
+            parent = source.choice(shallow) - 1 if row.drafting.next_depth else node - 1
             before = paths[parent + 1]
             siblings = {path[-1] for path in paths if path[:-1] == before and path}
             right = self.next_token([*text, *before])

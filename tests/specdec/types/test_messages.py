@@ -2,10 +2,16 @@
 
 import pytest
 
-from specdec.types.messages import PENDING_TOKEN, StepRow
+from specdec.types.messages import PENDING_TOKEN, RowDrafting, StepRow
 
 PENDING = StepRow(
-    3, 10, (PENDING_TOKEN,), 0, True, adapter_id=2, drafts_by_token=((7, 8, 9), (5, 6))
+    3,
+    10,
+    (PENDING_TOKEN,),
+    0,
+    True,
+    adapter_id=2,
+    drafting=RowDrafting(by_token=((7, 8, 9), (5, 6))),
 )
 
 
@@ -27,18 +33,18 @@ def test_only_a_pending_row_is_resolved():
 )
 def test_held_drafts_end_where_the_sequence_may(position, wanted):
     """The row's own position is the highest that is possible; the drafts fit below `max_end`."""
-    pending = StepRow(3, 26, (PENDING_TOKEN,), 0, True, num_held_drafts=3, max_end=25)
+    pending = StepRow(3, 26, (PENDING_TOKEN,), 0, True, RowDrafting(num_held=3), max_end=25)
     row = pending.resolved(position, 5, (6, 7, 8, 9))
     assert row.num_computed_tokens == position
     assert (row.known, row.drafts) == ((5,), (6, 7, 8)[:wanted])
-    assert (row.num_draft_tokens, row.num_held_drafts) == (wanted, wanted)
+    assert (row.num_draft_tokens, row.drafting.num_held) == (wanted, wanted)
     assert row.end <= max(25, position + 1)
 
 
 def test_a_head_may_hold_less_than_is_wanted():
-    pending = StepRow(3, 26, (PENDING_TOKEN,), 0, True, num_held_drafts=3, max_end=90)
+    pending = StepRow(3, 26, (PENDING_TOKEN,), 0, True, RowDrafting(num_held=3), max_end=90)
     row = pending.resolved(20, 5, (6,))
-    assert (row.drafts, row.num_held_drafts) == ((6,), 3)
+    assert (row.drafts, row.drafting.num_held) == ((6,), 3)
 
 
 @pytest.mark.parametrize("num_lookahead", [0, 2])
@@ -53,7 +59,7 @@ def test_accepted_drafts_are_those_with_which_new_tokens_begin(num_lookahead, to
 
 
 def test_accepted_drafts_of_a_tree_are_those_of_a_path():
-    row = StepRow(3, 4, (1, 5, 6, 7), 3, True, parents=(-1, -1, 1))
+    row = StepRow(3, 4, (1, 5, 6, 7), 3, True, RowDrafting(parents=(-1, -1, 1)))
     assert row.num_accepted((6, 7, 2)) == 2
     assert list(row.accepted_drafts((6, 7, 2))) == [1, 2]
 
@@ -76,8 +82,14 @@ def test_of_a_held_tree_the_first_nodes_are_taken_or_its_first_path(
 ):
     """As the drafts of a step that is not begun ahead: within `depth` and below `max_end`."""
     pending = StepRow(
-        3, 26, (PENDING_TOKEN,), 0, True, num_held_drafts=wanted, max_end=25, held_depth=depth
+        3,
+        26,
+        (PENDING_TOKEN,),
+        0,
+        True,
+        drafting=RowDrafting(num_held=wanted, held_depth=depth),
+        max_end=25,
     )
     row = pending.resolved(position, 5, (6, 7, 8, 9, 10), (-1, -1, 0, 0, 2))
-    assert (row.drafts, row.parents) == (drafts, parents)
-    assert row.num_held_drafts == min(wanted, 25 - position - 1)
+    assert (row.drafts, row.drafting.parents) == (drafts, parents)
+    assert row.drafting.num_held == min(wanted, 25 - position - 1)

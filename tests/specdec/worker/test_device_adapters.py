@@ -132,7 +132,7 @@ def test_nodes_of_trees_run_with_the_adapter_of_their_row(
         answers[each.prompt_token_ids] = (*each.prompt_token_ids, *expected[each.request_id])
     no_host()
     assert tokens_by(engine, asked) == expected
-    adapted = {row.adapter_id for rows in begun for row in rows if row.parents}
+    adapted = {row.adapter_id for rows in begun for row in rows if row.drafting.parents}
     assert adapted == {0, *engine.adapters.ids.values()}
     assert graphs.num_replays > 0
     assert engine.stats().counts.speculation.num_accepted_tokens > 0

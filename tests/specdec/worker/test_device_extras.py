@@ -14,6 +14,7 @@ from specdec.types.messages import (
     PENDING_TOKEN,
     BlockTableDelta,
     Logprobs,
+    RowDrafting,
     SequenceAdmission,
     StepInput,
     StepRow,
@@ -275,7 +276,7 @@ def test_a_head_drafts_no_end_where_a_pending_row_may_be_below_min_tokens():
     state, [row] = state_of([rules], range(VOCAB))
     [own] = state.states([row])
     own.num_tokens = 5  # two output tokens, and one or more of the step in flight
-    row = StepRow(0, 7, (PENDING_TOKEN,), 0, True, num_held_drafts=2, max_end=60, num_next_drafts=2)
+    row = StepRow(0, 7, (PENDING_TOKEN,), 0, True, RowDrafting(num_held=2, num_next=2), max_end=60)
     device = DeviceState(DeviceStepLimits(1, 3, 64, 4, 16), torch.device("cpu"))
     assert device.has_place(0)
     extras = ExtrasPacker(device, torch.device("cpu")).pack([row], [own], QUERY_LEN)

@@ -108,7 +108,7 @@ def on_device(monkeypatch):
 
 
 def num_with_drafts(steps):
-    return sum(any(row.num_next_drafts for row in rows) for rows in steps)
+    return sum(any(row.drafting.num_next for row in rows) for rows in steps)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_prompts_run_on_the_device_with_the_head(
     assert len(on_device) == counts.num_steps
     assert counts.num_cached_tokens > 0
     rows = [row for step in on_device for row in step]
-    assert any(row.num_next_drafts and not row.samples for row in rows)
+    assert any(row.drafting.num_next and not row.samples for row in rows)
     mixed = [step for step in on_device if len({row.num_known_tokens > 1 for row in step}) == 2]
     assert any(row.num_draft_tokens for step in mixed for row in step)
 

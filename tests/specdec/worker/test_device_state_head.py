@@ -13,6 +13,7 @@ from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.types.messages import (
     PENDING_TOKEN,
     BlockTableDelta,
+    RowDrafting,
     SequenceAdmission,
     StepInput,
     StepRow,
@@ -109,7 +110,7 @@ def test_the_host_drafts_only_behind_the_rows_that_it_verifies(
     drafted, draft = [], HeadRunner.draft_behind
 
     def recorded(self, rows, states, verified):
-        drafted.extend(row.seq_id for row in rows if row.num_next_drafts)
+        drafted.extend(row.seq_id for row in rows if row.drafting.num_next)
         return draft(self, rows, states, verified)
 
     monkeypatch.setattr(HeadRunner, "draft_behind", recorded)
@@ -118,7 +119,7 @@ def test_the_host_drafts_only_behind_the_rows_that_it_verifies(
     assert [each.rows for each in target.outputs] == [each.rows for each in host.outputs]
     assert len(on_device) == engine.stats().counts.num_steps
     assert set(drafted) == {0, 2}
-    assert any(row.seq_id == 1 and row.num_next_drafts for rows in on_device for row in rows)
+    assert any(row.seq_id == 1 and row.drafting.num_next for rows in on_device for row in rows)
 
 
 def test_no_draft_is_held_behind_a_row_of_the_host_that_makes_none(
@@ -131,12 +132,14 @@ def test_no_draft_is_held_behind_a_row_of_the_host_that_makes_none(
     rules = SamplingRules(temperature=0.8, verifier=Verifier("rejection"))
     admission = SequenceAdmission(0, len(prompt), rules, prompt)
     table = BlockTableDelta(0, 0, tuple(range(10)))
-    row = StepRow(0, 0, prompt, 0, True, num_next_drafts=NUM_DRAFTS)
+    row = StepRow(0, 0, prompt, 0, True, RowDrafting(num_next=NUM_DRAFTS))
     [first] = runner.execute(StepInput(0, (), (admission,), (table,), (row,))).rows
     assert len(first.next_draft_token_ids) == NUM_DRAFTS
     plain = StepRow(0, len(prompt), first.token_ids, 0, True)
     runner.execute(StepInput(1, (), (), (), (plain,)))
-    pending = plain._replace(token_ids=(PENDING_TOKEN,), num_held_drafts=NUM_DRAFTS, max_end=40)
+    pending = plain._replace(
+        token_ids=(PENDING_TOKEN,), drafting=RowDrafting(num_held=NUM_DRAFTS), max_end=40
+    )
     runner.execute(StepInput(2, (), (), (), (pending,)))
     assert [rows[0].num_draft_tokens for rows in on_device] == [0, 0, 0]
 

@@ -13,6 +13,7 @@ from specdec.types.drafts.draft_tree import depths
 from specdec.types.messages import (
     PENDING_TOKEN,
     BlockTableDelta,
+    RowDrafting,
     SequenceAdmission,
     StepInput,
     StepRow,
@@ -139,7 +140,7 @@ def test_steps_with_trees_run_on_the_device(
     assert len(on_device) == counts.num_steps
     assert num_trees > 5
     assert sum(tree_counts) == (0 if method == "eagle3" else num_trees)
-    assert sum(any(row.parents or row.held_depth for row in rows) for rows in on_device) > 3
+    assert sum(any(map(may_have_tree, rows)) for rows in on_device) > 3
     assert counts.speculation.num_accepted_tokens > 0
     if method != "dflash":
         assert len(tree_counts) < counts.num_steps
@@ -163,7 +164,12 @@ def test_a_chain_is_drafted_on_the_device_behind_a_tree(
     assert found[0] == found[1]
     assert found[0][1].token_ids == text[num_prompt + 1 : num_prompt + 5]
     assert len(found[0][1].next_draft_token_ids) == NUM_DRAFTS
-    assert [[bool(row.parents) for row in rows] for rows in on_device] == [[False], [True], [False]]
+    are_trees = [bool(row.drafting.parents) for [row] in on_device]
+    assert are_trees == [False, True, False]
+
+
+def may_have_tree(row):
+    return bool(row.drafting.parents or row.drafting.held_depth)
 
 
 def steps_behind_a_tree(runner, text, num_prompt):
@@ -171,17 +177,19 @@ def steps_behind_a_tree(runner, text, num_prompt):
     base = num_prompt
     table = BlockTableDelta(0, 0, tuple(range(10)))
     admission = SequenceAdmission(0, num_prompt, SamplingRules(temperature=0.0), text[:num_prompt])
-    prompt = StepRow(0, 0, text[:base], 0, True, num_next_drafts=NUM_DRAFTS)
+    prompt = StepRow(0, 0, text[:base], 0, True, RowDrafting(num_next=NUM_DRAFTS))
     drafts = (3, text[base + 1], 4, text[base + 2], 5, text[base + 3])
-    row = StepRow(0, base, (text[base], *drafts), 6, True, parents=(-1, -1, 1, 1, 3, 3))
+    row = StepRow(
+        0, base, (text[base], *drafts), 6, True, RowDrafting(parents=(-1, -1, 1, 1, 3, 3))
+    )
     steps = [
         StepInput(0, (), (admission,), (table,), (prompt,)),
-        StepInput(1, (), (), (), (row._replace(num_next_drafts=NUM_DRAFTS),)),
+        StepInput(1, (), (), (), (wanting(row, num_next=NUM_DRAFTS),)),
     ]
     found = [runner.execute(step).rows[0] for step in steps]
     chain = found[-1].next_draft_token_ids
     behind = StepRow(0, base + 4, (text[base + 4], *chain), len(chain), True)
-    step = StepInput(2, (), (), (), (behind._replace(num_next_drafts=NUM_DRAFTS),))
+    step = StepInput(2, (), (), (), (wanting(behind, num_next=NUM_DRAFTS),))
     return [*found, runner.execute(step).rows[0]]
 
 
@@ -246,16 +254,16 @@ def test_the_trees_are_those_of_the_host(
     assert num_trees > 5
     assert not tree_counts, "the host drafts nothing"
     assert target.most_in_flight == 2
-    assert any(row.held_depth for rows in on_device for row in rows)
+    assert any(row.drafting.held_depth for rows in on_device for row in rows)
 
 
 def test_a_chain_that_was_drafted_beside_a_tree_is_cut_by_depth(tiny_model_dir, head_dir, expected):
     """As where the depth of trees is lowered behind the last chain of a text."""
     text = (*requests(1)[0].prompt, *expected["r0"])
     prompts = [text[:length] for length in range(6, 10)]
-    rows = [StepRow(i, 0, each, 0, True, num_next_drafts=3) for i, each in enumerate(prompts)]
-    rows[-1] = rows[-1]._replace(num_next_drafts=NUM_NODES, next_draft_depth=NUM_DRAFTS)
-    wanted = {"num_held_drafts": 4, "held_depth": 1, "max_end": 40}
+    rows = [StepRow(i, 0, each, 0, True, RowDrafting(num_next=3)) for i, each in enumerate(prompts)]
+    rows[-1] = wanting(rows[-1], num_next=NUM_NODES, next_depth=NUM_DRAFTS)
+    wanted = {"drafting": RowDrafting(num_held=4, held_depth=1), "max_end": 40}
     behind = [
         StepRow(i, len(each), (PENDING_TOKEN,), 0, True, **wanted) for i, each in enumerate(prompts)
     ]
@@ -307,11 +315,8 @@ def test_a_step_from_tree_to_tree_is_five_graphs_and_two_copies(tiny_model_dir, 
     graphs = SilentGraphs()
     runner = runner_of("eagle3", tiny_model_dir, head_dir, graphs=graphs)
     row = started(runner)
-    row = row._replace(
-        token_ids=(5, *range(6, 6 + NUM_NODES)),
-        num_draft_tokens=NUM_NODES,
-        parents=(-1, -1, -1, 0, 0, 1, 3, 3),
-    )
+    row = wanting(row, parents=(-1, -1, -1, 0, 0, 1, 3, 3))
+    row = row._replace(token_ids=(5, *range(6, 6 + NUM_NODES)), num_draft_tokens=NUM_NODES)
     steps, states = runner.device_steps, runner._batch_state.states([row])
     columns = StepColumns([row])
     assert steps.can_run(columns, states)
@@ -328,12 +333,12 @@ def test_a_tree_that_is_wider_or_deeper_than_configured_is_drafted_by_the_host(
     tiny_model_dir, head_dir, on_device, depth
 ):
     runner = runner_of("eagle3", tiny_model_dir, head_dir)
-    row = started(runner)._replace(next_draft_depth=depth)
+    row = wanting(started(runner), next_depth=depth)
     assert not runner.begin(StepInput(1, (), (), (), (row,)))
     [verified] = runner.execute(StepInput(1, (), (), (), (row,))).rows
     assert len(verified.next_draft_parents) == NUM_NODES
     assert max(depths(verified.next_draft_parents)) == depth
-    assert [each.num_next_drafts for each in on_device[-1]] == [0]
+    assert [each.drafting.num_next for each in on_device[-1]] == [0]
 
 
 def test_trees_are_as_wide_where_chains_may_be_longer(tiny_model_dir, head_dir):
@@ -367,10 +372,15 @@ def runner_of(method, model_dir, head_dir, **options):
     return device_runner(model_dir, config, head=head_dir(method), **options)
 
 
+def wanting(row, **changes):
+    """Return the row with changes to its drafting."""
+    return row._replace(drafting=row.drafting._replace(**changes))
+
+
 def started(runner):
     """Run a prompt; return the row behind it, which wants a tree."""
     prompt = (7, 8, 9)
-    first = StepRow(0, 0, prompt, 0, True, num_next_drafts=NUM_NODES, next_draft_depth=NUM_DRAFTS)
+    first = StepRow(0, 0, prompt, 0, True, RowDrafting(num_next=NUM_NODES, next_depth=NUM_DRAFTS))
     [row] = runner.execute(first_step([prompt], [first])).rows
     return first._replace(num_computed_tokens=len(prompt), token_ids=row.token_ids[:1] or (5,))
 

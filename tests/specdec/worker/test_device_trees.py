@@ -16,6 +16,7 @@ from specdec.types.drafts.draft_tree import ancestors, depths, signed_words
 from specdec.types.messages import (
     BlockTableDelta,
     Logprobs,
+    RowDrafting,
     SequenceAdmission,
     StepInput,
     StepRow,
@@ -113,7 +114,7 @@ def on_device(monkeypatch):
 
 
 def num_with_trees(steps):
-    return sum(any(row.parents for row in rows) for rows in steps)
+    return sum(any(row.drafting.parents for row in rows) for rows in steps)
 
 
 @pytest.mark.parametrize("has_graphs", [False, True])
@@ -136,7 +137,7 @@ def test_trees_change_no_token(runs, on_device, has_graphs):
 def _kind(row):
     if row.num_known_tokens > 1:
         return "prompt"
-    return "tree" if row.parents else "chain" if row.num_draft_tokens else "decode"
+    return "tree" if row.drafting.parents else "chain" if row.num_draft_tokens else "decode"
 
 
 def test_rows_beside_trees_may_need_the_host(runs, on_device):
@@ -194,7 +195,7 @@ def test_a_step_begins_behind_one_with_trees(tiny_model_dir, runs, on_device):
     runner.execute(StepInput(0, (), (admission,), (table,), (prompt,)))
     drafts = (3, text[base + 1], 4, text[base + 2], 5, text[base + 3])
     parents = (-1, -1, 1, 1, 3, 3)
-    row = StepRow(0, base, (text[base], *drafts), len(drafts), True, parents=parents)
+    row = StepRow(0, base, (text[base], *drafts), len(drafts), True, RowDrafting(parents=parents))
     assert runner.begin(StepInput(1, (), (), (), (row,)))
     pending = StepRow(0, base + len(drafts) + 1, (-1,), 0, True)
     assert runner.begin(StepInput(2, (), (), (), (pending,)))
@@ -307,7 +308,14 @@ def test_moves_are_those_of_the_host(seed):
     deltas = tuple(BlockTableDelta(seq, 0, tuple(tables[seq].tolist())) for seq in ids)
     state.update(StepInput(0, (), admitted, deltas, ()))
     rows = [
-        StepRow(seq, 3 + seq, (0, *tokens), len(tokens), True, parents=tuple(parents))
+        StepRow(
+            seq,
+            3 + seq,
+            (0, *tokens),
+            len(tokens),
+            True,
+            drafting=RowDrafting(parents=tuple(parents)),
+        )
         for seq, (tokens, parents) in enumerate(drafts)
     ]
     counts = verified.counts.tolist()

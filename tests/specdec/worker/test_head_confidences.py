@@ -11,7 +11,13 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
-from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
+from specdec.types.messages import (
+    BlockTableDelta,
+    RowDrafting,
+    SequenceAdmission,
+    StepInput,
+    StepRow,
+)
 from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker import HeadFiles, load_runner
 from specdec.worker.head.sampler import HeadDraft, HeadSampler
@@ -69,7 +75,7 @@ def drafted(directories, kernels, *, has_budget):
     )
     admission = SequenceAdmission(0, len(PROMPT), SamplingRules(temperature=0.8, seed=3), PROMPT)
     table = BlockTableDelta(0, 0, tuple(range(8)))
-    row = StepRow(0, 0, PROMPT, 0, True, num_next_drafts=4)
+    row = StepRow(0, 0, PROMPT, 0, True, RowDrafting(num_next=4))
     [verified] = runner.execute(StepInput(0, (), (admission,), (table,), (row,))).rows
     return verified
 

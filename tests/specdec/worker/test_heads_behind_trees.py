@@ -8,6 +8,7 @@ import torch
 from specdec.kernels.reference.forward_batch import SlotMove
 from specdec.types.messages import (
     BlockTableDelta,
+    RowDrafting,
     SequenceAdmission,
     StepInput,
     StepRow,
@@ -18,8 +19,8 @@ from specdec.worker.batch.batch_state import BatchState
 from specdec.worker.head.runner import HeadRunner
 
 PARENTS = (-1, -1, 1, 2)
-ROW = StepRow(7, 4, (9, 1, 2, 3, 4), 4, True, parents=PARENTS, num_next_drafts=2)
-OTHER = StepRow(8, 2, (5,), 0, True, num_next_drafts=2)
+ROW = StepRow(7, 4, (9, 1, 2, 3, 4), 4, True, RowDrafting(parents=PARENTS, num_next=2))
+OTHER = StepRow(8, 2, (5,), 0, True, RowDrafting(num_next=2))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec.types.drafts.draft_tree import subtree
-from specdec.types.messages import StepRow
+from specdec.types.messages import RowDrafting, StepRow
 from specdec.worker.device.input.tree_input import (
     held_trees,
     num_tree_words,
@@ -34,7 +34,14 @@ def held_of(trees):
 
 def packed_by_host(trees, shape):
     rows = [
-        StepRow(0, 5, tuple(range(99, 100 + len(each))), len(each), True, parents=each or None)
+        StepRow(
+            0,
+            5,
+            tuple(range(99, 100 + len(each))),
+            len(each),
+            True,
+            drafting=RowDrafting(parents=each or None),
+        )
         for each in trees
     ]
     words = np.zeros(num_tree_words(shape), np.int64)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from specdec.types.drafts.draft_tree import chain_of, depths, is_chain, nodes_within, subtree
-from specdec.types.messages import PENDING_TOKEN, SequenceAdmission, StepRow
+from specdec.types.messages import PENDING_TOKEN, RowDrafting, SequenceAdmission, StepRow
 from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker.batch.batch_state import SequenceState
 from specdec.worker.device.input.columns import StepColumns
@@ -43,8 +43,8 @@ def random_row(generator, seq_id):
     wanted = generator.randrange(1 + NUM_NODES)
     held_depth = DEPTH if wanted > DEPTH else 0
     max_end = 32 + generator.randrange(16)
-    wanted = {"num_held_drafts": wanted, "held_depth": held_depth, "max_end": max_end}
-    return StepRow(seq_id, 40, (PENDING_TOKEN,), 0, True, **wanted)
+    drafting = RowDrafting(num_held=wanted, held_depth=held_depth)
+    return StepRow(seq_id, 40, (PENDING_TOKEN,), 0, True, drafting, max_end=max_end)
 
 
 def hold(state, sequence, draft, place):
@@ -94,8 +94,8 @@ def test_the_device_takes_the_drafts_that_the_host_takes():
             assert found == [own.num_computed_tokens, own.token_ids[0]]
             assert packed.num_drafts[index] == count
             assert tuple(packed.drafts[index, :count].tolist()) == own.drafts
-            parents = own.parents or range(-1, count - 1)
+            parents = own.drafting.parents or range(-1, count - 1)
             assert packed.trees.parents[index, :count].tolist() == list(parents)
             assert packed.trees.depths[index, 1 : 1 + count].tolist() == depths(parents)
-            kinds["tree" if own.parents else "chain" if count else "none"] += 1
+            kinds["tree" if own.drafting.parents else "chain" if count else "none"] += 1
     assert min(kinds[each] for each in ("tree", "chain", "none")) > 5

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from specdec.types.messages import BASE_MODEL, PENDING_TOKEN, StepRow
+from specdec.types.messages import BASE_MODEL, PENDING_TOKEN, RowDrafting, StepRow
 from specdec.worker.device.input.columns import StepColumns
 from specdec.worker.device.input.rows import is_prompt, num_drafts, num_tokens
 
@@ -23,10 +23,12 @@ def random_row(generator, kind):
             0,
             True,
             adapter_id=generator.choice((BASE_MODEL, 7)),
-            num_next_drafts=generator.randrange(3),
-            num_held_drafts=count,
-            next_draft_depth=generator.randrange(2),
-            held_depth=generator.choice((0, count)),
+            drafting=RowDrafting(
+                num_next=generator.randrange(3),
+                num_held=count,
+                next_depth=generator.randrange(2),
+                held_depth=generator.choice((0, count)),
+            ),
         )
     num_known = generator.randrange(1, 9) if kind == "prompt" else 1
     samples = kind != "prompt" or generator.random() < 0.5
@@ -37,16 +39,18 @@ def random_row(generator, kind):
         tokens,
         count * samples,
         samples,
-        parents=generator.choice((None, (-1,) * count)) if count and samples else None,
-        num_next_drafts=generator.randrange(3),
-        num_held_drafts=generator.randrange(3),  # that the device has held
-        next_draft_depth=generator.randrange(2),
-        held_depth=generator.randrange(2),
+        drafting=RowDrafting(
+            parents=generator.choice((None, (-1,) * count)) if count and samples else None,
+            num_next=generator.randrange(3),
+            num_held=generator.randrange(3),  # that the device has held
+            next_depth=generator.randrange(2),
+            held_depth=generator.randrange(2),
+        ),
     )
 
 
 def may_have_tree(row):
-    return row.parents is not None or (row.is_pending and row.held_depth > 0)
+    return row.drafting.parents is not None or (row.is_pending and row.drafting.held_depth > 0)
 
 
 @pytest.mark.parametrize("kinds", [("known",), ("pending",), ("known", "pending", "prompt")])
@@ -60,15 +64,15 @@ def test_the_numbers_are_those_of_the_rows(kinds, num_rows):
         assert columns.num_tokens == sum(map(num_tokens, rows))
         assert columns.has_prompts == any(map(is_prompt, rows))
         assert columns.has_trees == any(map(may_have_tree, rows))
-        assert columns.grows_trees == any(row.samples and row.next_draft_depth for row in rows)
+        assert columns.grows_trees == any(row.samples and row.drafting.next_depth for row in rows)
         assert columns.has_adapters == any(row.adapter_id != BASE_MODEL for row in rows)
         assert columns.has_head_prompts == any(
-            row.num_next_drafts and is_prompt(row) for row in rows
+            row.drafting.num_next and is_prompt(row) for row in rows
         )
         assert columns.is_pending.tolist() == [row.is_pending for row in rows]
         assert columns.samples.tolist() == [row.samples for row in rows]
         assert [*columns.starts] == [row.known_end - 1 for row in rows]
-        assert [*columns.num_next_drafts] == [row.num_next_drafts * row.samples for row in rows]
+        assert [*columns.num_next_drafts] == [row.drafting.num_next * row.samples for row in rows]
         table = np.zeros((num_rows, WIDTH), np.int64)
         columns.write_tokens(table)
         for own, row in zip(table.tolist(), rows, strict=True):

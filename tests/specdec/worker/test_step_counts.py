@@ -10,7 +10,13 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.sampling.device.device_sampler import SamplingKind
-from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
+from specdec.types.messages import (
+    BlockTableDelta,
+    RowDrafting,
+    SequenceAdmission,
+    StepInput,
+    StepRow,
+)
 from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker.device.step_graphs import StepShape
 from tests.specdec.engines import engine_config
@@ -60,7 +66,7 @@ def behind_prompt(directory, rules, drafts, dtype=torch.float32, group=None):
     parents = DRAFTS[drafts] or ()
     tokens = (3, *range(4, 4 + len(parents)))
     tree = parents if drafts == "tree" else None
-    row = StepRow(0, len(PROMPT), tokens, len(parents), True, parents=tree)
+    row = StepRow(0, len(PROMPT), tokens, len(parents), True, RowDrafting(parents=tree))
     runner.execute(StepInput(1, (), (), (), (row,)))  # puts the table onto the device
     return runner, StepInput(2, (), (), (), (row,))
 

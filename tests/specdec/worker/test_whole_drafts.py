@@ -4,7 +4,13 @@ import pytest
 
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
+from specdec.types.messages import (
+    BlockTableDelta,
+    RowDrafting,
+    SequenceAdmission,
+    StepInput,
+    StepRow,
+)
 from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
 from specdec.worker import HeadFiles, load_runner
 from tests.specdec.engines import engine_config
@@ -51,11 +57,12 @@ def drafts(directories, rules, monkeypatch, *, whole):
         for index in range(len(rules))
     )
     prefills = tuple(
-        StepRow(index, 0, PROMPT, 0, True, num_next_drafts=2 + index) for index in range(len(rules))
+        StepRow(index, 0, PROMPT, 0, True, RowDrafting(num_next=2 + index))
+        for index in range(len(rules))
     )
     first = runner.execute(StepInput(0, (), admissions, tables, prefills))
     decodes = tuple(
-        StepRow(row.seq_id, len(PROMPT), row.token_ids, 0, True, num_next_drafts=3)
+        StepRow(row.seq_id, len(PROMPT), row.token_ids, 0, True, RowDrafting(num_next=3))
         for row in first.rows
     )
     second = runner.execute(StepInput(1, (), (), (), decodes))

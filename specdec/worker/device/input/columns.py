@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec.types.messages import BASE_MODEL, PENDING_TOKEN, StepRow
+from specdec.types.messages import BASE_MODEL, PENDING_TOKEN, RowDrafting, StepRow
 from specdec.worker.device.input.rows import is_prompt, num_drafts
 
 
@@ -26,12 +26,12 @@ class StepColumns:
 
     def __init__(self, rows: Sequence[StepRow]) -> None:
         self.rows = rows
-        columns: Iterable[tuple[Any, ...]] = zip(*rows, strict=True)
-        self._fields = dict(zip(StepRow._fields, columns, strict=True))
+        self._fields = _columns(StepRow._fields, rows)
+        self._fields |= _columns(RowDrafting._fields, self["drafting"])
         self._token_ids: tuple[tuple[int, ...], ...] = self["token_ids"]
         self._lengths = [*map(len, self._token_ids)]
         own_drafts: Sequence[int] = self["num_draft_tokens"]
-        self.has_held_drafts = any(self["num_held_drafts"])
+        self.has_held_drafts = any(self["num_held"])
         self.num_drafts = [*map(num_drafts, rows)] if self.has_held_drafts else own_drafts
         self._num_before = sum(self._lengths) - sum(own_drafts) - len(rows)
         self.has_prompts = self._num_before > 0 or not all(self["samples"])
@@ -41,7 +41,7 @@ class StepColumns:
         return len(self.rows)
 
     def __getitem__(self, name: str) -> tuple[Any, ...]:
-        """Return a field of all rows."""
+        """Return a field of all rows, or of their drafting."""
         return self._fields[name]
 
     @property
@@ -55,27 +55,27 @@ class StepColumns:
         if any(self["parents"]):
             return True
         return any(self["held_depth"]) and any(
-            row.is_pending and row.held_depth for row in self.rows
+            row.is_pending and row.drafting.held_depth for row in self.rows
         )
 
     @property
     def grows_trees(self) -> bool:
         """Return whether a head is to draft a tree behind a row."""
-        return any(self["next_draft_depth"]) and any(
-            row.samples and row.next_draft_depth for row in self.rows
+        return any(self["next_depth"]) and any(
+            row.samples and row.drafting.next_depth for row in self.rows
         )
 
     @property
     def num_next_drafts(self) -> Sequence[int]:
         """Draft tokens that the head makes behind each row, 0 where it does not sample."""
-        if not any(self["num_next_drafts"]):
-            return self["num_next_drafts"]
-        return [row.num_next_drafts * row.samples for row in self.rows]
+        if not any(self["num_next"]):
+            return self["num_next"]
+        return [row.drafting.num_next * row.samples for row in self.rows]
 
     @property
     def has_head_prompts(self) -> bool:
         """Return whether the head runs a part of a prompt."""
-        return any(row.num_next_drafts and is_prompt(row) for row in self.rows)
+        return any(row.drafting.num_next and is_prompt(row) for row in self.rows)
 
     @property
     def is_pending(self) -> NDArray[np.bool_]:
@@ -110,6 +110,15 @@ class StepColumns:
             table[:, :longest] = tokens.reshape(len(lengths), longest)
         else:
             table[np.arange(table.shape[1]) < np.array(lengths)[:, None]] = tokens
+
+
+def _columns(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+    """Return the fields of one tuple or more by name; rows may share a tuple."""
+    first, count = rows[0], len(rows)
+    if first is rows[-1] and rows.count(first) == count:
+        return {name: (value,) * count for name, value in zip(names, first, strict=True)}
+    columns: Iterable[tuple[Any, ...]] = zip(*rows, strict=True)
+    return dict(zip(names, columns, strict=True))
 
 
 def _bools(values: Sequence[bool]) -> NDArray[np.bool_]:

@@ -47,7 +47,7 @@ class Word(IntEnum):
     behind the row, 0 if it does not sample. END: of its tokens among those of all rows. SAMPLES: 0
     for a chunk of a prompt that more of it follows. HAS_HEAD: whether the head runs its tokens.
     ADAPTER: the place of its adapter, 0 without one. NEXT_DEPTH: of the tree behind the row, 0 for
-    a chain. HELD_DEPTH: as in StepRow.
+    a chain. HELD_DEPTH: as in RowDrafting.
     TOKENS: the last known token, then drafts, in all further columns.
     """
 
@@ -188,10 +188,10 @@ class StepPacker:
         table[:, Word.NUM_PROMPT] = [state.admission.num_prompt_tokens for state in states]
         table[:, Word.MAX_END] = columns["max_end"]
         table[:, Word.SAMPLES] = columns.samples
-        if any(columns["num_next_drafts"]):
+        if any(columns["num_next"]):
             table[:, Word.NUM_NEXT] = columns.num_next_drafts
-            table[:, Word.HAS_HEAD] = np.array(columns["num_next_drafts"]) > 0
-            table[:, Word.NEXT_DEPTH] = columns["next_draft_depth"]
+            table[:, Word.HAS_HEAD] = np.array(columns["num_next"]) > 0
+            table[:, Word.NEXT_DEPTH] = columns["next_depth"]
         if columns.has_held_drafts:
             table[:, Word.HELD_DEPTH] = columns["held_depth"]
         if columns.has_adapters:

@@ -12,7 +12,7 @@ from specdec.worker.batch.batch_state import SequenceState
 
 def num_drafts(row: StepRow) -> int:
     """Return the draft tokens of a row, at most of one whose drafts the device holds."""
-    return row.num_held_drafts if row.is_pending else row.num_draft_tokens
+    return row.drafting.num_held if row.is_pending else row.num_draft_tokens
 
 
 def num_tokens(row: StepRow) -> int:
@@ -53,7 +53,7 @@ def _knows_tokens(row: StepRow, state: SequenceState) -> bool:
 
 def _knows_kept(row: StepRow, state: SequenceState) -> bool:
     """Return whether the host knows which drafts of a row are accepted by chance, if some are."""
-    return not (state.accepts_by_chance and row.is_pending and row.num_held_drafts)
+    return not (state.accepts_by_chance and row.is_pending and row.drafting.num_held)
 
 
 def num_kept(rows: Sequence[StepRow], states: Sequence[SequenceState]) -> list[int]:
@@ -80,7 +80,9 @@ def num_kept(rows: Sequence[StepRow], states: Sequence[SequenceState]) -> list[i
 def without_next_drafts(rows: Sequence[StepRow], seq_ids: Container[int]) -> list[StepRow]:
     """Return rows in which a head has nothing to do for some sequences."""
     return [
-        row._replace(num_next_drafts=0, next_draft_depth=0) if row.seq_id in seq_ids else row
+        row._replace(drafting=row.drafting._replace(num_next=0, next_depth=0))
+        if row.seq_id in seq_ids
+        else row
         for row in rows
     ]
 

@@ -114,9 +114,9 @@ def pack_trees(words: NDArray[np.int64], rows: Sequence[StepRow], shape: StepSha
         packed = words[:size].reshape(shape.num_rows, _NUM_KINDS, shape.query_len)
         packed[:] = _chain(shape.query_len)
         for own, row in zip(packed, rows, strict=False):
-            if row.parents:
+            if parents := row.drafting.parents:
                 own[:, 1:] = [[BASE], [0], [0]]
-                own[:, 1 : 1 + len(row.parents)] = _words_of(row.parents)
+                own[:, 1 : 1 + len(parents)] = _words_of(parents)
     return size
 
 

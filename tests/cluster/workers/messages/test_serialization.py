@@ -27,11 +27,13 @@ from specdec.types.messages import (
     DraftProbs,
     Logprobs,
     PromptLogprobs,
+    RowDrafting,
     SequenceAdmission,
     StepInput,
     StepRow,
     VerifiedRow,
     VerifyOutput,
+    head_drafting,
 )
 from specdec.types.sampling.sampling_params import StructuredOutput
 from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
@@ -66,17 +68,22 @@ def step_rows(draw):
         draw(TOKENS),
         count,
         draw(st.booleans()),
-        draft_probs(count, width) if width else None,
+        draw(draftings(count, width)),
         arrays(np.int32, count + 1, words) if words else None,
         draw(COUNTS),
         draw(INT32),
-        draw(TOKENS) or None,
-        tuple(draw(st.lists(TOKENS.filter(bool), max_size=3))),
-        draw(COUNTS),
-        draw(COUNTS),
         draw(INT32),
-        draw(COUNTS),
-        draw(COUNTS),
+    )
+
+
+@st.composite
+def draftings(draw, count, width):
+    head = [draw(COUNTS) for _ in range(4)]
+    if draw(st.booleans()):
+        return head_drafting(*head)  # which rows share
+    probs, parents = draft_probs(count, width) if width else None, draw(TOKENS) or None
+    return RowDrafting(
+        probs, parents, tuple(draw(st.lists(TOKENS.filter(bool), max_size=3))), *head
     )
 
 

@@ -122,8 +122,8 @@ def test_a_head_drafts_in_the_steps_with_drafts():
     class TargetWithHead(TimedTarget):
         def begin(self, step):
             super().begin(step)
-            costs.append([(row.num_draft_tokens, row.num_next_drafts) for row in step.rows])
-            clock.now_s += 0.1 * sum(row.num_next_drafts for row in step.rows)
+            costs.append([(row.num_draft_tokens, row.drafting.num_next) for row in step.rows])
+            clock.now_s += 0.1 * sum(row.drafting.num_next for row in step.rows)
 
     config = engine_config(max_num_seqs=1, max_num_batched_tokens=64)
     profiler = CostProfiler(config, 4, clock, with_head=True)
@@ -141,7 +141,7 @@ def test_a_head_drafts_trees_of_more_tokens_than_the_longest_chain():
     class TargetWithHead(TimedTarget):
         def begin(self, step):
             super().begin(step)
-            rows.update((row.num_next_drafts, row.next_draft_depth) for row in step.rows)
+            rows.update((row.drafting.num_next, row.drafting.next_depth) for row in step.rows)
 
     keys = {"model": "head", "num_draft_tree_tokens": 12}
     speculation = SpeculativeConfig.of("eagle3", 3, **keys)
@@ -163,7 +163,7 @@ def test_block_tables_have_the_slots_that_a_head_writes(num_nodes, depth, max_mo
             super().begin(step)
             held.extend(4 * len(each.block_ids) for each in step.block_table_deltas)
             for row in step.rows:
-                count, own_depth = row.num_next_drafts, row.next_draft_depth
+                count, own_depth = row.drafting.num_next, row.drafting.next_depth
                 grown = num_growth_slots(count, own_depth) if own_depth else count
                 needed.append(row.end + 1 + grown)
 
