@@ -146,8 +146,7 @@ class EngineContender:
         return TargetModelRunner(
             self._runner.model,
             self._runner.group,
-            num_blocks=self._config.num_blocks,
-            block_size=self._config.block_size,
+            self._config,
             vocab_size=self._runner.vocab_size,
         )
 

@@ -182,13 +182,10 @@ def _load(
 
 
 def _runner(model: CausalDecoder) -> TargetModelRunner:
-    return TargetModelRunner(
-        model,
-        TensorParallelGroup(),
-        num_blocks=_NUM_PROMPTS * _MAX_MODEL_LEN // _BLOCK_SIZE,
-        block_size=_BLOCK_SIZE,
-        vocab_size=len(model.vocab_slice),
-    )
+    num_blocks = _NUM_PROMPTS * _MAX_MODEL_LEN // _BLOCK_SIZE
+    limits = EngineConfig(_MAX_MODEL_LEN, num_blocks, _BLOCK_SIZE)
+    vocab_size = len(model.vocab_slice)
+    return TargetModelRunner(model, TensorParallelGroup(), limits, vocab_size=vocab_size)
 
 
 @torch.inference_mode()

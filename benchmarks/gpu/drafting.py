@@ -37,6 +37,7 @@ from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker import DraftModelRunner, TargetModelRunner
 from specdec.worker.batch.draft_grammars import DraftGrammars
 from specdec.worker.device.step_graphs import CudaGraphs
+from specdec.worker.target_model_runner import ServedHead
 
 _BLOCK_SIZE, _NUM_BLOCKS, _CONTEXT, _NUM_DRAFTS, _ROUNDS = 16, 64, 256, 5, 10
 _BATCHES = (1, 8)
@@ -160,14 +161,6 @@ def _runner_with_head(
     num_nodes: int,
 ) -> tuple[TargetModelRunner, str]:
     """Return a target with a head whose steps run on the device, and a report of its graphs."""
-    runner = TargetModelRunner(
-        decoder,
-        TensorParallelGroup(),
-        num_blocks=_NUM_BLOCKS * max(_BATCHES),
-        block_size=_BLOCK_SIZE,
-        vocab_size=model.vocab_size,
-        has_padding_block=True,
-    )
     limits = EngineConfig(
         _NUM_BLOCKS * _BLOCK_SIZE,
         _NUM_BLOCKS * max(_BATCHES),
@@ -178,10 +171,19 @@ def _runner_with_head(
         ),
     )
     head = load_head(HeadConfig.from_directory(directory, model), decoder)
-    runner.use_head(head, limits, _refuse)
     may_capture = context.is_gpu and decoder.fits_graphs
-    report = runner.use_device_steps(limits, CudaGraphs(context.device) if may_capture else None)
-    return runner, report.describe()
+    runner = TargetModelRunner(
+        decoder,
+        TensorParallelGroup(),
+        limits,
+        vocab_size=model.vocab_size,
+        has_padding_block=True,
+        head=ServedHead(head, _refuse),
+        on_device=True,
+        graphs=CudaGraphs(context.device) if may_capture else None,
+    )
+    assert runner.graph_report is not None
+    return runner, runner.graph_report.describe()
 
 
 def _decoder(model: ModelConfig, context: Context) -> Any:

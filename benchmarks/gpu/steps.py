@@ -93,14 +93,6 @@ class Steps:
         num_blocks = min(sizes.max_num_blocks, self._fitting_blocks())
         self.num_tokens = num_blocks * BLOCK_SIZE
         longest = min(max(sizes.contexts) + BLOCK_SIZE, self.num_tokens)
-        self.runner = TargetModelRunner(
-            decoder,
-            TensorParallelGroup(),
-            num_blocks=num_blocks,
-            block_size=BLOCK_SIZE,
-            vocab_size=model.vocab_size,
-            has_padding_block=True,
-        )
         limits = EngineConfig(
             max_model_len=longest,
             num_blocks=num_blocks,
@@ -114,8 +106,17 @@ class Steps:
             ),
         )
         may_capture = has_graphs and decoder.fits_graphs and self.device.type == "cuda"
-        graphs = CudaGraphs(self.device) if may_capture else None
-        self.report = self.runner.use_device_steps(limits, graphs)
+        self.runner = TargetModelRunner(
+            decoder,
+            TensorParallelGroup(),
+            limits,
+            vocab_size=model.vocab_size,
+            has_padding_block=True,
+            on_device=True,
+            graphs=CudaGraphs(self.device) if may_capture else None,
+        )
+        assert self.runner.graph_report is not None
+        self.report = self.runner.graph_report
         self.weight_bytes = matrix_bytes(self.runner)
         self.bandwidth = bandwidth(self.device)
         self._num_steps = 0

@@ -129,17 +129,16 @@ class Throughput:
 
     def _runner(self, decoder: CausalDecoder) -> TargetModelRunner:
         limits = self._limits(_SPECULATION)
-        runner = TargetModelRunner(
+        may_capture = self._context.is_gpu and decoder.fits_graphs
+        return TargetModelRunner(
             decoder,
             TensorParallelGroup(),
-            num_blocks=limits.num_blocks,
-            block_size=_BLOCK_SIZE,
+            limits,
             vocab_size=self.model.vocab_size,
             has_padding_block=True,
+            on_device=True,
+            graphs=CudaGraphs(decoder.device) if may_capture else None,
         )
-        may_capture = self._context.is_gpu and decoder.fits_graphs
-        runner.use_device_steps(limits, CudaGraphs(decoder.device) if may_capture else None)
-        return runner
 
     def _limits(self, speculation: SpeculativeConfig | None) -> EngineConfig:
         most = max(self.batches)

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from specdec.config.engine import AdapterLimits
+from specdec.models.loading import Decoder
 from specdec.models.lora.peft import AdapterFiles
 from specdec.models.lora.updates import AdapterStore, load_adapter
 from specdec.types.adapters import AdapterFile
@@ -20,6 +22,13 @@ class RankAdapters:
         """max_rank: the largest rank of an adapter's modules."""
         self._store = store
         self._max_rank = max_rank
+
+    @classmethod
+    def enabled(cls, model: Decoder, limits: AdapterLimits | None) -> RankAdapters | None:
+        """Let adapters be loaded into a model that has captured no graph; None without limits."""
+        if limits is None:
+            return None
+        return cls(model.enable_adapters(limits), limits.max_rank)
 
     def load(self, file: AdapterFile, find: Callable[[], Path] | None = None) -> str:
         """Load an adapter; return why it cannot be loaded, empty if it is.

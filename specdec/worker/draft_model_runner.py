@@ -25,6 +25,7 @@ from specdec.types.draft_messages import (
 )
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepRow
 from specdec.types.sampling.sampling_spec import SamplingRules
+from specdec.worker.adapters import RankAdapters
 from specdec.worker.ahead_drafter import AheadDrafter
 from specdec.worker.batch.batch_state import TokenSpan
 from specdec.worker.batch.draft_grammars import DraftGrammars
@@ -84,6 +85,7 @@ class DraftModelRunner(ModelRunner):
         mask_token_id: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
         has_padding_block: bool = False,
+        adapters: RankAdapters | None = None,
     ) -> None:
         """Allocate the KV pool.
 
@@ -100,6 +102,7 @@ class DraftModelRunner(ModelRunner):
             block_size=block_size,
             vocab_size=vocab_size,
             has_padding_block=has_padding_block,
+            adapters=adapters,
         )
         self.grammars = grammars
         self._mask_token_id = mask_token_id

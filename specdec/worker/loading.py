@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
@@ -32,16 +31,15 @@ from specdec.models.weights.checkpoint import CPU
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.text.vocab_map import VocabularyMap
+from specdec.worker.adapters import RankAdapters
 from specdec.worker.batch.draft_grammars import DraftGrammars
 from specdec.worker.device.decoder import DeviceDecoder
 from specdec.worker.device.step_graphs import CudaGraphs
 from specdec.worker.draft_model_runner import DraftModelRunner
-from specdec.worker.model_runner import ModelRunner
-from specdec.worker.target_model_runner import TargetModelRunner
+from specdec.worker.target_model_runner import ServedHead, TargetModelRunner
+from specdec.worker.warm_up import warm_up_target
 
 logger = logging.getLogger(__name__)
-
-_AnyRunner = TypeVar("_AnyRunner", bound=ModelRunner)
 
 
 @dataclass(frozen=True)
@@ -124,25 +122,37 @@ def load_warm(spec: RankModel, group: TensorParallelGroup) -> TargetModelRunner 
         draft.warm_up(min(limits.max_catch_up_tokens, longest))
         return draft
     target = _load_target(spec, limits, group)
-    target.warm_up(min(limits.max_num_batched_tokens, longest), limits.max_model_len)
+    warm_up_target(target, min(limits.max_num_batched_tokens, longest), limits.max_model_len)
     return target
 
 
 def _load_target(
     spec: RankModel, config: EngineConfig, group: TensorParallelGroup
 ) -> TargetModelRunner:
-    model, head = ModelConfig.from_directory(spec.directory, spec.options), spec.head
-    kind = partial(TargetModelRunner, has_padding_block=_runs_on_device(spec))
-    target = _load(kind, spec, model, group)
-    if config.adapters is not None:
-        target.enable_adapters(config.adapters)
-    if head is not None:
-        found = HeadConfig.from_directory(head.directory, model, head.window, head.token_map)
-        load = partial(_load_version, found, head, target.model)
-        target.use_head(load_head(found, target.model, head.quantization), config, load)
-    if _runs_on_device(spec):
-        _use_device_steps(target, spec.device, config, "decodes")
+    model_config = ModelConfig.from_directory(spec.directory, spec.options)
+    model = _load_model(spec, model_config, group)
+    adapters = RankAdapters.enabled(model, config.adapters)
+    on_device = _uses_device(spec, model, "decodes")
+    target = TargetModelRunner(
+        model,
+        group,
+        config,
+        vocab_size=model_config.vocab_size,
+        has_padding_block=_runs_on_device(spec),
+        adapters=adapters,
+        head=None if spec.head is None else _load_head(spec.head, model_config, model),
+        on_device=on_device,
+        graphs=_graphs(spec, model) if on_device else None,
+    )
+    if target.graph_report is not None:
+        logger.info("decodes run on the device: %s", target.graph_report.describe())
     return target
+
+
+def _load_head(files: HeadFiles, model_config: ModelConfig, model: Decoder) -> ServedHead:
+    found = HeadConfig.from_directory(files.directory, model_config, files.window, files.token_map)
+    load = partial(_load_version, found, files, model)
+    return ServedHead(load_head(found, model, files.quantization), load)
 
 
 def _runs_on_device(spec: RankModel) -> bool:
@@ -155,25 +165,20 @@ def _runs_on_device(spec: RankModel) -> bool:
     return spec.device.type == "cuda" and (isinstance(limits, EngineConfig) or drafts_alone)
 
 
-def _use_device_steps(
-    runner: TargetModelRunner | DraftModelRunner,
-    device: torch.device,
-    limits: EngineConfig | DraftLimits,
-    what: str,
-) -> None:
-    """Let the device run decodes or drafts, as `what` names them in the log."""
-    if not isinstance(runner.model, DeviceDecoder):
+def _uses_device(spec: RankModel, model: Decoder, what: str) -> bool:
+    """Return whether the device can run `what` of a model; log where it cannot."""
+    if not _runs_on_device(spec):
+        return False
+    if not isinstance(model, DeviceDecoder):
         logger.info("%s run by operators of the host: the architecture has no fixed shapes", what)
-        return
-    fits_graphs = runner.model.fits_graphs and not limits.enforce_eager
-    backend = CudaGraphs(device) if fits_graphs else None
-    if isinstance(runner, DraftModelRunner):
-        assert isinstance(limits, DraftLimits)
-        report = runner.use_device_steps(limits, backend)
-    else:
-        assert isinstance(limits, EngineConfig)
-        report = runner.use_device_steps(limits, backend)
-    logger.info("%s run on the device: %s", what, report.describe())
+        return False
+    return True
+
+
+def _graphs(spec: RankModel, model: Decoder) -> CudaGraphs | None:
+    """Return what captures the steps of a model on a device; None where it launches operators."""
+    assert isinstance(model, DeviceDecoder)
+    return CudaGraphs(spec.device) if model.fits_graphs and not spec.limits.enforce_eager else None
 
 
 def _load_version(
@@ -200,34 +205,37 @@ def _load_draft(
     compiler = GrammarCompiler(
         tokenizer, config.vocab_size, eos_token_ids, timeout_s=None, tries_first=False
     )
-    kind = partial(
-        DraftModelRunner,
+    if limits.draft_window is not None:
+        config = config.with_window(limits.draft_window)
+    tokens = token_map_of(spec.directory, limits.token_map, config.vocab_size)
+    model = _load_model(spec, config, group, tokens)
+    draft = DraftModelRunner(
+        model,
+        group,
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        vocab_size=config.vocab_size,
         grammars=DraftGrammars(compiler),
         vocabulary=spec.vocabulary,
         confidence_threshold=limits.confidence_threshold,
         mask_token_id=mask_token_id,
         has_padding_block=_runs_on_device(spec),
+        adapters=RankAdapters.enabled(model, limits.adapters),
     )
-    if limits.draft_window is not None:
-        config = config.with_window(limits.draft_window)
-    tokens = token_map_of(spec.directory, limits.token_map, config.vocab_size)
-    draft = _load(kind, spec, config, group, tokens)
-    if limits.adapters is not None:
-        draft.enable_adapters(limits.adapters)
-    if _runs_on_device(spec):
-        _use_device_steps(draft, spec.device, limits, "drafts")
+    if _uses_device(spec, model, "drafts"):
+        report = draft.use_device_steps(limits, _graphs(spec, model))
+        logger.info("drafts run on the device: %s", report.describe())
     return draft
 
 
-def _load(
-    kind: Callable[..., _AnyRunner],
+def _load_model(
     spec: RankModel,
     model_config: ModelConfig,
     group: TensorParallelGroup,
     output_tokens: Sequence[int] | None = None,
-) -> _AnyRunner:
+) -> Decoder:
     limits = spec.limits
-    model = load_model(
+    return load_model(
         spec.directory,
         model_config,
         group,
@@ -240,11 +248,4 @@ def _load(
         output_tokens=output_tokens,
         deterministic=isinstance(limits, EngineConfig) and limits.deterministic,
         kv_cache_dtype=limits.kv_cache_dtype,
-    )
-    return kind(
-        model,
-        group,
-        num_blocks=limits.num_blocks,
-        block_size=limits.block_size,
-        vocab_size=model_config.vocab_size,
     )

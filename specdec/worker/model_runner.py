@@ -6,7 +6,7 @@ from typing import cast
 
 import torch
 
-from specdec.config.engine import AdapterLimits, DraftLimits, EngineConfig
+from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.gpu.graph_sizes import ragged_token_counts
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
@@ -27,8 +27,6 @@ class ModelRunner:
     adapters: those that rows may name; None where none can be loaded.
     """
 
-    adapters: RankAdapters | None = None
-
     def __init__(
         self,
         model: Decoder,
@@ -38,12 +36,14 @@ class ModelRunner:
         block_size: int,
         vocab_size: int,
         has_padding_block: bool = False,
+        adapters: RankAdapters | None = None,
     ) -> None:
         """Allocate the KV pool: `num_blocks` of `block_size` tokens.
 
         has_padding_block: whether a block follows them that no sequence has, for padded tokens.
         """
         self.model = model
+        self.adapters = adapters
         self.group = group
         self.num_blocks = num_blocks
         self.has_padding_block = has_padding_block
@@ -51,10 +51,6 @@ class ModelRunner:
         self.vocab_size = vocab_size
         self.kv_cache = model.new_kv_cache((num_blocks + has_padding_block) * block_size)
         self._batch_state = BatchState(block_size, self.kv_cache.device, model.vocab_slice)
-
-    def enable_adapters(self, limits: AdapterLimits) -> None:
-        """Let adapters be loaded; call it before the first step and before graphs are captured."""
-        self.adapters = RankAdapters(self.model.enable_adapters(limits), limits.max_rank)
 
     @property
     def _shard(self) -> VocabShard:

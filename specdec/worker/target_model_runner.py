@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence, Set
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,19 +12,18 @@ from torch import Tensor
 from specdec.config.engine import EngineConfig
 from specdec.kernels.reference.forward_batch import ForwardBatch, SlotMove
 from specdec.kernels.sample import row_argmax
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.heads.networks.base import DraftHead
+from specdec.models.loading import Decoder
 from specdec.sampling.logprobs import KeptLogits
 from specdec.sampling.vocab_shard import all_ranks_argmax
 from specdec.types.messages import (
-    BlockTableDelta,
-    RowDrafting,
-    SequenceAdmission,
     StepInput,
     StepRow,
     VerifiedRow,
     VerifyOutput,
 )
-from specdec.types.sampling.sampling_spec import SamplingRules
+from specdec.worker.adapters import RankAdapters
 from specdec.worker.batch.batch_state import SequenceState
 from specdec.worker.batch.prompt_outputs import prompt_logprobs_of
 from specdec.worker.batch.step_rows import (
@@ -53,9 +51,13 @@ from specdec.worker.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 
-_WARM_UP_DRAFTS = 2
-_NUM_BEHIND_WARM_UP = 3 + _WARM_UP_DRAFTS
-"""Tokens behind the prompt: the decoded one and the next, drafts, and one of the target."""
+
+@dataclass(frozen=True)
+class ServedHead:
+    """A draft head beside a target. load: loads other versions of it, to be used later."""
+
+    head: DraftHead
+    load: LoadHead
 
 
 class TargetModelRunner(ModelRunner):
@@ -63,26 +65,52 @@ class TargetModelRunner(ModelRunner):
 
     head: drafts at the end of each step; None without a draft head. head_versions: its versions.
     device_steps: runs the steps that need nothing from the host; None where the host runs all.
+    graph_report: what these have captured.
     """
 
-    head: HeadRunner | None = None
-    head_versions: HeadVersions | None = None
-    device_steps: DeviceSteps | None = None
+    def __init__(
+        self,
+        model: Decoder,
+        group: TensorParallelGroup,
+        limits: EngineConfig,
+        *,
+        vocab_size: int,
+        has_padding_block: bool = False,
+        adapters: RankAdapters | None = None,
+        head: ServedHead | None = None,
+        on_device: bool = False,
+        graphs: GraphBackend | None = None,
+    ) -> None:
+        """Allocate the KV pool, and capture graphs; with several ranks a collective call.
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        """See ModelRunner."""
-        super().__init__(*arguments, **options)
+        has_padding_block: as in ModelRunner. on_device: whether the device runs decodes, prompts
+        and drafts, which takes a DeviceDecoder and a padding block. graphs: captures these steps;
+        None to launch the operators of each step one by one.
+        """
+        super().__init__(
+            model,
+            group,
+            num_blocks=limits.num_blocks,
+            block_size=limits.block_size,
+            vocab_size=vocab_size,
+            has_padding_block=has_padding_block,
+            adapters=adapters,
+        )
+        self.head = None if head is None else self._head_runner(head.head, limits)
+        self.head_versions = None
+        if head is not None and self.head is not None:
+            self.head_versions = HeadVersions(self.head, head.load)
+        self.device_steps, self.graph_report = None, None
         self._queue: DeviceQueue | None = None
+        if on_device:
+            self.device_steps, self.graph_report = self._device_steps(limits, graphs)
+            self._queue = DeviceQueue(self.device_steps, self.head, group)
         self._updated: StepInput | None = None  # the last step whose changes were applied
 
-    def use_head(self, head: DraftHead, limits: EngineConfig, load: LoadHead) -> None:
-        """Let `head` draft from now on; call it before the first step.
-
-        load: loads other versions of it, to be used between two steps.
-        """
+    def _head_runner(self, head: DraftHead, limits: EngineConfig) -> HeadRunner:
         speculation = limits.speculation
         method = speculation.head if speculation else None
-        self.head = HeadRunner(
+        return HeadRunner(
             head,
             self._batch_state,
             self._shard,
@@ -95,34 +123,26 @@ class TargetModelRunner(ModelRunner):
             has_confidences=speculation is not None and speculation.uses_confidences,
             has_padding_block=self.has_padding_block,
             num_scratch_blocks=num_scratch_blocks(head, limits) if self.has_padding_block else 0,
+            on_replace=self._replace_drafter,
         )
-        self.head_versions = HeadVersions(self.head, load)
 
-    def use_device_steps(self, limits: EngineConfig, backend: GraphBackend | None) -> GraphReport:
-        """Let the device run decodes and drafts from now on, with graphs where it can capture them.
-
-        Call it before the first step, behind `use_head` if there is a head; on a pool with a
-        padding block. backend: None to launch the operators of each step one by one.
-        """
+    def _device_steps(
+        self, limits: EngineConfig, graphs: GraphBackend | None
+    ) -> tuple[DeviceSteps, GraphReport]:
         speculation = limits.speculation
-        if self.head is not None:
-            self.head.on_replace = self._replace_drafter
-        self.device_steps, report = self._captured_steps(
+        return self._captured_steps(
             limits,
-            backend,
+            graphs,
             max_draft_tokens=speculation.max_chain_tokens if speculation else 0,
             max_tree_nodes=speculation.num_draft_tree_tokens if speculation else 0,
             max_tree_depth=speculation.num_speculative_tokens if speculation else 0,
             max_step_tokens=limits.max_num_batched_tokens,
             drafter=None if self.head is None else self.head.drafter_parts,
         )
-        self._queue = DeviceQueue(self.device_steps, self.head, self.group)
-        return report
 
     def _replace_drafter(self) -> None:
-        assert self.head is not None
-        assert self.device_steps is not None
-        self.device_steps.replace_drafter(self.head.drafter_parts)
+        if self.device_steps is not None and self.head is not None:
+            self.device_steps.replace_drafter(self.head.drafter_parts)
 
     def close(self) -> None:
         """Drop the steps in flight, and destroy the graphs; no step may follow."""
@@ -288,32 +308,6 @@ class TargetModelRunner(ModelRunner):
             hidden = self.model(batch, self.kv_cache)
             return hidden, hidden
         return self.model.forward_with_taps(batch, self.kv_cache, self.head.taps)
-
-    def warm_up(self, num_tokens: int, max_model_len: int) -> None:
-        """Run a prefill of `num_tokens` and a decode, so that the first request is not slow.
-
-        The prefill is shorter where a sequence of `max_model_len` tokens, at which the block tables
-        end, has no room for the rest. A head drafts behind both, if it can have room. With a device
-        both run there and by the host's operators. Its kernels for penalties are compiled, and its
-        counts of tokens allocated. Overwrites the first blocks of the pool, which must be unused.
-        """
-        has_drafts = self.head is not None and max_model_len > _NUM_BEHIND_WARM_UP
-        num_next = _WARM_UP_DRAFTS if has_drafts else 0  # without a head the host would run them
-        num_behind = _NUM_BEHIND_WARM_UP if has_drafts else 1  # at least the decoded token
-        num_tokens = min(num_tokens, max_model_len - num_behind)
-        num_blocks = -(-(num_tokens + num_behind) // self.block_size)
-        token_ids = (0,) * num_tokens
-        rules = SamplingRules(top_p=0.9, presence_penalty=0.1, logprobs=1)
-        admission = SequenceAdmission(-1, num_tokens, rules, token_ids)
-        table = BlockTableDelta(-1, 0, tuple(range(num_blocks)))
-        drafting = RowDrafting(num_next=num_next)
-        prefill = StepRow(-1, 0, token_ids, 0, True, drafting)
-        decode = StepRow(-1, num_tokens, (0,), 0, True, drafting)
-        runs = [self.execute] if self._queue is None else [self.execute, self.execute_on_host]
-        for run in runs:
-            run(StepInput(-1, (), (admission,), (table,), (prefill,)))
-            run(StepInput(-1, (), (), (), (decode,)))
-            self.execute(StepInput(-1, (-1,), (), (), ()))
 
     def execute_on_host(self, step: StepInput) -> VerifyOutput:
         """Run a step of a row or more by operators that the host launches, and none in flight."""

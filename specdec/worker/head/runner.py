@@ -64,12 +64,14 @@ class HeadRunner:
         has_confidences: bool = False,
         has_padding_block: bool = False,
         num_scratch_blocks: int = 0,
+        on_replace: Callable[[], None] | None = None,
     ) -> None:
         """Allocate the head's KV and features for a pool of `num_blocks`, if it has attention.
 
         has_padding_block: as in ModelRunner. num_scratch_blocks: behind it, for `device_block`.
         batch_state, shard: of the target's rank. tree_choices: as in HeadTrees. has_confidences:
         whether chains are returned with confidences, which a call for a whole draft does not give.
+        on_replace: is called behind each `replace_head`.
         """
         self._batch_state = batch_state
         self._shard = shard
@@ -78,7 +80,7 @@ class HeadRunner:
         self._max_pairs = max_pairs
         self._tree_choices = tree_choices
         self._has_confidences = has_confidences
-        self.on_replace: Callable[[], None] | None = None
+        self._on_replace = on_replace
         self._kv: HeadKv | None = None
         self._kv_cache: Tensor | None = None
         if head.num_kv_layers:
@@ -91,7 +93,7 @@ class HeadRunner:
             )
             self._kv = HeadKv(batch_state, num_blocks, block_size, features)
             self._kv_cache = head.new_kv_cache(num_slots + num_scratch_blocks * block_size)
-        self.replace_head(head)
+        self._use(head)
 
     def replace_head(self, head: DraftHead) -> None:
         """Draft with `head` from the next draft on; it has the sizes of the one before.
@@ -99,6 +101,11 @@ class HeadRunner:
         Features and KV of the sequences stay. KV that another head has computed is an approximation
         of that of this one: it can cost acceptance, and changes no verified token.
         """
+        self._use(head)
+        if self._on_replace is not None:
+            self._on_replace()
+
+    def _use(self, head: DraftHead) -> None:
         self.head = head
         if self._kv is not None:
             self._kv.features.use(head)
@@ -110,8 +117,6 @@ class HeadRunner:
         is_whole = isinstance(head, WholeDraftHead) and head.can_draft
         is_whole = is_whole and not self._has_confidences
         self._whole_head = cast(WholeDraftHead, head) if is_whole else None
-        if self.on_replace is not None:
-            self.on_replace()
 
     @property
     def drafter_parts(self) -> DrafterParts:

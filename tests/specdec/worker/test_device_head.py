@@ -11,6 +11,7 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.worker import LocalTarget
+from specdec.worker.warm_up import warm_up_target
 from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, tokens_by
 from tests.specdec.fakes import run_ranks
@@ -263,7 +264,7 @@ def test_the_warm_up_runs_a_prompt_on_the_device_and_on_the_host(
         return forward(batch, kv_cache, taps)
 
     runner.model.forward_with_taps = recorded
-    runner.warm_up(40, config.max_model_len)
+    warm_up_target(runner, 40, config.max_model_len)
     assert next(len(row.token_ids) for rows in on_device for row in rows) == 40
     assert 40 in passes
     assert runner.num_in_flight == 0

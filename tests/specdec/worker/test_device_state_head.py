@@ -23,6 +23,7 @@ from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
 from specdec.worker.device.plan import StepPlan
 from specdec.worker.device.step_graphs import Stage, StepShape
 from specdec.worker.head.runner import HeadRunner
+from specdec.worker.warm_up import warm_up_target
 from tests.specdec.engines import engine_config, local_engine, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.heads import HEADS
@@ -173,7 +174,7 @@ def test_the_longest_warm_up_fits_the_block_tables(
     directory = head_dir("medusa")
     config = config_of("medusa", directory, max_model_len=max_model_len)
     runner = device_runner(tiny_model_dir, config, head=directory)
-    runner.warm_up(max_model_len - 1, max_model_len)
+    warm_up_target(runner, max_model_len - 1, max_model_len)
     assert [len(row.token_ids) for rows in on_device for row in rows] == [num_tokens, 1]
     assert num_with_drafts(on_device) == (2 if max_model_len == 64 else 0)
     assert runner.num_in_flight == 0

@@ -11,6 +11,7 @@ from specdec.models.llama import CausalDecoder
 from specdec.types.sampling.sampling_params import SpeculationOptions
 from specdec.worker import LocalTarget, TargetModelRunner
 from specdec.worker.device.step_graphs import StepShape
+from specdec.worker.warm_up import warm_up_target
 from tests.specdec.adapters import adapter_dir
 from tests.specdec.engines import (
     engine_config,
@@ -255,6 +256,6 @@ def test_the_longest_warm_up_fits_the_block_tables(tiny_model_dir, monkeypatch):
     """An index behind a table ends the context of a GPU."""
     on_device = recorded_device_steps(monkeypatch)
     runner = device_runner(tiny_model_dir, engine_config(max_model_len=64))
-    runner.warm_up(63, 64)
+    warm_up_target(runner, 63, 64)
     assert [len(row.token_ids) for rows in on_device for row in rows] == [63, 1]
     assert runner.num_in_flight == 0

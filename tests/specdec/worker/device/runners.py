@@ -18,12 +18,11 @@ from specdec.models.heads.networks.base import DraftHead
 from specdec.models.loading import Decoder, load_model
 from specdec.types.messages import StepRow
 from specdec.worker import DraftModelRunner, LocalTarget, TargetModelRunner
+from specdec.worker.adapters import RankAdapters
 from specdec.worker.batch.draft_grammars import DraftGrammars
 from specdec.worker.device.step_graphs import GraphBackend
 from specdec.worker.device.steps import DeviceSteps
-from specdec.worker.draft_grammars import DraftGrammars
-from specdec.worker.step_graphs import GraphBackend
-from tests.specdec.grammars import grammar_compiler
+from specdec.worker.target_model_runner import ServedHead
 
 
 class FakeGraphs:
@@ -70,22 +69,18 @@ def device_runner(
         kernels=kernels,
         kv_cache_dtype=config.kv_cache_dtype,
     )
-    runner = TargetModelRunner(
+    load = partial(_load_head, model, decoder)
+    return TargetModelRunner(
         decoder,
         group,
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
+        config,
         vocab_size=model.vocab_size,
         has_padding_block=True,
+        adapters=RankAdapters.enabled(decoder, config.adapters),
+        head=None if head is None else ServedHead(load(head), load),
+        on_device=runs_on_device,
+        graphs=graphs if runs_on_device else None,
     )
-    if config.adapters is not None:
-        runner.enable_adapters(config.adapters)
-    if head is not None:
-        load = partial(_load_head, model, decoder)
-        runner.use_head(load(head), config, load)
-    if runs_on_device:
-        runner.use_device_steps(config, graphs)
-    return runner
 
 
 def _load_head(target: ModelConfig, decoder: Decoder, directory: Path) -> DraftHead:
@@ -117,9 +112,8 @@ def device_draft_runner(
         vocab_size=model.vocab_size,
         grammars=DraftGrammars(grammar_compiler(directory)),
         has_padding_block=True,
+        adapters=RankAdapters.enabled(decoder, limits.adapters),
     )
-    if limits.adapters is not None:
-        runner.enable_adapters(limits.adapters)
     runner.use_device_steps(limits, graphs)
     return runner
 
