@@ -46,6 +46,7 @@ from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
 STOP: Frames = [b"stop"]
 CAUGHT_UP: Frames = [b"caught up"]
 """A draft model's second answer to a step, once it has run the step's prefill chunks too."""
+
 HEARTBEAT: Frames = [b"heartbeat"]
 """Keeps the seat of a Router at a shared draft worker."""
 
