@@ -171,7 +171,7 @@ def test_a_conflict_with_the_running_serve_is_an_error(join, given, message):
 
 @pytest.mark.parametrize("functions", [[], OURS[1:], OURS[::-1]])
 def test_a_serve_without_our_services_is_an_error(join, functions):
-    with pytest.raises(StartupError, match=r"cluster\.api\.grpc\.serve_proxy\.restate_answers"):
+    with pytest.raises(StartupError, match=r"cluster\.api\.serve_proxy\.grpc\.restate_answers"):
         join(CONFIG, functions=functions)
 
 
