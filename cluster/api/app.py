@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 from cluster.api.anthropic.routes import messages_routes
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.base.openai_errors import failure_of
+from cluster.api.base.operator_service import OperatorService
 from cluster.api.dashboard import make_dashboard
-from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import admin_routes, lora_routes
 from cluster.api.http.bodies import LimitBodies
 from cluster.api.http.hosts import CheckHost
@@ -30,7 +30,7 @@ _MAX_PATH_CHARS = 100
 
 def make_app(
     get_router: Callable[[], Router],
-    get_admin: Callable[[], AdminServicer],
+    get_admin: Callable[[], OperatorService],
     get_keys: Callable[[], ApiKeys] = ApiKeys,
     get_limits: Callable[[], HttpLimits] = HttpLimits,
     *,

@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 
 from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKeys
+from cluster.api.base.operator_service import OperatorService
 from cluster.api.grpc.intake import CHANNEL_OPTIONS, Intake
 from cluster.api.grpc.rpc_access import SERVICE_NAMES, has_access
 from cluster.api.grpc.servicers import (
@@ -57,13 +58,14 @@ class EmbeddedIngress:
     def __init__(
         self,
         router: Router,
-        admin: AdminServicer,
+        operators: OperatorService,
         keys: ApiKeys,
         config: ServeConfig,
         limits: HttpLimits,
     ) -> None:
         self._router = router
-        self._admin = admin
+        self._operators = operators
+        self._budget = limits.budget
         self._keys = keys
         self._config = config
         self._health = health.aio.HealthServicer()
@@ -76,7 +78,7 @@ class EmbeddedIngress:
             ],
             interceptors=[
                 Intake(
-                    partial(has_access, keys, admin.access),
+                    partial(has_access, keys, operators.access),
                     # More than the engine runs and queues, so that the engine refuses first.
                     max_calls=2 * (config.max_num_seqs + config.max_queue_len) + 100,
                     services=SERVICE_NAMES,
@@ -86,7 +88,7 @@ class EmbeddedIngress:
         self._http = _HttpServer(
             uvicorn.Config(
                 make_app(
-                    lambda: router, lambda: admin, lambda: keys, lambda: limits, has_peers=False
+                    lambda: router, lambda: operators, lambda: keys, lambda: limits, has_peers=False
                 ),
                 host=config.host,
                 port=config.http_port,
@@ -102,9 +104,9 @@ class EmbeddedIngress:
     async def start(self) -> None:
         """Open both ports. Raises RuntimeError or OSError if one is not available."""
         _raise_file_limit()
-        servicer = InferenceServicer(self._router, self._keys, budget=self._admin.budget)
+        servicer = InferenceServicer(self._router, self._keys, budget=self._budget)
         add_inference_service(servicer, self._grpc)
-        add_admin_service(self._admin, self._grpc)
+        add_admin_service(AdminServicer(self._operators, self._budget), self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         reflection.enable_server_reflection(
             (*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc

@@ -79,7 +79,7 @@ def _serve_app() -> FastAPI:
 
     return make_app(
         lambda: get_replica().router,
-        get_replica,
+        lambda: get_replica().operators,
         lambda: get_replica().keys,
         lambda: get_replica().http_limits,
     )

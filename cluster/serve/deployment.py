@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from fastapi import FastAPI
 from ray import serve
-from ray.exceptions import RayTaskError
+from ray.util.placement_group import PlacementGroup
 
 from cluster.api.app import make_app
 from cluster.api.base.authentication import (
@@ -24,27 +24,26 @@ from cluster.api.base.authentication import (
     samples_warning,
 )
 from cluster.api.base.byte_budget import ByteBudget
+from cluster.api.base.operator_service import OperatorService
 from cluster.api.grpc import forwarding
 from cluster.api.grpc.forwarding import ForwardedCall
-from cluster.api.grpc.servicers import AdminServicer, InferenceServicer
+from cluster.api.grpc.servicers import AdminServicer, InferenceServicer, expose_rpcs
 from cluster.api.http import forwarding as http_forwarding
 from cluster.api.http.forwarding import ForwardedRequest, ResponseHead
 from cluster.api.http.limits import HttpLimits
 from cluster.api.ingress import EmbeddedIngress
 from cluster.config.serve_config import ServeConfig
 from cluster.control.client import ControlClient, StatsStreams
-from cluster.control.peers import ROUTER, Applications, ServeDirectory
+from cluster.control.peers import Applications, ServeDirectory
 from cluster.observability import logs
 from cluster.replica.orders import (
     AbortOrder,
     OrderResult,
-    all_flushed,
-    answers_of,
-    reports_of,
     result_of,
 )
 from cluster.replica.router import Router
 from cluster.serve.autoscaling import OPEN_REQUESTS
+from cluster.serve.broadcast import Broadcast
 from cluster.serve.draft_host import HostSeats
 from cluster.serve.request_router import KV_CACHE_TOKENS
 from cluster.serve.router_factory import make_router
@@ -52,7 +51,7 @@ from cluster.workers.rank.heap import freeze_heap
 from cluster.workers.ray.resources import FoundByDriver
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.drafters import DrafterOrder, DrafterReport
-from specdec.types.errors import InvalidValueError, TargetFailedError
+from specdec.types.errors import TargetFailedError
 from specdec.types.reports.profile import ProfileOrder, ProfileReport
 from specdec.types.responses import ModelInfo
 from specdec.types.samples import SampleBatch, SampleOrder
@@ -60,8 +59,12 @@ from specdec.types.samples import SampleBatch, SampleOrder
 logger = logging.getLogger(__name__)
 
 
-class RouterReplica(InferenceServicer, AdminServicer):
-    """One replica. Its constructor returns when the model is warm, so Serve routes to it then."""
+class RouterReplica:
+    """One replica. Its constructor returns when the model is warm, so Serve routes to it then.
+
+    operators: what operators can read and change. Serve calls RPCs, which are methods of servicers,
+    by their names on this object.
+    """
 
     _is_complete = False  # whether every attribute is set
 
@@ -78,7 +81,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
         self._application, self._replica_id = context.app_name, context.replica_id.unique_id
         self._has_failed = False
         placement = ray.util.get_current_placement_group()
-        router = await asyncio.to_thread(
+        self.router = await asyncio.to_thread(
             make_router,
             serve_config,
             placement,
@@ -87,42 +90,46 @@ class RouterReplica(InferenceServicer, AdminServicer):
             found,
             None if draft_hosts is None else HostSeats(draft_hosts),
         )
-        control = ControlClient(control_plane, router.apply_speculation, router.report)
-        keys = _read_api_keys(serve_config)
+        self.keys = _read_api_keys(serve_config)
         budget = ByteBudget(serve_config.max_inflight_mib * 2**20)
-        self.http_limits = HttpLimits.of(serve_config, has_keys=not keys.is_open, budget=budget)
-        applications = self._applications(serve_config, router)
-        InferenceServicer.__init__(self, router, keys, applications, budget)
-        access = AdminAccess(read_token("admin_token_file", serve_config.admin_token_file), keys)
+        has_keys = not self.keys.is_open
+        self.http_limits = HttpLimits.of(serve_config, has_keys=has_keys, budget=budget)
+        self.operators = self._operator_service(serve_config, control_plane)
         if found is None:  # otherwise the command reports it
-            _log_access(serve_config, access, has_keys=not keys.is_open)
-        AdminServicer.__init__(
-            self,
-            control,
-            access,
-            StatsStreams(control.fleet),
-            self._profile,
-            self._order_drafter,
-            self._order_adapter,
-            self._take_samples,
-            applications,
-            budget,
-            self._abort_requests,
-            self._flush_caches,
-        )
-        self._ingress = (
-            EmbeddedIngress(router, self, keys, serve_config, self.http_limits)
-            if serve_config.ingress == "embedded"
-            else None
-        )
+            _log_access(serve_config, self.operators.access, has_keys=has_keys)
+        applications = self.operators.applications
+        expose_rpcs(InferenceServicer(self.router, self.keys, applications, budget), self)
+        expose_rpcs(AdminServicer(self.operators, budget), self)
+        self._ingress = self._embedded_ingress(serve_config)
         self._is_complete = True
-        control.start()
+        await self._start(placement)
+
+    async def _start(self, placement: PlacementGroup | None) -> None:
+        """Serve: alive at once, and ready once the models are warm."""
+        self.operators.control.start()
         if self._ingress is not None:
             await self._ingress.start()
-        await router.start(placement)
+        await self.router.start(placement)
         freeze_heap()
         if self._ingress is not None:
             await self._ingress.set_ready(True)
+
+    def _operator_service(self, config: ServeConfig, control_plane: Any) -> OperatorService:
+        router = self.router
+        control = ControlClient(control_plane, router.apply_speculation, router.report)
+        return OperatorService(
+            control,
+            AdminAccess(read_token("admin_token_file", config.admin_token_file), self.keys),
+            StatsStreams(control.fleet),
+            Broadcast(self._application, self._replica_id, router).orders,
+            self._applications(config, router),
+        )
+
+    def _embedded_ingress(self, config: ServeConfig) -> EmbeddedIngress | None:
+        """Return our own servers; None where Serve's ingress receives the calls."""
+        if config.ingress != "embedded":
+            return None
+        return EmbeddedIngress(self.router, self.operators, self.keys, config, self.http_limits)
 
     def _applications(self, config: ServeConfig, router: Router) -> Applications:
         """Return the other applications, which only Serve's ingress can forward to."""
@@ -151,7 +158,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
     @cached_property
     def _own_app(self) -> FastAPI:
         return make_app(
-            lambda: self.router, lambda: self, lambda: self.keys, lambda: self.http_limits
+            lambda: self.router, lambda: self.operators, lambda: self.keys, lambda: self.http_limits
         )
 
     async def check_health(self) -> None:
@@ -173,37 +180,11 @@ class RouterReplica(InferenceServicer, AdminServicer):
         """Return what request routers learn of this replica; Serve calls this every 10 s."""
         return {KV_CACHE_TOKENS: self.router.kv_cache_tokens}
 
-    async def _profile(self, order: ProfileOrder) -> ProfileReport:
-        """Profile this replica, or forward the order to the replica that it names."""
-        if order.replica_id in ("", self._replica_id):
-            return await self.router.profile(order)
-        return await _profile_other_replica(order, self._application)
-
     async def profile_if_addressed(self, order: ProfileOrder) -> ProfileReport | None:
         """Profile this replica if the broadcast order names it, else return None."""
         if order.replica_id != self._replica_id:
             return None
         return await self.router.profile(order)
-
-    async def _order_drafter(self, order: DrafterOrder) -> tuple[DrafterReport, ...]:
-        """Execute an order on all replicas that it addresses, at once.
-
-        Raises what `reports_of` raises.
-        """
-        handle = serve.get_deployment_handle(ROUTER, self._application)
-        responses = handle.broadcast("order_drafter_if_addressed", order)
-        results = await responses.results_async(return_exceptions=True)
-        return reports_of(order, results, DrafterReport)
-
-    async def _order_adapter(self, order: AdapterOrder) -> tuple[AdapterReport, ...]:
-        """Execute an order on all replicas that it addresses, at once.
-
-        Raises what `reports_of` raises.
-        """
-        handle = serve.get_deployment_handle(ROUTER, self._application)
-        responses = handle.broadcast("order_adapter_if_addressed", order)
-        results = await responses.results_async(return_exceptions=True)
-        return reports_of(order, results, AdapterReport)
 
     async def order_adapter_if_addressed(
         self, order: AdapterOrder
@@ -214,40 +195,15 @@ class RouterReplica(InferenceServicer, AdminServicer):
         execution = self.router.order_adapter(order)
         return await result_of(execution, self._replica_id, AdapterReport)
 
-    async def _take_samples(self, order: SampleOrder) -> tuple[SampleBatch, ...]:
-        """Take the samples of all replicas that the order addresses.
-
-        Lost ones have none; an error of a replica is logged.
-        """
-        handle = serve.get_deployment_handle(ROUTER, self._application)
-        responses = handle.broadcast("take_samples_if_addressed", order)
-        results = await responses.results_async(return_exceptions=True)
-        return tuple(answers_of(results, SampleBatch))
-
     async def take_samples_if_addressed(self, order: SampleOrder) -> SampleBatch | None:
         """Return samples of this replica, unless a broadcast order is for another one."""
         if order.replica_id not in ("", self._replica_id):
             return None
         return self.router.take_samples(order)
 
-    async def _abort_requests(self, order: AbortOrder) -> None:
-        """End requests on all replicas; an error of a replica is logged."""
-        handle = serve.get_deployment_handle(ROUTER, self._application)
-        responses = handle.broadcast("abort_own_requests", order)
-        answers_of(await responses.results_async(return_exceptions=True), type(None))
-
     async def abort_own_requests(self, order: AbortOrder) -> None:
         """End the requests of this replica that a broadcast order applies to."""
         self.router.abort(order)
-
-    async def _flush_caches(self) -> bool:
-        """Empty the prefix caches of all replicas without requests; return whether all were.
-
-        Raises what `all_flushed` raises.
-        """
-        handle = serve.get_deployment_handle(ROUTER, self._application)
-        responses = handle.broadcast("flush_own_cache")
-        return all_flushed(await responses.results_async(return_exceptions=True))
 
     async def flush_own_cache(self) -> bool:
         """Empty the prefix cache of this replica, unless requests run or wait."""
@@ -267,7 +223,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
 
         timeout_s: None for drain_timeout_s; 0 aborts all requests, also of a running drain.
         """
-        self.stats_streams.drain()
+        self.operators.stats_streams.drain()
         if self._ingress is not None:
             await self._ingress.set_ready(False)
         await self.router.drain(timeout_s)
@@ -283,24 +239,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
         await self.router.close()  # first, so that open streams end with an error
         if self._ingress is not None:
             await self._ingress.close()
-        await self.control.close(self._replica_id, has_failed=self._has_failed)
-
-
-async def _profile_other_replica(order: ProfileOrder, application: str) -> ProfileReport:
-    """Broadcast the order, and return the report of the replica that it names.
-
-    Raises the error of that replica, or InvalidValueError if no replica has the id or it was lost
-    in the meantime.
-    """
-    handle = serve.get_deployment_handle(ROUTER, application)
-    responses = handle.broadcast("profile_if_addressed", order)
-    for result in await responses.results_async(return_exceptions=True):
-        if isinstance(result, ProfileReport):
-            return result
-        if isinstance(result, RayTaskError):
-            raise result.cause from result
-    limit = "the id of a replica, as shown by `specdec status`, or left out"
-    raise InvalidValueError("replica_id", order.replica_id, limit)
+        await self.operators.control.close(self._replica_id, has_failed=self._has_failed)
 
 
 def _read_api_keys(config: ServeConfig) -> ApiKeys:

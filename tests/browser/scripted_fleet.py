@@ -20,8 +20,7 @@ import uvicorn
 
 from cluster.api.app import make_app
 from cluster.api.base.authentication import AdminAccess
-from cluster.api.grpc.servicers import AdminServicer
-from cluster.control.client import ControlClient, StatsStreams
+from cluster.control.client import ControlClient
 from cluster.control.overrides import OverrideLimits
 from cluster.control.plane import ControlPlane
 from cluster.control.store import ControlStore
@@ -35,7 +34,7 @@ from specdec.types.control import SpeculationControl
 from specdec.types.errors import InvalidValueError
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import EngineOutput, FinishReason
-from tests.cluster.admin_service import Adapters, Drafters, LocalHandle, take_profile, take_samples
+from tests.cluster.admin_service import LocalHandle, operator_service
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=5)
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -239,11 +238,8 @@ async def _start(
     replicas = [ScriptedReplica(f"replica-{index}") for index in range(num_replicas)]
     link = ControlClient(LocalHandle(plane), replicas[0].apply, replicas[0].report)
     router = ScriptedRouter(model)
-    streams = StatsStreams(link.fleet)
-    admin = AdminServicer(
-        link, AdminAccess(token), streams, take_profile, Drafters(), Adapters(), take_samples
-    )
-    app = make_app(lambda: router, lambda: admin)  # type: ignore[arg-type,return-value]
+    operators = operator_service(link, AdminAccess(token))
+    app = make_app(lambda: router, lambda: operators)  # type: ignore[arg-type,return-value]
     config = uvicorn.Config(app, port=port, log_config=None, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     loop.create_task(server.serve())

@@ -12,9 +12,11 @@ from typing import Any
 import grpc
 
 from cluster.api.base.authentication import AdminAccess, ApiKeys
+from cluster.api.base.operator_service import OperatorService, ReplicaOrders
 from cluster.api.grpc.servicers import AdminServicer, add_admin_service
 from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.plane import ControlPlane
+from cluster.replica.orders import AbortOrder
 from specdec.client import (
     AdapterInfo,
     AdapterOrder,
@@ -131,6 +133,34 @@ async def take_samples(order: SampleOrder) -> tuple[SampleBatch, ...]:
     return tuple(each for each in batches if order.replica_id in ("", each.replica_id))
 
 
+async def abort(order: AbortOrder) -> None:
+    """End no request."""
+
+
+async def flush_caches() -> bool:
+    """Empty no cache."""
+    return True
+
+
+def operator_service(
+    control: ControlClient,
+    access: AdminAccess | None = None,
+    drafters: Drafters | None = None,
+    adapters: Adapters | None = None,
+) -> OperatorService:
+    """Return the service of two replicas without models: r1, and r2."""
+    orders = ReplicaOrders(
+        take_profile,
+        drafters or Drafters(),
+        adapters or Adapters(),
+        take_samples,
+        abort,
+        flush_caches,
+    )
+    streams = StatsStreams(control.fleet)
+    return OperatorService(control, access or AdminAccess(), streams, orders)
+
+
 async def _ignore(state: SpeculationState) -> None:
     """Apply nothing."""
 
@@ -172,10 +202,8 @@ async def _start(
 ) -> tuple[Any, int]:
     server = grpc.aio.server()
     link = ControlClient(handle, _ignore, lambda: report, call_timeout_s=0.3)
-    servicer = AdminServicer(
-        link, access, StatsStreams(link.fleet), take_profile, drafters, adapters, take_samples
-    )
-    add_admin_service(servicer, server)
+    operators = operator_service(link, access, drafters, adapters)
+    add_admin_service(AdminServicer(operators), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     return server, port

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster.api.base.authentication import AdminAccess, ApiKey, ApiKeys
-from cluster.api.grpc.servicers import AdminServicer
+from cluster.api.base.byte_budget import ByteBudget
 from cluster.api.http.limits import HttpLimits
 from cluster.api.ingress import EmbeddedIngress
-from cluster.control.client import StatsStreams
-from tests.cluster.admin_service import Adapters, Drafters, take_samples
+from tests.cluster.admin_service import operator_service
 from tests.cluster.replica_on_hash_target import Replica, running_replica
 from tests.e2e.conftest import free_ports
 
@@ -38,17 +37,9 @@ async def running_ingress(
         config = replace(replica.router.config, grpc_port=grpc_port, http_port=http_port)
         api_keys = ApiKeys(keys)
         replica.router.text.load()
-        servicer = AdminServicer(
-            replica.link,
-            AdminAccess(None, api_keys),
-            StatsStreams(replica.link.fleet),
-            replica.router.profile,
-            Drafters(),
-            Adapters(),
-            take_samples,
-        )
-        limits = HttpLimits.of(config, has_keys=bool(keys), budget=servicer.budget)
-        ingress = EmbeddedIngress(replica.router, servicer, api_keys, config, limits)
+        operators = operator_service(replica.link, AdminAccess(None, api_keys))
+        limits = HttpLimits.of(config, has_keys=bool(keys), budget=ByteBudget())
+        ingress = EmbeddedIngress(replica.router, operators, api_keys, config, limits)
         await ingress.start()
         try:
             yield Served(replica, f"127.0.0.1:{grpc_port}", f"http://127.0.0.1:{http_port}")

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 
 from cluster.api.app import make_app
-from cluster.api.base.authentication import AdminAccess, ApiKeys
-from cluster.api.grpc.servicers import AdminServicer, InferenceServicer
+from cluster.api.base.authentication import ApiKeys
+from cluster.api.grpc.servicers import InferenceServicer
 from cluster.config.serve_config import ServeConfig
-from cluster.control.client import ControlClient, StatsStreams
+from cluster.control.client import ControlClient
 from cluster.control.plane import ControlPlane
 from cluster.control.store import ControlStore
 from cluster.replica.router import Router
@@ -28,7 +28,7 @@ from specdec.types.control import SpeculationControl
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling.sampling_params import SamplingParams
-from tests.cluster.admin_service import Adapters, Drafters, LocalHandle, take_samples
+from tests.cluster.admin_service import LocalHandle, operator_service
 from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config, make_engine
 
 CONTROL = SpeculationControl("on", threshold=32, num_speculative_tokens=3)
@@ -60,17 +60,8 @@ class Replica:
             call_timeout_s=0.3,
         )
         self.servicer = InferenceServicer(self.router, ApiKeys())
-        streams = StatsStreams(self.link.fleet)
-        admin = AdminServicer(
-            self.link,
-            AdminAccess(),
-            streams,
-            self.router.profile,
-            Drafters(),
-            Adapters(),
-            take_samples,
-        )
-        app = make_app(lambda: self.router, lambda: admin)
+        operators = operator_service(self.link)
+        app = make_app(lambda: self.router, lambda: operators)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://replica")
 
     @property

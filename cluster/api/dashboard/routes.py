@@ -15,9 +15,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
 from cluster.api.base.authentication import Lease
+from cluster.api.base.operator_service import OperatorService
 from cluster.api.base.sse import event_response, json_event
 from cluster.api.dashboard import try_it
-from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import error_response
 from cluster.api.http.csrf import require_own_reader, require_same_origin
 from cluster.api.openai.request_handler import JsonRequest
@@ -81,7 +81,7 @@ def _asset(path: Path) -> Asset:
 
 
 def make_dashboard(
-    get_router: Callable[[], Router], get_admin: Callable[[], AdminServicer]
+    get_router: Callable[[], Router], get_admin: Callable[[], OperatorService]
 ) -> APIRouter:
     """Return everything below /dashboard; the arguments are called for each request.
 
@@ -156,7 +156,9 @@ class SharedMoments:
         self._fleet: FleetStatistics | None = None
         self._made: dict[float, asyncio.Future[Moment]] = {}  # by the end of the points so far
 
-    async def at(self, admin: AdminServicer, fleet: FleetStatistics, sent_until_s: float) -> Moment:
+    async def at(
+        self, admin: OperatorService, fleet: FleetStatistics, sent_until_s: float
+    ) -> Moment:
         """Return the event with the statistics and the points after a time. Raise NotReadyError."""
         if fleet is not self._fleet:
             self._fleet, self._made = fleet, {}
@@ -166,7 +168,7 @@ class SharedMoments:
         return await asyncio.shield(self._made[sent_until_s])  # other pages may wait for it too
 
     async def _make(
-        self, admin: AdminServicer, fleet: FleetStatistics, sent_until_s: float
+        self, admin: OperatorService, fleet: FleetStatistics, sent_until_s: float
     ) -> Moment:
         figures = await admin.control.history(sent_until_s)
         data = {"status": asdict(fleet.status), "figures": [asdict(each) for each in figures]}
@@ -182,7 +184,7 @@ class Moment:
 
 
 async def fleet_events(
-    admin: AdminServicer, model: str, shared: SharedMoments
+    admin: OperatorService, model: str, shared: SharedMoments
 ) -> AsyncGenerator[bytes, None]:
     """Return the events of a page: `hello`, then `now` each second, and `end` on a drain.
 
@@ -194,7 +196,7 @@ async def fleet_events(
 
 
 async def _events(
-    admin: AdminServicer,
+    admin: OperatorService,
     model: str,
     shared: SharedMoments,
     moments: AsyncGenerator[FleetStatistics, None],

@@ -51,7 +51,7 @@ def admit(servicer: Any, grpc_context: Any) -> Lease:
 
 def check_token(servicer: Any, grpc_context: Any) -> AbstractContextManager[None]:
     """Check the credential of an operator; the call occupies nothing."""
-    servicer.access.check(authorization(grpc_context))
+    servicer.operators.access.check(authorization(grpc_context))
     return nullcontext()
 
 

@@ -6,7 +6,7 @@ Serve passes the context to a parameter named `grpc_context`; grpc passes it by 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -14,8 +14,9 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2
 
-from cluster.api.base.authentication import AdminAccess, ApiKeys
+from cluster.api.base.authentication import ApiKeys
 from cluster.api.base.byte_budget import ByteBudget
+from cluster.api.base.operator_service import OperatorService
 from cluster.api.grpc.rpc_access import (
     ADMITTED,
     BY_KEY,
@@ -28,10 +29,8 @@ from cluster.api.grpc.rpc_access import (
     unary,
 )
 from cluster.api.grpc.status import DecodingServer, raise_on_serve, reporting_to
-from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.peers import Applications
 from cluster.replica.limits import check_detokenize, check_model, check_request, check_tokenize
-from cluster.replica.orders import AbortOrder
 from cluster.replica.router import Router
 from protos.specdec.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from protos.specdec.v1 import inference_pb2 as pb
@@ -40,12 +39,10 @@ from specdec.client.codec.inference import DETOKENIZE, MODEL_INFO, TOKENIZE, TOK
 from specdec.client.codec.outputs import encode_chunk, encode_completion
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.requests.input_processor import check_answer_in_one_message
-from specdec.types.adapters import AdapterOrder, AdapterReport
-from specdec.types.drafters import DrafterOrder, DrafterReport
-from specdec.types.reports.profile import ProfileOrder, ProfileReport
+from specdec.types.adapters import AdapterOrder
+from specdec.types.drafters import DrafterOrder
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import TokenizedInput
-from specdec.types.samples import SampleBatch, SampleOrder
 
 
 def add_inference_service(servicer: Any, server: Any) -> None:
@@ -58,12 +55,11 @@ def add_admin_service(servicer: Any, server: Any) -> None:
     admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, DecodingServer(server))
 
 
-TakeProfile = Callable[[ProfileOrder], Awaitable[ProfileReport]]
-TakeSamples = Callable[[SampleOrder], Awaitable[tuple[SampleBatch, ...]]]
-OrderDrafter = Callable[[DrafterOrder], Awaitable[tuple[DrafterReport, ...]]]
-OrderAdapter = Callable[[AdapterOrder], Awaitable[tuple[AdapterReport, ...]]]
-AbortRequests = Callable[[AbortOrder], Awaitable[None]]
-FlushCaches = Callable[[], Awaitable[bool]]
+def expose_rpcs(servicer: InferenceServicer | AdminServicer, deployment: object) -> None:
+    """Set the RPCs of a servicer on a deployment, where Serve's proxies call them by name."""
+    for name in dir(servicer):
+        if name[0].isupper():
+            setattr(deployment, name, getattr(servicer, name))
 
 
 class InferenceServicer:
@@ -163,50 +159,20 @@ class InferenceServicer:
 
 
 class AdminServicer:
-    """AdminService on any Router, which asks the ControlPlane."""
+    """AdminService over an OperatorService."""
 
-    def __init__(
-        self,
-        control: ControlClient,
-        access: AdminAccess,
-        stats_streams: StatsStreams,
-        profile: TakeProfile,
-        order_drafter: OrderDrafter,
-        order_adapter: OrderAdapter,
-        take_samples: TakeSamples,
-        applications: Applications | None = None,
-        budget: ByteBudget | None = None,
-        abort_requests: AbortRequests | None = None,
-        flush_caches: FlushCaches | None = None,
-    ) -> None:
-        """profile: profiles this replica, or the one that is named.
-
-        order_drafter, order_adapter, take_samples: execute an order on all replicas, or the one
-        that is named.
-        applications: those that serve other models; None where there can be none. budget: shared
-        with the other interfaces of the process.
-        abort_requests, flush_caches: do so on all replicas, and return whether every cache was
-        emptied; None where the replica is the only one.
-        """
+    def __init__(self, operators: OperatorService, budget: ByteBudget | None = None) -> None:
+        """budget: shared with the other interfaces of the process."""
         self.budget = budget or ByteBudget()
-        self.applications = applications
-        self.control = control
-        self.access = access
-        self.stats_streams = stats_streams
-        self.take_profile = profile
-        self.order_drafter = order_drafter
-        self.order_adapter = order_adapter
-        self.take_samples = take_samples
-        self.abort_requests = abort_requests
-        self.flush_caches = flush_caches
-        forward(self, applications, BY_TOKEN, admin_pb2.DESCRIPTOR)
+        self.operators = operators
+        forward(self, operators.applications, BY_TOKEN, admin_pb2.DESCRIPTOR)
 
     @unary(BY_TOKEN)
     async def GetSpeculation(
         self, request: admin_pb2.GetSpeculationRequest, grpc_context: Any
     ) -> admin_pb2.GetSpeculationResponse:
         """Return the speculation settings, and who made them."""
-        state = await self.control.speculation()
+        state = await self.operators.control.speculation()
         return admin_pb2.GetSpeculationResponse(state=codec.STATE.encode(state))
 
     @unary(BY_TOKEN)
@@ -214,7 +180,7 @@ class AdminServicer:
         self, request: admin_pb2.SetSpeculationRequest, grpc_context: Any
     ) -> admin_pb2.SetSpeculationResponse:
         """Change the speculation settings of every replica."""
-        state = await self.control.set_speculation(codec.CHANGE.decode(request))
+        state = await self.operators.control.set_speculation(codec.CHANGE.decode(request))
         return admin_pb2.SetSpeculationResponse(state=codec.STATE.encode(state))
 
     @unary(BY_TOKEN)
@@ -222,14 +188,14 @@ class AdminServicer:
         self, request: admin_pb2.GetStatusRequest, grpc_context: Any
     ) -> admin_pb2.GetStatusResponse:
         """Return every replica with its load, and the speculation settings."""
-        return codec.STATUS.encode(await self.control.status())
+        return codec.STATUS.encode(await self.operators.control.status())
 
     @unary(BY_TOKEN)
     async def ListReplicas(
         self, request: admin_pb2.ListReplicasRequest, grpc_context: Any
     ) -> admin_pb2.ListReplicasResponse:
         """Return every replica with its load."""
-        replicas = (await self.control.status()).replicas
+        replicas = (await self.operators.control.status()).replicas
         return admin_pb2.ListReplicasResponse(replicas=map(codec.REPLICA.encode, replicas))
 
     @unary(BY_TOKEN)
@@ -237,7 +203,7 @@ class AdminServicer:
         self, request: admin_pb2.ListAuditLogRequest, grpc_context: Any
     ) -> admin_pb2.ListAuditLogResponse:
         """Return a page of changes, the newest first."""
-        page = await self.control.audit_log(request.page_size, request.page_token)
+        page = await self.operators.control.audit_log(request.page_size, request.page_token)
         return codec.AUDIT_PAGE.encode(page)
 
     async def WatchStats(
@@ -245,9 +211,9 @@ class AdminServicer:
     ) -> AsyncGenerator[admin_pb2.WatchStatsResponse, None]:
         """Yield the statistics of the service at each interval, until the replica drains."""
         with reporting_to(grpc_context), check_token(self, grpc_context):
-            async with aclosing(self.stats_streams.watch(request.interval_s)) as moments:
+            async with aclosing(self.operators.stats_streams.watch(request.interval_s)) as moments:
                 async for fleet in moments:
-                    yield self.stats_streams.encoded(fleet, codec.FLEET.encode)
+                    yield self.operators.stats_streams.encoded(fleet, codec.FLEET.encode)
         raise_on_serve(grpc_context)
 
     @unary(BY_TOKEN)
@@ -256,14 +222,14 @@ class AdminServicer:
     ) -> admin_pb2.ProfileResponse:
         """Profile the models of a replica."""
         order = codec.PROFILE_ORDER.decode(request)
-        return codec.PROFILE.encode(await self.take_profile(order))
+        return codec.PROFILE.encode(await self.operators.orders.profile(order))
 
     @unary(BY_TOKEN)
     async def ListDrafters(
         self, request: admin_pb2.ListDraftersRequest, grpc_context: Any
     ) -> admin_pb2.ListDraftersResponse:
         """Return the versions of the draft head of every replica."""
-        reports = await self.order_drafter(DrafterOrder())
+        reports = await self.operators.orders.drafter(DrafterOrder())
         return admin_pb2.ListDraftersResponse(replicas=map(codec.DRAFTERS.encode, reports))
 
     @unary(BY_TOKEN)
@@ -272,7 +238,7 @@ class AdminServicer:
     ) -> admin_pb2.SetDrafterResponse:
         """Change the version of the draft head in use."""
         order = codec.DRAFTER_ORDER.decode(request).with_change()
-        reports = await self.order_drafter(order)
+        reports = await self.operators.orders.drafter(order)
         return admin_pb2.SetDrafterResponse(replicas=map(codec.DRAFTERS.encode, reports))
 
     @unary(BY_TOKEN)
@@ -280,7 +246,7 @@ class AdminServicer:
         self, request: admin_pb2.ListAdaptersRequest, grpc_context: Any
     ) -> admin_pb2.ListAdaptersResponse:
         """Return the adapters of every replica."""
-        reports = await self.order_adapter(AdapterOrder())
+        reports = await self.operators.orders.adapter(AdapterOrder())
         return admin_pb2.ListAdaptersResponse(replicas=map(codec.ADAPTERS.encode, reports))
 
     @unary(BY_TOKEN)
@@ -295,7 +261,7 @@ class AdminServicer:
             replica_id=request.replica_id,
             draft_path=request.draft_path,
         )
-        reports = await self.order_adapter(order)
+        reports = await self.operators.orders.adapter(order)
         return admin_pb2.LoadAdapterResponse(replicas=map(codec.ADAPTERS.encode, reports))
 
     @unary(BY_TOKEN)
@@ -304,7 +270,7 @@ class AdminServicer:
     ) -> admin_pb2.UnloadAdapterResponse:
         """Unload an adapter."""
         order = AdapterOrder.unload(request.name, replica_id=request.replica_id)
-        reports = await self.order_adapter(order)
+        reports = await self.operators.orders.adapter(order)
         return admin_pb2.UnloadAdapterResponse(replicas=map(codec.ADAPTERS.encode, reports))
 
     @unary(BY_TOKEN)
@@ -312,7 +278,7 @@ class AdminServicer:
         self, request: admin_pb2.TakeSamplesRequest, grpc_context: Any
     ) -> admin_pb2.TakeSamplesResponse:
         """Return answers of requests that allow training, and forget them."""
-        batches = await self.take_samples(codec.SAMPLE_ORDER.decode(request))
+        batches = await self.operators.orders.take_samples(codec.SAMPLE_ORDER.decode(request))
         return admin_pb2.TakeSamplesResponse(replicas=map(codec.SAMPLES.encode, batches))
 
 

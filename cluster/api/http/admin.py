@@ -12,8 +12,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from cluster.api.base.errors import status_of
+from cluster.api.base.operator_service import OperatorService
 from cluster.api.base.sse import event, event_response, json_event
-from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin_json import (
     adapters_json,
     drafters_json,
@@ -44,10 +44,10 @@ MAX_BODY_BYTES = 64 * 1024
 _JSON = "application/json"
 _PRECONDITION_FAILED = 412
 
-_Handler = Callable[[AdminServicer, Request], Awaitable[Response]]
+_Handler = Callable[[OperatorService, Request], Awaitable[Response]]
 
 
-def admin_routes(get_admin: Callable[[], AdminServicer]) -> APIRouter:
+def admin_routes(get_admin: Callable[[], OperatorService]) -> APIRouter:
     """Return the routes; `get_admin` is called for each request.
 
     `?model=` selects the model; without it, the one of the application that receives the request.
@@ -72,7 +72,7 @@ def admin_routes(get_admin: Callable[[], AdminServicer]) -> APIRouter:
     return router
 
 
-def lora_routes(get_admin: Callable[[], AdminServicer]) -> APIRouter:
+def lora_routes(get_admin: Callable[[], OperatorService]) -> APIRouter:
     """Return vLLM's routes to load and unload adapters, for operators as `admin_routes`."""
     router = APIRouter(prefix="/v1")
     routes = (
@@ -86,7 +86,7 @@ def lora_routes(get_admin: Callable[[], AdminServicer]) -> APIRouter:
 
 
 def _guarded(
-    get_admin: Callable[[], AdminServicer], handle: _Handler
+    get_admin: Callable[[], OperatorService], handle: _Handler
 ) -> Callable[[Request], Awaitable[Response]]:
     """Check the operators' token, then the origin; return errors as JSON."""
 
@@ -130,11 +130,11 @@ def _shown(value: Any) -> Any:
     return value
 
 
-async def _get_speculation(admin: AdminServicer, request: Request) -> Response:
+async def _get_speculation(admin: OperatorService, request: Request) -> Response:
     return _state_response(await admin.control.speculation())
 
 
-async def _put_speculation(admin: AdminServicer, request: Request) -> Response:
+async def _put_speculation(admin: OperatorService, request: Request) -> Response:
     """Change the state. Respond 412 if If-Match is not the ETag of the present state."""
     change = read_change(await _body(request))
     matched = _version_of(request.headers.get("if-match"))
@@ -152,73 +152,73 @@ async def _put_speculation(admin: AdminServicer, request: Request) -> Response:
         return response
 
 
-async def _preview(admin: AdminServicer, request: Request) -> Response:
+async def _preview(admin: OperatorService, request: Request) -> Response:
     """Return the effect that a change would have now; for an empty change, the present state."""
     body = await _body(request)
     change = None if body.strip() == b"{}" else read_change(body)
     return Response(to_json(await admin.control.preview(change)), media_type=_JSON)
 
 
-async def _status(admin: AdminServicer, request: Request) -> Response:
+async def _status(admin: OperatorService, request: Request) -> Response:
     return Response(to_json(await admin.control.status()), media_type=_JSON)
 
 
-async def _replicas(admin: AdminServicer, request: Request) -> Response:
+async def _replicas(admin: OperatorService, request: Request) -> Response:
     replicas = (await admin.control.status()).replicas
     listed = ", ".join(map(to_json, replicas))
     return Response(f'{{"replicas": [{listed}]}}', media_type=_JSON)
 
 
-async def _audit_log(admin: AdminServicer, request: Request) -> Response:
+async def _audit_log(admin: OperatorService, request: Request) -> Response:
     page_size = _number(request, "page_size", int)
     page_token = request.query_params.get("page_token", "")
     page = await admin.control.audit_log(page_size, page_token)
     return Response(to_json(page), media_type=_JSON)
 
 
-async def _watch(admin: AdminServicer, request: Request) -> Response:
+async def _watch(admin: OperatorService, request: Request) -> Response:
     """Stream server-sent events: `stats` at each interval, and `end` when the replica drains."""
     moments = admin.stats_streams.watch(_number(request, "interval_s", float))
     first = await anext(moments)  # an error here still sets the status code
     return event_response(_events(admin.stats_streams, first, moments))
 
 
-async def _profile(admin: AdminServicer, request: Request) -> Response:
+async def _profile(admin: OperatorService, request: Request) -> Response:
     """Take a profile and respond when the traces are written."""
-    report = await admin.take_profile(read_profile_order(await _body(request)))
+    report = await admin.orders.profile(read_profile_order(await _body(request)))
     return Response(to_json(report), media_type=_JSON)
 
 
-async def _drafters(admin: AdminServicer, request: Request) -> Response:
-    reports = await admin.order_drafter(DrafterOrder())
+async def _drafters(admin: OperatorService, request: Request) -> Response:
+    reports = await admin.orders.drafter(DrafterOrder())
     return Response(drafters_json(reports), media_type=_JSON)
 
 
-async def _order_drafter(admin: AdminServicer, request: Request) -> Response:
+async def _order_drafter(admin: OperatorService, request: Request) -> Response:
     """Change the version of the draft head; respond when it is in use."""
-    reports = await admin.order_drafter(read_drafter_order(await _body(request)))
+    reports = await admin.orders.drafter(read_drafter_order(await _body(request)))
     return Response(drafters_json(reports), media_type=_JSON)
 
 
-async def _adapters(admin: AdminServicer, request: Request) -> Response:
-    return Response(adapters_json(await admin.order_adapter(AdapterOrder())), media_type=_JSON)
+async def _adapters(admin: OperatorService, request: Request) -> Response:
+    return Response(adapters_json(await admin.orders.adapter(AdapterOrder())), media_type=_JSON)
 
 
-async def _order_adapter(admin: AdminServicer, request: Request) -> Response:
+async def _order_adapter(admin: OperatorService, request: Request) -> Response:
     """Load or unload an adapter; respond when it can be used, or no longer."""
-    reports = await admin.order_adapter(read_adapter_order(await _body(request)))
+    reports = await admin.orders.adapter(read_adapter_order(await _body(request)))
     return Response(adapters_json(reports), media_type=_JSON)
 
 
 async def _execute_adapter_order(
-    read: Callable[[bytes], AdapterOrder], done: str, admin: AdminServicer, request: Request
+    read: Callable[[bytes], AdapterOrder], done: str, admin: OperatorService, request: Request
 ) -> Response:
     """Execute an order of vLLM's form; respond with a line of text, as vLLM does.
 
     Raise NotReadyError with the first fault where only some replicas have executed it.
     """
     order = read(await _body(request))
-    reports = await admin.order_adapter(order)
+    reports = await admin.orders.adapter(order)
     fault = next((each for each in reports if each.fault), None)
     if fault is not None:
         raise NotReadyError(f"replica {fault.replica_id} has not {done} it: {fault.fault}")

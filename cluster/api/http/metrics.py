@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from fastapi import APIRouter, Request, Response
 from prometheus_client.metrics_core import Metric
 
-from cluster.api.grpc.servicers import AdminServicer
+from cluster.api.base.operator_service import OperatorService
 from cluster.api.http.admin import error_response
 from cluster.control.peers import Applications
 from cluster.observability.metric_definitions import FleetView
@@ -30,7 +30,7 @@ class _FleetCache:
         self._query: asyncio.Task[dict[str, FleetView]] | None = None
         self._queried_at_s = 0.0  # by the event loop's clock
 
-    async def get(self, router: Router, admin: AdminServicer) -> dict[str, FleetView]:
+    async def get(self, router: Router, admin: OperatorService) -> dict[str, FleetView]:
         """Return all fleets by model, at most a second old. Raise NotReadyError on a timeout."""
         now_s = asyncio.get_running_loop().time()
         if self._query is None or now_s - self._queried_at_s >= _CACHED_S:
@@ -38,7 +38,7 @@ class _FleetCache:
         return await asyncio.shield(self._query)  # other scrapes may wait for it too
 
 
-async def _query(router: Router, admin: AdminServicer) -> dict[str, FleetView]:
+async def _query(router: Router, admin: OperatorService) -> dict[str, FleetView]:
     try:
         async with asyncio.timeout(_DEADLINE_S):
             own, others = await asyncio.gather(
@@ -63,7 +63,7 @@ async def _fleets_of_others(applications: Applications | None) -> dict[str, Flee
 
 
 def metric_routes(
-    get_router: Callable[[], Router], get_admin: Callable[[], AdminServicer]
+    get_router: Callable[[], Router], get_admin: Callable[[], OperatorService]
 ) -> APIRouter:
     """Return the routes; the arguments are called for each request."""
     routes = APIRouter()

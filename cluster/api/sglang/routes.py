@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from cluster.api.base.authentication import ApiKeys
-from cluster.api.grpc.servicers import AdminServicer
+from cluster.api.base.operator_service import OperatorService
 from cluster.api.openai.request_handler import RequestHandler
 from cluster.api.openai.routes import generate_response
 from cluster.api.openai.streams import cancel_on_disconnect, generate_outputs
@@ -41,7 +41,7 @@ _PROBE = EngineCall(
 def sglang_routes(
     get_router: Callable[[], Router],
     get_keys: Callable[[], ApiKeys],
-    get_admin: Callable[[], AdminServicer],
+    get_admin: Callable[[], OperatorService],
 ) -> APIRouter:
     """Return the routes; the arguments are called for each request."""
     handler = RequestHandler(get_router, get_keys)
@@ -75,26 +75,21 @@ def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
 
 
 def _add_replica_orders(
-    routes: APIRouter, handler: RequestHandler, get_admin: Callable[[], AdminServicer]
+    routes: APIRouter, handler: RequestHandler, get_admin: Callable[[], OperatorService]
 ) -> None:
     @routes.post("/abort_request")
     async def abort_request(body: AbortRequest, request: Request) -> Response:
         """End the client's requests with this id, on every replica."""
         order = AbortOrder(body.rid, current_caller.get())
-        abort = get_admin().abort_requests
         async with handler.context(request, None).deadline.enforce():
-            if abort is None:
-                handler.get_router().abort(order)
-            else:
-                await abort(order)
+            await get_admin().orders.abort(order)
         return Response(status_code=200)
 
     @routes.post("/flush_cache")
     async def flush_cache(request: Request, body: FlushRequest | None = None) -> Response:
         """Empty the prefix cache of every replica, unless its requests run or wait."""
-        flush = get_admin().flush_caches or handler.get_router().flush_cache
         async with handler.context(request, None).deadline.enforce():
-            is_flushed = await flush()
+            is_flushed = await get_admin().orders.flush_caches()
         if is_flushed:
             return Response("Cache flushed.\n", media_type="text/plain")
         text = "The cache of a replica is not flushed while its requests run or wait.\n"

@@ -94,7 +94,8 @@ async def http(router):
     async def order_adapter(order):
         return (await router.order_adapter(order),)
 
-    admin = SimpleNamespace(access=AdminAccess(), applications=None, order_adapter=order_adapter)
+    orders = SimpleNamespace(adapter=order_adapter)
+    admin = SimpleNamespace(access=AdminAccess(), applications=None, orders=orders)
     transport = httpx.ASGITransport(make_app(lambda: router, lambda: admin, has_peers=False))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client

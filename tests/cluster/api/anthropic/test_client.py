@@ -7,7 +7,7 @@ import pytest_asyncio
 
 from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKey, ApiKeys
-from tests.cluster.api.openai.conftest import ALONE
+from tests.cluster.api.openai.conftest import alone
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -27,7 +27,7 @@ TOOL = {
 
 
 def client_of(router, keys, api_key):
-    transport = httpx2.ASGITransport(make_app(lambda: router, lambda: ALONE, lambda: keys))
+    transport = httpx2.ASGITransport(make_app(lambda: router, lambda: alone(router), lambda: keys))
     http = httpx2.AsyncClient(transport=transport, base_url="http://test")
     return anthropic.AsyncAnthropic(
         api_key=api_key, base_url="http://test", http_client=http, max_retries=0

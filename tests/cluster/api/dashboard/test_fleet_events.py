@@ -5,17 +5,15 @@ import json
 
 import pytest
 
-from cluster.api.base.authentication import AdminAccess
 from cluster.api.dashboard.routes import SharedMoments, fleet_events
-from cluster.api.grpc.servicers import AdminServicer
-from cluster.control.client import MAX_WATCHERS, ControlClient, StatsStreams
+from cluster.control.client import MAX_WATCHERS, ControlClient
 from cluster.control.plane import ControlPlane
 from cluster.control.store import ControlStore
 from specdec.client import ReplicaReport
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import NotReadyError, OverloadedError
 from tests.clock import Clock
-from tests.cluster.admin_service import Adapters, Drafters, LocalHandle, take_profile, take_samples
+from tests.cluster.admin_service import LocalHandle, operator_service
 
 CONFIGURED = SpeculationControl("auto", threshold=8, num_speculative_tokens=3)
 REPORT = ReplicaReport("a", is_ready=True, num_decoding=2)
@@ -38,15 +36,7 @@ async def admin(handle):
         pass
 
     link = ControlClient(handle, ignore, lambda: REPORT, call_timeout_s=0.3)
-    return AdminServicer(
-        link,
-        AdminAccess(),
-        StatsStreams(link.fleet),
-        take_profile,
-        Drafters(),
-        Adapters(),
-        take_samples,
-    )
+    return operator_service(link)
 
 
 def parsed(chunk):

@@ -8,10 +8,13 @@ import pytest
 from grpc import StatusCode
 
 from cluster.api.base.authentication import ApiKey, ApiKeys
+from cluster.api.grpc.servicers import AdminServicer, expose_rpcs
 from cluster.observability.logs import JsonFormatter
+from protos.specdec.v1 import admin_pb2
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.types.errors import OverloadedError
 from specdec.types.request import Caller
+from tests.cluster.admin_service import operator_service
 from tests.cluster.replica_on_hash_target import running_replica
 
 KEY, OTHER = "sk-correct-horse", "sk-battery-staple"
@@ -129,3 +132,15 @@ async def test_grammars_are_compiled_in_the_name_of_the_client(replica, method, 
     strangers = [Caller(each, is_stranger=True) for each in ("192.0.2.7", "2001:db8::/64")]
     expected = [*strangers, Caller("bob"), Caller("ann")]
     assert callers == expected, "nothing is compiled without a key where there are keys"
+
+
+async def test_a_deployment_has_the_rpcs_of_both_servicers(replica):
+    deployment = SimpleNamespace()
+    expose_rpcs(replica.servicer, deployment)
+    expose_rpcs(AdminServicer(operator_service(replica.link)), deployment)
+    services = (
+        *pb.DESCRIPTOR.services_by_name.values(),
+        *admin_pb2.DESCRIPTOR.services_by_name.values(),
+    )
+    names = {method.name for service in services for method in service.methods}
+    assert vars(deployment).keys() == names | {"Check"}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import httpx
@@ -9,9 +10,8 @@ import pytest
 
 from cluster.api.app import make_app
 from cluster.api.base.authentication import AdminAccess
-from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import MAX_BODY_BYTES
-from cluster.control.client import ControlClient, StatsStreams
+from cluster.control.client import ControlClient
 from cluster.control.peers import Applications
 from cluster.control.plane import ControlPlane
 from cluster.control.store import ControlStore
@@ -19,7 +19,7 @@ from specdec.client import Counts, ReplicaReport
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.control import SpeculationControl
 from specdec.types.drafters import DrafterOrder
-from tests.cluster.admin_service import Adapters, Drafters, LocalHandle, take_profile, take_samples
+from tests.cluster.admin_service import LocalHandle, operator_service
 from tests.cluster.full_disk import fill_disk
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
@@ -40,20 +40,12 @@ async def handle(tmp_path):
 @pytest.fixture
 async def admin(handle):
     link = ControlClient(handle, ignore, lambda: REPORT, call_timeout_s=0.3)
-    return AdminServicer(
-        link,
-        AdminAccess(),
-        StatsStreams(link.fleet),
-        take_profile,
-        Drafters(),
-        Adapters(),
-        take_samples,
-    )
+    return operator_service(link)
 
 
 @pytest.fixture(scope="module")
 def served():
-    """The application, which takes longest to build, and the servicer that it calls: `admin`."""
+    """The application, which takes longest to build, and the service that it calls: `admin`."""
     served = SimpleNamespace(admin=None)
     served.app = make_app(lambda: SimpleNamespace(), lambda: served.admin)
     return served
@@ -293,17 +285,17 @@ async def test_an_unavailable_control_plane(http, handle):
         assert "the control plane does not answer" in response.json()["error"]["message"]
 
 
-async def test_only_operators_can_select_another_model(http, admin):
+async def test_only_operators_can_select_another_model(http, served):
     looks = []
 
     async def look():
         looks.append(1)
         return {}
 
-    admin.applications = Applications("tiny", look)
+    served.admin = replace(served.admin, applications=Applications("tiny", look))
     message = (await http.get(f"{URL}?model=other")).json()["error"]["message"]
     assert "tiny" in message
-    admin.access = AdminAccess("correct-horse-battery")
+    served.admin = replace(served.admin, access=AdminAccess("correct-horse-battery"))
     response = await http.get(f"{URL}?model=other")
     assert response.status_code == 401
     assert "tiny" not in response.text
@@ -320,7 +312,7 @@ async def test_versions_of_the_drafter(http, admin):
     [replica] = response.json()["replicas"]
     assert (response.status_code, replica["is_pinned"]) == (200, True)
     assert replica["versions"][1]["name"] == "org/head"
-    assert admin.order_drafter.orders[-1] == DrafterOrder("org/head", 0, True, "r1")
+    assert admin.orders.drafter.orders[-1] == DrafterOrder("org/head", 0, True, "r1")
 
 
 @pytest.mark.parametrize(
@@ -352,7 +344,7 @@ async def test_adapters(http, admin):
     assert response.json()["replicas"][0]["adapters"][1]["name"] == "chat"
     response = await http.post("/v1/admin/adapters", json={"name": "sql"})
     assert response.json()["replicas"][0]["adapters"][0]["state"] == "unloading"
-    assert admin.order_adapter.orders[1:] == [
+    assert admin.orders.adapter.orders[1:] == [
         AdapterOrder.load("chat", "org/chat", replica_id="r1"),
         AdapterOrder.unload("sql"),
     ]
@@ -369,7 +361,7 @@ async def test_vllms_routes_for_adapters(http, admin):
     body = {"lora_name": "sql", "lora_int_id": 3}
     response = await http.post("/v1/unload_lora_adapter", json=body)
     assert response.text == "Success: LoRA adapter 'sql' unloaded."
-    assert admin.order_adapter.orders == [
+    assert admin.orders.adapter.orders == [
         AdapterOrder.load("chat", "org/chat"),
         AdapterOrder.load("sql", "org/chat", replaces=True),
         AdapterOrder.unload("sql"),
@@ -411,33 +403,33 @@ async def test_a_wrong_order_for_adapters_names_its_field(http, path, body, stat
     assert (response.status_code, response.json()["error"].get("field")) == (status, field)
 
 
-async def test_an_order_that_some_replicas_did_not_execute_fails_on_vllms_routes(http, admin):
+async def test_an_order_that_some_replicas_did_not_execute_fails_on_vllms_routes(http, served):
     async def order(_):
         return AdapterReport("r1"), AdapterReport("r2", fault="no such directory")
 
-    admin.order_adapter = order
+    served.admin = replace(served.admin, orders=replace(served.admin.orders, adapter=order))
     body = {"lora_name": "a", "lora_path": "/a"}
     response = await http.post("/v1/load_lora_adapter", json=body)
     assert response.status_code == 503
     assert "replica r2 has not loaded it: no such directory" in response.text
 
 
-async def test_vllms_routes_require_the_token_and_the_same_origin(http, admin):
+async def test_vllms_routes_require_the_token_and_the_same_origin(http, served, admin):
     body = {"lora_name": "sql"}
     foreign = {"origin": "http://evil.example", "sec-fetch-site": "cross-site"}
     for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
         assert (await http.post(path, json=body, headers=foreign)).status_code == 403
-        admin.access = AdminAccess("correct-horse-battery")
+        served.admin = replace(admin, access=AdminAccess("correct-horse-battery"))
         assert (await http.post(path, json=body)).status_code == 401
-        admin.access = AdminAccess()
-    assert admin.order_adapter.orders == []
+        served.admin = admin
+    assert admin.orders.adapter.orders == []
 
 
 @pytest.mark.parametrize(
     "path", ["speculation", "status", "replicas", "audit-log", "watch", "drafters", "adapters"]
 )
-async def test_every_route_requires_the_token(http, admin, path):
-    admin.access = AdminAccess("correct-horse-battery")
+async def test_every_route_requires_the_token(http, served, path):
+    served.admin = replace(served.admin, access=AdminAccess("correct-horse-battery"))
     response = await http.get(f"/v1/admin/{path}")
     assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
     assert (await http.put(URL, json={"mode": "off"})).status_code == 401

@@ -13,6 +13,7 @@ import pytest_asyncio
 from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKeys
 from cluster.config.serve_config import ServeConfig
+from cluster.replica.orders import AbortOrder
 from cluster.replica.router import Router
 from cluster.workers.ray.resources import ReplicaMemory
 from specdec.engine.engine_thread import EngineThread
@@ -20,8 +21,15 @@ from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.text.tokenizer import Tokenizer
 from tests.specdec.engines import engine_config, local_engine
 
-ALONE = SimpleNamespace(applications=None, abort_requests=None, flush_caches=None)
-"""Stands for an AdminServicer without other applications and replicas."""
+
+def alone(router: Router) -> SimpleNamespace:
+    """Return what stands for the OperatorService of the only replica of the only application."""
+
+    async def abort(order: AbortOrder) -> None:
+        router.abort(order)
+
+    orders = SimpleNamespace(abort=abort, flush_caches=router.flush_cache)
+    return SimpleNamespace(applications=None, orders=orders)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -41,7 +49,7 @@ async def router(tiny_model_dir: Path):
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def http(router: Router):
     """A client without a network: it receives a response when the response is complete."""
-    app = make_app(lambda: router, lambda: ALONE, ApiKeys)
+    app = make_app(lambda: router, lambda: alone(router), ApiKeys)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client

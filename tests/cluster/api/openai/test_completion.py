@@ -9,7 +9,7 @@ from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKey, ApiKeys
 from specdec.types.errors import OverloadedError
 from specdec.types.request import Caller
-from tests.cluster.api.openai.conftest import ALONE, events
+from tests.cluster.api.openai.conftest import alone, events
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -196,8 +196,8 @@ async def test_grammars_are_compiled_in_the_name_of_the_client(router, monkeypat
 
     monkeypatch.setattr(router.text, "compile", compile)
     keys = ApiKeys([ApiKey("ann", "sk-correct-horse"), ApiKey("bob", "sk-battery-staple")])
-    app = make_app(lambda: router, lambda: ALONE, lambda: keys)
-    open_app = make_app(lambda: router, lambda: ALONE, ApiKeys)
+    app = make_app(lambda: router, lambda: alone(router), lambda: keys)
+    open_app = make_app(lambda: router, lambda: alone(router), ApiKeys)
     body = {**ASKED, "prompt": prompt, "stream": stream, "guided_regex": "a+"}
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"

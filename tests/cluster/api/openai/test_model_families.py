@@ -10,7 +10,7 @@ from cluster.replica.router import Router
 from cluster.workers.ray.resources import ReplicaMemory
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.models.model_resolution import resolve_models
-from tests.cluster.api.openai.conftest import ALONE, events
+from tests.cluster.api.openai.conftest import alone, events
 from tests.specdec.engines import engine_config, local_engine
 from tests.specdec.models.families import FAMILIES, save_family
 from tests.specdec.models.foreign import FOREIGN, save_foreign
@@ -31,7 +31,7 @@ async def test_a_tiny_checkpoint_is_served(tmp_path, name):
     engine = local_engine(tmp_path, engine_config(3, max_model_len=96))
     router.core.thread = EngineThread(engine)  # in place of `start`
     router.text.load()
-    transport = httpx.ASGITransport(make_app(lambda: router, lambda: ALONE, ApiKeys))
+    transport = httpx.ASGITransport(make_app(lambda: router, lambda: alone(router), ApiKeys))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         models = (await http.get("/v1/models")).json()["data"]
         assert [each["id"] for each in models] == [name]

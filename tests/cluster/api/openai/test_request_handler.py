@@ -24,7 +24,7 @@ from specdec.types.errors import (
 )
 
 ALONE = SimpleNamespace(applications=None)
-"""Stands for an AdminServicer without other applications."""
+"""Stands for an OperatorService without other applications."""
 
 KEY = "sk-correct-horse"
 URL = "/detokenize"
@@ -66,7 +66,7 @@ def client(router=None, keys=(), admin=ALONE):
 
 
 def beside(other):
-    """Stand for an AdminServicer with another application, which serves the model `b`."""
+    """Stand for an OperatorService with another application, which serves the model `b`."""
 
     async def find(model):
         return SimpleNamespace(stream=stream)

@@ -13,7 +13,7 @@ from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.base.openai_errors import ApiError, failure_of
 from cluster.api.base.sse import event
-from tests.cluster.api.openai.conftest import ALONE
+from tests.cluster.api.openai.conftest import alone
 from tests.cluster.http_server import running_server
 from tests.shell_blocks import blocks_of
 
@@ -82,7 +82,7 @@ def shown_helper(port):
 
 async def test_the_shown_helper_resumes_broken_streams(router, http, monkeypatch, capsys):
     monkeypatch.setattr(router, "new_seed", lambda: 5)
-    app = BrokenStreams(make_app(lambda: router, lambda: ALONE, ApiKeys))
+    app = BrokenStreams(make_app(lambda: router, lambda: alone(router), ApiKeys))
     async with running_server(app) as port:
         await asyncio.to_thread(exec, shown_helper(port), {})
     received = [len(each["resume_token_ids"]) for each in app.bodies]

@@ -8,7 +8,7 @@ import yaml
 
 from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKeys, read_keys
-from tests.cluster.api.openai.conftest import ALONE
+from tests.cluster.api.openai.conftest import alone
 from tests.cluster.http_server import running_server
 from tests.shell_blocks import blocks_of
 
@@ -24,7 +24,7 @@ async def test_the_page_shows_both_clients():
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
 async def test_a_program_of_the_page_runs(program, router, capsys):
-    app = make_app(lambda: router, lambda: ALONE, ApiKeys)
+    app = make_app(lambda: router, lambda: alone(router), ApiKeys)
     async with running_server(app) as port:
         text = program.text.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
         text = text.replace("smollm2-135m-instruct", "tiny")

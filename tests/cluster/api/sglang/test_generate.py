@@ -22,7 +22,7 @@ from specdec.config.speculative_keys import read_speculation
 from specdec.types.errors import OverloadedError
 from specdec.types.messages import Logprobs
 from specdec.types.request import Caller
-from tests.cluster.api.openai.conftest import ALONE
+from tests.cluster.api.openai.conftest import alone
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -458,7 +458,7 @@ async def test_health_generate_ends_with_its_connection(router, monkeypatch):
 
     scope = {"type": "http", "method": "GET", "path": "/health_generate", "query_string": b"",
              "headers": [(b"host", b"test")], "client": ("192.0.2.7", 5000)}  # fmt: skip
-    await make_app(lambda: router, lambda: ALONE)(scope, receive, send)
+    await make_app(lambda: router, lambda: alone(router))(scope, receive, send)
     assert stalled.was_cancelled
     assert statuses[0] == 499
 
@@ -499,7 +499,7 @@ async def test_a_batch_is_ended_by_its_id(http, router):
 
 async def test_a_key_ends_its_own_requests_alone(router):
     keys = ApiKeys([ApiKey("ann", "sk-correct-horse"), ApiKey("bob", "sk-battery-staple")])
-    transport = httpx.ASGITransport(make_app(lambda: router, lambda: ALONE, lambda: keys))
+    transport = httpx.ASGITransport(make_app(lambda: router, lambda: alone(router), lambda: keys))
     ann, bob = (
         httpx.AsyncClient(
             transport=transport, base_url="http://test", headers={"authorization": f"Bearer {key}"}
@@ -518,7 +518,7 @@ async def test_a_key_ends_its_own_requests_alone(router):
 async def test_orders_are_for_every_replica(router):
     orders = []
 
-    async def abort_requests(order):
+    async def abort(order):
         orders.append(order)
 
     async def flush_caches():
@@ -526,7 +526,7 @@ async def test_orders_are_for_every_replica(router):
         return len(orders) == 2
 
     admin = SimpleNamespace(
-        applications=None, abort_requests=abort_requests, flush_caches=flush_caches
+        applications=None, orders=SimpleNamespace(abort=abort, flush_caches=flush_caches)
     )
     transport = httpx.ASGITransport(
         make_app(lambda: router, lambda: admin), client=("192.0.2.7", 5000)
