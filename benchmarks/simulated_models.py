@@ -289,8 +289,7 @@ class SimulatedDraftWorker:
             outputs.append(self._output(self._enumerations.popleft()))
         return outputs
 
-    @property
-    def is_busy(self) -> bool:
+    def poll_busy(self) -> bool:
         """Return whether text to catch up on is still running."""
         return self._caught_up_at_s > self._clock()
 

@@ -162,7 +162,6 @@ class TimedWorker:
                 times.observe(each.num_tokens, each.seconds)
         return outputs
 
-    @property
-    def is_busy(self) -> bool:
+    def poll_busy(self) -> bool:
         """As of the worker."""
-        return self._worker.is_busy
+        return self._worker.poll_busy()

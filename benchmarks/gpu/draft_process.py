@@ -68,8 +68,7 @@ class DraftProcess:
         outputs, self._ahead = self._ahead, []
         return outputs
 
-    @property
-    def is_busy(self) -> bool:
+    def poll_busy(self) -> bool:
         """Return whether an earlier step's catch-up text is still running."""
         while self._num_catching_up and self._pipe.poll():
             self._take()

@@ -68,16 +68,19 @@ class ControlClient:
         report: Callable[[], ReplicaReport],
         *,
         call_timeout_s: float = _CALL_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """control_plane: a handle; `.method.remote(...)` returns an awaitable.
 
-        apply: puts a state in force in the Router. report: returns the Router's state.
+        apply: puts a state in force in the Router. report: returns the Router's state. clock:
+        monotonic, in seconds.
         """
         self._plane = control_plane
         self._apply = apply
         self._make_report = report
         self._call_timeout_s = call_timeout_s
-        self._started_at_s = time.monotonic()
+        self._clock = clock
+        self._started_at_s = clock()
         self.is_connected = False
         self._reported: ReplicaReport | None = None
         self._reported_at_s = 0.0
@@ -168,7 +171,7 @@ class ControlClient:
     async def _report_periodically(self) -> None:
         while True:
             try:
-                report, idle_s = self._make_report(), time.monotonic() - self._reported_at_s
+                report, idle_s = self._make_report(), self._clock() - self._reported_at_s
                 if report != self._reported or idle_s >= _IDLE_REPORT_PERIOD_S:
                     await self._report(report)
             except NotReadyError:
@@ -182,11 +185,11 @@ class ControlClient:
 
     async def _report(self, report: ReplicaReport) -> None:
         await self._call(self._plane.report, report, self._uptime_s)
-        self._reported, self._reported_at_s = report, time.monotonic()
+        self._reported, self._reported_at_s = report, self._clock()
 
     @property
     def _uptime_s(self) -> float:
-        return time.monotonic() - self._started_at_s
+        return self._clock() - self._started_at_s
 
     async def _call(
         self,

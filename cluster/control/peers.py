@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
@@ -120,17 +121,20 @@ class Applications:
         own_model: str,
         list_peers: ListPeers | None = None,
         own_adapters: Callable[[], Collection[str]] = tuple,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """list_peers: returns all others, by name of the application; None: there are none.
 
-        own_adapters: returns the names of this application's adapters.
+        own_adapters: returns the names of this application's adapters. clock: monotonic, in
+        seconds.
         """
+        self._clock = clock
         self._own_model = own_model
         self._own_adapters = own_adapters
         self._by_adapter: dict[str, PeerApplication] = {}
         self._list_peers = list_peers
         self._by_model: dict[str, PeerApplication] = {}
-        self._listed_at_s = self._asked_at_s = -_FRESH_S
+        self._listed_at_s = self._asked_at_s = -math.inf
         self._lock = asyncio.Lock()
 
     def is_own(self, model: str) -> bool:
@@ -158,7 +162,7 @@ class Applications:
 
     def _known(self, model: str) -> PeerApplication | None:
         """Return the application of a model or adapter; None where it must be looked up."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         if model in self._by_model:
             return self._by_model[model] if now_s - self._listed_at_s <= _STALE_S else None
         return self._by_adapter.get(model) if now_s - self._asked_at_s <= _STALE_S else None
@@ -171,7 +175,7 @@ class Applications:
     async def _find_adapters(self) -> None:
         """Ask the peers for their adapters, which come and go; once for all concurrent callers."""
         async with self._lock:
-            if time.monotonic() - self._asked_at_s < _FRESH_S:
+            if self._clock() - self._asked_at_s < _FRESH_S:
                 return
             peers = tuple(self._by_model.values())
             infos = await asyncio.gather(*(each.model_infos() for each in peers))
@@ -181,12 +185,12 @@ class Applications:
                 for info in of_peer
                 if info.parent
             }
-            self._asked_at_s = time.monotonic()
+            self._asked_at_s = self._clock()
 
     async def _refresh(self) -> None:
         """List the peers, once for all concurrent callers; keep the last list if that fails."""
         async with self._lock:
-            if self._list_peers is None or time.monotonic() - self._listed_at_s < _FRESH_S:
+            if self._list_peers is None or self._clock() - self._listed_at_s < _FRESH_S:
                 return
             try:
                 found = await self._list_peers()
@@ -194,7 +198,7 @@ class Applications:
                 logger.warning("other applications cannot be looked up: %s", error)
             else:
                 self._by_model = {each.card.model: each for each in found.values()}
-            self._listed_at_s = time.monotonic()
+            self._listed_at_s = self._clock()
 
 
 class ServeDirectory:

@@ -34,12 +34,19 @@ _MIB = 2**20
 class Profiling:
     """Takes the profiles of one replica."""
 
-    def __init__(self, directory: Path | None, max_mib: int, replica: str) -> None:
+    def __init__(
+        self,
+        directory: Path | None,
+        max_mib: int,
+        replica: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Store the limits.
 
         directory: for traces, on the ranks' node; None disables profiles. max_mib: of all traces of
-        a profile together.
+        a profile together. clock: monotonic, in seconds.
         """
+        self._clock = clock
         self._directory = directory
         self._max_bytes = max_mib * _MIB
         self._replica = replica
@@ -72,7 +79,7 @@ class Profiling:
         call: OnEngineThread,
         directory: Path,
     ) -> ProfileReport:
-        began_at = time.monotonic()
+        began_at = self._clock()
         sizes = {name: n for name, model in models.items() if (n := model.num_ranks)}
         if next(iter(models)) not in sizes:
             raise NotReadyError("the model is starting again; ask for a profile when it is ready")
@@ -86,34 +93,33 @@ class Profiling:
         present = [models[name] for name in sizes]
         try:
             await call(begin)
-            workers = await _collect(present, call, began_at + order.timeout_s)
+            workers = await self._collect(present, call, began_at + order.timeout_s)
         except BaseException:
             with suppress(NotReadyError, TargetFailedError):  # the engine and the models have ended
                 await call(lambda: _end(present))
             raise
-        return ProfileReport(self._replica, time.monotonic() - began_at, workers)
+        return ProfileReport(self._replica, self._clock() - began_at, workers)
 
+    async def _collect(
+        self, models: Sequence[Model], call: OnEngineThread, ends_at: float
+    ) -> tuple[WorkerProfile, ...]:
+        """Wait for all reports; end the profile when the first model, the target, has ended.
 
-async def _collect(
-    models: Sequence[Model], call: OnEngineThread, ends_at: float
-) -> tuple[WorkerProfile, ...]:
-    """Wait for all reports; end the profile when the first model, the target, has ended its own.
-
-    ends_at: when to end it at the latest.
-    """
-    is_ending = False
-    while time.monotonic() < ends_at + WRITING_S:
-        reports = await call(lambda: [model.collect_profile() for model in models])
-        if all(each is not None for each in reports):
-            workers = tuple(worker for each in reports for worker in each)
-            if not workers:
-                raise NotReadyError("the models were lost while they were profiled")
-            return workers
-        if not is_ending and (reports[0] is not None or time.monotonic() >= ends_at):
-            await call(lambda: _end(models))
-            is_ending = True
-        await asyncio.sleep(_POLL_S)
-    raise NotReadyError("the models did not report their profiles; see the service's log")
+        ends_at: when to end it at the latest.
+        """
+        is_ending = False
+        while self._clock() < ends_at + WRITING_S:
+            reports = await call(lambda: [model.collect_profile() for model in models])
+            if all(each is not None for each in reports):
+                workers = tuple(worker for each in reports for worker in each)
+                if not workers:
+                    raise NotReadyError("the models were lost while they were profiled")
+                return workers
+            if not is_ending and (reports[0] is not None or self._clock() >= ends_at):
+                await call(lambda: _end(models))
+                is_ending = True
+            await asyncio.sleep(_POLL_S)
+        raise NotReadyError("the models did not report their profiles; see the service's log")
 
 
 def _end(models: Iterable[Model]) -> None:

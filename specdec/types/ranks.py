@@ -77,6 +77,5 @@ class DraftWorker(Protocol):
         wait: for those of all steps that were begun; otherwise those that have arrived.
         """
 
-    @property
-    def is_busy(self) -> bool:
+    def poll_busy(self) -> bool:
         """Return whether an earlier step's catch-up text is still running."""

@@ -145,8 +145,8 @@ class LocalDraftWorker:
         outputs, self._ahead = self._ahead, []
         return outputs
 
-    @property
-    def is_busy(self) -> bool:
+    def poll_busy(self) -> bool:
+        """See DraftWorker; `begin` returns when all has run."""
         return False
 
     def begin_adapter_load(self, adapter: AdapterFile) -> None:

@@ -146,8 +146,7 @@ class Ranks:
                 worker.stand_by.remote()
         self._runs = [worker.run.remote() for worker in self._workers]
 
-    @property
-    def are_prepared(self) -> bool:
+    def poll_prepared(self) -> bool:
         """Return whether these are spares that have imported everything."""
         if not self._prepared:
             return False

@@ -88,7 +88,7 @@ class SpareRanks(Generic[StepT, OutputT]):
             self._group = None
             if self._spare is None:
                 return None
-            if not self._spare.are_prepared or self._spare.loss() is not None:
+            if not self._spare.poll_prepared() or self._spare.loss() is not None:
                 self._drop()
             spare, self._spare = self._spare, None
             return spare

@@ -50,10 +50,17 @@ class Supervisor(Generic[StepT, OutputT]):
 
     _model: ClassVar[str]
 
-    def __init__(self, start: Callable[[], WorkerGroup[StepT, OutputT]]) -> None:
-        """Start the first group. start: returns a warm group, or raises."""
+    def __init__(
+        self,
+        start: Callable[[], WorkerGroup[StepT, OutputT]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start the first group.
+
+        start: returns a warm group, or raises. clock: monotonic, in seconds.
+        """
         self._start = start
-        self._backoff = Backoff(time.monotonic)
+        self._backoff = Backoff(clock)
         self._closing = threading.Event()
         self._lock = threading.Lock()  # of `_group`, which `restart` sets while `close` may run
         self._group: WorkerGroup[StepT, OutputT] | None = start()
@@ -188,15 +195,16 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
         limits: DraftLimits,
         vocabulary: DraftVocabulary,
         spare: SpareRanks[DraftStep, DraftOutput] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the first group. spare: to keep while there is a group; `start` uses it."""
-        super().__init__(start)
+        super().__init__(start, clock)
         self._spare = spare
         self._limits = limits
         self._vocabulary = vocabulary
         self._proposer: DraftModelProposer | None = None
         self._drafting: WorkerGroup[DraftStep, DraftOutput] | None = None  # the proposer's
-        self._planner = OutcomePlanner(time.perf_counter)
+        self._planner = OutcomePlanner(clock)
         self._counts = Counts()  # of the proposers of lost groups
         self._adapters: dict[int, AdapterFile] = {}  # by id, which every group is to load
         self.num_late_drafts = 0  # steps that went on without drafts
@@ -208,7 +216,7 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
         if proposer is None or group is None:
             return []
         try:
-            return [] if group.is_late else proposer.take(requests)
+            return [] if group.poll_late() else proposer.take(requests)
         except TimeoutError:
             self.num_late_drafts += 1
             return []
@@ -222,7 +230,7 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
         if proposer is None or group is None:
             return
         try:
-            if not group.is_late:
+            if not group.poll_late():
                 proposer.ahead(rows)
         except Exception as error:
             self._recover(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn
 
@@ -68,11 +69,14 @@ class WorkerGroup(Generic[StepT, OutputT]):
         spec: GroupSpec,
         placement: PlacementGroup | None,
         open_ranks: OpenRanks | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the ranks and wait until all are warm; kill them all if one does not start.
 
-        open_ranks: to use instead of new ones, for which there must be a placement.
+        open_ranks: to use instead of new ones, for which there must be a placement. clock:
+        monotonic, in seconds.
         """
+        self._clock = clock
         self._role = role
         self._spec = spec
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -105,7 +109,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
 
     def begin(self, step: StepT) -> None:
         """Send a step to every rank. Its deadline runs from now, or from the previous answer."""
-        pending = _PendingStep(step.step_id, num_tokens(step), time.monotonic())
+        pending = _PendingStep(step.step_id, num_tokens(step), self._clock())
         if self._role.has_output(step):
             self._pending.append(pending)
         if self._role.drafts_ahead(step):
@@ -118,7 +122,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
         """Wait for rank 0's output of the first step that has one and was not collected.
 
         Raises TimeoutError where it gives up. The output is discarded when it arrives; until then
-        `is_late` holds, and no step may begin.
+        `poll_late` returns True, and no step may begin.
         """
         size = self._pending[0].num_tokens
         patience_s = self._patience.limit_s(size) if self.gives_up else math.inf
@@ -143,9 +147,11 @@ class WorkerGroup(Generic[StepT, OutputT]):
         outputs, self._ahead = self._ahead, []
         return outputs
 
-    @property
-    def is_late(self) -> bool:
-        """Return whether an output that `collect` gave up is still to come."""
+    def poll_late(self) -> bool:
+        """Read what has arrived; return whether an output that `collect` gave up is still to come.
+
+        Raises the role's error, as `poll_busy` does.
+        """
         while self._num_late and self._has_answer():
             frames = self._receive()
             if not self._keep_for_later(frames):
@@ -185,9 +191,8 @@ class WorkerGroup(Generic[StepT, OutputT]):
         self._set_deadline()  # of the next answer, if its step was sent already
         return output
 
-    @property
-    def is_busy(self) -> bool:
-        """Return whether ranks may still be running prefill chunks of an earlier draft step."""
+    def poll_busy(self) -> bool:
+        """Read what has arrived; return whether ranks may still run earlier prefill chunks."""
         while self._num_catching_up and self._has_answer():
             is_kept = self._keep_for_later(self._receive())
             assert is_kept, "drafts that were not collected"
@@ -225,10 +230,10 @@ class WorkerGroup(Generic[StepT, OutputT]):
         if (loss := self.ranks.loss()) is not None:
             self._fail(loss.rank, loss.reason)
         for rank, closed_at_s in tuple(self._closed_at_s.items()):
-            if time.monotonic() - closed_at_s > _REASON_TIMEOUT_S:
+            if self._clock() - closed_at_s > _REASON_TIMEOUT_S:
                 self._fail(rank, "has closed its socket")
         for rank, socket in enumerate(tuple(self._sockets)):
-            if socket.is_lost:
+            if socket.poll_lost():
                 self._fail(rank, "cannot be reached")
 
     def close(self) -> None:
@@ -260,7 +265,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
 
         Detects a rank that ends meanwhile, and one that is not warm within `start_timeout_s`.
         """
-        deadline_s = time.monotonic() + self._spec.start_timeout_s
+        deadline_s = self._clock() + self._spec.start_timeout_s
         for rank, socket in enumerate(self.ranks.connect(self._context)):
             self._sockets.append(socket)
             self._poller.register(socket.pollable, zmq.POLLIN)
@@ -273,7 +278,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
         limit_s = self._spec.step_timeout_s
         if self._pending and not self._num_catching_up:
             limit_s = self._deadlines.limit_s(self._pending[0].num_tokens)
-        self._deadline_s = time.monotonic() + limit_s + self._extra_s
+        self._deadline_s = self._clock() + limit_s + self._extra_s
 
     @property
     def _extra_s(self) -> float:
@@ -294,18 +299,18 @@ class WorkerGroup(Generic[StepT, OutputT]):
 
         Raises TimeoutError after `patience_s`.
         """
-        gives_up_s = time.monotonic() + patience_s
+        gives_up_s = self._clock() + patience_s
         while not self._received:
-            left_ms = max(0.0, gives_up_s - time.monotonic()) * 1000
+            left_ms = max(0.0, gives_up_s - self._clock()) * 1000
             if self._read(math.ceil(min(self._check_period_ms, left_ms))):
                 continue
             self.check_alive()
-            if time.monotonic() > self._deadline_s:
+            if self._clock() > self._deadline_s:
                 raise self._role.error(f"the {self._spec.name} did not answer in time")
-            if time.monotonic() > gives_up_s:
+            if self._clock() > gives_up_s:
                 raise TimeoutError(f"the {self._spec.name} is late")
         rank, frames = self._received.popleft()
-        self._previous_answer_s, self._answered_s = self._answered_s, time.monotonic()
+        self._previous_answer_s, self._answered_s = self._answered_s, self._clock()
         self._set_deadline()
         if (reason := serialization.error_in(frames)) is not None:
             self._fail(rank, f"failed: {reason}")
@@ -317,7 +322,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
             pass
         if self._closed_at_s and not self._received:
             self.check_alive()
-        return bool(self._received) or time.monotonic() > self._deadline_s
+        return bool(self._received) or self._clock() > self._deadline_s
 
     @property
     def _check_period_ms(self) -> int:
@@ -334,7 +339,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
             frames = self._sockets[rank].receive()
         except PeerGoneError:
             self._poller.unregister(pollable)  # it would stay ready indefinitely
-            self._closed_at_s[rank] = time.monotonic()
+            self._closed_at_s[rank] = self._clock()
             return False
         except TimeoutError as error:
             self._fail(rank, "stopped within a message", error)

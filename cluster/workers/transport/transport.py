@@ -57,8 +57,7 @@ class StepSocket(Protocol):
     def pollable(self) -> zmq.Socket[bytes] | int:
         """The object to register with zmq.Poller, which returns it when a message is readable."""
 
-    @property
-    def is_lost(self) -> bool:
+    def poll_lost(self) -> bool:
         """Return whether the network between the ends is known to have failed. From any thread."""
 
     def send(self, frames: Sequence[bytes]) -> None:
@@ -160,8 +159,7 @@ class _ZmqSocket:
     def pollable(self) -> zmq.Socket[bytes]:
         return self._socket
 
-    @property
-    def is_lost(self) -> bool:
+    def poll_lost(self) -> bool:
         return False
 
     def send(self, frames: Sequence[bytes]) -> None:
@@ -194,8 +192,7 @@ class _MonitoredSocket(_ZmqSocket):
         self._lock = threading.Lock()  # of the monitor, which any thread may poll
         self._is_disconnected = self._is_closed = False
 
-    @property
-    def is_lost(self) -> bool:
+    def poll_lost(self) -> bool:
         with self._lock:
             if not self._is_closed and self._monitor.poll(0):
                 self._is_disconnected = True

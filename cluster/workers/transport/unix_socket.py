@@ -46,8 +46,7 @@ class UnixSocket:
         """The file descriptor, for zmq.Poller."""
         return self._socket.fileno()
 
-    @property
-    def is_lost(self) -> bool:
+    def poll_lost(self) -> bool:
         """See StepSocket; on one node `receive` detects a lost peer."""
         return False
 

@@ -145,7 +145,7 @@ class DraftModelProposer:
         served = {each.seq_id for each in proposals}
         drafts = list(self._draft_rows(requests, served))
         busy = served | {row.seq_id for _, row in drafts}
-        chunks = [] if self._worker.is_busy else list(self._chunks(requests, busy))
+        chunks = [] if self._worker.poll_busy() else list(self._chunks(requests, busy))
         if not drafts and not chunks:
             return proposals
         self._begin(

@@ -16,6 +16,7 @@ from cluster.control.peers import (
     ServiceCard,
 )
 from specdec.types.errors import NotReadyError, UnknownModelError
+from tests.clock import Clock
 
 
 class Handle:
@@ -73,9 +74,9 @@ class Environment:
         return {f"app-{model}": peer(model) for model in self.models}
 
 
-@pytest.fixture(autouse=True)
-def always_fresh(monkeypatch):
-    monkeypatch.setattr(peers, "_FRESH_S", 0.0)
+@pytest.fixture
+def clock():
+    return Clock()
 
 
 async def test_the_own_model_is_not_looked_up():
@@ -94,63 +95,64 @@ async def test_a_model_is_looked_up_once():
     assert environment.num_lookups == 1
 
 
-async def test_a_later_application_is_found_and_a_deleted_one_forgotten():
+async def test_a_later_application_is_found_and_a_deleted_one_forgotten(clock):
     environment = Environment("b")
-    applications = Applications("a", environment.list_peers)
+    applications = Applications("a", environment.list_peers, clock=clock)
     await applications.find("b")
     environment.models = ("c",)
+    clock.now_s += 1
     assert (await applications.find("c")).card.model == "c"
+    clock.now_s += 1
     with pytest.raises(UnknownModelError, match="served: 'a', 'c'"):
         await applications.find("b")
 
 
-async def test_a_stale_entry_is_looked_up_again(monkeypatch):
+async def test_a_stale_entry_is_looked_up_again(clock):
     environment = Environment("b")
-    applications = Applications("a", environment.list_peers)
+    applications = Applications("a", environment.list_peers, clock=clock)
     await applications.find("b")
     environment.models = ()
+    clock.now_s += 4.9
     assert (await applications.find("b")).card.model == "b"
-    monkeypatch.setattr(peers, "_STALE_S", -1.0)
+    clock.now_s += 0.2
     with pytest.raises(UnknownModelError):
         await applications.find("b")
 
 
-async def test_lookups_of_unknown_names_are_limited(monkeypatch):
-    monkeypatch.setattr(peers, "_FRESH_S", 3600.0)
+async def test_lookups_of_unknown_names_are_limited(clock):
     environment = Environment("b")
-    applications = Applications("a", environment.list_peers)
+    applications = Applications("a", environment.list_peers, clock=clock)
     asked = (applications.find(f"x{i}") for i in range(20))
     errors = await asyncio.gather(*asked, return_exceptions=True)
     assert all(isinstance(error, UnknownModelError) for error in errors)
     assert environment.num_lookups == 1
 
 
-async def test_adapters_of_a_peer_are_found_and_forgotten(monkeypatch):
+async def test_adapters_of_a_peer_are_found_and_forgotten(clock):
     handle = Handle(adapters=("sql", "chat"))
 
     async def list_peers():
         return {"app-b": peer("b", handle)}
 
-    applications = Applications("a", list_peers, lambda: ("mine",))
+    applications = Applications("a", list_peers, lambda: ("mine",), clock)
     assert applications.is_own("mine")
     assert await applications.find("mine") is None
     for _ in range(3):
         assert (await applications.find("sql")).card.model == "b"
     assert handle.num_asked == 1
     handle.adapters = ("chat",)
-    monkeypatch.setattr(peers, "_STALE_S", -1.0)
+    clock.now_s += 5.1
     with pytest.raises(UnknownModelError, match="served: 'a', 'mine', 'b', 'chat'"):
         await applications.find("sql")
 
 
-async def test_questions_for_adapters_are_limited(monkeypatch):
+async def test_questions_for_adapters_are_limited(clock):
     handle = Handle()
 
     async def list_peers():
         return {"app-b": peer("b", handle)}
 
-    monkeypatch.setattr(peers, "_FRESH_S", 3600.0)
-    applications = Applications("a", list_peers)
+    applications = Applications("a", list_peers, clock=clock)
     asked = (applications.find(f"x{i}") for i in range(20))
     await asyncio.gather(*asked, return_exceptions=True)
     assert handle.num_asked == 1
@@ -213,17 +215,18 @@ def fake_serve(monkeypatch):
     fake_serve = FakeServe(own="a", app="b")
     monkeypatch.setattr(peers, "serve", fake_serve)
     monkeypatch.setattr(peers, "_ANSWER_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(peers, "_STALE_S", -1.0)
     return fake_serve
 
 
-async def test_a_model_is_found_while_its_control_plane_is_unavailable(fake_serve):
+async def test_a_model_is_found_while_its_control_plane_is_unavailable(fake_serve, clock):
     """Until its application is deleted."""
-    applications = Applications("a", ServeDirectory("own").list_peers)
+    applications = Applications("a", ServeDirectory("own").list_peers, clock=clock)
     await applications.find("b")
     fake_serve.unavailable.add("app")
+    clock.now_s += 5.1
     assert (await applications.find("b")).card.model == "b"
     del fake_serve.models["app"]
+    clock.now_s += 5.1
     with pytest.raises(UnknownModelError):
         await applications.find("b")
 

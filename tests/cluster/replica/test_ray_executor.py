@@ -32,7 +32,7 @@ class Group:
     """Worker group that is alive until `error` is set."""
 
     num_ranks = 1
-    is_busy = False
+    poll_busy = lambda self: False  # noqa: E731
 
     def __init__(self, spec, placement):
         assert placement in (PLACEMENT, None), "None for a seat at a shared worker"

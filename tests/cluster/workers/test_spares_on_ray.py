@@ -86,7 +86,7 @@ def test_a_spare_replaces_a_killed_rank_and_saves_its_start(own_ray, tiny_model_
     supervisor = DraftSupervisor(spare.start, LIMITS, DraftVocabulary(), spare)
     new_s = seconds_without_drafts(supervisor)
     supervisor.check()
-    wait_for(lambda: spare._spare is not None and spare._spare.are_prepared)
+    wait_for(lambda: spare._spare is not None and spare._spare.poll_prepared())
     [waiting] = spare._spare.places
     wait_for(lambda: title_of(waiting) == "ray::DraftWorker.stand_by")
     spare_bytes = psutil.Process(waiting.pid).memory_full_info().uss
@@ -113,7 +113,7 @@ def test_spares_see_the_gpus_of_the_ranks_they_replace(own_ray, tiny_model_dir):
     assert set(devices) < {"0", "1", "2"}
     spares = Ranks.opened(DraftWorker, spec, placement, ranks.places)
     assert [place.visible_devices for place in spares.places] == devices
-    wait_for(lambda: spares.are_prepared)
+    wait_for(lambda: spares.poll_prepared())
     assert (ranks.loss(), spares.loss()) == (None, None)
     for each in (spares, ranks):
         each.kill()

@@ -25,6 +25,9 @@ class Ranks:
         self.ended = None
         self.is_killed = False
 
+    def poll_prepared(self):
+        return self.are_prepared
+
     def loss(self):
         return self.ended
 

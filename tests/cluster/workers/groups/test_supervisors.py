@@ -22,7 +22,7 @@ LIMITS = DraftLimits(num_blocks=20, block_size=4, max_model_len=80, max_catch_up
 class Worker:
     """Group that drafts token 7 until `error` is set."""
 
-    is_busy = is_late = False
+    poll_busy = poll_late = lambda self: False
 
     def __init__(self) -> None:
         self.error: Exception | None = None

@@ -32,6 +32,7 @@ from specdec.types.drafts.draft_decision import DraftAhead
 from specdec.types.errors import TargetFailedError
 from specdec.types.messages import StepInput, StepRow, VerifyOutput
 from specdec.types.sampling.sampling_spec import SamplingRules
+from tests.clock import Clock
 from tests.specdec.engines import request
 
 LIMITS = DraftLimits(num_blocks=20, block_size=4, max_model_len=80, max_catch_up_tokens=16)
@@ -103,10 +104,11 @@ def spec_of(directory, limits):
     )  # fmt: skip
 
 
-def group_of(role, directory, limits):
+def group_of(role, directory, limits, clock=time.monotonic):
     answer = answer_to_draft if role is DRAFT else answer_to_target
     sockets = Path(tempfile.mkdtemp(dir=directory))
-    return WorkerGroup(role, spec_of(directory, limits), None, ThreadRanks(answer, sockets))
+    ranks = ThreadRanks(answer, sockets)
+    return WorkerGroup(role, spec_of(directory, limits), None, ranks, clock)
 
 
 @pytest.fixture
@@ -159,6 +161,20 @@ def test_a_rank_that_has_closed_its_socket_is_lost_even_if_ray_reports_nothing(t
     target.ranks.end()
     with pytest.raises(TargetFailedError, match="rank 0 of the model has closed its socket"):
         target.collect()
+
+
+def test_the_first_step_has_the_full_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_group, "_LIVENESS_CHECK_PERIOD_MS", 1)
+    clock = Clock()
+    group = group_of(TARGET, tmp_path, EngineConfig(max_model_len=16, num_blocks=1), clock)
+    group.ranks.is_running.clear()
+    group.begin(StepInput(1, (), (), (), ()))
+    clock.now_s += 59.9
+    assert not group._has_answer()
+    clock.now_s += 0.2
+    with pytest.raises(TargetFailedError, match="did not answer in time"):
+        group.collect()
+    group.close()
 
 
 def test_the_first_prefill_after_decode_steps_has_the_full_limit(target):
