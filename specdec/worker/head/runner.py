@@ -20,11 +20,11 @@ from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS
 from specdec.models.heads.config import stores_features
 from specdec.models.heads.networks.base import (
     DeviceBlockHead,
+    DeviceDrafts,
     DeviceHead,
     DeviceStateHead,
     DraftHead,
     HeadState,
-    TreeDraftHead,
     WholeDraftHead,
 )
 from specdec.sampling.vocab_shard import VocabShard
@@ -113,24 +113,23 @@ class HeadRunner:
             head, self._batch_state, self._shard, has_confidences=self._has_confidences
         )
         self._trees = HeadTrees(head, self._sampler, self._tree_choices)
-        self._runs_nodes = head.reads_drafts and isinstance(head, TreeDraftHead)
-        is_whole = isinstance(head, WholeDraftHead) and head.can_draft
-        is_whole = is_whole and not self._has_confidences
+        self._runs_nodes = head.reads_drafts and head.capabilities.runs_nodes
+        is_whole = head.capabilities.drafts_whole and not self._has_confidences
         self._whole_head = cast(WholeDraftHead, head) if is_whole else None
 
     @property
     def drafter_parts(self) -> DrafterParts:
         """Return what steps on the device draft with."""
-        head, sampler = self.head, self._sampler
-        if self._kv is None:
-            assert isinstance(head, DeviceStateHead), "a head of native kernels"
-            return StateParts(head, sampler)
+        head, sampler, kind = self.head, self._sampler, self.head.capabilities.on_device
+        assert kind is not None, "a head of native kernels"
+        if kind is DeviceDrafts.STATES:
+            return StateParts(cast(DeviceStateHead, head), sampler)
+        assert self._kv is not None
         assert self._kv_cache is not None
-        features = self._kv.features.page
-        if isinstance(head, DeviceBlockHead):
-            return BlockParts(head, sampler, features, self._kv_cache)
-        assert isinstance(head, DeviceHead), "a head of native kernels"
-        return PairParts(head, sampler, features, self._kv_cache)
+        stored = (sampler, self._kv.features.page, self._kv_cache)
+        if kind is DeviceDrafts.BLOCKS:
+            return BlockParts(cast(DeviceBlockHead, head), *stored)
+        return PairParts(cast(DeviceHead, head), *stored)
 
     def fits_device(self, rows: Sequence[StepRow], in_front: Sequence[StepRow] = ()) -> bool:
         """Return whether the pairs that drafts behind rows lack are those of their new tokens.

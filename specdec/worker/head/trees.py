@@ -8,6 +8,7 @@ the tree is the one with the most expected accepted tokens, or has the shape of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 from specdec.models.heads.networks.base import DraftHead, FrontierNodes, HeadState, TreeDraftHead
 from specdec.sampling.tree_growth import Children, DynamicTree, fitted_choices
@@ -94,8 +95,9 @@ class HeadTrees:
 
     def _advance(self, state: HeadState, growths: Sequence[_Growth], index: int) -> HeadState:
         """Run the frontier of each tree; return one row for each of its nodes."""
-        if isinstance(self._head, TreeDraftHead):
-            return self._head.advance_nodes(state, [growth.frontier_nodes() for growth in growths])
+        if self._head.capabilities.runs_nodes:
+            nodes = [growth.frontier_nodes() for growth in growths]
+            return cast(TreeDraftHead, self._head).advance_nodes(state, nodes)
         rows = [row for growth in growths for row in growth.parent_rows]
         tokens = [token for growth in growths for token in growth.frontier_tokens]
         return self._head.advance(self._head.select(state, rows), tokens, index)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.heads.networks.base import HeadCapabilities
 from specdec.sampling.draft_temperature import draft_batch_of
 from specdec.sampling.sampler import sample
 from specdec.sampling.vocab_shard import VocabShard
@@ -28,6 +29,7 @@ class ConstructedHead:
     """A head whose logits are drawn from the sequence, the depth and, perhaps, the last draft."""
 
     num_kv_layers = 0
+    capabilities = HeadCapabilities()
     max_draft_tokens = None
     target_ids = None
     vocab_size, vocab_slice = VOCAB_SIZE, range(VOCAB_SIZE)

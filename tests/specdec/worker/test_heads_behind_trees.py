@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specdec.kernels.reference.forward_batch import SlotMove
+from specdec.models.heads.networks.base import HeadCapabilities
 from specdec.types.messages import (
     BlockTableDelta,
     RowDrafting,
@@ -37,7 +38,7 @@ def state():
 )
 def test_the_hidden_state_is_that_of_the_last_accepted_node(state, monkeypatch, tokens, place):
     head = Mock(num_kv_layers=0, max_draft_tokens=4, target_ids=None, vocab_slice=range(8))
-    head.device = torch.device("cpu")
+    head.device, head.capabilities = torch.device("cpu"), HeadCapabilities()
     limits = {"num_blocks": 8, "block_size": 4, "max_model_len": 64, "max_pairs": 8}
     runner = HeadRunner(head, state, Mock(), **limits, feature_dtype=torch.float32)
     monkeypatch.setattr(runner, "_extend", lambda *arguments: None)

@@ -13,7 +13,9 @@ be computed later.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +29,31 @@ HeadState = Any
 """State of a draft between its tokens; only the head that made it reads it."""
 
 
+class DeviceDrafts(Enum):
+    """How a head drafts on a device, in fixed shapes, and the protocol that has the calls.
+
+    PAIRS: token by token, a DeviceHead. BLOCKS: all tokens in one pass, a DeviceBlockHead. STATES:
+    without KV, a DeviceStateHead.
+    """
+
+    PAIRS = "pairs"
+    BLOCKS = "blocks"
+    STATES = "states"
+
+
+@dataclass(frozen=True)
+class HeadCapabilities:
+    """What a head can do beside the calls of DraftHead; its type then has the calls of a protocol.
+
+    runs_nodes: a TreeDraftHead. on_device: None for a head that drafts on the host alone, as those
+    of native kernels. drafts_whole: a WholeDraftHead; equal on all ranks.
+    """
+
+    runs_nodes: bool = False
+    on_device: DeviceDrafts | None = None
+    drafts_whole: bool = False
+
+
 class DraftHead(Protocol):
     """One rank of a head. The calls that compute are collective, with the same rows on all ranks.
 
@@ -35,8 +62,8 @@ class DraftHead(Protocol):
     feature_size: width of the feature of a token.
     num_kv_layers: layers with KV; 0 for a head without attention.
     max_draft_tokens: most tokens of a draft that follow each other; None for no limit.
-    reads_drafts: whether logits depend on the draft tokens before. Unless a head is a TreeDraftHead
-        too, `select` then may repeat a sequence, of which each copy continues with another token.
+    reads_drafts: whether logits depend on the draft tokens before. Unless a head runs nodes too,
+        `select` then may repeat a sequence, of which each copy continues with another token.
     vocab_size: number of draft tokens. vocab_slice: those whose logits this rank computes.
     target_ids: the target's id of each draft token, [vocab_size] int64; None if they are equal.
     """
@@ -52,6 +79,9 @@ class DraftHead(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def capabilities(self) -> HeadCapabilities: ...
 
     def new_kv_cache(self, num_slots: int) -> Tensor | None:
         """Allocate a zeroed pool of `num_slots` pairs (whole blocks); None without KV layers."""
@@ -106,7 +136,6 @@ class FrontierNodes(NamedTuple):
     parents: Parents
 
 
-@runtime_checkable
 class TreeDraftHead(DraftHead, Protocol):
     """A head with KV that can run the nodes of draft trees."""
 
@@ -130,7 +159,6 @@ class DeviceKvHead(DraftHead, Protocol):
         ...
 
 
-@runtime_checkable
 class DeviceHead(DeviceKvHead, Protocol):
     """A head whose draft is a chain of passes: that over a token yields the next one."""
 
@@ -143,7 +171,6 @@ class DeviceHead(DeviceKvHead, Protocol):
         ...
 
 
-@runtime_checkable
 class DeviceBlockHead(DeviceKvHead, Protocol):
     """A head whose drafts come from one pass over a block of tokens behind the pairs.
 
@@ -176,7 +203,6 @@ class DeviceBlockHead(DeviceKvHead, Protocol):
         ...
 
 
-@runtime_checkable
 class DeviceStateHead(DraftHead, Protocol):
     """A head without KV that drafts in fixed shapes, without a value that the host has to read.
 
@@ -195,14 +221,8 @@ class DeviceStateHead(DraftHead, Protocol):
         ...
 
 
-@runtime_checkable
 class WholeDraftHead(DraftHead, Protocol):
     """A head that can draft all tokens in one call."""
-
-    @property
-    def can_draft(self) -> bool:
-        """Return whether `draft` is available on this rank, and equally on all others."""
-        ...
 
     def draft(
         self,

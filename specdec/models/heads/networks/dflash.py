@@ -20,6 +20,7 @@ from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import AnyDeviceBatch, DeviceBatch
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, on_device
 from specdec.models.heads.formats.dflash import DFlashShape
+from specdec.models.heads.networks.base import DeviceDrafts, HeadCapabilities
 from specdec.models.heads.networks.layers import FIRST_SLOT, HeadAttention, decoder_layer
 from specdec.models.heads.networks.markov import MarkovHead, MarkovState
 from specdec.models.heads.networks.projection import SharedInputLinear
@@ -67,6 +68,8 @@ class _Context:
 
 class DFlashHead(nn.Module):
     """One rank of a DFlash or DSpark head, a DeviceBlockHead."""
+
+    capabilities = HeadCapabilities(on_device=DeviceDrafts.BLOCKS)
 
     def __init__(self, shape: DFlashShape, reader: CheckpointReader, target: TargetRank) -> None:
         super().__init__()

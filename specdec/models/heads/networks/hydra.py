@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from specdec.kernels.reference.forward_batch import ForwardBatch, on_device
 from specdec.models.heads.formats.hydra import HydraShape
+from specdec.models.heads.networks.base import DeviceDrafts, HeadCapabilities
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.heads.networks.target import TargetRank
 from specdec.models.layers.linear import VocabHead
@@ -73,6 +74,7 @@ class HydraHeads(nn.Module):
 
     num_kv_layers = 0
     reads_drafts = True
+    capabilities = HeadCapabilities(on_device=DeviceDrafts.STATES)
     target_ids: Tensor | None = None
 
     def __init__(self, shape: HydraShape, reader: CheckpointReader, target: TargetRank) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from specdec.kernels.reference.forward_batch import ForwardBatch
 from specdec.models.heads.formats.medusa import MedusaShape
+from specdec.models.heads.networks.base import DeviceDrafts, HeadCapabilities
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.heads.networks.target import TargetRank
 from specdec.models.layers.linear import VocabHead
@@ -43,6 +44,7 @@ class MedusaHeads(nn.Module):
 
     num_kv_layers = 0
     reads_drafts = False
+    capabilities = HeadCapabilities(on_device=DeviceDrafts.STATES)
 
     def __init__(
         self,

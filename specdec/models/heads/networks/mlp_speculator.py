@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from specdec.kernels.reference.forward_batch import ForwardBatch, on_device
 from specdec.models.heads.formats.mlp_speculator import MlpSpeculatorShape
+from specdec.models.heads.networks.base import DeviceDrafts, HeadCapabilities
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.heads.networks.target import TargetRank
 from specdec.models.layers.linear import VocabEmbedding, VocabHead
@@ -27,6 +28,7 @@ class MlpSpeculator(nn.Module):
 
     num_kv_layers = 0
     reads_drafts = True
+    capabilities = HeadCapabilities(on_device=DeviceDrafts.STATES)
     target_ids: Tensor | None = None
 
     def __init__(

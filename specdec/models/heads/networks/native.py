@@ -18,7 +18,7 @@ from specdec.kernels.cpu.decoder import LayerStruct
 from specdec.kernels.cpu.draft_head import DraftHeadKernel, DraftHeadStruct, PairStates
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.reference.sample_rows import SampleParams
-from specdec.models.heads.networks.base import FrontierNodes
+from specdec.models.heads.networks.base import FrontierNodes, HeadCapabilities
 from specdec.models.heads.networks.eagle3 import Eagle3Head, FirstLayer
 from specdec.models.heads.networks.fused import FusedHead
 from specdec.models.heads.networks.layers import FIRST_SLOT, UnnormalizedLayer
@@ -70,13 +70,14 @@ class NativeHead:
         return self.torch_head.device
 
     @property
-    def can_draft(self) -> bool:
-        """Return whether `draft` is available: kernels then combine the samples of all ranks.
+    def capabilities(self) -> HeadCapabilities:
+        """See DraftHead; with whole drafts where kernels combine the samples of all ranks.
 
         They sample from the products of the output head, which some families scale or bound.
         """
         is_plain = self.torch_head.lm_head.transform.is_identity
-        return is_plain and self._kernel.can_draft and has_ascending_tokens(self.target_ids)
+        can_draft = is_plain and self._kernel.can_draft and has_ascending_tokens(self.target_ids)
+        return HeadCapabilities(runs_nodes=True, drafts_whole=can_draft)
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """See DraftHead; in the layout of the kernels."""

@@ -22,6 +22,7 @@ from specdec.kernels.cpu.block_head import (
 from specdec.kernels.cpu.decoder import LayerStruct
 from specdec.kernels.reference.forward_batch import ForwardBatch
 from specdec.kernels.reference.sample_rows import SampleParams
+from specdec.models.heads.networks.base import HeadCapabilities
 from specdec.models.heads.networks.dflash import BlockState, DFlashHead
 from specdec.models.heads.networks.layers import FIRST_SLOT
 from specdec.models.heads.networks.markov import MarkovHead
@@ -67,10 +68,11 @@ class NativeDFlashHead:
         return self.torch_head.device
 
     @property
-    def can_draft(self) -> bool:
-        """See WholeDraftHead; kernels sample from the products of the output head."""
+    def capabilities(self) -> HeadCapabilities:
+        """See DraftHead; kernels sample whole drafts from the products of the output head."""
         is_plain = self.torch_head.lm_head.transform.is_identity
-        return is_plain and self._kernel.can_draft and has_ascending_tokens(self.target_ids)
+        can_draft = is_plain and self._kernel.can_draft and has_ascending_tokens(self.target_ids)
+        return HeadCapabilities(drafts_whole=can_draft)
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """See DraftHead; in the layout of the kernels."""

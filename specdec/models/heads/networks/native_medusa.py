@@ -10,7 +10,8 @@ from torch import Tensor
 
 from specdec.kernels.cpu import native_library
 from specdec.kernels.cpu.medusa import MedusaKernel
-from specdec.kernels.reference.forward_batch import ForwardBatch
+from specdec.kernels.reference.forward_batch import ModelInput
+from specdec.models.heads.networks.base import HeadCapabilities
 from specdec.models.heads.networks.medusa import MedusaHeads, ResidualBlock
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.layers.linear import VocabHead
@@ -25,6 +26,7 @@ class NativeMedusaHeads:
 
     num_kv_layers = 0
     reads_drafts = False
+    capabilities = HeadCapabilities()
 
     def __init__(self, heads: MedusaHeads) -> None:
         """Use the weights of `heads`, whose matrices must be native."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from specdec.kernels.reference.device_batch import DeviceBatch
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.models.heads.formats.eagle3 import Eagle3Shape
+from specdec.models.heads.networks.base import DeviceDrafts, HeadCapabilities
 from specdec.models.heads.networks.eagle3 import Eagle3Head
 from specdec.models.heads.networks.recurrent import RecurrentState
 from specdec.models.heads.networks.target import TargetRank
@@ -44,6 +45,7 @@ class ParallelEagleHead(Eagle3Head):
     """One rank of a P-EAGLE head, a DeviceBlockHead."""
 
     reads_drafts = False
+    capabilities = HeadCapabilities(on_device=DeviceDrafts.BLOCKS)
 
     def __init__(self, shape: Eagle3Shape, reader: CheckpointReader, target: TargetRank) -> None:
         super().__init__(shape, reader, target)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from specdec.kernels.reference.device_batch import AnyDeviceBatch
-from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, on_device
-from specdec.models.heads.networks.base import FrontierNodes
+from specdec.kernels.reference.forward_batch import Chunk, ModelInput, on_device
+from specdec.models.heads.networks.base import DeviceDrafts, FrontierNodes, HeadCapabilities
 from specdec.models.heads.networks.layers import HeadAttention, LayerPass
 from specdec.models.layers.linear import VocabEmbedding, VocabHead
 from specdec.models.layers.norm import RMSNorm
@@ -71,6 +71,7 @@ class RecurrentHead(nn.Module, ABC):
     recycles_norm: bool
     max_draft_tokens: int | None = None
     reads_drafts: bool = True
+    capabilities = HeadCapabilities(runs_nodes=True, on_device=DeviceDrafts.PAIRS)
 
     @property
     def device(self) -> torch.device:

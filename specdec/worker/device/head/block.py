@@ -8,13 +8,15 @@ that pair are free.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
 from specdec.config.engine import EngineConfig
 from specdec.kernels.reference.device_batch import DeviceBatch
 from specdec.kernels.reference.logit_edits import LogitEdits
-from specdec.models.heads.networks.base import DeviceBlockHead, DraftHead
+from specdec.models.heads.networks.base import DeviceBlockHead, DeviceDrafts, DraftHead
 from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device.head.head import DraftRows
 from specdec.worker.device.head.pairs import KvDrafts
@@ -26,10 +28,11 @@ from specdec.worker.head.parts import BlockParts
 
 def num_scratch_blocks(head: DraftHead, limits: EngineConfig) -> int:
     """Return the pages behind the pool and its padding that a head needs for blocks."""
-    if not isinstance(head, DeviceBlockHead):
+    if head.capabilities.on_device is not DeviceDrafts.BLOCKS:
         return 0
     num_tokens = 0 if limits.speculation is None else limits.speculation.max_chain_tokens
-    return limits.max_num_seqs * _pages_of_row(head, num_tokens, limits.block_size)
+    pages = _pages_of_row(cast(DeviceBlockHead, head), num_tokens, limits.block_size)
+    return limits.max_num_seqs * pages
 
 
 def _pages_of_row(head: DeviceBlockHead, max_draft_tokens: int, block_size: int) -> int:

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from specdec.kernels.reference.device_batch import DeviceBatch, TreeNodes
 from specdec.kernels.reference.logit_edits import LogitEdits
-from specdec.models.heads.networks.base import DraftHead, TreeDraftHead
+from specdec.models.heads.networks.base import DraftHead
 from specdec.sampling.device.device_children import DeviceChildren
 from specdec.sampling.device.device_growth import (
     Frontier,
@@ -36,7 +36,7 @@ from specdec.worker.head.sampler import Shaping
 
 def growth_shape(head: DraftHead, limits: DeviceStepLimits) -> GrowthShape | None:
     """Return the largest trees that a head drafts on the device; None where it drafts none."""
-    if not limits.max_tree_nodes or not isinstance(head, TreeDraftHead) or not head.reads_drafts:
+    if not limits.max_tree_nodes or not head.capabilities.runs_nodes or not head.reads_drafts:
         return None
     depth = min(limits.max_tree_depth, head.max_draft_tokens or limits.max_tree_depth)
     return GrowthShape(limits.max_tree_nodes, depth)

@@ -50,6 +50,6 @@ def rank_drafts(rank, size, directory, target_dir, address):
     torch.set_num_threads(2)
     shared = SharedMemory(native_library(), rank, size, address, timeout_s=30)
     head = make_head(directory, target_dir, TensorParallelGroup(rank, size, shared))
-    assert head.can_draft
+    assert head.capabilities.drafts_whole
     drafts = WholeDrafts(head, sequences())
     return [drafts.draft(temperature) for temperature in (0.0, 0.8)]

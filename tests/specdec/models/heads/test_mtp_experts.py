@@ -263,7 +263,7 @@ def test_a_native_draft_is_one_call_with_the_tokens_of_steps(tmp_path, target_of
     directory, made = checkpoint(V3, target_dir, tmp_path / "a")
     head = make_head(directory, target_dir)
     assert isinstance(head, NativeHead)
-    assert head.can_draft
+    assert head.capabilities.drafts_whole
     parts = sequences()
     drafts = WholeDrafts(head, parts).draft(0.0)
     for part, draft in zip(parts, drafts, strict=True):

@@ -8,7 +8,6 @@ from safetensors.torch import load_file, save_file
 
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.heads.networks.base import WholeDraftHead
 from specdec.models.heads.networks.native import NativeHead
 from specdec.models.heads.networks.native_dflash import NativeDFlashHead
 from specdec.models.heads.networks.native_medusa import NativeMedusaHeads
@@ -104,8 +103,7 @@ def drafts_by_steps(head, parts, temperature):
 def test_whole_drafts_equal_those_of_steps(kind, directory, target_dir, temperature):
     head = make_head(directory, target_dir)
     assert isinstance(head, KINDS[kind][1])
-    assert isinstance(head, WholeDraftHead)
-    assert head.can_draft
+    assert head.capabilities.drafts_whole
     found = WholeDrafts(head, sequences()).draft(temperature)
     assert found == drafts_by_steps(head, sequences(), temperature)
 
@@ -133,7 +131,7 @@ def test_ranks_agree_on_whole_drafts_where_tokens_do_not_ascend(save_head, targe
     def load(group):
         head = make_head(tmp_path / "head", target_dir, group)
         head._kernel.can_draft = True  # as with ranks that share memory
-        return head.can_draft
+        return head.capabilities.drafts_whole
 
     assert run_ranks(2, load) == [False, False]
 
@@ -177,7 +175,7 @@ def test_rows_of_medusa_heads_do_not_depend_on_the_batch(tmp_path, target_dir, q
 
 
 def test_whole_drafts_need_shared_memory(directory, target_dir):
-    assert run_ranks(2, lambda group: make_head(directory, target_dir, group).can_draft) == [
-        False,
-        False,
-    ]
+    def drafts_whole(group):
+        return make_head(directory, target_dir, group).capabilities.drafts_whole
+
+    assert run_ranks(2, drafts_whole) == [False, False]

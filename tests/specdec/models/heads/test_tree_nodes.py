@@ -6,7 +6,7 @@ import torch
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head
-from specdec.models.heads.networks.base import FrontierNodes, TreeDraftHead
+from specdec.models.heads.networks.base import FrontierNodes
 from specdec.types.drafts.draft_tree import BASE, paths
 from tests.specdec.models.heads.driver import (
     KERNELS,
@@ -37,7 +37,7 @@ def test_nodes_have_the_logits_of_chains(target_dir, tmp_path, config, weights, 
     target = ModelConfig.from_directory(target_dir)
     head_config = HeadConfig.from_directory(directory, target, window)
     head = load_head(head_config, target_model(target_dir, kernels=kernels))
-    assert isinstance(head, TreeDraftHead)
+    assert head.capabilities.runs_nodes
     parts = sequences((11, 23))
     starts, ends = [1, 1], [len(part.tokens) for part in parts]
     trees = [LEVELS, [level[:1] for level in LEVELS[:2]]]
