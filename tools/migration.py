@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cluster.config import sglang_compat, vllm_compat
-from specdec.config.speculative_keys import OTHER_METHOD_NAMES, SPECULATION_KEYS
+from specdec.config.speculation.methods import other_method_names
+from specdec.config.speculative_keys import SPECULATION_KEYS
 from specdec.config.vllm_compat import VALUES, Always
 from specdec.types.sampling.vllm_sampling import REFUSED
 from tools.generated_files import run
@@ -63,7 +64,7 @@ def _values() -> Iterator[str]:
     }
     methods = {
         f"method or algorithm `{theirs}`": f"`{ours}`"
-        for theirs, ours in OTHER_METHOD_NAMES.items()
+        for theirs, ours in other_method_names().items()
     }
     yield _table({**values, **methods}, "value")
 

@@ -40,7 +40,8 @@ from specdec.types.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from specdec.config.engine import AdapterLimits, DTypeName, ModelOptions
-    from specdec.config.speculation.methods import DraftModelConfig, HeadMethodConfig
+    from specdec.config.speculation.head_methods import HeadMethodConfig
+    from specdec.config.speculation.methods import DraftModelConfig
     from specdec.config.speculation.speculative import SpeculativeConfig
     from specdec.types.adapters import AdapterOrder
 

@@ -70,28 +70,6 @@ _NO_EFFECT: Mapping[str, _NoEffect] = MappingProxyType(
 )
 """Keys of vLLM that make no difference here, whatever their value."""
 
-OTHER_METHOD_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "mlp": "mlp_speculator",
-        "ngram_gpu": "ngram",
-        "EAGLE": "eagle",
-        "EAGLE3": "eagle3",
-        "NEXTN": "mtp",
-        "STANDALONE": "draft_model",
-        "NGRAM": "ngram",
-        "DFLASH": "dflash",
-        "DSPARK": "dspark",
-        **dict.fromkeys(
-            (
-                *("deepseek_mtp", "ernie_mtp", "glm4_moe_mtp", "longcat_flash_mtp"),
-                *("mimo_mtp", "qwen3_next_mtp", "qwen3_5_mtp"),
-            ),
-            "mtp",
-        ),
-    }
-)
-"""Our method by other names of it in vLLM, and by SGLang's names of algorithms."""
-
 _VERIFIERS: Mapping[str, VerifierName] = MappingProxyType(
     {"standard": "rejection", "block": "block", "synthetic": "synthetic"}
 )
@@ -222,23 +200,26 @@ def _warn(old: str, new: str) -> None:
 def _completed(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Add what vLLM infers: the method behind a name, and the other bound of one n-gram length.
 
-    Method pard is a draft model that drafts in parallel, and eagle3 in parallel is p_eagle.
+    Method pard is a draft model that drafts in parallel; the parallel form of a head has a name.
     """
+    from specdec.config.speculation.methods import other_method_names, parallel_form
+
     values = dict(mapping)
-    if isinstance(values.get("method"), str):
-        values["method"] = OTHER_METHOD_NAMES.get(values["method"], values["method"])
-    if values.get("method") == "eagle3" and values.get("parallel_drafting"):
-        values["method"] = "p_eagle"
-        del values["parallel_drafting"]
+    if isinstance(given := values.get("method"), str):
+        values["method"] = name = other_method_names().get(given, given)
+        parallel = parallel_form(name)
+        if parallel is not None and values.get("parallel_drafting"):
+            values["method"] = parallel
+            del values["parallel_drafting"]
     if values.get("method") == "pard":
         if not values.setdefault("parallel_drafting", True):
             limit = "true or left out where method is pard"
             raise InvalidValueError("speculative_config.parallel_drafting", False, limit)
         values["method"] = "draft_model"
     lengths = ("prompt_lookup_min", "prompt_lookup_max")
-    given = [values[name] for name in lengths if name in values]
-    if len(given) == 1:
-        values |= dict.fromkeys(lengths, given[0])
+    bounds = [values[name] for name in lengths if name in values]
+    if len(bounds) == 1:
+        values |= dict.fromkeys(lengths, bounds[0])
     return values
 
 

@@ -18,7 +18,7 @@ from specdec.training.data.config import TrainingConfig
 from specdec.training.data.corpus import Corpus, CorpusError
 from specdec.training.data.draft_vocabulary import ReducedVocabulary, check_size, token_counts
 from specdec.training.data.target import Target, TargetPrecision
-from specdec.training.drafters import drafter_class
+from specdec.training.drafters.base import drafter_class
 from specdec.training.trainer import Data, Trainer
 from specdec.training.warm_start import ExportedHead
 from specdec.types.errors import InvalidValueError

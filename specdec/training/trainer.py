@@ -22,7 +22,7 @@ from specdec.training.data.batches import Batch, BatchOrder
 from specdec.training.data.config import TrainingConfig
 from specdec.training.data.corpus import Sample
 from specdec.training.data.target import Target
-from specdec.training.drafters import drafter_class
+from specdec.training.drafters.base import drafter_class
 from specdec.training.export import export
 from specdec.training.objective import Objective
 from specdec.training.optimizers import Optimizers

@@ -12,8 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from specdec.config.speculation.methods import head_methods
 from specdec.models.heads.config import head_method_of
-from specdec.training.drafters import METHODS, Drafter
+from specdec.training.drafters.base import TRAINED_METHODS, Drafter
 from specdec.types.errors import UnsupportedModelError
 
 _TENSORS = "model.safetensors"
@@ -34,8 +35,8 @@ class ExportedHead:
         """Read the files. Raises UnsupportedModelError for those of another method or layout."""
         self._directory = directory
         method = head_method_of(directory)
-        if method not in METHODS:
-            trained = ", ".join(sorted(METHODS.keys() - {"draft_model"}))
+        if method not in TRAINED_METHODS:
+            trained = ", ".join(sorted(head_methods().keys() & set(TRAINED_METHODS)))
             self._refuse(f"it is {method or 'no head'}; training continues heads of {trained}")
         try:
             config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())

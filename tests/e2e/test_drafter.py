@@ -11,7 +11,7 @@ import torch
 from specdec.client import AdminClient, Client, ClientError, DrafterOrder
 from specdec.training.data.config import TrainingConfig
 from specdec.training.data.target import Target, TargetPrecision
-from specdec.training.drafters import METHODS
+from specdec.training.drafters.base import drafter_class
 from specdec.training.export import export
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.e2e.conftest import running_service
@@ -26,7 +26,7 @@ PROMPTS = [[5 + index, 6, 7, 8 + index] * 3 for index in range(8)]
 def head(tiny_model_dir, tmp_path_factory):
     target = Target(tiny_model_dir, 128, TargetPrecision(kernels="torch"))
     config = TrainingConfig(method="medusa", depth=3)
-    drafter = METHODS["medusa"](target, torch.arange(target.config.vocab_size), config)
+    drafter = drafter_class("medusa")(target, torch.arange(target.config.vocab_size), config)
     directory = tmp_path_factory.mktemp("heads") / "head"
     export(drafter, directory, "float32", {})
     return directory

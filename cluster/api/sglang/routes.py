@@ -22,13 +22,13 @@ from cluster.config.serve_config import ServeConfig
 from cluster.observability.request_context import current_caller
 from cluster.replica.orders import AbortOrder
 from cluster.replica.router import Router
+from specdec.config.speculation.methods import other_method_names
 from specdec.config.speculation.speculative import SpeculativeConfig
-from specdec.config.speculative_keys import OTHER_METHOD_NAMES
 from specdec.types.errors import OverloadedError
 from specdec.types.request import GenerateRequest as EngineCall
 from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
 
-_ALGORITHMS = {ours: name for name, ours in OTHER_METHOD_NAMES.items() if name.isupper()}
+_ALGORITHMS = {ours: name for name, ours in other_method_names().items() if name.isupper()}
 """SGLang's name of an algorithm by our method."""
 
 _PROBE = EngineCall(

@@ -216,7 +216,7 @@ def train(
 
 def _config(settings: dict[str, Any]) -> TrainingConfig:
     """Remove the fields of TrainingConfig from the flags. Raises InvalidValueError."""
-    from specdec.training.drafters import drafter_class
+    from specdec.training.drafters.base import drafter_class
 
     config = TrainingConfig(
         **{each.name: settings.pop(each.name) for each in fields(TrainingConfig)}

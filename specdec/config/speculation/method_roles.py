@@ -11,15 +11,9 @@ from dataclasses import asdict
 from typing import Any
 
 from specdec.config.fields import refuse_unknown
-from specdec.config.speculation.methods import (
-    METHOD_NAMES,
-    METHODS,
-    DraftModelConfig,
-    HeadMethodConfig,
-    MethodConfig,
-    NgramConfig,
-    keys_of,
-)
+from specdec.config.speculation.head_methods import HeadMethodConfig
+from specdec.config.speculation.method_config import MethodConfig
+from specdec.config.speculation.methods import METHODS, DraftModelConfig, NgramConfig, keys_of
 from specdec.types.errors import InvalidValueError
 
 OTHER_ROLES = ("first", "fallback")
@@ -90,9 +84,9 @@ def _takes_model(given: Given) -> bool:
 
 
 def _named(role: str, name: object) -> type[MethodConfig]:
-    if name not in METHOD_NAMES:
+    if name not in METHODS:
         suffix = "" if role == "method" else ", or left out"
-        limit = f"one of {', '.join(METHOD_NAMES)}{suffix}"
+        limit = f"one of {', '.join(METHODS)}{suffix}"
         raise InvalidValueError(f"speculative_config.{role}", name, limit)
     return METHODS[str(name)]
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args, get_type_hints
 
 from specdec.config.fields import refuse_unknown
+from specdec.config.speculation.head_methods import HeadMethodConfig
+from specdec.config.speculation.method_config import MethodConfig
 from specdec.config.speculation.method_roles import (
     OTHER_ROLES,
     check_roles,
@@ -14,15 +16,7 @@ from specdec.config.speculation.method_roles import (
     read_roles,
     role_mapping,
 )
-from specdec.config.speculation.methods import (
-    METHOD_NAMES,
-    METHODS,
-    DraftModelConfig,
-    HeadMethodConfig,
-    MethodConfig,
-    NgramConfig,
-    keys_of,
-)
+from specdec.config.speculation.methods import METHODS, DraftModelConfig, NgramConfig, keys_of
 from specdec.config.speculation.speculative_checks import (
     DEFAULT_BATCH_BUDGET_MAX,
     check_adaptive_length,
@@ -385,7 +379,7 @@ def _literal(names: tuple[str, ...]) -> Any:
 
 def key_types() -> dict[str, Any]:
     """Return the type of each key of speculative_config, those of all methods included."""
-    name = _literal(METHOD_NAMES)
+    name = _literal(tuple(METHODS))
     types = {"method": name, "first": name | None, "fallback": name | None, **_COMMON_KEYS}
     for config_class in METHODS.values():
         hints = get_type_hints(config_class)

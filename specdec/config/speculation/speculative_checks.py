@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from specdec.config.speculation.methods import METHODS, MethodConfig
+from specdec.config.speculation.method_config import MethodConfig
+from specdec.config.speculation.methods import METHODS
 from specdec.types.drafts.draft_length import LengthRule, LengthSchedule
 from specdec.types.drafts.draft_tree import MAX_TREE_NODES
 from specdec.types.errors import InvalidValueError

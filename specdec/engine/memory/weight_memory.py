@@ -40,7 +40,7 @@ def draft_block_bytes(config: LLMConfig, models: Models) -> int:
     head, speculation = models.head, config.speculative_config
     if head is None or speculation is None or config.device != "cuda":
         return 0
-    num_blocks = -(-head.block_len(speculation.max_chain_tokens) // config.block_size)
+    num_blocks = -(-head.shape.block_len(speculation.max_chain_tokens) // config.block_size)
     num_slots = config.max_num_seqs * num_blocks * config.block_size
     return num_slots * head.kv_bytes_per_token(config.resolved_dtype, config.tensor_parallel_size)
 

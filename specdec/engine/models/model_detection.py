@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.config.llm import Config
-from specdec.config.speculation.methods import DraftModelConfig
+from specdec.config.speculation.methods import METHODS, DraftModelConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.models.heads.config import (
     head_method_of,
@@ -18,7 +18,7 @@ from specdec.models.heads.config import (
     named_target,
     suggested_draft_tokens,
 )
-from specdec.models.heads.formats.detect import DetectedMethod
+from specdec.models.heads.formats.detect import PARD
 from specdec.models.hub import Progress
 from specdec.models.resolve import local_path, resolve
 from specdec.types.errors import ModelNotFoundError
@@ -43,8 +43,8 @@ def _with_named_target(config: Config, progress: Progress, *, downloads: bool) -
     if directory is None or name is None:
         return config
     method = head_method_of(directory)
-    if method in (None, "mtp"):  # a model that names the one it was fine-tuned from
-        return config
+    if method is None or METHODS[method].is_in_target:
+        return config  # a model that names the one it was fine-tuned from
     target = _target_of(directory, name, progress, downloads=downloads)
     progress(f"{config.model} is a head for method {method}; its target is {target}")
     speculation = config.speculative_config
@@ -95,15 +95,15 @@ def _draft_model(speculation: SpeculativeConfig) -> str | None:
 
 
 def _with_method(
-    speculation: SpeculativeConfig, method: DetectedMethod, directory: Path, **keys: Any
+    speculation: SpeculativeConfig, method: str, directory: Path, **keys: Any
 ) -> SpeculativeConfig:
     """Return the configuration with a detected method, and the draft length that its files suggest.
 
     Parallel drafting follows from the files as well.
     """
-    if method == "pard":
-        return speculation.with_method("draft_model", parallel_drafting=True)
-    if method == "p_eagle":
+    if method == PARD:
+        return speculation.with_method(DraftModelConfig.name, parallel_drafting=True)
+    if METHODS[method].parallel_of is not None:
         keys["parallel_drafting"] = False
     suggested = suggested_draft_tokens(directory)
     if suggested is not None and "num_speculative_tokens" in speculation.left_out:

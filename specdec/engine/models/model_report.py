@@ -20,7 +20,9 @@ from specdec.config.engine import (
 from specdec.config.kv_cache import KVCacheDType
 from specdec.config.model_aliases import ShippedDrafter
 from specdec.config.quantization import WEIGHT_BITS, QuantizationMethod
-from specdec.config.speculation.methods import METHODS, DraftPlace, HeadMethodConfig
+from specdec.config.speculation.head_methods import HeadMethodConfig
+from specdec.config.speculation.method_config import DraftPlace
+from specdec.config.speculation.methods import METHODS
 from specdec.engine.models.model_limits import require_experts, require_plan
 from specdec.models.config.extra_weights import copied_bytes
 from specdec.models.config.model_config import ModelConfig
@@ -30,8 +32,6 @@ from specdec.types.errors import UnsupportedModelError
 from specdec.types.sharding import partition
 
 _SHORT_DTYPES = ("bfloat16", "float16")
-_METHODS_WITH_LAYERS = ("draft_model", "eagle3", "dflash", "dspark")
-"""Methods whose drafters `specdec train` makes of decoder layers."""
 
 
 class Fit(StrEnum):
@@ -203,25 +203,25 @@ def _fit(name: str, directory: Path, config: ModelConfig) -> MethodFit:
         return MethodFit(name, Fit.READY, "it reads the text alone")
     if config.transformers is not None and issubclass(method, HeadMethodConfig):
         return MethodFit(name, Fit.NO, "transformers' code runs no draft heads")
-    if name == "mtp":
-        return _fit_of_own_layers(directory, config)
+    if method.is_in_target:
+        return _fit_of_own_layers(name, directory, config)
     if issubclass(method, HeadMethodConfig):
         shape = f"hidden size {config.hidden_size} and {config.vocab_size} tokens"
         reason = f"it needs a head made for this model, with {shape}"
     else:
         reason = "it needs a smaller model, whose vocabulary may differ"
-    if name in _METHODS_WITH_LAYERS and not config.has_llama_layers:
+    if method.trained and method.trained.has_layers and not config.has_llama_layers:
         reason += "; `specdec train` makes none, because its layers would have to be Llama's"
     return MethodFit(name, Fit.NEEDS_FILES, reason)
 
 
-def _fit_of_own_layers(directory: Path, config: ModelConfig) -> MethodFit:
+def _fit_of_own_layers(name: str, directory: Path, config: ModelConfig) -> MethodFit:
     """Return whether the checkpoint has layers for multi-token prediction that can be used."""
     try:
-        if head_method_of(directory) != "mtp":
+        if head_method_of(directory) != name:
             reason = "the checkpoint has no layers for multi-token prediction"
-            return MethodFit("mtp", Fit.NO, reason)
+            return MethodFit(name, Fit.NO, reason)
         HeadConfig.from_directory(directory, config)
     except UnsupportedModelError as error:
-        return MethodFit("mtp", Fit.NO, str(error))
-    return MethodFit("mtp", Fit.READY, "the checkpoint has layers for multi-token prediction")
+        return MethodFit(name, Fit.NO, str(error))
+    return MethodFit(name, Fit.READY, "the checkpoint has layers for multi-token prediction")

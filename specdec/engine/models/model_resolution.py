@@ -9,7 +9,8 @@ from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DTYPE_BYTES, ModelOptio
 from specdec.config.hf_overrides import unknown_keys
 from specdec.config.llm import Config, LLMConfig
 from specdec.config.model_aliases import ALIASES, TARGETS_OF_DRAFTERS
-from specdec.config.speculation.methods import DraftModelConfig, HeadMethodConfig
+from specdec.config.speculation.head_methods import HeadMethodConfig
+from specdec.config.speculation.methods import METHODS, DraftModelConfig
 from specdec.models.config.config_files import read_json
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig, head_method_of
@@ -127,9 +128,9 @@ def _resolve_draft(
 def _require_model(directory: Path) -> None:
     """Raise InvalidValueError for a draft model whose files are those of a head."""
     method = head_method_of(directory)
-    if method not in (None, "mtp"):  # a whole model may have layers for multi-token prediction
+    if method is not None and not METHODS[method].is_in_target:
         limit = f"{method}: {directory} is a head of that method, not a model"
-        raise InvalidValueError("speculative_config.method", "draft_model", limit)
+        raise InvalidValueError("speculative_config.method", DraftModelConfig.name, limit)
 
 
 def _resolve_head(

@@ -14,18 +14,10 @@ from specdec.config.engine import DTYPE_BYTES, DTypeName
 from specdec.config.quantization import QuantizationMethod
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.formats import speculators
-from specdec.models.heads.formats.detect import (
-    DetectedMethod,
-    detect_method,
-    head_method,
-    read_head,
-)
-from specdec.models.heads.formats.dflash import DFlashShape
-from specdec.models.heads.formats.eagle3 import Eagle3Shape
+from specdec.models.heads.formats.detect import detect_method, head_method, read_head
 from specdec.models.heads.formats.layers import with_window
-from specdec.models.heads.formats.shape import HeadMethod, HeadShape, Reading
+from specdec.models.heads.formats.shape import HeadShape, Reading
 from specdec.models.heads.formats.source import HeadSource, TensorNames, read_fields
-from specdec.models.heads.token_map import output_head_names
 from specdec.models.token_map import TOKEN_MAP_KEY, read_token_map
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.types.validation import require_range
@@ -44,11 +36,13 @@ def stores_features(device: str) -> bool:
 class HeadConfig:
     """A draft head's checkpoint, verified against the configuration of its target.
 
+    method: its name in the table of methods.
     token_map: the target's ids of the tokens that it may draft, ascending; None for all it has.
     """
 
     directory: Path
     files: tuple[Path, ...]
+    method: str
     reading: Reading
     target: ModelConfig
     token_map: tuple[int, ...] | None = None
@@ -70,17 +64,13 @@ class HeadConfig:
         a format that is not supported or a tensor that does not fit.
         """
         source = HeadSource.open(directory)
-        reading = read_head(source, target)
+        method, reading = read_head(source, target)
         purpose = f"for {reading.format}, {reading.shape.summary()}"
         reading.names.require(reading.shape.tensors(), purpose, reading.ignored)
-        config = cls(directory, source.files, reading, target)
+        config = cls(directory, source.files, method, reading, target)
         if token_map is not None:
             config = config._with_token_map(token_map)
         return config if draft_window is None else config._with_window(draft_window)
-
-    @property
-    def method(self) -> HeadMethod:
-        return self.reading.method
 
     @property
     def shape(self) -> HeadShape:
@@ -110,16 +100,6 @@ class HeadConfig:
     def max_draft_tokens(self) -> int | None:
         """See DraftHead."""
         return self.shape.max_draft_tokens
-
-    def block_len(self, num_draft_tokens: int) -> int:
-        """Return the slots that a block of drafts takes, as DeviceBlockHead; 0 without blocks."""
-        match self.shape:
-            case DFlashShape(block_size=size):
-                return size
-            case Eagle3Shape(mask_token_id=int()):
-                return max(1, num_draft_tokens - 1)
-            case _:
-                return 0
 
     @property
     def draft_vocab_size(self) -> int:
@@ -175,8 +155,8 @@ class HeadConfig:
         if self.token_map is not None:
             num_rows = min(num_rows, len(self.token_map))
         tensors = dict(self.shape.tensors())
-        for name in output_head_names(self.shape):
-            tensors[name] = (num_rows, *tensors[name][1:])
+        if (heads := self.shape.output_heads) is not None:
+            tensors |= {name: (num_rows, *tensors[name][1:]) for name in heads.names}
         return tensors
 
     def _with_window(self, window: int) -> HeadConfig:
@@ -188,7 +168,7 @@ class HeadConfig:
         return self._with_decoder(with_window(decoder, window))
 
     def _with_token_map(self, path: str) -> HeadConfig:
-        if not output_head_names(self.shape):
+        if self.shape.output_heads is None:
             limit = f"left out: {self.directory} has no output head of which tokens can be selected"
             raise InvalidValueError(TOKEN_MAP_KEY, path, limit)
         return replace(self, token_map=read_token_map(path, self.target.vocab_size))
@@ -207,12 +187,12 @@ class HeadConfig:
         return tuple(lines)
 
 
-def method_of(directory: Path) -> DetectedMethod:
+def method_of(directory: Path) -> str:
     """Return the method that the checkpoint in `directory` is for; see `detect_method`."""
     return detect_method(HeadSource.open(directory))
 
 
-def head_method_of(directory: Path) -> HeadMethod | None:
+def head_method_of(directory: Path) -> str | None:
     """Return the method of the head in `directory`; None if it is not a head. See `head_method`."""
     return head_method(HeadSource.open(directory))
 

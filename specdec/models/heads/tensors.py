@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -34,7 +34,11 @@ class HeadTensors:
         """Open the files of a head, in which weights may be quantized."""
         quantization = read_fields(config.directory).raw.get("quantization_config")
         source = open_tensors(config.files, config.directory, quantization)
-        return cls(source, config.names.stored)
+        return cls(source, config.names.stored, adds_one=config.shape.adds_one)
+
+    def with_rows(self, names: Sequence[str], rows: Tensor) -> HeadTensors:
+        """Return the tensors, with only some rows of `names`. rows: indices, [R] int64."""
+        return replace(self, rows=dict.fromkeys(names, rows))
 
     def __contains__(self, name: str) -> bool:
         return name in self.stored or name in self.values

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from specdec.config.engine import DraftLimits, EngineConfig
-from specdec.config.speculation.methods import DraftPlace
+from specdec.config.speculation.method_config import DraftPlace
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.cost_profiler import CostProfiler, with_drafting, with_engine

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec.config.speculation.methods import DraftPlace, MethodConfig
+from specdec.config.speculation.method_config import DraftPlace, MethodConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.speculation.proposers.base import (
     DraftRequest,

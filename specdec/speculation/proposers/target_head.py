@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specdec.config.speculation.methods import HeadMethodConfig
+from specdec.config.speculation.head_methods import HeadMethodConfig
 from specdec.speculation.proposers.base import (
     DraftRequest,
     Proposal,

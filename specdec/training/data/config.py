@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from specdec.config.speculation.head_methods import Eagle3Config
+from specdec.config.speculation.methods import trained_drafters
 from specdec.types.errors import InvalidValueError
 from specdec.types.validation import check_types, require_choice, require_range
 
@@ -15,9 +16,6 @@ OptimizerName = Literal["adamw", "muon"]
 Precision = Literal["float32", "bfloat16"]
 WeightDtype = Literal["float32", "bfloat16", "float16"]
 ExportLayout = Literal["published", "packed"]
-
-METHODS_WITH_LAYERS = ("dspark", "dflash", "draft_model")
-"""Methods that may have any number of decoder layers."""
 
 _LARGEST = 2**31 - 1
 _COUNTS = (
@@ -35,10 +33,10 @@ _COUNTS = (
 class TrainingConfig:
     """Settings of a training run: beside samples and target, all that decides the weights.
 
-    method: name of a drafter of `specdec.training.drafters`.
+    method: one for which `specdec.training.drafters` has a drafter.
     depth: draft tokens behind each position that are trained. A draft model is trained on the next
         token alone, and evaluated with this many.
-    num_layers: decoder layers, of `METHODS_WITH_LAYERS`; None for the method's default.
+    num_layers: decoder layers, where a method may have any number; None for its default.
     markov_rank: of dspark's Markov head; None for the default.
     num_epochs: passes over the samples; training ends earlier by `patience`.
     batch_tokens: tokens of prompts and answers in a step; a longer sample fills a separate step.
@@ -56,7 +54,7 @@ class TrainingConfig:
     export_layout: the published one, or that of `specdec.models.packed`.
     """
 
-    method: str = "eagle3"
+    method: str = Eagle3Config.name
     seed: int = 0
     depth: int = 4
     num_layers: int | None = None
@@ -91,8 +89,8 @@ class TrainingConfig:
         require_choice("export_layout", self.export_layout, get_args(ExportLayout))
         require_range("seed", self.seed, 0, _LARGEST)
         require_range("depth", self.depth, 1, 16)
-        self._check_size("num_layers", 64, METHODS_WITH_LAYERS)
-        self._check_size("markov_rank", 4096, ("dspark",))
+        self._check_size("num_layers", 64)
+        self._check_size("markov_rank", 4096)
         for name in _COUNTS:
             require_range(name, getattr(self, name), 1, _LARGEST)
         require_range("learning_rate", self.learning_rate, 1e-9, 1)
@@ -102,11 +100,14 @@ class TrainingConfig:
         require_range("decay", self.decay, 0.01, 1)
         require_range("held_out", self.held_out, 1e-6, 0.5)
 
-    def _check_size(self, name: str, largest: int, methods: Sequence[str]) -> None:
+    def _check_size(self, name: str, largest: int) -> None:
         """Check a size that only some methods have."""
         if (value := getattr(self, name)) is None:
             return
         require_range(name, value, 1, largest)
+        methods = [
+            method for method, each in reversed(trained_drafters().items()) if name in each.sizes
+        ]
         if self.method not in methods:
             limit = f"left out: it is of {', '.join(methods)}, and the method is {self.method}"
             raise InvalidValueError(name, value, limit)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from specdec.config.engine import DTypeName, Kernels
 from specdec.config.quantization import QuantizationMethod
+from specdec.config.speculation.methods import trained_drafters
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, HiddenStates
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -165,9 +166,10 @@ class Target:
         """
         model = self.config
         if not model.has_llama_layers:
+            names = [name for name, each in trained_drafters().items() if not each.has_layers]
             raise UnsupportedModelError(
                 f"layers of {model.architecture} differ from a drafter's, which are Llama's; the "
-                "methods medusa and mlp_speculator have none"
+                f"methods {' and '.join(names)} have none"
             )
         return {
             "hidden_size": model.hidden_size,

@@ -1,15 +1,17 @@
-"""The interface of a drafter in training, and the registry of methods."""
+"""The interface of a drafter in training, and its class by method."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from pkgutil import resolve_name
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from specdec.config.speculation.methods import trained_drafters
 from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.models.packed import Base
 from specdec.sampling.draft_temperature import HEAD_DRAFT_TEMPERATURE
@@ -88,24 +90,14 @@ class Drafter(nn.Module, ABC):
         return {}
 
 
-METHODS: dict[str, type[Drafter]] = {}
-"""The drafters that can be trained, by method."""
-
-_Class = TypeVar("_Class", bound=type[Drafter])
-
-
-def register(method: str) -> Callable[[_Class], _Class]:
-    """Return a decorator that makes a class available as `method`."""
-
-    def add(drafter: _Class) -> _Class:
-        METHODS[method] = drafter
-        return drafter
-
-    return add
+TRAINED_METHODS = tuple(trained_drafters())
+"""The methods whose drafters can be trained."""
 
 
 def drafter_class(method: str) -> type[Drafter]:
     """Return the class of a method. Raises InvalidValueError for an unknown one."""
-    if method not in METHODS:
-        raise InvalidValueError("method", method, f"one of {', '.join(sorted(METHODS))}")
-    return METHODS[method]
+    trained = trained_drafters()
+    if method not in trained:
+        raise InvalidValueError("method", method, f"one of {', '.join(sorted(trained))}")
+    drafter: type[Drafter] = resolve_name(trained[method].module)
+    return drafter

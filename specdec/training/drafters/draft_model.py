@@ -24,13 +24,12 @@ from specdec.training.data.batches import Batch
 from specdec.training.data.config import TrainingConfig
 from specdec.training.data.padding import KeyValue, PaddedTokens, is_padded
 from specdec.training.data.target import Target
-from specdec.training.drafters.base import Drafter, SharedParts, register
+from specdec.training.drafters.base import Drafter, SharedParts
 from specdec.training.drafters.layers import RMSNorm, rotated
 
 _DEFAULT_NUM_LAYERS = 3
 
 
-@register("draft_model")
 class DraftModelDrafter(Drafter):
     """A causal decoder with the target's sizes and few of its layers.
 

@@ -26,7 +26,7 @@ from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.training.data.batches import Batch
 from specdec.training.data.config import TrainingConfig
 from specdec.training.data.target import Target
-from specdec.training.drafters.base import Drafter, register
+from specdec.training.drafters.base import Drafter
 from specdec.training.drafters.blocks import BlockLayer, Blocks
 from specdec.training.drafters.layers import RMSNorm, draft_id_tensors, linear
 
@@ -146,7 +146,6 @@ class BlockDrafter(Drafter):
         return tensors | draft_id_tensors(self.token_ids, self._model.vocab_size)
 
 
-@register("dflash")
 class DFlashDrafter(BlockDrafter):
     """A block drafter whose masks predict their own tokens."""
 
@@ -154,7 +153,6 @@ class DFlashDrafter(BlockDrafter):
     library_type, architecture = "dflash", "DFlashSpeculator"
 
 
-@register("dspark")
 class DSparkDrafter(BlockDrafter):
     """A block drafter with a Markov head of the vanilla kind and a confidence head.
 

@@ -23,7 +23,7 @@ from specdec.training.data.batches import Batch
 from specdec.training.data.config import TrainingConfig
 from specdec.training.data.padding import KeyValue, PaddedBases, is_padded
 from specdec.training.data.target import Target
-from specdec.training.drafters.base import Drafter, register
+from specdec.training.drafters.base import Drafter
 from specdec.training.drafters.layers import RMSNorm, draft_id_tensors, linear, rotated
 
 _FIRST_PAIR = 1
@@ -32,7 +32,6 @@ _ROW_BASES = 256
 """Bases of a padded row, whose own pairs are keys that all of them but one mask."""
 
 
-@register("eagle3")
 class Eagle3Drafter(Drafter):
     """An EAGLE-3 head with one layer of the target's sizes."""
 

@@ -17,10 +17,9 @@ from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.training.data.batches import Batch
 from specdec.training.data.config import TrainingConfig
 from specdec.training.data.target import Target
-from specdec.training.drafters.base import Drafter, register
+from specdec.training.drafters.base import Drafter
 
 
-@register("medusa")
 class MedusaDrafter(Drafter):
     """One block of one layer for each draft token. At first it passes the hidden state on."""
 

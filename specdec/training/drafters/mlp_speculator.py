@@ -18,12 +18,11 @@ from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.training.data.batches import Batch
 from specdec.training.data.config import TrainingConfig
 from specdec.training.data.target import Target
-from specdec.training.drafters.base import Drafter, register
+from specdec.training.drafters.base import Drafter
 
 _EPS = 1e-6
 
 
-@register("mlp_speculator")
 class MlpSpeculatorDrafter(Drafter):
     """A speculator whose state has the target's hidden size.
 

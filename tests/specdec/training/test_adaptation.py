@@ -11,7 +11,7 @@ from specdec.training.adaptation import Adaptation, split
 from specdec.training.data.config import METHODS_WITH_LAYERS, TrainingConfig
 from specdec.training.data.corpus import Sample
 from specdec.training.data.target import Target, TargetPrecision
-from specdec.training.drafters import METHODS
+from specdec.training.drafters.base import TRAINED_METHODS, drafter_class
 from specdec.training.export import export
 from specdec.training.trainer import Data, Trainer
 from specdec.training.warm_start import ExportedHead
@@ -33,14 +33,14 @@ def exported(method, target, directory, samples, num_epochs=1):
         CONFIG, method=method, num_epochs=num_epochs, num_layers=1 if has_layers else None
     )
     size = target.config.vocab_size
-    ids = range(0, size, 2) if METHODS[method].has_reduced_vocabulary else range(size)
+    ids = range(0, size, 2) if drafter_class(method).has_reduced_vocabulary else range(size)
     trainer = Trainer(config, target, Data(samples[4:], samples[:4], list(ids), {}), directory)
     trainer.run(lambda progress: None)
     trainer.export()
     return trainer
 
 
-@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"draft_model"}))
+@pytest.mark.parametrize("method", sorted({*TRAINED_METHODS} - {"draft_model"}))
 def test_an_exported_head_is_continued_with_its_weights(method, target, samples, tmp_path):
     trainer = exported(method, target, tmp_path / "run", samples)
     head = ExportedHead(trainer.head_directory)
@@ -52,7 +52,7 @@ def test_an_exported_head_is_continued_with_its_weights(method, target, samples,
     assert head.settings == {"method": method, **sizes}
     ids = head.token_ids(target.config.vocab_size)
     assert ids == trainer.drafter.token_ids.tolist()
-    again = METHODS[method](target, torch.tensor(ids), replace(CONFIG, **head.settings))
+    again = drafter_class(method)(target, torch.tensor(ids), replace(CONFIG, **head.settings))
     head.copy_to(again)
     export(again, tmp_path / "again", "float32", {})
     stored = load_file(trainer.head_directory / "model.safetensors")
@@ -66,7 +66,7 @@ def test_with_other_draft_tokens_the_common_rows_are_continued(method, target, s
     stored = head.token_ids(target.config.vocab_size)
     wanted = torch.arange(0, target.config.vocab_size, 3)
     torch.manual_seed(5)
-    drafter = METHODS[method](target, wanted, replace(CONFIG, **head.settings))
+    drafter = drafter_class(method)(target, wanted, replace(CONFIG, **head.settings))
     before = {name: each.clone() for name, each in drafter.tensors().items()}
     head.copy_to(drafter)
     names = {"lm_head.weight"} | ({"markov_head.markov_w2.weight"} if method == "dspark" else set())

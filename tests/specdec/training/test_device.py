@@ -16,7 +16,7 @@ from specdec.training.data.config import TrainingConfig
 from specdec.training.data.corpus import Sample
 from specdec.training.data.target import Target, TargetPrecision
 from specdec.training.device import training_device, use_device
-from specdec.training.drafters import METHODS
+from specdec.training.drafters.base import TRAINED_METHODS
 from specdec.training.trainer import Data, RecentLoss, Trainer
 from specdec.types.errors import InvalidValueError
 
@@ -55,7 +55,7 @@ def distant_target(target, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("method", "optimizer"), [*((each, "adamw") for each in METHODS), ("eagle3", "muon")]
+    ("method", "optimizer"), [*((each, "adamw") for each in TRAINED_METHODS), ("eagle3", "muon")]
 )
 def test_a_step_runs_on_its_device_and_does_not_wait(method, optimizer, distant_target, tmp_path):
     config = TrainingConfig(method=method, depth=3, max_anchors=16, optimizer=optimizer)

@@ -13,7 +13,8 @@ from specdec.models.heads.config import HeadConfig
 from specdec.training.data.batches import Batch
 from specdec.training.data.config import TrainingConfig
 from specdec.training.data.corpus import Sample
-from specdec.training.drafters import METHODS, blocks
+from specdec.training.drafters import blocks
+from specdec.training.drafters.base import drafter_class
 from specdec.training.drafters.dspark import DSparkDrafter
 from specdec.training.export import export
 from specdec.training.objective import Objective
@@ -31,7 +32,7 @@ TEXTS = [
 def made(method, target, **changes):
     """Return a drafter whose Markov and confidence heads have an effect."""
     torch.manual_seed(0)
-    drafter = METHODS[method](target, DRAFTED, dataclasses.replace(CONFIG, **changes))
+    drafter = drafter_class(method)(target, DRAFTED, dataclasses.replace(CONFIG, **changes))
     with torch.no_grad():
         for name in ("markov_head", "confidence_head"):
             if hasattr(drafter, name):
@@ -110,7 +111,7 @@ def test_a_batch_without_bases_changes_nothing(target):
 def test_the_confidence_head_is_trained_by_position(target, batch, monkeypatch):
     """At first its probability is a half, whose cross entropy is log 2."""
     torch.manual_seed(0)
-    drafter = METHODS["dspark"](target, DRAFTED, CONFIG)
+    drafter = drafter_class("dspark")(target, DRAFTED, CONFIG)
     hidden = target.hidden_states(batch, drafter.taps)
     objective = Objective(CONFIG, target, DRAFTED)
     loss = objective.backward(drafter, batch, hidden)

@@ -12,7 +12,7 @@ from specdec.training.data.corpus import Corpus
 from specdec.training.data.generation import GenerationConfig, generate_corpus
 from specdec.training.data.prompts import PromptRecord
 from specdec.training.data.target import TargetPrecision
-from specdec.training.drafters import METHODS
+from specdec.training.drafters.base import TRAINED_METHODS
 from specdec.training.export import export
 from specdec.training.run import TrainingFiles, open_run
 from specdec.types.errors import InvalidValueError
@@ -130,7 +130,7 @@ def test_the_engine_accepts_what_the_trainer_predicts(method, model_dir, corpus,
 
 
 def test_every_method_has_a_run(model_dir, corpus, tmp_path):
-    for method in METHODS:
+    for method in TRAINED_METHODS:
         config = TrainingConfig(method=method, depth=2, batch_tokens=4096, evaluate_every=1)
         files = TrainingFiles(str(model_dir), (corpus,), tmp_path / method, num_samples=12)
         precision = TargetPrecision(kernels="torch")

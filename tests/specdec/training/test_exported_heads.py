@@ -8,7 +8,7 @@ from specdec.training.data.batches import Batch
 from specdec.training.data.config import TrainingConfig
 from specdec.training.data.corpus import Sample
 from specdec.training.data.target import Target, TargetPrecision
-from specdec.training.drafters import METHODS
+from specdec.training.drafters.base import TRAINED_METHODS, drafter_class
 from specdec.training.export import export
 from tests.specdec.models.heads.driver import (
     KERNELS,
@@ -29,7 +29,7 @@ def target(tmp_path_factory):
     return Target(directory, 64, TargetPrecision(kernels="torch"))
 
 
-HEADS = [method for method in METHODS if method != "draft_model"]  # see test_draft_model.py
+HEADS = [method for method in TRAINED_METHODS if method != "draft_model"]  # see test_draft_model.py
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -47,9 +47,9 @@ def test_served_logits_equal_those_of_the_trained_module(method, kernels, target
 def disturbed_drafter(method, target):
     """Make a drafter whose weights differ from their initial ones, all norms included."""
     torch.manual_seed(1)
-    has_reduced = METHODS[method].has_reduced_vocabulary
+    has_reduced = drafter_class(method).has_reduced_vocabulary
     token_ids = torch.arange(1, VOCAB, 2) if has_reduced else torch.arange(VOCAB)
-    drafter = METHODS[method](target, token_ids, CONFIG)
+    drafter = drafter_class(method)(target, token_ids, CONFIG)
     with torch.no_grad():
         for parameter in drafter.parameters():
             if parameter.ndim == 1:

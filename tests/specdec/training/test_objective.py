@@ -11,7 +11,7 @@ from specdec.training.data.batches import Batch
 from specdec.training.data.config import TrainingConfig
 from specdec.training.data.corpus import Sample
 from specdec.training.data.target import Target
-from specdec.training.drafters import METHODS
+from specdec.training.drafters.base import TRAINED_METHODS, drafter_class
 from specdec.training.objective import Objective
 
 CONFIG = TrainingConfig(depth=3, loss="kl", decay=0.5)
@@ -25,7 +25,7 @@ TEXTS = [
 @pytest.fixture
 def drafter(target):
     torch.manual_seed(0)
-    return METHODS["eagle3"](target, DRAFTED, CONFIG)
+    return drafter_class("eagle3")(target, DRAFTED, CONFIG)
 
 
 @pytest.fixture
@@ -80,9 +80,9 @@ def test_a_sample_learns_nothing_from_its_neighbour(drafter, target, batch, hidd
     torch.testing.assert_close(states[exists], both[exists], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TRAINED_METHODS)
 def test_answers_of_one_token_change_no_gradient(method, target):
-    drafter = METHODS[method](target, torch.arange(target.config.vocab_size), CONFIG)
+    drafter = drafter_class(method)(target, torch.arange(target.config.vocab_size), CONFIG)
     own = Objective(CONFIG, target, drafter.token_ids)
     found = []
     for samples in (TEXTS, [Sample((9, 8), 1, 0.0), *TEXTS]):
@@ -98,7 +98,7 @@ def test_answers_of_one_token_change_no_gradient(method, target):
 def test_a_sample_may_fill_the_context(method, target):
     length = target.config.max_position_embeddings
     full = Target(target.directory, length, target.precision)
-    drafter = METHODS[method](full, DRAFTED, CONFIG)
+    drafter = drafter_class(method)(full, DRAFTED, CONFIG)
     batch = Batch.of([Sample((8,) * length, length - 2, 0.0)])
     hidden = full.hidden_states(batch, drafter.taps)
     assert Objective(CONFIG, full, DRAFTED).backward(drafter, batch, hidden) > 0

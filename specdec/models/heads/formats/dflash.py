@@ -9,7 +9,7 @@ files named DFlash are DSpark with `markov_rank` 0.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from specdec.models.config.model_config import ModelConfig
@@ -20,7 +20,7 @@ from specdec.models.heads.formats.layers import (
     read_layers,
     theta_note,
 )
-from specdec.models.heads.formats.shape import Reading
+from specdec.models.heads.formats.shape import BaseShape, HeadFormat, OutputHeads, Reading
 from specdec.models.heads.formats.source import Fields, HeadSource, Shape, TensorNames
 from specdec.models.heads.formats.taps import Taps, default_note, input_of, output_of
 from specdec.types.errors import UnsupportedModelError
@@ -34,7 +34,7 @@ _UNSUPPORTED = ("attention_conv", "mlp_conv", "attention_sink_bias", "attention_
 
 
 @dataclass(frozen=True)
-class DFlashShape:
+class DFlashShape(BaseShape):
     """Sizes and switches of a block drafter.
 
     layers_read: inputs of the projection of the context. block_size: slots of a block, the anchor
@@ -68,6 +68,21 @@ class DFlashShape:
     @property
     def max_draft_tokens(self) -> int:
         return self.block_size if self.predicts_from_anchor else self.block_size - 1
+
+    @property
+    def output_heads(self) -> OutputHeads | None:
+        """See HeadShape."""
+        if not self.has_lm_head:
+            return None
+        names = ("lm_head.weight", *("markov_head.markov_w2.weight",) * bool(self.markov_rank))
+        return OutputHeads(names, "d2t", self.has_draft_ids, self._with_tokens, are_offsets=True)
+
+    def _with_tokens(self, count: int) -> DFlashShape:
+        return replace(self, draft_vocab_size=count, has_draft_ids=True)
+
+    def block_len(self, num_draft_tokens: int) -> int:
+        """See HeadShape; a token of the block may see all others."""
+        return self.block_size
 
     def tensors(self) -> dict[str, Shape]:
         """See HeadShape."""
@@ -143,7 +158,7 @@ def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
     layers.require_equal("vocab_size", target.vocab_size, "the target")
     is_own = "lm_head.weight" in names
     draft_vocab_size = names.shape("lm_head.weight", 2)[0] if is_own else target.vocab_size
-    is_dspark = predicts_from_anchor(fields)
+    is_dspark = _predicts_from_anchor(fields)
     decoder = read_layers(layers, names, target)
     rank = keys.count("markov_rank", 0, least=0)
     shape = DFlashShape(
@@ -170,7 +185,6 @@ def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
         )
     is_given = _given_layers(fields, keys, target) is not None
     return Reading(
-        "dspark" if is_dspark else "dflash",
         _format(fields, shape),
         shape,
         names,
@@ -181,12 +195,13 @@ def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
     )
 
 
-def is_block_drafter(source: HeadSource) -> bool:
+def _is_block_drafter(source: HeadSource) -> bool:
     """Return whether a file that speculators did not write is a block drafter."""
     fields = source.fields
     architecture = str(fields.raw.get("architectures"))
     has_key = "dflash_config" in fields or "markov_rank" in fields
-    return has_key or "DFlash" in architecture or "DSpark" in architecture
+    is_known = has_key or "DFlash" in architecture or "DSpark" in architecture
+    return is_known and not source.is_pard
 
 
 def _require_supported(source: HeadSource, keys: Fields) -> None:
@@ -200,7 +215,7 @@ def _all_keys(fields: Fields) -> Fields:
     return Fields({**fields.raw, **fields.nested("dflash_config").raw}, fields.path)
 
 
-def predicts_from_anchor(fields: Fields) -> bool:
+def _predicts_from_anchor(fields: Fields) -> bool:
     """Return whether the slot of the anchor predicts.
 
     A key decides in files of speculators, which default to false. Otherwise DeepSpec's
@@ -287,3 +302,14 @@ def _format(fields: Fields, shape: DFlashShape) -> str:
     if speculators.is_speculators(fields):
         return speculators.described(fields, name)
     return f"{name} ({'DeepSpec' if shape.predicts_from_anchor else 'z-lab'})"
+
+
+DFLASH = HeadFormat(
+    read_dflash,
+    _is_block_drafter,
+    lambda source: not _predicts_from_anchor(source.fields),
+    speculators_types=("dflash", "dspark"),
+    keys=("dflash_config", "markov_rank"),
+    order=5,
+)
+DSPARK = replace(DFLASH, is_variant=lambda source: _predicts_from_anchor(source.fields))

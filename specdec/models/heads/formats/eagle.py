@@ -13,7 +13,7 @@ import re
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.formats.fused import FusedShape
 from specdec.models.heads.formats.layers import read_layers, theta_note
-from specdec.models.heads.formats.shape import Reading
+from specdec.models.heads.formats.shape import HeadFormat, Reading
 from specdec.models.heads.formats.source import Fields, HeadSource, TensorNames
 
 _NORMS = {"enorm.weight": "token_norm.weight", "hnorm.weight": "feature_norm.weight"}
@@ -40,7 +40,6 @@ def read_eagle(source: HeadSource, target: ModelConfig) -> Reading:
         has_lm_head="lm_head.weight" in names,
     )
     return Reading(
-        "eagle",
         "EAGLE",
         shape,
         names,
@@ -60,3 +59,11 @@ def _has_norm(fields: Fields, names: TensorNames, key: str, name: str, is_nested
 def _canonical(stored: str) -> str:
     name = stored.removeprefix("model.")
     return _NORMS.get(name, name)
+
+
+def _is_eagle(source: HeadSource) -> bool:
+    layer = {"fc.weight", "layers.0.self_attn.q_proj.weight"}
+    return not source.is_pard and source.short_names >= layer
+
+
+EAGLE = HeadFormat(read_eagle, _is_eagle, keys=("pard_token",), tensors=("fc.weight",), order=7)

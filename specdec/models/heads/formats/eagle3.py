@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.formats import speculators
@@ -18,7 +18,7 @@ from specdec.models.heads.formats.layers import (
     read_layers,
     theta_note,
 )
-from specdec.models.heads.formats.shape import Reading
+from specdec.models.heads.formats.shape import BaseShape, HeadFormat, OutputHeads, Reading
 from specdec.models.heads.formats.source import Fields, HeadSource, Shape, TensorNames
 from specdec.models.heads.formats.taps import Taps, default_note, default_taps, input_of, output_of
 from specdec.types.errors import UnsupportedModelError
@@ -30,7 +30,7 @@ _UNUSED = re.compile(rf".*rotary_emb\.inv_freq|t2d|d2t|{re.escape(_PARALLEL)}.*|
 
 
 @dataclass(frozen=True)
-class Eagle3Shape:
+class Eagle3Shape(BaseShape):
     """Sizes and switches of an EAGLE-3 head.
 
     layers_read: inputs of the projection `fc`; None without it: the feature is the target's final
@@ -72,6 +72,21 @@ class Eagle3Shape:
     def num_inputs(self) -> int:
         """Hidden states of a token that `fc` projects together."""
         return len(self.layers_read.layer_ids) if self.layers_read else 1
+
+    @property
+    def output_heads(self) -> OutputHeads | None:
+        """See HeadShape."""
+        if not self.has_lm_head:
+            return None
+        names = ("lm_head.weight",)
+        return OutputHeads(names, "d2t", self.has_draft_ids, self._with_tokens, are_offsets=True)
+
+    def _with_tokens(self, count: int) -> Eagle3Shape:
+        return replace(self, draft_vocab_size=count, has_draft_ids=True)
+
+    def block_len(self, num_draft_tokens: int) -> int:
+        """See HeadShape; one draft token needs no mask token, and has one."""
+        return 0 if self.mask_token_id is None else max(1, num_draft_tokens - 1)
 
     def tensors(self) -> dict[str, Shape]:
         """See HeadShape."""
@@ -153,7 +168,6 @@ def read_eagle3(source: HeadSource, target: ModelConfig) -> Reading:
     )
     _require_sharing(shape, source)
     return Reading(
-        "eagle3" if shape.mask_token_id is None else "p_eagle",
         _format(fields, shape, names),
         shape,
         names,
@@ -293,3 +307,30 @@ def _format(fields: Fields, shape: Eagle3Shape, names: TensorNames) -> str:
         return f"{name} (DeepSpec)"
     stored = names.stored.get("layers.0.self_attn.q_proj.weight", "")
     return f"{name} ({'SafeAILab or SpecForge' if 'midlayer' in stored else 'ModelOpt'})"
+
+
+def _is_eagle3(source: HeadSource) -> bool:
+    names = source.short_names
+    by_tensors = bool({"d2t", "mask_hidden", "layers.0.hidden_norm.weight"} & names)
+    is_known = (
+        "Eagle3" in source.architecture
+        or by_tensors
+        or any(name.startswith("midlayer.") for name in names)
+    )
+    return is_known and not source.is_pard
+
+
+def _is_parallel(source: HeadSource) -> bool:
+    return "mask_hidden" in source.short_names
+
+
+EAGLE3 = HeadFormat(
+    read_eagle3,
+    _is_eagle3,
+    lambda source: not _is_parallel(source),
+    speculators_types=("eagle3", "peagle"),
+    keys=("pard_token",),
+    tensors=("midlayer.*", "d2t", "mask_hidden"),
+    order=6,
+)
+P_EAGLE = replace(EAGLE3, is_variant=_is_parallel)

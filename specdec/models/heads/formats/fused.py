@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.formats.layers import describe_windows, layer_shapes
+from specdec.models.heads.formats.shape import BaseShape
 from specdec.models.heads.formats.source import Shape
 
 
 @dataclass(frozen=True)
-class FusedShape:
+class FusedShape(BaseShape):
     """Sizes and switches of such a head.
 
     decoder: its layers. has_bias: of the projection. normalizes_inputs: of the projection.

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from specdec.models.config.model_config import ModelConfig
-from specdec.models.heads.formats.shape import Reading, StatelessShape
+from specdec.models.heads.formats.shape import HeadFormat, Reading, StatelessShape
 from specdec.models.heads.formats.source import HeadSource, Shape
 from specdec.types.errors import UnsupportedModelError
 
@@ -79,7 +79,7 @@ def read_hydra(source: HeadSource, target: ModelConfig) -> Reading:
     )
     name = "base_model_name_or_path"
     target_name = fields.text(name) if name in fields else None
-    return Reading("hydra", "Hydra", shape, names, target_name)
+    return Reading("Hydra", shape, names, target_name)
 
 
 def _canonical(stored: str) -> str:
@@ -88,3 +88,10 @@ def _canonical(stored: str) -> str:
         if pattern.fullmatch(name):
             return pattern.sub(replacement, name)
     return name
+
+
+def _is_hydra(source: HeadSource) -> bool:
+    return "hydra_num_heads" in source.fields
+
+
+HYDRA = HeadFormat(read_hydra, _is_hydra, keys=("hydra_num_heads",), order=3)

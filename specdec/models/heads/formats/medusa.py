@@ -8,11 +8,11 @@ own head gives the token before them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from specdec.models.config.model_config import ModelConfig
-from specdec.models.heads.formats.shape import Reading, StatelessShape
+from specdec.models.heads.formats.shape import HeadFormat, OutputHeads, Reading, StatelessShape
 from specdec.models.heads.formats.source import HeadSource, Shape, TensorNames
 from specdec.types.errors import UnsupportedModelError
 
@@ -24,7 +24,7 @@ _RENAMES = (
 _PREFIX = re.compile(r"medusa_heads?\.")
 
 
-def has_medusa(source: HeadSource) -> bool:
+def _has_medusa(source: HeadSource) -> bool:
     """Return whether a checkpoint has Medusa heads: by its keys, its file or its tensors."""
     fields = source.fields
     return (
@@ -76,6 +76,22 @@ class MedusaShape(StatelessShape):
             case "target":
                 return ()
 
+    @property
+    def output_heads(self) -> OutputHeads | None:
+        """See HeadShape."""
+        if not self.lm_head_names:
+            return None
+        return OutputHeads(
+            self.lm_head_names,
+            "token_map",
+            self.has_token_map,
+            self._with_tokens,
+            is_whole=self.stored_vocab_size != self.draft_vocab_size,
+        )
+
+    def _with_tokens(self, count: int) -> MedusaShape:
+        return replace(self, draft_vocab_size=count, stored_vocab_size=count, has_token_map=True)
+
     def summary(self) -> str:
         """See HeadShape."""
         return (
@@ -113,7 +129,7 @@ def read_medusa(source: HeadSource, target: ModelConfig) -> Reading:
         stored_vocab_size=stored if stored == draft_vocab_size else target.vocab_size,
         has_token_map=has_map,
     )
-    return Reading("medusa", f"Medusa ({_layout(source)})", shape, names, _target_name(source))
+    return Reading(f"Medusa ({_layout(source)})", shape, names, _target_name(source))
 
 
 def _layout(source: HeadSource) -> str:
@@ -150,3 +166,6 @@ def _kind_of_lm_heads(names: TensorNames) -> Literal["own", "shared", "target"]:
 def _target_name(source: HeadSource) -> str | None:
     name = "base_model_name_or_path"
     return source.fields.text(name) if name in source.fields else None
+
+
+MEDUSA = HeadFormat(read_medusa, _has_medusa, keys=("medusa_num_heads",), order=4)

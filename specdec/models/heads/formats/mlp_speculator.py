@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specdec.models.config.model_config import ModelConfig
-from specdec.models.heads.formats.shape import Reading, StatelessShape
+from specdec.models.heads.formats.shape import HeadFormat, Reading, StatelessShape
 from specdec.models.heads.formats.source import MAX_MODULES, HeadSource, Shape
 
 
@@ -75,7 +75,6 @@ def read_mlp_speculator(source: HeadSource, target: ModelConfig) -> Reading:
     )
     names = source.renamed(lambda name: name.removeprefix("speculator."))
     return Reading(
-        "mlp_speculator",
         "MLP speculator",
         shape,
         names,
@@ -89,3 +88,10 @@ def _is_copy_of_tied(shape: MlpSpeculatorShape, name: str) -> bool:
     index = rest.partition(".")[0]
     known = kind in {"emb", "head", "ln", "proj"} and index.isdigit()
     return shape.ties_weights and known and int(index) < shape.num_heads
+
+
+def _is_mlp_speculator(source: HeadSource) -> bool:
+    return source.fields.raw.get("model_type") == "mlp_speculator"
+
+
+MLP_SPECULATOR = HeadFormat(read_mlp_speculator, _is_mlp_speculator, order=2)

@@ -15,7 +15,7 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.traits import LLAMA
 from specdec.models.heads.formats.fused import FusedShape
 from specdec.models.heads.formats.layers import layer_of_target, read_layers
-from specdec.models.heads.formats.shape import Reading
+from specdec.models.heads.formats.shape import HeadFormat, Reading
 from specdec.models.heads.formats.source import HeadSource, TensorNames
 from specdec.types.errors import UnsupportedModelError
 
@@ -95,7 +95,7 @@ _DEEPSEEK_NAMES = {
 }
 
 
-def has_mtp(source: HeadSource) -> bool:
+def _has_mtp(source: HeadSource) -> bool:
     """Return whether a checkpoint has MTP layers beside those of a model."""
     return any(
         name.endswith(".eh_proj.weight")
@@ -126,7 +126,6 @@ def read_mtp(source: HeadSource, target: ModelConfig) -> Reading:
     )
     notes = (f"the first of {len(indices)} MTP layers is used",) if len(indices) > 1 else ()
     return Reading(
-        "mtp",
         f"MTP ({family.name})",
         shape,
         names,
@@ -179,3 +178,6 @@ def _family_of(source: HeadSource, target: ModelConfig) -> _Family:
             "target"
         )
     return _Family("DeepSeek", pattern, _DEEPSEEK_NAMES)
+
+
+MTP = HeadFormat(read_mtp, _has_mtp, tensors=("mtp",), order=1)

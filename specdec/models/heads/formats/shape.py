@@ -1,22 +1,45 @@
-"""The interface of the shapes of heads, and what one reader returns."""
+"""The interfaces of formats and shapes of heads, and what one reader returns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
 from specdec.models.config.model_config import ModelConfig
-from specdec.models.heads.formats.source import Shape, TensorNames
+from specdec.models.heads.formats.source import HeadSource, Shape, TensorNames
 
-HeadMethod = Literal[
-    "medusa", "mlp_speculator", "hydra", "eagle", "eagle3", "mtp", "p_eagle", "dflash", "dspark"
-]
-HEAD_METHODS: tuple[HeadMethod, ...] = get_args(HeadMethod)
+
+@dataclass(frozen=True)
+class OutputHeads:
+    """Output heads in a checkpoint, of which a list of tokens can select rows.
+
+    names: of the tensors. ids: name of the tensor with the target's id of each draft token, stored
+    if has_ids. are_offsets: whether it has differences from the index of the draft token. is_whole:
+    whether there is a row for each token of the target, not only for those that can be drafted.
+    with_tokens: returns the shape with this number of draft tokens, with ids.
+    """
+
+    names: tuple[str, ...]
+    ids: str
+    has_ids: bool
+    with_tokens: Callable[[int], HeadShape]
+    are_offsets: bool = False
+    is_whole: bool = False
 
 
 class HeadShape(Protocol):
-    """Sizes of one head. See `DraftHead` for taps and the numbers of draft tokens."""
+    """Sizes of one head. See `DraftHead` for taps and the numbers of draft tokens.
+
+    adds_one: norms are stored as their difference from 1. output_heads: None where a list of tokens
+    cannot select any.
+    """
+
+    @property
+    def adds_one(self) -> bool: ...
+
+    @property
+    def output_heads(self) -> OutputHeads | None: ...
 
     @property
     def taps(self) -> tuple[int, ...]: ...
@@ -35,6 +58,10 @@ class HeadShape(Protocol):
         """The layers with attention, as those of a decoder; None without any."""
         ...
 
+    def block_len(self, num_draft_tokens: int) -> int:
+        """Return the slots that a block of drafts takes, as DeviceBlockHead; 0 without blocks."""
+        ...
+
     def tensors(self) -> dict[str, Shape]:
         """Return the shape of each tensor that the checkpoint has, by our names."""
         ...
@@ -44,8 +71,24 @@ class HeadShape(Protocol):
         ...
 
 
+class BaseShape:
+    """Base of the shapes, without the parts that only some heads have; see HeadShape."""
+
+    @property
+    def adds_one(self) -> bool:
+        return False
+
+    @property
+    def output_heads(self) -> OutputHeads | None:
+        return None
+
+    def block_len(self, num_draft_tokens: int) -> int:
+        """Return 0."""
+        return 0
+
+
 @dataclass(frozen=True)
-class StatelessShape:
+class StatelessShape(BaseShape):
     """Base of the shapes of heads without attention, which read the target's last hidden state.
 
     hidden_size: the target's. num_heads: each drafts one token.
@@ -84,7 +127,6 @@ class Reading:
     ignored: whether a tensor, by our name, may be present without a use.
     """
 
-    method: HeadMethod
     format: str
     shape: HeadShape
     names: TensorNames
@@ -92,3 +134,28 @@ class Reading:
     num_draft_tokens: int | None = None
     notes: tuple[str, ...] = ()
     ignored: Callable[[str], bool] = _uses_all
+
+
+def _is_only(source: HeadSource) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class HeadFormat:
+    """Published layouts of the heads of a method, and the condition by which they are detected.
+
+    read: raises UnsupportedModelError for content that it does not know, or that does not fit the
+    target. recognizes: whether a checkpoint has such a layout, unless the library speculators wrote
+    it. speculators_types: the values of `speculators_model_type` for them. is_variant: whether a
+    checkpoint with such a layout is for this method, where methods share layouts. keys, tensors:
+    that `recognizes` looks at, for messages. order: formats with a smaller one are tried first; 0
+    for a layout with a key of its own.
+    """
+
+    read: Callable[[HeadSource, ModelConfig], Reading]
+    recognizes: Callable[[HeadSource], bool]
+    is_variant: Callable[[HeadSource], bool] = _is_only
+    speculators_types: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+    order: int = 0

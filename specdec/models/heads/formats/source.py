@@ -180,6 +180,22 @@ class HeadSource:
             shapes = dequantized_shapes(shapes, files, directory, quantization)
         return cls(directory, fields, files, shapes)
 
+    @property
+    def architecture(self) -> str:
+        """The first of `architectures`; none without any."""
+        names = self.fields.raw.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else "none"
+
+    @property
+    def short_names(self) -> set[str]:
+        """The names of the tensors, without the prefix of a model."""
+        return {name.removeprefix("model.") for name in self.shapes}
+
+    @property
+    def is_pard(self) -> bool:
+        """Return whether the files are a draft model that drafts in parallel (PARD)."""
+        return "pard_token" in self.fields and "mask_hidden" not in self.shapes
+
     def restricted(self, is_used: Callable[[str], bool]) -> HeadSource:
         """Return the source with some of its tensors only."""
         shapes = {name: shape for name, shape in self.shapes.items() if is_used(name)}

@@ -142,8 +142,8 @@ class DFlashHead(nn.Module):
         return BlockState(outputs, logits, self.markov.begin(anchors, outputs[:, 0]))
 
     def block_len(self, num_draft_tokens: int) -> int:
-        """See DeviceBlockHead; a token of the block may see all others."""
-        return self.shape.block_size
+        """See DeviceBlockHead."""
+        return self.shape.block_len(num_draft_tokens)
 
     def block_tokens(self, token_ids: Tensor, num_draft_tokens: int) -> Tensor:
         """See DeviceBlockHead."""

@@ -13,6 +13,8 @@ from specdec.models.heads.formats.medusa import MedusaShape
 from specdec.models.heads.networks.base import DeviceDrafts, HeadCapabilities
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.heads.networks.target import TargetRank
+from specdec.models.heads.networks.vocabulary import checked_ids
+from specdec.models.heads.tensors import HeadTensors
 from specdec.models.layers.linear import VocabHead
 from specdec.models.weights.checkpoint import CheckpointReader
 
@@ -46,19 +48,13 @@ class MedusaHeads(nn.Module):
     reads_drafts = False
     capabilities = HeadCapabilities(on_device=DeviceDrafts.STATES)
 
-    def __init__(
-        self,
-        shape: MedusaShape,
-        reader: CheckpointReader,
-        target: TargetRank,
-        target_ids: Tensor | None,
-    ) -> None:
+    def __init__(self, shape: MedusaShape, reader: CheckpointReader, target: TargetRank) -> None:
         super().__init__()
         self.taps, self.feature_size = shape.taps, shape.feature_size
         self.max_draft_tokens: int | None = shape.max_draft_tokens
         self.vocab_size = shape.draft_vocab_size
         self.vocab_slice = target.group.share_of(shape.draft_vocab_size)
-        self.target_ids = target_ids
+        self.target_ids = _read_target_ids(shape, reader, target)
         self.device, self.dtype = target.device, target.dtype
         self.blocks = nn.ModuleList(
             ResidualBlock(shape, reader, f"blocks.{head}", target)
@@ -113,3 +109,20 @@ class MedusaHeads(nn.Module):
     def select(self, state: Tensor, rows: Sequence[int]) -> Tensor:
         """See DraftHead."""
         return state[list(rows)]
+
+
+def _read_target_ids(
+    shape: MedusaShape, reader: CheckpointReader, target: TargetRank
+) -> Tensor | None:
+    """Return the target's id of each draft token, [draft_vocab_size]; None if they are equal.
+
+    Output heads with a row for each token of the target are then read with the rows of these.
+    """
+    if not shape.has_token_map:
+        return None
+    tensors = reader.tensors
+    assert isinstance(tensors, HeadTensors)
+    ids = checked_ids(tensors.slice("token_map"), target.config.vocab_size)
+    if shape.stored_vocab_size != shape.draft_vocab_size:
+        reader.tensors = tensors.with_rows(shape.lm_head_names, ids)
+    return ids.to(target.device)

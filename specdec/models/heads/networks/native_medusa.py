@@ -82,3 +82,9 @@ class NativeMedusaHeads:
     def select(self, state: Tensor, rows: Sequence[int]) -> Tensor:
         """See DraftHead."""
         return state[:, list(rows)]
+
+
+def on_native_kernels(heads: MedusaHeads) -> MedusaHeads | NativeMedusaHeads:
+    """Return the heads on native kernels, where one rank has all and their logits are plain."""
+    is_whole = heads.vocab_slice == range(heads.vocab_size)
+    return NativeMedusaHeads(heads) if is_whole and heads.has_plain_logits else heads

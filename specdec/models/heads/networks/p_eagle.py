@@ -50,6 +50,7 @@ class ParallelEagleHead(Eagle3Head):
     def __init__(self, shape: Eagle3Shape, reader: CheckpointReader, target: TargetRank) -> None:
         super().__init__(shape, reader, target)
         assert shape.mask_token_id is not None
+        self.shape = shape
         self.mask_token_id = shape.mask_token_id
         hidden = reader.tensors.slice("mask_hidden").to(reader.device, reader.dtype)
         with torch.inference_mode():
@@ -84,8 +85,8 @@ class ParallelEagleHead(Eagle3Head):
         return super().logits(state, index)
 
     def block_len(self, num_draft_tokens: int) -> int:
-        """See DeviceBlockHead; one draft token needs no mask token, and has one."""
-        return max(1, num_draft_tokens - 1)
+        """See DeviceBlockHead."""
+        return self.shape.block_len(num_draft_tokens)
 
     def block_tokens(self, token_ids: Tensor, num_draft_tokens: int) -> Tensor:
         """See DeviceBlockHead."""

@@ -20,7 +20,7 @@ from specdec.models.weights.fingerprint import model_fingerprint
 from specdec.training.acceptance import Acceptance
 from specdec.training.data import generation
 from specdec.training.data.corpus import Corpus, CorpusInfo, CorpusWriter, Sample
-from specdec.training.drafters import METHODS
+from specdec.training.drafters.base import TRAINED_METHODS
 from specdec.training.trainer import Evaluation, Progress
 from specdec.types.errors import InvalidValueError
 from tests.clock import Clock
@@ -104,7 +104,7 @@ def test_a_gpu_with_a_number_continues_a_run_and_begins_none_without_answers(tmp
 
 def test_the_help_names_all_methods():
     text = CliRunner().invoke(main.main, ["train", "--help"]).output
-    assert all(method in text for method in METHODS)
+    assert all(method in text for method in TRAINED_METHODS)
 
 
 def test_flags_of_answers_are_refused_where_there_are_answers(train, prompts):

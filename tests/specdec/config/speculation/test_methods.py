@@ -3,7 +3,8 @@
 import pytest
 
 from protos.specdec.v1 import inference_pb2 as pb
-from specdec.config.speculation.methods import METHOD_NAMES, METHODS, DraftPlace
+from specdec.config.speculation.method_config import DraftPlace
+from specdec.config.speculation.methods import METHOD_NAMES, METHODS
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.speculation.proposers import make_proposer, proposer_memory
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec.config.speculation.methods import DraftPlace
+from specdec.config.speculation.method_config import DraftPlace
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.policy.cost_model import CostTable

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec.config.speculation.methods import MedusaConfig
+from specdec.config.speculation.head_methods import MedusaConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.sequences.sequence import HeadDraft
 from specdec.speculation.proposers import DraftRequest, ProposalAhead, make_proposer

@@ -10,7 +10,8 @@ from specdec.training.data.config import TrainingConfig
 from specdec.training.data.corpus import Sample
 from specdec.training.data.target import Target
 from specdec.training.data.whole_samples import use_whole_samples
-from specdec.training.drafters import METHODS, blocks, draft_model, eagle3
+from specdec.training.drafters import blocks, draft_model, eagle3
+from specdec.training.drafters.base import drafter_class
 
 CONFIG = TrainingConfig(depth=3, num_layers=None)
 DRAFTED = torch.arange(0, 320, 2)
@@ -28,7 +29,7 @@ def batch():
 def outcome(method, target, batch):
     """Return the states of the drafts that exist, and the gradients of a function of them."""
     torch.manual_seed(0)
-    drafter = METHODS[method](target, DRAFTED, CONFIG)
+    drafter = drafter_class(method)(target, DRAFTED, CONFIG)
     hidden = target.hidden_states(batch, drafter.taps)
     states = drafter.states(batch, hidden)[batch.exists(CONFIG.depth)]
     (states * torch.linspace(-1, 1, states.numel()).view_as(states)).sum().backward()

@@ -10,7 +10,7 @@ from specdec.training.data.batches import Batch
 from specdec.training.data.config import TrainingConfig
 from specdec.training.data.corpus import Sample
 from specdec.training.data.target import Target, TargetPrecision
-from specdec.training.drafters import METHODS
+from specdec.training.drafters.base import drafter_class
 from specdec.training.objective import Objective
 
 TOKENS = torch.arange(1, 320, 3)
@@ -49,7 +49,7 @@ def test_an_int8_target_teaches_by_its_int8_output_head(target, monkeypatch):
         return log_q.mean(-1)
 
     monkeypatch.setattr(objective, "LOSSES", {"kl": loss})
-    drafter = METHODS["eagle3"](served, TOKENS, config)
+    drafter = drafter_class("eagle3")(served, TOKENS, config)
     hidden = served.hidden_states(BATCH, drafter.taps)
     Objective(config, served, TOKENS).backward(drafter, BATCH, hidden)
     final = hidden.final[BATCH.bases]
