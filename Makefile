@@ -98,7 +98,7 @@ bench: .make/setup ## run the benchmark NAME, by default throughput; an unknown 
 	$(BIN)/python -m benchmarks.$(name) $(ARGS)
 
 test-triton: .make/triton ## test the GPU kernels without a GPU: Triton's interpreter, and compilation for sm_80 and sm_90
-	$(BIN)/python -m pytest $(PARALLEL) -m 'slow or not slow' tests/specdec/kernels/test_triton.py tests/specdec/kernels/triton tests/benchmarks/test_gpu_kernels.py tests/tools/test_gpu_kernels.py $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'slow or not slow' tests/specdec/kernels/reference/test_triton_availability.py tests/specdec/kernels/triton tests/benchmarks/test_gpu_kernels.py tests/tools/test_gpu_kernels.py $(ARGS)
 	$(BIN)/python -m tools.gpu_kernels check
 
 gpu-kernels: .make/triton ## compile the GPU kernels; record registers, spills and shared memory in docs/benchmarks

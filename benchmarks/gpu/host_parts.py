@@ -23,7 +23,7 @@ _GPU_BYTES = {"L4, 24 GB": 22, "A100, 40 GB": 39, "H100, 80 GB": 78, "H200, 141 
 _TIMEOUT_S = 600
 _ROOT = Path(__file__).parent.parent.parent
 _KERNEL_TESTS = "tests/specdec/kernels/triton"
-_COUNT_TESTS = ("tests/specdec/worker/test_step_counts.py",)
+_COUNT_TESTS = ("tests/specdec/worker/device/test_step_counts.py",)
 _MAX_OUTPUT_CHARS = 2000
 _PYTEST = ("-q", "-o", "addopts=--import-mode=importlib", "-o", "minversion=8", "-m", "not slow")
 """Without the settings of plugins that a machine with a GPU may lack."""

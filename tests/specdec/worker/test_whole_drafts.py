@@ -15,7 +15,7 @@ from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
 from specdec.worker import HeadFiles, load_runner
 from tests.specdec.engines import engine_config
 from tests.specdec.models.heads.driver import TARGET_SIZES, save
-from tests.specdec.models.heads.test_eagle import CONFIG, eagle_weights
+from tests.specdec.models.heads.formats.test_eagle import CONFIG, eagle_weights
 from tests.specdec.tiny import tiny_llama_dir
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")

@@ -13,15 +13,15 @@ import torch
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head
 from specdec.types.errors import SpecdecError
-from tests.specdec.models.heads import test_dflash as dflash
-from tests.specdec.models.heads import test_eagle as eagle
-from tests.specdec.models.heads import test_eagle3 as eagle3
-from tests.specdec.models.heads import test_hydra as hydra
-from tests.specdec.models.heads import test_medusa as medusa
-from tests.specdec.models.heads import test_mlp_speculator as mlp
-from tests.specdec.models.heads import test_mtp as mtp
-from tests.specdec.models.heads import test_p_eagle as p_eagle
 from tests.specdec.models.heads.driver import VOCAB, save, target_model
+from tests.specdec.models.heads.formats import test_eagle as eagle
+from tests.specdec.models.heads.formats import test_mtp as mtp
+from tests.specdec.models.heads.networks import test_dflash as dflash
+from tests.specdec.models.heads.networks import test_eagle3 as eagle3
+from tests.specdec.models.heads.networks import test_hydra as hydra
+from tests.specdec.models.heads.networks import test_medusa as medusa
+from tests.specdec.models.heads.networks import test_mlp_speculator as mlp
+from tests.specdec.models.heads.networks import test_p_eagle as p_eagle
 from tests.specdec.models.weights.test_checkpoint import WritesAFile
 
 MLP = mlp.config_of(32, False, False)

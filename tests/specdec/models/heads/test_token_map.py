@@ -11,10 +11,6 @@ from specdec.models.heads.loading import load_head
 from specdec.models.heads.tensors import HeadTensors
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from tests.specdec.fakes import run_ranks
-from tests.specdec.models.heads import test_dflash as dflash
-from tests.specdec.models.heads import test_eagle3 as eagle3
-from tests.specdec.models.heads import test_medusa as medusa
-from tests.specdec.models.heads import test_p_eagle as p_eagle
 from tests.specdec.models.heads.driver import (
     HIDDEN,
     RANKS_AND_KERNELS,
@@ -24,6 +20,10 @@ from tests.specdec.models.heads.driver import (
     sequences,
     target_model,
 )
+from tests.specdec.models.heads.networks import test_dflash as dflash
+from tests.specdec.models.heads.networks import test_eagle3 as eagle3
+from tests.specdec.models.heads.networks import test_medusa as medusa
+from tests.specdec.models.heads.networks import test_p_eagle as p_eagle
 from tests.specdec.models.heads.test_malformed import base_of
 
 WANTED = list(range(0, VOCAB, 3))

@@ -8,9 +8,9 @@ from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.worker.device.plan import StepPlan
 from specdec.worker.device.step_graphs import RaggedShape, StepShape
 from tests.specdec.heads import HEADS
+from tests.specdec.worker.device.head.test_head import config_of
 from tests.specdec.worker.device.runners import device_runner
 from tests.specdec.worker.operators import assert_host_reads_nothing
-from tests.specdec.worker.test_device_head import config_of
 
 TEXT = list(range(3, 40))
 

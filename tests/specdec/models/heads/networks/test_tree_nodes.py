@@ -15,9 +15,9 @@ from tests.specdec.models.heads.driver import (
     sequences,
     target_model,
 )
-from tests.specdec.models.heads.test_eagle import CONFIG, eagle_weights
-from tests.specdec.models.heads.test_eagle3 import CONFIG as EAGLE3_CONFIG
-from tests.specdec.models.heads.test_eagle3 import eagle3_weights
+from tests.specdec.models.heads.formats.test_eagle import CONFIG, eagle_weights
+from tests.specdec.models.heads.networks.test_eagle3 import CONFIG as EAGLE3_CONFIG
+from tests.specdec.models.heads.networks.test_eagle3 import eagle3_weights
 
 LEVELS = [
     [(BASE, 5), (BASE, 6), (BASE, 7)],

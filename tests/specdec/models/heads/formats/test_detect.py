@@ -8,9 +8,9 @@ from safetensors.torch import load_file, save_file
 
 from specdec.models.heads.config import HeadConfig, head_method_of, method_of
 from specdec.types.errors import UnsupportedModelError
-from tests.specdec.models.heads import test_dflash as dflash
-from tests.specdec.models.heads import test_eagle3 as eagle3
 from tests.specdec.models.heads.driver import save
+from tests.specdec.models.heads.networks import test_dflash as dflash
+from tests.specdec.models.heads.networks import test_eagle3 as eagle3
 from tests.specdec.models.heads.test_malformed import base_of
 from tests.specdec.tiny import tiny_llama_dir
 

@@ -13,7 +13,7 @@ from tests.specdec.models.heads.driver import (
     selected_logits,
     sequences,
 )
-from tests.specdec.models.heads.test_eagle3 import (
+from tests.specdec.models.heads.networks.test_eagle3 import (
     CONFIG,
     DEFAULT,
     IDS,

@@ -28,7 +28,7 @@ from tests.specdec.worker.device.runners import (
     device_target,
     recorded_device_steps,
 )
-from tests.specdec.worker.test_device_trees import tree_engine
+from tests.specdec.worker.device.test_trees import tree_engine
 
 LIMITS = AdapterLimits(max_loras=4, max_rank=16, max_loaded=2)
 DRAFT_LIMITS = DraftLimits(200, 4, 160, 16, max_num_seqs=8, adapters=LIMITS)

@@ -27,9 +27,7 @@ from specdec.worker.warm_up import warm_up_target
 from tests.specdec.engines import engine_config, local_engine, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.heads import HEADS
-from tests.specdec.worker.device.runners import FakeGraphs, device_runner, recorded_device_steps
-from tests.specdec.worker.operators import Operators
-from tests.specdec.worker.test_device_head import (
+from tests.specdec.worker.device.head.test_head import (
     NUM_DRAFTS,
     SHAPED,
     config_of,
@@ -38,6 +36,8 @@ from tests.specdec.worker.test_device_head import (
     run_target,
     shaped,
 )
+from tests.specdec.worker.device.runners import FakeGraphs, device_runner, recorded_device_steps
+from tests.specdec.worker.operators import Operators
 
 
 @pytest.fixture(scope="module")

@@ -28,15 +28,15 @@ from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, local_engine, make_engine, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.heads import HEADS
-from tests.specdec.worker.device.runners import FakeGraphs, device_runner, recorded_device_steps
-from tests.specdec.worker.operators import Operators, assert_host_reads_nothing
-from tests.specdec.worker.test_device_head import (
+from tests.specdec.worker.device.head.test_head import (
     NUM_DRAFTS,
     RecordedTarget,
     num_with_drafts,
     requests,
     shaped,
 )
+from tests.specdec.worker.device.runners import FakeGraphs, device_runner, recorded_device_steps
+from tests.specdec.worker.operators import Operators, assert_host_reads_nothing
 
 NUM_NODES = 8
 SWITCHES = range(7, 12)

@@ -16,7 +16,7 @@ from specdec.models.resolve import resolve
 from specdec.models.weights.fingerprint import weights_fingerprint
 from specdec.types.errors import UnsupportedModelError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 FOLDER = ROOT / "specdec" / "models" / "drafters"
 SHIPPED = [(alias, each) for alias, source in ALIASES.items() for each in source.drafters]
 MAX_BYTES = 25_000_000

@@ -20,9 +20,7 @@ from specdec.worker.device.launch import StepPlan
 from specdec.worker.device.step_graphs import Stage, StepShape
 from tests.specdec.engines import engine_config, local_engine, make_engine, tokens_by
 from tests.specdec.fakes import run_ranks
-from tests.specdec.worker.device.runners import FakeGraphs, device_runner, recorded_device_steps
-from tests.specdec.worker.operators import Operators
-from tests.specdec.worker.test_device_head import (
+from tests.specdec.worker.device.head.test_head import (
     NUM_DRAFTS,
     RecordedTarget,
     config_of,
@@ -32,6 +30,8 @@ from tests.specdec.worker.test_device_head import (
     run_target,
     shaped,
 )
+from tests.specdec.worker.device.runners import FakeGraphs, device_runner, recorded_device_steps
+from tests.specdec.worker.operators import Operators
 
 MARKOV_RANK = 8
 

@@ -16,6 +16,8 @@ from specdec.sampling.vocab_shard import VocabShard
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.heads import driver
 from tests.specdec.models.heads.driver import VOCAB, Drafting, save, sequences
+from tests.specdec.models.heads.formats.test_eagle import CONFIG as EAGLE_CONFIG
+from tests.specdec.models.heads.formats.test_eagle import eagle_weights
 from tests.specdec.models.heads.native_drafts import (
     COUNTS,
     WholeDrafts,
@@ -23,7 +25,7 @@ from tests.specdec.models.heads.native_drafts import (
     params,
     rank_drafts,
 )
-from tests.specdec.models.heads.test_dflash import (
+from tests.specdec.models.heads.networks.test_dflash import (
     LAYERS,
     MARKOV,
     WINDOWED,
@@ -31,11 +33,9 @@ from tests.specdec.models.heads.test_dflash import (
     save_dspark,
     speculators,
 )
-from tests.specdec.models.heads.test_eagle import CONFIG as EAGLE_CONFIG
-from tests.specdec.models.heads.test_eagle import eagle_weights
-from tests.specdec.models.heads.test_eagle3 import CONFIG as EAGLE3_CONFIG
-from tests.specdec.models.heads.test_eagle3 import eagle3_weights
-from tests.specdec.models.heads.test_medusa import medusa_weights, original
+from tests.specdec.models.heads.networks.test_eagle3 import CONFIG as EAGLE3_CONFIG
+from tests.specdec.models.heads.networks.test_eagle3 import eagle3_weights
+from tests.specdec.models.heads.networks.test_medusa import medusa_weights, original
 from tests.specdec.processes import results, run_processes
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")

@@ -37,8 +37,8 @@ from tests.specdec.worker.device.runners import (
     device_target,
     recorded_device_steps,
 )
+from tests.specdec.worker.device.test_extras import requests as shaped_requests
 from tests.specdec.worker.operators import assert_host_reads_nothing
-from tests.specdec.worker.test_device_extras import requests as shaped_requests
 
 DEPTH, NUM_NODES = 4, 12
 SPECULATION = SpeculativeConfig.of("ngram", DEPTH, num_draft_tree_tokens=NUM_NODES)

@@ -22,7 +22,7 @@ from specdec.worker.loading import load_draft_runner
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
 from tests.specdec.worker.device.runners import FakeGraphs, device_draft_runner
-from tests.specdec.worker.test_device_steps import requests
+from tests.specdec.worker.device.test_steps import requests
 
 LIMITS = DraftLimits(
     num_blocks=200, block_size=4, max_model_len=160, max_catch_up_tokens=16, max_num_seqs=8

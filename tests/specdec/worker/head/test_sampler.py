@@ -26,10 +26,10 @@ from tests.specdec.engines import engine_config, make_engine, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.heads import HEADS
 from tests.specdec.models.heads.driver import KERNELS, TARGET_SIZES, save
-from tests.specdec.models.heads.test_eagle import CONFIG, eagle_weights
+from tests.specdec.models.heads.formats.test_eagle import CONFIG, eagle_weights
 from tests.specdec.tiny import tiny_llama_dir
+from tests.specdec.worker.device.head.test_head import NUM_DRAFTS, RecordedTarget, requests
 from tests.specdec.worker.device.runners import FakeGraphs, device_runner, recorded_device_steps
-from tests.specdec.worker.test_device_head import NUM_DRAFTS, RecordedTarget, requests
 
 PROMPT = (11, 12, 13, 14, 15, 16)
 

@@ -24,9 +24,9 @@ from tests.specdec.models.heads.driver import (
     sequences,
     weights,
 )
+from tests.specdec.models.heads.formats.test_mtp import with_mtp
 from tests.specdec.models.heads.native_drafts import WholeDrafts, make_head
 from tests.specdec.models.heads.reference import Latents, Layers, Mixture, drafted, rms
-from tests.specdec.models.heads.test_mtp import with_mtp
 from tests.specdec.packing import float8
 from tests.specdec.tiny import random_model
 
