@@ -1,4 +1,4 @@
-"""A draft model in a separate process, pinned to some cores, behind a worker group."""
+"""A draft model in a separate process, pinned to some cores, as a worker group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peer side: a contender behind standard input and output, with one JSON object per line.
+"""Peer side: a contender driven over standard input and output, with one JSON object per line.
 
 Runs under a peer's own interpreter, so it imports the standard library only. The first answer
 reports that the peer is loaded; then each input line is a workload, answered by a measurement.

@@ -58,7 +58,7 @@ _LEAST_TILE = 16
 
 MOST_UPDATE_PARTS = 16
 """Most parts of the inner dimension of a product with A of adapters on a GPU, which are added
-behind it. The kernels compute with it, and the memory plan counts the parts."""
+after it. The kernels compute with it, and the memory plan counts the parts."""
 
 LEAST_UPDATE_PART = 256
 """Least inputs of such a part."""
@@ -100,7 +100,7 @@ class EngineConfig:
     stream_interval: output tokens to buffer before they are sent, unless the request specifies it;
         the first and the last tokens are sent immediately, and the second message may be shorter.
     async_scheduling: whether a step may be sent to the target before the result of the previous
-        one is collected, behind a step without drafts. The target must accept two steps in flight.
+        one is collected, after a step without drafts. The target must accept two steps in flight.
     adapters: limits of LoRA adapters; None where none can be loaded.
     enforce_eager: whether a GPU launches the operators of each step one by one, without graphs.
     deterministic: whether the bits of a token's logits must not depend on the batch, nor on how its

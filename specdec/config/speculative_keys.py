@@ -198,7 +198,7 @@ def _warn(old: str, new: str) -> None:
 
 
 def _completed(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Add what vLLM infers: the method behind a name, and the other bound of one n-gram length.
+    """Add what vLLM infers: the method of a name, and the other bound of one n-gram length.
 
     Method pard is a draft model that drafts in parallel; the parallel form of a head has a name.
     """

@@ -196,7 +196,7 @@ def _num_accepted(seq: Sequence, row: StepRow, token_ids: tuple[int, ...]) -> in
 
 
 def _head_draft(seq: Sequence, verified: VerifiedRow, version: int) -> HeadDraft | None:
-    """Return the draft that a head made behind the verified tokens, which `seq` has by now."""
+    """Return the draft that a head made after the verified tokens, which `seq` has by now."""
     if not verified.next_draft_token_ids:
         return None
     return HeadDraft(

@@ -340,7 +340,7 @@ class Engine:
         return rows
 
     def _begin_ahead(self) -> bool:
-        """Begin the step behind the one in flight if its rows are known; return whether it was."""
+        """Begin the step after the one in flight if its rows are known; return whether it was."""
         decision = self._decision
         if decision is None or len(self._steps) != 1:
             return False

@@ -30,7 +30,7 @@ _PROMPTS = (
     "Question: Why does ice float on water?\nAnswer: Ice floats on water because",
 )
 _NUM_TOKENS = 32
-"""Tokens that the target writes behind each prompt."""
+"""Tokens that the target writes after each prompt."""
 _MAX_PROMPT_TOKENS = 64
 _BUDGET_S = 1.5
 _MIN_COMPARED = 12
@@ -44,7 +44,7 @@ class ProbeResult:
     """Shares of the compared positions at which the head drafted a certain token.
 
     num_positions: that were compared. acceptance: the target's token of that position. early, late:
-    the token one position before or behind, as a head drafts whose outputs are taken for those of
+    the token one position before or after, as a head drafts whose outputs are taken for those of
     another position. missing: none, since the head's logits are NaN or infinite.
     """
 
@@ -87,7 +87,7 @@ class _Text:
 
     @property
     def num_written(self) -> int:
-        """Number of tokens of the target behind the prompt: there is a draft behind each."""
+        """Number of tokens of the target after the prompt: there is a draft after each."""
         return len(self.drafted)
 
 
@@ -162,7 +162,7 @@ class HeadProbe:
 
     @property
     def _num_slots(self) -> int:
-        """Slots of a text, with one for the draft behind it."""
+        """Slots of a text, with one for the draft after it."""
         return min(_MAX_PROMPT_TOKENS + _NUM_TOKENS + 2, self.config.max_model_len)
 
     def _sequences(self, texts: Sequence[_Text]) -> TrialSequences:
@@ -175,7 +175,7 @@ class HeadProbe:
 
     def _run_prompts(self, target: Target, texts: Sequence[_Text]) -> None:
         """Run the prompts in as few steps as the engine's limit allows."""
-        # A head with KV runs a pair more than a chunk behind another one has tokens.
+        # A head with KV runs a pair more than a chunk after another one has tokens.
         limit = max(1, self.config.max_num_batched_tokens - 1)
         chunks, room = list[_Chunk](), limit
         for text in texts:
@@ -218,7 +218,7 @@ class HeadProbe:
 
 
 def _compared(texts: Sequence[_Text]) -> list[tuple[int | None, list[int]]]:
-    """Return each draft with the tokens before, at and behind its position, where all are known."""
+    """Return each draft with the tokens before, at and after its position, where all are known."""
     return [
         (drafted, text.tokens[position - 1 : position + 2])
         for text in texts
@@ -231,12 +231,12 @@ def _result(texts: Sequence[_Text]) -> ProbeResult | None:
     compared = _compared(texts)
     if len(compared) < _MIN_COMPARED:
         return None
-    before, at, behind = (
+    before, at, after = (
         sum(drafted == around[place] for drafted, around in compared) / len(compared)
         for place in range(3)
     )
     missing = sum(drafted is None for drafted, _ in compared) / len(compared)
-    return ProbeResult(len(compared), at, before, behind, missing)
+    return ProbeResult(len(compared), at, before, after, missing)
 
 
 def likely_causes(result: ProbeResult, head: HeadConfig, model: str) -> tuple[str, ...]:

@@ -180,7 +180,7 @@ def _common_memory(
 ) -> SymmetricMemory | None:
     """Return symmetric memory that sums correctly on every rank, or None on all of them.
 
-    In front of each part in which ranks wait for each other they agree to go on.
+    Before each part in which ranks wait for each other they agree to go on.
     """
     rank, size = group.process_group.rank(), group.process_group.size()
     try:

@@ -30,7 +30,7 @@ def move_kv(kv_cache: Tensor, moves: Sequence[SlotMove], backend: KernelBackend)
 
 
 class AcceptedPaths(NamedTuple):
-    """The accepted nodes of trees of B sequences, whose KV has to stand behind their bases.
+    """The accepted nodes of trees of B sequences, whose KV has to stand after their bases.
 
     A row of `places` has 0 for the base, and 1 + i for each accepted node i in order; one fewer
     than the number of new tokens are accepted.
@@ -52,7 +52,7 @@ class PathMoves(NamedTuple):
 
 
 def path_moves(paths: AcceptedPaths) -> PathMoves:
-    """Return the moves behind accepted paths, without a value that the host has to read."""
+    """Return the moves after accepted paths, without a value that the host has to read."""
     if has_triton(paths.places.device):
         from specdec.kernels.triton import moves as triton_moves  # imports Triton
 

@@ -8,7 +8,7 @@ in order: the sums have equal bits on all of them. A graph can hold it.
 
 A separate launch copies the operand. Torch's kernel that copies it too
 (`one_shot_all_reduce_copy`) lets the first warp of a block signal the peers before the other warps
-have written their part: `sync_remote_blocks` waits for no warp, and nothing else does in front.
+have written their part: `sync_remote_blocks` waits for no warp, and nothing else does before.
 """
 
 from __future__ import annotations

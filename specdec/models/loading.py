@@ -97,9 +97,9 @@ class WholeDraftDecoder(Decoder, Protocol):
     def draft(
         self, batch: ForwardBatch, kv_cache: Tensor, counts: Sequence[int], params: SampleParams
     ) -> list[list[int]]:
-        """Run a batch without adapters, and draft `counts` tokens behind each of B sequences.
+        """Run a batch without adapters, and draft `counts` tokens after each of B sequences.
 
-        The KV of all of them but the last is written behind the batch's. The tokens are the argmax
+        The KV of all of them but the last is written after the batch's. The tokens are the argmax
         of logits, without temperature; else of logits / temperature, cut by top_k, top_p and min_p,
         and the noise that the target uses for its token. With several ranks, params may not cut. A
         collective call.

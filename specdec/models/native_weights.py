@@ -120,7 +120,7 @@ class NativeWeights:
         """Return the struct of a layer.
 
         rotary: None: positions do not enter attention. window: None: all tokens up to a query are
-        visible to it. sees_ahead: whether those behind it in the pass are visible too.
+        visible to it. sees_ahead: whether those after it in the pass are visible too.
         """
         cos, sin = (None, None) if rotary is None else self._rotary_tables(rotary)
         struct = LayerStruct(

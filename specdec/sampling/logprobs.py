@@ -129,7 +129,7 @@ class KeptLogits:
             if count is not None
         }
         kept: list[int] = []
-        self._places: dict[int, int] = {}  # of the logits behind the last known token
+        self._places: dict[int, int] = {}  # of the logits after the last known token
         end = 0
         for row in rows:
             start, end = end, end + row.num_draft_tokens + 1

@@ -106,8 +106,8 @@ def confidences_of_scores(best: Tensor, temperatures: Tensor) -> Tensor:
     best: z / T + g of the best tokens, up to a constant, [num_rows, n] float64, descending; -inf
     for no token, which gets 0. temperatures: T of each row, [num_rows] float64, above 0.
     """
-    behind = best - best[:, :1].clamp_min(_LOWEST)
-    weights = (behind * temperatures[:, None]).exp()
+    differences = best - best[:, :1].clamp_min(_LOWEST)
+    weights = (differences * temperatures[:, None]).exp()
     confidences: Tensor = weights / weights.sum(1, keepdim=True).clamp_min(1)
     return confidences
 

@@ -83,7 +83,7 @@ class BlockManager:
         *,
         reuse: bool = True,
     ) -> int | None:
-        """Attach a sequence, and reserve blocks for up to `budget` tokens behind the cached ones.
+        """Attach a sequence, and reserve blocks for up to `budget` tokens after the cached ones.
 
         reuse: False computes the whole of `token_ids`, cached or not. Returns the number of cached
         tokens; None, with nothing held, where too few blocks are free.

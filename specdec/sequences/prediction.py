@@ -31,7 +31,7 @@ _KEY_MASK = 2**64 - 1
 
 
 class _NgramPlaces:
-    """Places behind the n-grams of one length, by the n-gram; a lookup is a binary search.
+    """Places after the n-grams of one length, by the n-gram; a lookup is a binary search.
 
     An n-gram is found by a 64-bit key. Equal keys of different n-grams would only make a wrong
     draft.
@@ -47,7 +47,7 @@ class _NgramPlaces:
         self._places = (order + length).astype(np.int32)  # ascending where keys are equal
 
     def nearest(self, ngram: Sequence[int], place: int) -> int | None:
-        """Return the first place behind an n-gram that is not before `place`, else the last one."""
+        """Return the first place after an n-gram that is not before `place`, else the last one."""
         key = _key(ngram)
         start, end = self._keys.searchsorted(key), self._keys.searchsorted(key, "right")
         if start == end:
@@ -80,7 +80,7 @@ class PredictedText:
         return len(self.token_ids)
 
     def find(self, text: Sequence[int], least: int, place: int) -> int | None:
-        """Return the place behind the longest match of a text's end, at least `least` tokens.
+        """Return the place after the longest match of a text's end, at least `least` tokens.
 
         Lengths in _MATCH_LENGTHS are tried. Of several matches the next one from `place` on, else
         the last one before it.
@@ -109,12 +109,12 @@ class PredictionCursor:
         self._num_draft_tokens = _FIRST_DRAFT_TOKENS
 
     def has_place(self, text: Sequence[int]) -> bool:
-        """Return whether the prediction goes on behind the end of `text`, as for `draft`."""
+        """Return whether the prediction goes on after the end of `text`, as for `draft`."""
         self._follow(text)
         return self._place is not None and self._place < len(self._predicted)
 
     def draft(self, text: Sequence[int], most: int = MAX_DRAFT_TOKENS) -> tuple[int, ...]:
-        """Return what the prediction has behind the end of `text`, at most `most` tokens.
+        """Return what the prediction has after the end of `text`, at most `most` tokens.
 
         text: prompt and output; that of an earlier call is its beginning.
         """

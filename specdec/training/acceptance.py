@@ -3,7 +3,7 @@
 The samples are the target's own text, so a draft token is right where it is the token of the text.
 While all drafts of a base are right, the drafter's inputs are those of `Drafter.states`, so these
 are the drafts that would be served. A step begins at a base and ends at its first wrong draft; the
-next one begins at the token behind those accepted.
+next one begins at the token after those accepted.
 
 At a temperature above 0 target and drafter share Gumbel noise (coupling). The noise of the text is
 not stored, so it is drawn given that the text came of it (Maddison et al. 2014, A* sampling: the
@@ -29,7 +29,7 @@ class Acceptance:
 
     num_steps: of the target. num_accepted: draft tokens in these steps.
     num_right: for each place in a draft, bases up to whose draft token all are right, of
-    num_bases, those with that many tokens behind them.
+    num_bases, those with that many tokens after them.
     """
 
     num_steps: int
@@ -82,7 +82,7 @@ class Acceptance:
 
 
 def _steps(lengths: Sequence[int]) -> list[int]:
-    """Return the accepted drafts of each step; lengths: of right drafts behind each base."""
+    """Return the accepted drafts of each step; lengths: of right drafts after each base."""
     steps, base = [], 0
     while base < len(lengths):
         steps.append(lengths[base])

@@ -119,7 +119,7 @@ class Answer:
 class SuiteResult:
     """Results of one suite at one temperature.
 
-    num_steps: of the target with drafts switched on, behind the first token of each answer; in some
+    num_steps: of the target with drafts switched on, after the first token of each answer; in some
         a method may have had no draft. num_accepted: draft tokens by their position in the draft.
     mean_accepted_length: tokens that a step with a draft yields, the target's own included.
     acceptance_by_position: share of drafts that were accepted at least that far.

@@ -87,7 +87,7 @@ class Objective:
     def drafts(
         self, drafter: Drafter, batch: Batch, hidden: HiddenStates, generator: torch.Generator
     ) -> Tensor:
-        """Return the drafts behind all bases as the target's tokens, [depth, R] int64.
+        """Return the drafts after all bases as the target's tokens, [depth, R] int64.
 
         They are those of `acceptance`; generator: of the noise at temperatures above 0, on the
         device of the batch.
@@ -109,7 +109,7 @@ class Objective:
         parts = []
         for index, each in enumerate(p):
             log_p = (each.clamp(min=_LEAST_P).log() / scale.clamp(min=1e-3)).log_softmax(-1)
-            chosen = self._draft_ids[batch.next_ids[batch.behind(index)[bases]]].clamp(min=0)
+            chosen = self._draft_ids[batch.next_ids[batch.after(index)[bases]]].clamp(min=0)
             parts.append(scale * noise_given_choice(log_p, chosen, generator))
         return torch.stack(parts)
 

@@ -34,7 +34,7 @@ class AheadRow(NamedTuple):
         not run, at least the last known one; then `num_drafts` drafts that the target verifies.
     fan_out: [num_drafts + 1]; for each number of accepted drafts, how many tokens that the target
         may add are continued.
-    num_draft_tokens: tokens to draft behind each of them.
+    num_draft_tokens: tokens to draft after each of them.
     first_index: as in DraftRow, of the first of the drafts. adapter_id: likewise.
     """
 
@@ -64,7 +64,7 @@ class AheadRow(NamedTuple):
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the tree that the draft model runs behind the last known token."""
+        """Nodes of the tree that the draft model runs after the last known token."""
         return self.num_drafts + sum(self.fan_out) * self.num_draft_tokens
 
 
@@ -100,10 +100,10 @@ class DraftOutput:
 
 
 class Continuation(NamedTuple):
-    """The draft behind one possible outcome of a row, in the draft model's tokens.
+    """The draft after one possible outcome of a row, in the draft model's tokens.
 
     num_accepted: number of drafts that are accepted. token_id: added by the target.
-    draft_token_ids: behind it. draft_probs: as in DraftedRow.
+    draft_token_ids: after it. draft_probs: as in DraftedRow.
     """
 
     num_accepted: int

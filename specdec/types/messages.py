@@ -128,7 +128,7 @@ class StepRow(NamedTuple):
 
     The first token's position is `num_computed_tokens`. A row that does not sample is a prefill
     chunk, and more of its prompt follows. The only token of a row without guesses may be
-    PENDING_TOKEN. Behind drafts its position is then pending too, and the given one is the highest
+    PENDING_TOKEN. After drafts its position is then pending too, and the given one is the highest
     that is possible.
 
     drafting: how its drafts are verified, and which others its rank takes and makes.
@@ -158,7 +158,7 @@ class StepRow(NamedTuple):
         held: tuple[int, ...] = (),
         held_parents: draft_tree.Parents | None = None,
     ) -> StepRow:
-        """Return the row with `token` in place of PENDING_TOKEN, and the draft behind it.
+        """Return the row with `token` in place of PENDING_TOKEN, and the draft after it.
 
         position: of the token. held, held_parents: the draft that a head has made behind it. The
         result's num_held and held_depth are what was wanted of these.
@@ -314,7 +314,7 @@ class VerifiedRow(NamedTuple):
 
     lookahead_token_ids: for a row with lookahead tokens, the target's most likely token after each
         draft and lookahead token, whether those before were accepted or not; by raw logits.
-    next_draft_token_ids: a draft behind token_ids that the rank made itself, by heads on the
+    next_draft_token_ids: a draft after token_ids that the rank made itself, by heads on the
         target's hidden states. next_draft_parents: its tree, as in `Proposal`; None for a chain.
     next_draft_confidences: for each token of that draft, the probability in thousandths of the most
         likely one at its place, where a budget over the batch needs them.
@@ -343,7 +343,7 @@ class PromptLogprobs:
 class VerifyOutput:
     """The result of one step: one entry for each row that samples, in the rows' order.
 
-    Between or behind these are entries with bad logits for failed rows that do not sample.
+    Between or after these are entries with bad logits for failed rows that do not sample.
     prompt_logprobs: of the rows that ran a part of a prompt, if their rules request them.
     """
 

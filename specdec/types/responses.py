@@ -117,7 +117,7 @@ class PositionLogprobs:
 class StreamChunk:
     """Output that one decoding step added to one choice.
 
-    text: whole characters; may lag behind token_ids until the last chunk of the choice.
+    text: whole characters; may trail token_ids until the last chunk of the choice.
     finish_reason: in the last chunk of each choice. stop_reason: there too, the stop string or stop
         token that ended it; None for an end-of-sequence token and for a limit of length.
     seed: in the first and the last chunk of all. usage: in the last of all only.

@@ -119,7 +119,7 @@ class GcsFaultTolerance(Values):
     redis_address: str = Field(
         "",
         pattern=r"^((rediss?://)?[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?:[0-9]{1,5})?$",
-        description="HOST:PORT of a Redis, with rediss:// in front for TLS; empty: a lost head pod "
+        description="HOST:PORT of a Redis, with prefix rediss:// for TLS; empty: a lost head pod "
         "ends the cluster. `networkPolicy.redis` must include it",
     )
     password: RedisPassword = Field(

@@ -140,7 +140,7 @@ ALERTS = (
     ),
     Alert(
         "SpecdecControlPlaneUnreachable",
-        # Behind Serve's ingress, each scrape may reach a different replica.
+        # Through Serve's ingress, each scrape may reach a different replica.
         "max by (model_name) (specdec:control_plane_up) == 0",
         "2m",
         "critical",

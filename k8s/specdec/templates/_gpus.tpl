@@ -54,7 +54,7 @@ pods at maxReplicas). Takes root and labels. Labels that the chart does not set 
 The number of pods of a group that are certain to have a replica, and therefore Serve's proxy, and
 therefore to be ready. Takes root and name. Ray packs replicas onto few pods, so this follows from
 GPUs only: the pods needed for the shards that remain if all other matching pods are full. Draft pods
-are behind no Service, and always ready.
+are in no Service, and always ready.
 */}}
 {{- define "specdec.readyPods" -}}
 {{- $root := .root -}}

@@ -49,7 +49,7 @@ app.kubernetes.io/component: {{ .name }}
 {{- end }}
 {{- end -}}
 
-{{/* "true" for pods behind the Service; the others have no port of that name. */}}
+{{/* "true" for pods of the Service; the others have no port of that name. */}}
 {{- define "specdec.takesRequests" -}}
 {{- if or (eq .kind "head") (ne (default "" .group.role) "draft") }}true{{ end -}}
 {{- end -}}

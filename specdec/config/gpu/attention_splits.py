@@ -50,8 +50,8 @@ def num_segments_of(context_len: int) -> int:
     level = 0
     while context_len > ((2 << level) - 1) * SEGMENT_TOKENS * SEGMENTS_PER_LEVEL:
         level += 1
-    behind = context_len - ((1 << level) - 1) * SEGMENT_TOKENS * SEGMENTS_PER_LEVEL
-    return level * SEGMENTS_PER_LEVEL + -(-behind // (SEGMENT_TOKENS << level))
+    rest = context_len - ((1 << level) - 1) * SEGMENT_TOKENS * SEGMENTS_PER_LEVEL
+    return level * SEGMENTS_PER_LEVEL + -(-rest // (SEGMENT_TOKENS << level))
 
 
 def short_tiles(value_dim: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ So few sequences have few lengths, and many sequences each length up to eight.
 from __future__ import annotations
 
 MAX_GRAPH_ROWS = 512
-"""Steps of more sequences run without a graph: there the launches hide behind the arithmetic."""
+"""Steps of more sequences run without a graph: there the arithmetic hides the launches."""
 
 MAX_GRAPH_TOKENS = 2048
 """Tokens, padded ones included, above which a step runs without a graph, and without padding."""
@@ -59,7 +59,7 @@ def row_counts(max_num_seqs: int) -> list[int]:
 def query_lens(max_draft_tokens: int, num_rows: int) -> list[int]:
     """Return the numbers of tokens of each of `num_rows` sequences: 1 to 8, 12, every eighth.
 
-    The last one is the last known token and max_draft_tokens behind it, if MAX_GRAPH_TOKENS permits
+    The last one is the last known token and max_draft_tokens after it, if MAX_GRAPH_TOKENS permits
     it. Steps of few sequences lack 5 and 7.
     """
     fine = _COARSE_LENS if num_rows <= _FEW_ROWS else _FINE_LENS
@@ -72,7 +72,7 @@ def query_lens(max_draft_tokens: int, num_rows: int) -> list[int]:
 def tree_lens(max_tree_nodes: int, num_rows: int) -> list[int]:
     """Return the numbers of tokens of each of `num_rows` sequences in a step with trees of drafts.
 
-    8, 16, 32, and the last known token with max_tree_nodes behind it, as MAX_GRAPH_TOKENS permits.
+    8, 16, 32, and the last known token with max_tree_nodes after it, as MAX_GRAPH_TOKENS permits.
     There are few, since most trees have all the nodes that they may have.
     """
     most = 1 + max_tree_nodes
@@ -93,8 +93,8 @@ def most_padding_tokens(hidden_size: int) -> int:
 def ragged_token_counts(max_num_tokens: int, hidden_size: int) -> list[int]:
     """Return the tokens of steps with prompts that have graphs, of all sequences together.
 
-    max_num_tokens: of a step; 0 where none has prompts. Beyond `most_padding_tokens` the launches
-    hide behind the arithmetic, and a step has no padding.
+    max_num_tokens: of a step; 0 where none has prompts. Beyond `most_padding_tokens` the
+    arithmetic hides the launches, and a step has no padding.
     """
     if not max_num_tokens:
         return []

@@ -59,7 +59,7 @@ class DraftModelConfig(MethodConfig):
     max_model_len: longest sequence to draft for, in tokens; None takes the draft model's own limit.
     draft_confidence_threshold: a draft ends where no token has this probability of being the next
         one; 0 disables the check.
-    parallel_drafting: whether one forward pass makes a whole draft, behind mask tokens that the
+    parallel_drafting: whether one forward pass makes a whole draft, from mask tokens that the
         model was trained on (PARD, An et al. 2025, arXiv 2504.18583).
     draft_window: number of tokens visible to each token of the draft model, itself included, in
         layers without a smaller sliding window; None for all. Models that were trained on short
@@ -67,8 +67,8 @@ class DraftModelConfig(MethodConfig):
     speculative_token_map: JSON file with the ids of the tokens that the model may draft, on every
         node; None for those of its directory, if it has a list (`specdec.models.token_map`).
     async_drafting: what the model drafts while the target verifies its last drafts. off: nothing,
-        a step waits for its drafts; continuing: behind all of them and the token that it expects
-        from the target; outcomes: behind the likeliest tokens of each number of accepted drafts.
+        a step waits for its drafts; continuing: after all of them and the token that it expects
+        from the target; outcomes: after the likeliest tokens of each number of accepted drafts.
         Policy goodput drafts ahead where that is faster; with auto it chooses among all of them.
     share_gpu: whether the draft model runs on the target's GPU, both with one rank; None: where
         there is no other GPU.
@@ -134,9 +134,9 @@ class SuffixConfig(MethodConfig):
 
 @dataclass(frozen=True)
 class LookaheadConfig(MethodConfig):
-    """Lookahead decoding: n-grams from guesses that the target runs behind the drafts.
+    """Lookahead decoding: n-grams from guesses that the target runs after the drafts.
 
-    lookahead_window_size: guesses that the target runs in each step behind a sequence's drafts.
+    lookahead_window_size: guesses that the target runs in each step after a sequence's drafts.
     lookahead_ngram_size: tokens of an n-gram, the drafted one included.
     lookahead_pool_size: n-grams to keep of a sequence; the oldest is evicted first.
     """

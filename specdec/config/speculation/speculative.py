@@ -308,7 +308,7 @@ class SpeculativeConfig:
 
     @property
     def num_lookahead_tokens(self) -> int:
-        """Most guesses that the target runs in a step behind a sequence's drafts."""
+        """Most guesses that the target runs in a step after a sequence's drafts."""
         return max(each.num_lookahead_tokens for each in self.drafters)
 
     @property

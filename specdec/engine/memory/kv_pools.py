@@ -25,7 +25,7 @@ class KvPool:
     num_ranks: ranks that share it. block_bytes: size of a block on all of them together.
     blocks_of_longest: blocks of one sequence of max_model_len. most_blocks: blocks that
     max_num_seqs such sequences fill. weight_bytes: of the model. extra_bytes: weights of all loaded
-    versions of a draft head and of adapters, and the head's KV behind the pool. Both on all ranks
+    versions of a draft head and of adapters, and the head's KV after the pool. Both on all ranks
     together.
     """
 

@@ -36,7 +36,7 @@ def head_bytes_per_token(config: LLMConfig, models: Models) -> int:
 
 
 def draft_block_bytes(config: LLMConfig, models: Models) -> int:
-    """Return the bytes of a head's KV behind the pool of GPUs, for blocks of drafts."""
+    """Return the bytes of a head's KV after the pool of GPUs, for blocks of drafts."""
     head, speculation = models.head, config.speculative_config
     if head is None or speculation is None or config.device != "cuda":
         return 0

@@ -71,7 +71,7 @@ class StepRecorder(Protocol):
         """Record how long the target took for a step."""
 
     def record_ahead(self, began_at_s: float, seconds: float) -> None:
-        """Record when a draft model has made drafts of the next step, behind the last one.
+        """Record when a draft model has made drafts of the next step, after the last one.
 
         The last step is that of the latest `record_verify`. began_at_s: by the engine's clock.
         """

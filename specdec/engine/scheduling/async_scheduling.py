@@ -2,8 +2,8 @@
 
 Asynchronous scheduling makes the rows of the next step before the tokens of this one are known. As
 in vLLM and SGLang, a worker that already has its next step does not wait while the engine
-commits this one. Behind a step without drafts, everything about the next step is known except the
-tokens, and those the worker has; an n-gram lookup supplies a draft for each. Behind a step with
+commits this one. After a step without drafts, everything about the next step is known except the
+tokens, and those the worker has; an n-gram lookup supplies a draft for each. After a step with
 drafts of a head, the worker also has the positions and the next drafts. If a token ends its
 sequence, the result of that sequence's next row is discarded.
 """
@@ -154,7 +154,7 @@ class StepsInFlight:
 
 
 def repeat_decodes(in_flight: Rows, scheduler: Scheduler, max_model_len: int) -> Rows:
-    """Return the rows behind a step of decodes, of the same sequences; none where others may join.
+    """Return the rows after a step of decodes, of the same sequences; none where others may join.
 
     They are those that `schedule_ahead` and `rows_ahead` would find, at a quarter of their cost:
     with speculation off most steps are such.
@@ -187,9 +187,9 @@ def schedule_ahead(
     *,
     holds_drafts: bool,
 ) -> list[ScheduledRow]:
-    """Return the rows behind those in flight; none where they are not known yet.
+    """Return the rows after those in flight; none where they are not known yet.
 
-    holds_drafts: whether the drafts behind drafts are held by the target's ranks.
+    holds_drafts: whether the drafts after drafts are held by the target's ranks.
     """
     if not _are_predictable(in_flight, holds_drafts=holds_drafts):
         return []
@@ -205,7 +205,7 @@ def schedule_ahead(
 
 
 def _are_too_deep(rows: list[ScheduledRow], in_flight: Rows) -> bool:
-    """Return whether a tree behind a row in flight is deeper than the one that is wanted of it.
+    """Return whether a tree after a row in flight is deeper than the one that is wanted of it.
 
     A device takes its first nodes, as many as are wanted, and cuts no depth.
     """

@@ -18,7 +18,7 @@ from specdec.types.drafts.draft_survival import share_by_survival
 class DraftPlanner:
     """Token budget of a step's guesses, divided among its decoding sequences.
 
-    Guesses are draft tokens and the lookahead tokens behind them. Their budget is that of the whole
+    Guesses are draft tokens and the lookahead tokens after them. Their budget is that of the whole
     batch; each sequence has its own number of drafts, and no row is padded to the longest. The
     planner reserves no KV blocks: the scheduler does so for what is planned, or drops it.
     """
@@ -108,7 +108,7 @@ class DraftPlanner:
         return self._head is not None and self._decision.num_draft_tokens > 0
 
     def next_draft_shape(self, row: ScheduledRow) -> DraftShape:
-        """Return the shape of the draft that could become output behind the token of a row.
+        """Return the shape of the draft that could become output after the token of a row.
 
         The draft length of the next step is the present one, or with a batch budget the longest.
         """
@@ -134,7 +134,7 @@ class DraftPlanner:
     def num_slots_of_next_draft(self, row: ScheduledRow, shape: DraftShape) -> int:
         """Return how many KV slots the sequence needs for its next draft; 0 if none is written.
 
-        A head with KV runs the tokens that this step yields and its own drafts behind them.
+        A head with KV runs the tokens that this step yields and its own drafts after them.
         """
         assert self._head is not None, "no head drafts"
         if not (shape.num_draft_tokens and row.samples and self._head.writes_kv):

@@ -12,7 +12,7 @@ from specdec.types.messages import DraftProbs, RowDrafting, StepRow, head_drafti
 
 
 class ScheduledRow(NamedTuple):
-    """A sequence's part of a step: its next `num_tokens`, and KV slots for guesses behind them.
+    """A sequence's part of a step: its next `num_tokens`, and KV slots for guesses after them.
 
     num_next_drafts, next_draft_depth: as num_next and next_depth in RowDrafting.
     max_depth: where its draft may be a tree, most draft tokens that follow each other; None for a

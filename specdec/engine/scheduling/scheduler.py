@@ -165,7 +165,7 @@ class Scheduler:
     def schedule_ahead(
         self, decision: Decision, control: SpeculationControl, *, holds_trees: bool
     ) -> list[ScheduledRow]:
-        """Return the rows of the step behind the one in flight; none if it depends on that one.
+        """Return the rows of the step after the one in flight; none if it depends on that one.
 
         The running sequences are in the state after the step in flight. Where it has drafts they
         have all been accepted, so that each row has the blocks for its highest position. None is
@@ -226,7 +226,7 @@ class Scheduler:
         self._alone = seq
 
     def next_chain_length(self, seq: Sequence) -> int:
-        """Return how long a chain of drafts may be in the step behind the scheduled one."""
+        """Return how long a chain of drafts may be in the step after the scheduled one."""
         return self._draft_planner.next_chain_length(seq)
 
     def may_draft(self, seq: Sequence) -> bool:

@@ -233,7 +233,7 @@ class Speculator:
         *,
         may_wait: bool,
     ) -> None:
-        """Have the proposer draft behind rows that were sent, for the step after them.
+        """Have the proposer draft after rows that were sent, for the step after them.
 
         num_next_tokens: most draft tokens of a sequence in that step. may_wait: whether that step
             may wait for drafts, if it has as many rows.

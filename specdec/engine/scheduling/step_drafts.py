@@ -1,4 +1,4 @@
-"""The drafts of a step: taken for its rows, ordered behind them, or known before it can begin."""
+"""The drafts of a step: taken for its rows, ordered after them, or known before it can begin."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class StepDrafts:
         return replace(drafting, waited_s=seconds) if drafting.has_waited else drafting
 
     def order_ahead(self, rows: Rows, decision: Decision) -> None:
-        """Have the draft model go on behind the rows that the target runs now."""
+        """Have the draft model go on after the rows that the target runs now."""
         if decision.num_draft_tokens and decision.ahead is not DraftAhead.OFF:
             drafting = [(seq, row) for seq, row in rows if self._scheduler.may_draft(seq)]
             self._speculator.ahead(
@@ -74,7 +74,7 @@ class StepDrafts:
             )
 
     def rows_ahead(self, in_flight: Rows, decision: Decision) -> tuple[Rows, Drafting]:
-        """Return the rows behind the step in flight and their drafts; none if they are unknown."""
+        """Return the rows after the step in flight and their drafts; none if they are unknown."""
         if decision.allows_predictions and self._is_predicted(in_flight):
             return [], NO_DRAFTING  # the next drafts depend on the tokens
         if not decision.num_draft_tokens:

@@ -83,7 +83,7 @@ class BlockHeadKernel(HeadKernel):
     def forward(
         self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor, num_outputs: int
     ) -> Tensor:
-        """Write the KV of T pairs of B sequences, and run a draft block behind each sequence.
+        """Write the KV of T pairs of B sequences, and run a draft block after each sequence.
 
         features: [T, hidden_size]. Returns the outputs of the first slots that predict,
         [num_outputs, B, hidden_size]; no block runs if `num_outputs` is 0. Raises as `call` does.
@@ -108,7 +108,7 @@ class BlockHeadKernel(HeadKernel):
         counts: Sequence[int],
         params: SampleParams,
     ) -> list[list[int]]:
-        """Write the KV of T pairs of B sequences, and draft tokens behind each sequence.
+        """Write the KV of T pairs of B sequences, and draft tokens after each sequence.
 
         features: [T, hidden_size]. counts: number of tokens, [B], some above 0. params: of
         the first token of each sequence, [B]; token i has the noise of the position i further on.

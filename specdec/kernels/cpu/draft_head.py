@@ -49,7 +49,7 @@ class DraftHeadStruct(ctypes.Structure):
 
 
 class PairStates(NamedTuple):
-    """States behind some pairs.
+    """States after some pairs.
 
     hidden: the input of the output head. features: those of the next pairs.
     """
@@ -90,7 +90,7 @@ class DraftHeadKernel(HeadKernel):
         kv_cache: Tensor,
         states_of: Sequence[int] | None = None,
     ) -> PairStates:
-        """Write the KV of T pairs of B sequences; return the states behind some of them.
+        """Write the KV of T pairs of B sequences; return the states after some of them.
 
         features: [T, hidden_size]. states_of: indices of pairs; None for the last one of
         each sequence. Raises as `call` does.
@@ -126,7 +126,7 @@ class DraftHeadKernel(HeadKernel):
         counts: Sequence[int],
         params: SampleParams,
     ) -> list[list[int]]:
-        """Run T pairs of B sequences, and draft tokens behind each sequence.
+        """Run T pairs of B sequences, and draft tokens after each sequence.
 
         features: [T, hidden_size]; None for a draft model, whose pairs are tokens. counts: number
         of tokens, [B]; block tables have room for all but the last. params: of the first token of

@@ -50,7 +50,7 @@ class Norm(Protocol):
 
 
 class QueryKeyNorms(NamedTuple):
-    """Norms of each head of queries and of keys, in front of the rotation."""
+    """Norms of each head of queries and of keys, before the rotation."""
 
     query: Norm
     key: Norm
@@ -61,7 +61,7 @@ class Visible:
     """The part of its context that a query sees.
 
     window: number of visible tokens, its own included; None for no limit. kv_start: slots before
-    it, in the first block, have no KV; no token of a batch is there. num_ahead: tokens behind its
+    it, in the first block, have no KV; no token of a batch is there. num_ahead: tokens after its
     own that it sees, as far as the context has them; 0 but in a DeviceBatch.
     """
 
@@ -85,8 +85,8 @@ class AttentionPlan(Protocol):
 class PagedAttention(ABC):
     """Grouped-query attention over one rank's paged KV cache.
 
-    missing_heads: query heads of the KV groups that other ranks hold, in front of this rank's and
-    behind them. copies_pages: whether the visible pages are copied, for `plan_on_device` those of
+    missing_heads: query heads of the KV groups that other ranks hold, before this rank's and
+    after them. copies_pages: whether the visible pages are copied, for `plan_on_device` those of
     whole tables.
     """
 
@@ -111,8 +111,8 @@ class PagedAttention(ABC):
         assert latent_rank is None or len(heads.kv) == 1, "all heads share one latent"
         self.num_kv_heads = len(heads.kv)
         self.heads_per_kv = heads.heads_per_kv
-        behind = len(heads.kv) * heads.heads_per_kv - heads.first_in_group - len(heads.query)
-        self.missing_heads = (heads.first_in_group, behind)
+        after = len(heads.kv) * heads.heads_per_kv - heads.first_in_group - len(heads.query)
+        self.missing_heads = (heads.first_in_group, after)
         self.head_dim = head_dim
         self.block_size = block_size
         self.device = device

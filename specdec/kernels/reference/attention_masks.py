@@ -18,7 +18,7 @@ def context_mask(
     """Return which slots are masked for queries at `positions` [G, Q], as [G, Q, max_visible].
 
     A slot is that of the position with the same index, as in sequences that end in a chain.
-    first_slots: [G], the first slot with KV. num_ahead: slots behind its own that a query sees.
+    first_slots: [G], the first slot with KV. num_ahead: slots after its own that a query sees.
     """
     slots = torch.arange(max_visible, device=positions.device)
     is_masked = slots > positions[:, :, None] + num_ahead

@@ -18,7 +18,7 @@ from specdec.types.drafts.draft_tree import MAX_TREE_NODES
 class TreeNodes:
     """Trees of drafts at the ends of B sequences, of at most N nodes (`types.drafts.draft_tree`).
 
-    A node has the KV slot of its index behind the base, and the position of its depth.
+    A node has the KV slot of its index after the base, and the position of its depth.
     """
 
     words: Tensor  # [T] int64, the nodes that each token sees; 0 for one that is no node
@@ -49,7 +49,7 @@ class DeviceBatch:
     input_ids: Tensor  # [B * Q] int64
     positions: Tensor  # [B * Q] int64
     slot_mapping: Tensor  # [B * Q] int64: where each token's KV is written
-    block_tables: Tensor  # [B, M] int64; entries behind the context are valid blocks of the pool
+    block_tables: Tensor  # [B, M] int64; entries after the context are valid blocks of the pool
     context_lens: Tensor  # [B] int64, the tokens of this pass included
     query_len: int  # Q
     adapters: Tensor | None = None  # [B * Q] int32, as in kernels.lora.AddUpdates; None: no adapter
@@ -70,7 +70,7 @@ class DeviceBatch:
 class RaggedBatch:
     """T tokens of B sequences that may have different lengths: prompts, decodes and drafts.
 
-    The tokens of a sequence are consecutive, in its order. Padding behind the last sequence, and
+    The tokens of a sequence are consecutive, in its order. Padding after the last sequence, and
     drafts that a sequence turns out not to have, are stored in the padding block. A sequence may
     have no token.
     """
@@ -80,7 +80,7 @@ class RaggedBatch:
     slot_mapping: Tensor  # [T] int64: where each token's KV is written
     rows: Tensor  # [T] int64: the sequence of each token; any for padding
     cu_seqlens: Tensor  # [B + 1] int32: sequence i has the tokens from cu_seqlens[i] on
-    block_tables: Tensor  # [B, M] int64; entries behind the context are valid blocks of the pool
+    block_tables: Tensor  # [B, M] int64; entries after the context are valid blocks of the pool
     context_lens: Tensor  # [B] int64, the tokens of this pass included
     decode_len: int
     """Most tokens of a sequence that decodes, which sizes the tiles of short queries."""

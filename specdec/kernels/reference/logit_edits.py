@@ -31,7 +31,7 @@ class Entry(IntEnum):
     """Words of the record of a changed logit: its row and column, and a value.
 
     The value of a bias is float64. That of a banned token is an index among the output tokens: it
-    is banned in front of it.
+    is banned before it.
     """
 
     ROW = 0

@@ -328,7 +328,7 @@ def _block_of(size: int) -> int:
 def block_of_keys(block_d: int, element_size: int) -> int:
     """Return the positions that a program reads at once.
 
-    They fit into shared memory, and behind wide sums into registers. It must not depend on the
+    They fit into shared memory, and beside wide sums into registers. It must not depend on the
     tile, since the bits of a row depend on it.
     """
     if block_d > 256:

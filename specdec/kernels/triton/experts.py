@@ -95,7 +95,7 @@ def route(logits: Tensor, bias: Tensor | None, rule: RoutingRule) -> Routes:
 class Plan(NamedTuple):
     """The pairs of each expert, and their tiles."""
 
-    order: Tensor  # [num_pairs] int32; behind the pairs of this rank's experts any
+    order: Tensor  # [num_pairs] int32; after the pairs of this rank's experts any
     tiles: Tensor  # [num_tiles, 3] int32: expert, or -1; first place in `order`, and their end
 
 

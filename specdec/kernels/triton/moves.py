@@ -1,4 +1,4 @@
-"""Moves of KV between slots on a GPU, from a list of the host or behind verified trees."""
+"""Moves of KV between slots on a GPU, from a list of the host or after verified trees."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def path_moves(
     tables: Tensor,
     block_size: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the moves behind accepted paths, sources and targets [B, Q - 1] int32.
+    """Return the moves after accepted paths, sources and targets [B, Q - 1] int32.
 
     A source of -1 is no move. Arguments as of `kernels.moves.AcceptedPaths`.
     """

@@ -14,8 +14,8 @@ from specdec.kernels.triton.device import verify as kernels
 class WalkedTrees(NamedTuple):
     """New tokens of B sequences, and where each was sampled.
 
-    places: of the new tokens among the Q sampled ones of a sequence, 0 for that behind the base,
-    and 1 + i for that behind node i.
+    places: of the new tokens among the Q sampled ones of a sequence, 0 for that after the base,
+    and 1 + i for that after node i.
     """
 
     token_ids: Tensor  # [B, Q] int64; the first num_tokens of each row are valid, as of places
@@ -33,7 +33,7 @@ def walk_trees(
 ) -> WalkedTrees:
     """Follow the sampled tokens through trees and chains, as `device_trees.verify_trees`.
 
-    sampled: [B * Q] int64, the target's token behind each base and each node, and is_invalid which
+    sampled: [B * Q] int64, the target's token after each base and each node, and is_invalid which
     of them are none. draft_ids, parents: [B, Q - 1] int64. num_nodes, num_kept: [B] int64.
     """
     num_sequences, max_nodes = draft_ids.shape

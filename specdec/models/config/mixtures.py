@@ -83,7 +83,7 @@ MIXTURES: Mapping[str, Architecture] = MappingProxyType(
         "DeepseekV2ForCausalLM": Architecture(
             "deepseek_v2",
             ("DeepSeek-V2, V2-Lite, V2.5, Coder-V2",),
-            "latent attention; a mixture with shared experts behind the first layers",
+            "latent attention; a mixture with shared experts after the first layers",
             {**_DEEPSEEK_DEFAULTS, "topk_method": "greedy", "routed_scaling_factor": 1.0},
             traits=deepseek_traits,
             latent=deepseek_latent,

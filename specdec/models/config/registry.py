@@ -127,7 +127,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "Olmo2ForCausalLM": Architecture(
             "olmo2",
             ("OLMo 2 1B to 32B",),
-            "norms behind attention and MLP instead of before; queries and keys normalized over "
+            "norms after attention and MLP instead of before; queries and keys normalized over "
             "all heads",
             qkv_bias="attention_bias",
             output_bias="attention_bias",
@@ -169,7 +169,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "Glm4ForCausalLM": Architecture(
             "glm4",
             ("GLM-4-0414 9B and 32B", "GLM-Z1"),
-            "as GLM, with norms before and behind attention and MLP",
+            "as GLM, with norms before and after attention and MLP",
             _GLM_DEFAULTS,
             qkv_bias="attention_bias",
             ropes=partial_rope,
@@ -190,7 +190,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "Gemma2ForCausalLM": Architecture(
             "gemma2",
             ("Gemma 2 2B, 9B and 27B",),
-            "as Gemma, with norms before and behind, soft-capped scores and logits, and windows on "
+            "as Gemma, with norms before and after, soft-capped scores and logits, and windows on "
             "alternating layers",
             {
                 **_GEMMA2_DEFAULTS,
@@ -307,7 +307,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "Exaone4ForCausalLM": Architecture(
             "exaone4",
             ("EXAONE 4.0 1.2B and 32B",),
-            "norms behind attention and MLP; queries and keys normalized by head; windows with "
+            "norms after attention and MLP; queries and keys normalized by head; windows with "
             "rotation on three of four layers, neither on the others",
             {"num_key_value_heads": 32, "sliding_window": 4096},
             qk_norm=True,

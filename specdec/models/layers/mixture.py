@@ -37,7 +37,7 @@ class SparseMLP(nn.Module):
         group: TensorParallelGroup,
         read_expert: Callable[[str, int, TensorParallelGroup], nn.Module],
     ) -> None:
-        """prefix: of the tensors. names: of those of the router, behind it.
+        """prefix: of the tensors. names: of those of the router, after it.
 
         read_expert: reads the share of a rank of a group of the expert with a name and a number of
         hidden units; its results are those of this rank.

@@ -69,7 +69,7 @@ def by_half(update: LowRankUpdate, layer: LatentExpansion) -> tuple[HeadUpdate, 
     """Return the updates of both halves: of what is applied to queries, and of that for values.
 
     A head's keys are k = (W + B A) c of a latent c, so a score q k is (q W + (q B) A) c: the rows
-    of B that belong to keys come first, transposed. Values are expanded behind attention as they
+    of B that belong to keys come first, transposed. Values are expanded after attention as they
     are, by A and then by their rows of B.
     """
     (expansion,) = update.expansions

@@ -99,7 +99,7 @@ class _Part(NamedTuple):
 
 
 def _planned(body: Any, plan: Mapping[str, str]) -> Iterator[_Part]:
-    """Yield the parts that a plan names and that ranks divide, each module behind its tensors.
+    """Yield the parts that a plan names and that ranks divide, each module after its tensors.
 
     Every rank has the others as a whole.
     """
@@ -147,7 +147,7 @@ def _divide_part(part: _Part, group: TensorParallelGroup) -> None:
 def _keep_share(module: nn.Module, name: str, style: str, group: TensorParallelGroup) -> None:
     """Keep this rank's share of a tensor, of each half where two are packed.
 
-    A bias of outputs has these alone; one behind divided inputs is whole.
+    A bias of outputs has these alone; one after divided inputs is whole.
     """
     tensor = cast(Tensor, getattr(module, name))
     dim = _DIMENSIONS[style]
@@ -169,7 +169,7 @@ def _sum_results(group: TensorParallelGroup, _: nn.Module, __: Any, results: Ten
 def _run_own_experts(experts: Any, group: TensorParallelGroup) -> None:
     """Let a mixture run this rank's experts alone, and add up the results of all ranks.
 
-    The mixture skips an expert with the index behind its last one, as the code of transformers
+    The mixture skips an expert with the index after its last one, as the code of transformers
     does in its own expert parallelism.
     """
     own, run = group.share_of(experts.num_experts), experts.forward

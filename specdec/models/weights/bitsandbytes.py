@@ -1,7 +1,7 @@
 """The layouts of bitsandbytes (Dettmers et al. 2022 and 2023), as transformers stores them.
 
 In 4 bits `x.weight` is uint8 [values / 2, 1]: the weight row by row, the first of two values in the
-upper half of a byte. Beside it, named behind `x.weight.`:
+upper half of a byte. Beside it, under names that begin with `x.weight.`:
 
 - `quant_map` [16]: what each value stands for, of NF4 or FP4;
 - `absmax`: the factor of each block of values, float32; or uint8 with double quantization, then

@@ -1,6 +1,6 @@
 """Scales of cached keys and values, as checkpoints with a quantized KV cache store them.
 
-A layer has one number for its keys and one for its values, under one of these names behind
+A layer has one number for its keys and one for its values, under one of these names after
 `self_attn.`:
 
 - `k_scale` and `v_scale`: compressed-tensors today, and Quark;

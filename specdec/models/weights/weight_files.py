@@ -85,7 +85,7 @@ def _safetensors_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _safetensors_header(path: Path) -> Mapping[str, Any]:
-    """Return the JSON at the beginning of a file, behind its length in 8 bytes."""
+    """Return the JSON at the beginning of a file, after its length in 8 bytes."""
     try:
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))

@@ -2,8 +2,8 @@
 
 They are those of `logits_processors`, bit for bit: the same operations on the same float32 and
 float64 values. The host sends what rules and grammars need; how often a token is in the output is
-counted on the device, so that a step can begin before the host has the tokens of the one in front.
-NaN and +inf stay where a token is masked, so that a faulty row is found behind the changes.
+counted on the device, so that a step can begin before the host has the tokens of the one before.
+NaN and +inf stay where a token is masked, so that a faulty row is found after the changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def apply_edits(
 ) -> None:
     """Change logits in place, without a value that the host has to read.
 
-    paths: the drafts in front of each of `edits.changes`, -1 for none. positions: index of the
+    paths: the drafts before each of `edits.changes`, -1 for none. positions: index of the
     token that each row samples among the output tokens. first_token: of the columns.
     """
     assert logits.dtype == torch.float32, "the sampler takes float32"
@@ -51,14 +51,14 @@ def apply_edits(
 
 
 def chain_paths(rows: Tensor, drafts: Tensor) -> Tensor:
-    """Return the drafts in front of rows of logits, [len(rows), num_drafts] int64; -1 for none.
+    """Return the drafts before rows of logits, [len(rows), num_drafts] int64; -1 for none.
 
     drafts: [num_sequences, num_drafts] int64, chains; a sequence has 1 + num_drafts rows of logits.
     """
     num_drafts = drafts.shape[1]
     places = torch.arange(num_drafts, device=drafts.device)
-    is_behind = places >= (rows % (1 + num_drafts))[:, None]
-    return drafts[rows // (1 + num_drafts)].masked_fill(is_behind, -1)
+    is_after = places >= (rows % (1 + num_drafts))[:, None]
+    return drafts[rows // (1 + num_drafts)].masked_fill(is_after, -1)
 
 
 def _edit_rows(logits: Tensor, edits: LogitEdits, paths: Tensor, first_token: int) -> None:

@@ -173,7 +173,7 @@ class TreeGrowth:
         return self._trees(nodes, is_kept.sum(1), num_all)
 
     def _trees(self, nodes: Tensor, counts: Tensor, num_all: int) -> GrownTrees:
-        """Return the trees of nodes [B, n], ascending; behind the `counts` first is padding."""
+        """Return the trees of nodes [B, n], ascending; after the `counts` first is padding."""
         parents = torch.cat([level.parents for level in self._levels], 1)
         token_ids = torch.cat([level.token_ids for level in self._levels], 1)
         places = torch.arange(nodes.shape[1], device=nodes.device).expand_as(nodes)

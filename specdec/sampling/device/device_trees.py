@@ -32,7 +32,7 @@ class DeviceTrees:
 class VerifiedTrees(NamedTuple):
     """New tokens of B sequences: of each the first `counts`, from 0 to Q = N + 1.
 
-    places: where each was sampled, 0 for behind the base, 1 + i for behind node i.
+    places: where each was sampled, 0 after the base, 1 + i after node i.
     """
 
     token_ids: Tensor  # [B, Q] int64
@@ -49,7 +49,7 @@ def verify_trees(sample: DeviceSample, trees: DeviceTrees) -> VerifiedTrees:
     """Follow the sampled tokens from each base while each is a child of the one before.
 
     Of equal siblings the first one is taken. The new tokens end before the first row that is
-    invalid. A node is accepted where the target samples it behind its parent, and its parent is
+    invalid. A node is accepted where the target samples it after its parent, and its parent is
     accepted too; the accepted ones are a path. sample: of B sequences with N + 1 rows each.
     """
     if has_triton(sample.token_ids.device):

@@ -24,7 +24,7 @@ position is not reached."""
 
 _PRIOR_LISTED = 0.9
 _PRIOR_LISTED_REJECTED = 0.6
-"""Prior probability that the target's token is among those tried, behind a whole draft and after a
+"""Prior probability that the target's token is among those tried, after a whole draft and after a
 rejection."""
 
 _SHARED_WEIGHT = 32.0
@@ -238,7 +238,7 @@ def _steady_hit_rate(shape: DraftShape, rates: Sequence[float], *, waits: bool) 
 
     A row with a draft is followed by a hit with one probability, a row without one with another;
     the hit rate is the share of rows with a draft that this leads to. Where a row without one waits
-    for a draft, every row has one. Continuing hits if all drafts and the token behind them were
+    for a draft, every row has one. Continuing hits if all drafts and the token after them were
     right. Outcomes also hit after a rejection, if one of the next best tokens was right; the
     constants are rough, and only hold until there is evidence.
 

@@ -186,7 +186,7 @@ class CostModel:
     the best one. The others are what remains for each draft shape and range of batch sizes. They
     learn more slowly, and without samples decay with a half-life of two minutes, so that a shape
     that once was slow is tried again. A step that never ran takes that of the nearest one, by
-    number of draft tokens first. Two kinds of steps that were first observed right behind each
+    number of draft tokens first. Two kinds of steps that were first observed right after each
     other are compared on the same machine: their difference is learned at once.
     """
 

@@ -184,9 +184,9 @@ class CostProfiler:
 
     @property
     def _num_guess_slots(self) -> int:
-        """KV slots that a step may write behind the last known token of a sequence.
+        """KV slots that a step may write after the last known token of a sequence.
 
-        A head writes its own behind the token that the step yields after the accepted drafts.
+        A head writes its own after the token that the step yields after the accepted drafts.
         """
         if not self.with_head:
             return self.most
@@ -314,10 +314,10 @@ def with_engine(
 ) -> CostTable:
     """Return the seconds of steps with the engine's own, in which the target waits.
 
-    overlaps: whether the host works during a forward pass behind a step without draft tokens, as
+    overlaps: whether the host works during a forward pass after a step without draft tokens, as
     with asynchronous scheduling. Then the longer one of the two counts for these steps: the target,
     or the engine and the begin of the next step.
-    num_held_drafts: most draft tokens behind which it does too, since the target's ranks hold the
+    num_held_drafts: most draft tokens after which it does too, since the target's ranks hold the
     next ones.
     """
 

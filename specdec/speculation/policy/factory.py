@@ -144,7 +144,7 @@ def measure_costs(
 def _main_place(speculation: SpeculativeConfig) -> DraftPlace:
     """Return the place of the first model, which drafts for most sequences; else that of lookups.
 
-    A model behind another drafts only where that one has nothing.
+    A model after another drafts only where that one has nothing.
     """
     places = (each.place for each in speculation.drafters)
     models = (each for each in places if each is not DraftPlace.ENGINE)

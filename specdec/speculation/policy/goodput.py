@@ -148,10 +148,10 @@ class GoodputChooser:
         self._is_paused = False
         return self._decision(now_s, num_decoding, shape, DecisionReason.GOODPUT)
 
-    def shape_behind(
+    def shape_after(
         self, prompts: PromptLoad, now_s: float, shapes: Sequence[DraftShape]
     ) -> DraftShape | None:
-        """Return the shape to draft behind prompts, in a step in which no sequence decodes.
+        """Return the shape to draft after prompts, in a step in which no sequence decodes.
 
         It is the present one, or no draft where that is better once their sequences decode; None
         before the first choice, and where the present one is not among `shapes`.

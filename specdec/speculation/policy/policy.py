@@ -213,13 +213,13 @@ class SpeculationPolicy:
         return decision
 
     def _before_decoding(self, prompts: PromptLoad) -> Decision:
-        """Return the decision of a step with prompts alone, behind which a head may draft."""
+        """Return the decision of a step with prompts alone, after which a head may draft."""
         last, chooser, control = self._decision, self._chooser, self._control
         is_chosen = control.mode == "auto" and control.num_speculative_tokens > 0
         if chooser is None or not is_chosen or not self._load.is_within:
             return last
         shapes = self._shapes(max(1, prompts.num_sequences))
-        shape = chooser.shape_behind(prompts, self._clock(), shapes)
+        shape = chooser.shape_after(prompts, self._clock(), shapes)
         if shape is None:
             return last
         if shape.num_draft_tokens and not self._is_drafter_available():
@@ -251,8 +251,8 @@ class SpeculationPolicy:
         self._waited_s = waited_s
         decision = self._decision
         is_missing = num_asked > 0 and num_drafted == 0 and decision.ahead is DraftAhead.OFF
-        is_behind = self._catches_up and is_missing
-        reason = DecisionReason.CATCHING_UP if is_behind else decision.reason
+        is_catching_up = self._catches_up and is_missing
+        reason = DecisionReason.CATCHING_UP if is_catching_up else decision.reason
         self._log.record(decision.num_draft_tokens, reason, self._num_decoding)
         is_partial = decision.num_drafting is not None and num_asked < self._num_decoding
         lacks_drafts = self._is_settling and num_drafted < num_asked

@@ -16,7 +16,7 @@ _NUM_DRAFTS = 16
 _NUM_STEPS = 6
 _NUM_CHECK_STEPS = 3
 _NEWS = 1.05
-"""Ratio of a shape's goodput behind a probe to that before which is a reason to try again soon."""
+"""Ratio of a shape's goodput after a probe to that before which is a reason to try again soon."""
 _PROBED_SHARE, _MOST_PROBED = 8, 4
 """While drafts do not pay, every eighth sequence drafts in a probe, at least one and at most four:
 they are evidence of acceptance, and the others do not have to catch up."""

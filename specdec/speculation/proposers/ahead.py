@@ -1,6 +1,6 @@
 """Drafts that a draft model makes ahead, while the target verifies the ones before.
 
-A round is one row that the target runs. Behind it the draft model drafts for several outcomes; the
+A round is one row that the target runs. After it the draft model drafts for several outcomes; the
 answer is a table that is kept until the text shows which of them has occurred. Drafting ahead needs
 no further safety: a draft that continues another text than the present one is never used.
 """
@@ -24,21 +24,21 @@ from specdec.types.reports.stats import AheadCounts
 
 
 class _Order(NamedTuple):
-    """Rows by sequence, behind which the worker was to draft at `sent_at_s`."""
+    """Rows by sequence, after which the worker was to draft at `sent_at_s`."""
 
     rows: dict[int, SentRow]
     sent_at_s: float
 
 
 class _Answer(NamedTuple):
-    """The drafts behind a row, and the passes that made them."""
+    """The drafts after a row, and the passes that made them."""
 
     table: OutcomeTable
     work: AheadWork
 
 
 class AheadDrafts:
-    """The rounds that a draft model drafts behind, and the tables of those before."""
+    """The rounds after which a draft model drafts, and the tables of those before."""
 
     def __init__(self, adapter: VocabAdapter, clock: Callable[[], float]) -> None:
         """clock: monotonic, in seconds."""
@@ -61,14 +61,14 @@ class AheadDrafts:
         return bool(self._expected)
 
     def plan(self, rows: Sequence[SentRow]) -> list[RowPlan]:
-        """Return what to draft behind each of the rows."""
+        """Return what to draft after each of the rows."""
         if not rows:
             return []
         sizes = [RowSize(len(row.draft_token_ids), row.num_next_tokens) for row in rows]
         return self.planner.plan(sizes, rows[0].ahead, may_wait=rows[0].may_wait)
 
     def begin_step(self, step_id: int, rows: Iterable[tuple[SentRow, AheadRow]]) -> None:
-        """Record that the worker drafts behind rows, and answers by the id of the step."""
+        """Record that the worker drafts after rows, and answers by the id of the step."""
         sent = {row.seq.seq_id: row for row, _ in rows}
         self._expected[step_id] = _Order(sent, self._clock())
         for seq_id, row in sent.items():
@@ -76,7 +76,7 @@ class AheadDrafts:
         self.planner.begin_step()
 
     def end_step(self, *, is_lost: bool) -> None:
-        """Record that the target has run the step behind which the worker drafts, or lost it."""
+        """Record that the target has run the step after which the worker drafts, or lost it."""
         self.planner.end_step(is_lost=is_lost)
 
     def receive(self, outputs: Iterable[AheadOutput]) -> None:

@@ -39,7 +39,7 @@ class DraftRequest(NamedTuple):
 
     max_tokens: most tokens to draft that follow each other; 0 if drafts are not wanted yet, but
         soon.
-    max_lookahead_tokens: most guesses to run behind the drafts. What follows them is in
+    max_lookahead_tokens: most guesses to run after the drafts. What follows them is in
         `seq.lookahead` after the step.
     method: the one method that is to draft, where several are loaded; None for all of them.
     max_nodes: most tokens of a tree of that depth, for proposers that draft trees; a chain is
@@ -74,7 +74,7 @@ class Proposal(NamedTuple):
         of them. The engine discards a proposal whose base is not the sequence's present end.
     draft_probs: the distributions that the tokens were drawn from, where the sequence's verifier
         needs them; None where each token was the only possible one.
-    lookahead_token_ids: guesses to run behind the drafts, to see what the target puts after them.
+    lookahead_token_ids: guesses to run after the drafts, to see what the target puts after them.
     method: the method that drafted, where several are loaded.
     parents: for a tree of drafts, the index of each draft token's parent, -1 for the base; None for
         a chain, in which each token follows the one before.
@@ -106,7 +106,7 @@ class Proposal(NamedTuple):
 
 @dataclass(frozen=True)
 class ProposalAhead:
-    """Drafts for one sequence behind its next token, which is not known yet.
+    """Drafts for one sequence after its next token, which is not known yet.
 
     drafts_by_token: as in RowDrafting, for every token behind which there is a draft.
     num_held_drafts, held_depth: as in RowDrafting, where the target's ranks have the draft.
@@ -119,11 +119,11 @@ class ProposalAhead:
 
 
 class SentRow(NamedTuple):
-    """A row that the target runs, behind which a proposer may draft meanwhile.
+    """A row that the target runs, after which a proposer may draft meanwhile.
 
     base_length: tokens of the sequence before the drafts.
     draft_token_ids: the chain of drafts that the row verifies; of a tree its first path.
-    num_next_tokens: most tokens to draft behind the token that the target adds to them; 0 if none
+    num_next_tokens: most tokens to draft after the token that the target adds to them; 0 if none
         could become output.
     method: as in DraftRequest. ahead: what to draft. may_wait: whether the next step of these rows
         would wait for drafts.
@@ -153,7 +153,7 @@ class Proposer(Protocol):
         """
 
     def ahead(self, rows: collections.abc.Sequence[SentRow]) -> None:
-        """Begin to draft behind rows that the target runs; returns without waiting."""
+        """Begin to draft after rows that the target runs; returns without waiting."""
 
     def end_step(self, *, is_lost: bool = False) -> None:
         """Take note that the target has run its oldest step, or has lost those in flight."""
@@ -180,7 +180,7 @@ class SynchronousProposer(ABC):
     def propose_ahead(
         self, requests: collections.abc.Sequence[DraftRequest]
     ) -> list[ProposalAhead] | None:
-        """Return what `take` would draft behind each token that may come next.
+        """Return what `take` would draft after each token that may come next.
 
         Returns None where it cannot be known, or would take too long.
         """

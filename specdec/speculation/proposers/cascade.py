@@ -42,8 +42,8 @@ class CascadeProposer:
     """Runs proposers in order; each drafts for the sequences that the ones before it left over.
 
     Every stage receives every sequence in every step, with max_tokens 0 where nothing is left to
-    draft. Thus a draft model runs new text in chunks while the target works, and is at most
-    MAX_PENDING_TOKENS behind when it is needed. A request that names a method is passed to that
+    draft. Thus a draft model runs new text in chunks while the target works, and lacks at most
+    MAX_PENDING_TOKENS when it is needed. A request that names a method is passed to that
     stage alone.
     """
 

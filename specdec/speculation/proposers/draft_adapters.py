@@ -35,7 +35,7 @@ class AdapterDrafter(Protocol):
 class DraftAdapters:
     """The adapters of one draft worker, which loads them one after the other.
 
-    They are loaded between steps, as the calls of the engine's thread come. A step behind a load
+    They are loaded between steps, as the calls of the engine's thread come. A step after a load
     would wait for it.
     """
 

@@ -138,7 +138,7 @@ class DraftModelProposer:
         """
         if self._lora.is_loading:
             self._views = {}  # nothing is drafted ahead in this step, even if the load ends
-            return []  # drafts would wait behind the load
+            return []  # drafts would wait for the load
         self._views = {request.seq.seq_id: self._settle(request.seq) for request in requests}
         self._drop_beyond_context(requests)
         proposals = self._take_ahead(requests)
@@ -157,7 +157,7 @@ class DraftModelProposer:
         return proposals + self._collect([request for request, _ in drafts])
 
     def ahead(self, rows: collections.abc.Sequence[SentRow]) -> None:
-        """Draft behind the rows of sequences that have caught up, while the target runs them."""
+        """Draft after the rows of sequences that have caught up, while the target runs them."""
         if self._lora.is_loading:
             return
         rows = [row for row in rows if self._may_draft_ahead(row)]
@@ -221,7 +221,7 @@ class DraftModelProposer:
         return proposals
 
     def _may_draft_ahead(self, row: SentRow) -> bool:
-        """Return whether the draft model has run a row's text, and drafts behind it are useful."""
+        """Return whether the draft model has run a row's text, and drafts after it are useful."""
         seq_id = row.seq.seq_id
         progress, text = self._progress.get(seq_id), self._views.get(seq_id)
         if progress is None or text is None or row.num_next_tokens <= 0:
@@ -297,7 +297,7 @@ class DraftModelProposer:
             if self._blocks.truncate(seq.seq_id, progress.num_computed_tokens):
                 self._worker_view.truncate(seq.seq_id)
         elif text.is_whole and len(text.token_ids) <= self._limits.max_model_len:
-            # Never the whole text: the token behind the settled ones is a stand-in for the rest.
+            # Never the whole text: the token after the settled ones is a stand-in for the rest.
             known = text.token_ids[: text.num_settled + 1]
             keys = [root_key(seq.request.cache_salt, adapter_id)]
             num_cached = self._blocks.attach(seq.seq_id, known, keys)
@@ -307,7 +307,7 @@ class DraftModelProposer:
     def _proposal(self, request: DraftRequest, row: DraftedRow) -> Proposal:
         seq, progress = request.seq, self._progress[request.seq.seq_id]
         progress.base_length = len(self._views[seq.seq_id].token_ids)
-        # The KV behind the text of a parallel draft is that of mask tokens.
+        # The KV after the text of a parallel draft is that of mask tokens.
         # That of the last token of another draft was not computed.
         progress.drafted = () if self._limits.parallel_drafting else row.token_ids[:-1]
         tokens = self._adapter.to_target(seq, row.token_ids, request.max_tokens)

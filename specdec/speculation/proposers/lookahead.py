@@ -5,7 +5,7 @@ next token after each as the next guess. Few guesses are right at their position
 guesses and answers are typical for the target: they are pooled, and drafted where their context
 matches (section 3).
 
-Here the guesses of one sequence, its *window*, run behind its drafts in the same row, each
+Here the guesses of one sequence, its *window*, run after its drafts in the same row, each
 attending to all before it. The paper gives every trail of guesses its own row under a mask and
 verifies several n-grams at a time; this implementation verifies one.
 """
@@ -37,7 +37,7 @@ NGRAM_BYTES = 200
 class LookaheadProposer(SynchronousProposer):
     """Proposer of n-grams that the target generated, in the text or after guesses ahead of it.
 
-    Its proposals also have guesses to run behind the drafts.
+    Its proposals also have guesses to run after the drafts.
     """
 
     def __init__(self, config: LookaheadConfig) -> None:
@@ -126,7 +126,7 @@ class _Window:
     def __init__(self, pool: NgramPool) -> None:
         self.pool = pool
         self._num_pooled = 0  # tokens of the text
-        self._guessed: list[Trail] = []  # behind the drafts of the last proposal
+        self._guessed: list[Trail] = []  # after the drafts of the last proposal
         self._answered: list[Trail] = []  # the target's answers about tokens yet to come
 
     def follow(self, seq: Sequence) -> None:
@@ -139,7 +139,7 @@ class _Window:
         self._answered = []
         if seq.lookahead is not None:
             trails = self._pool_answers(seq, seq.lookahead)
-            # The first of them is about the token behind the first guess.
+            # The first of them is about the token after the first guess.
             self._answered = trails[seq.num_tokens - seq.lookahead.base_length - 1 :]
 
     def guess(self, seq: Sequence, num_drafts: int, count: int) -> tuple[int, ...]:

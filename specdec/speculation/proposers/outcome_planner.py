@@ -1,4 +1,4 @@
-"""Plans what a draft model drafts ahead: which outcomes of a row, and how far behind each.
+"""Plans what a draft model drafts ahead: which outcomes of a row, and how far after each.
 
 More outcomes make a hit more likely, and longer drafts make it worth more; both take time of the
 draft device. The plan is the one with the most expected tokens per second, according to two
@@ -33,7 +33,7 @@ _KEPT = 0.95
 
 
 class RowPlan(NamedTuple):
-    """What to draft behind one row; see AheadRow."""
+    """What to draft after one row; see AheadRow."""
 
     fan_out: tuple[int, ...]
     num_draft_tokens: int
@@ -57,7 +57,7 @@ class RowPlan(NamedTuple):
 
 
 class RowSize(NamedTuple):
-    """The drafts of a row that are in flight, and the most tokens to draft behind an outcome."""
+    """The drafts of a row that are in flight, and the most tokens to draft after an outcome."""
 
     num_drafts: int
     num_next_tokens: int
@@ -68,12 +68,12 @@ class RowSize(NamedTuple):
         return max(1, min(shape.num_branches, room))
 
     def num_levels(self, shape: _Shape) -> int:
-        """Return how many tokens to draft behind each outcome of the row."""
+        """Return how many tokens to draft after each outcome of the row."""
         return min(self.num_next_tokens, shape.num_levels)
 
 
 class _Shape(NamedTuple):
-    """Outcomes of each row, and tokens behind each of them: passes of the draft model."""
+    """Outcomes of each row, and tokens after each of them: passes of the draft model."""
 
     num_levels: int
     num_branches: int
@@ -172,13 +172,13 @@ class OutcomePlanner:
             (self.levels if index else self.first).observe(each)
 
     def begin_step(self) -> None:
-        """Record that the target has received a step behind which the draft model drafts."""
+        """Record that the target has received a step after which the draft model drafts."""
         self._began_at_s = self._clock()
 
     def end_step(self, *, is_lost: bool = False) -> None:
         """Record that the results of that step are known, or will never be.
 
-        Call it behind every step of the target, as soon as there are results: the time that passes
+        Call it after every step of the target, as soon as there are results: the time that passes
         until the next step is none of the target's.
         """
         began_at_s, self._began_at_s = self._began_at_s, None
@@ -191,7 +191,7 @@ class OutcomePlanner:
     def plan(
         self, rows: Sequence[RowSize], ahead: DraftAhead, *, may_wait: bool = False
     ) -> list[RowPlan]:
-        """Return what to draft behind each row.
+        """Return what to draft after each row.
 
         may_wait: as in SentRow, the same for all.
         """
@@ -234,7 +234,7 @@ class OutcomePlanner:
         return batch.tokens(shape)
 
     def _draft_s(self, num_first: int, num_tokens: int, num_levels: int) -> float:
-        """Return the seconds of a pass over drafts and of `num_levels` behind it, until complete.
+        """Return the seconds of a pass over drafts and of `num_levels` after it, until complete.
 
         They take longer on a device that other engines use too.
         """

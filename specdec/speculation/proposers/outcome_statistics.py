@@ -14,7 +14,7 @@ from operator import mul
 from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 
 MAX_FAN_OUT = 16
-"""Most tokens to continue behind one number of accepted drafts."""
+"""Most tokens to continue after one number of accepted drafts."""
 
 _LEAST_PROBABILITY = 0.002
 """Outcomes that are rarer are not enumerated."""
@@ -46,7 +46,7 @@ class _Rate:
 
 @dataclass(frozen=True)
 class Likeliest:
-    """The most likely outcomes of a row with `num_drafts`: the best token behind all, then others.
+    """The most likely outcomes of a row with `num_drafts`: the best token after all, then others.
 
     others: the number of accepted drafts of each other one, the likeliest first. hit_rates: the
         probability that the outcome is the first one, among the first two, and so on.
@@ -96,7 +96,7 @@ class OutcomeStatistics:
     def likeliest(self, num_drafts: int, num_branches: int) -> Likeliest:
         """Return the `num_branches` most likely outcomes of a row, or fewer if others are rare.
 
-        The best token behind all drafts is always the first of them.
+        The best token after all drafts is always the first of them.
         """
         others = sorted(self._outcomes(num_drafts), reverse=True)[: max(0, num_branches - 1)]
         listed = [each for each in others if each[0] >= _LEAST_PROBABILITY]

@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
 
 
 class AheadTokens(NamedTuple):
-    """Draft behind an outcome, in the target's tokens. draft_probs: as in Proposal."""
+    """Draft after an outcome, in the target's tokens. draft_probs: as in Proposal."""
 
     token_ids: tuple[int, ...]
     draft_probs: DraftProbs | None = None
@@ -41,7 +41,7 @@ class AheadTokens(NamedTuple):
 
 @dataclass
 class OutcomeTable:
-    """Drafts behind the enumerated outcomes of one round.
+    """Drafts after the enumerated outcomes of one round.
 
     by_outcome: those with the same number of accepted drafts by likelihood.
     """
@@ -70,7 +70,7 @@ class OutcomeTable:
         """Return the draft that continues `text`, as far as it was made; None where none does.
 
         A text that has grown by more than the round keeps the rest of the draft that predicted it.
-        Draft probabilities hold for the round behind the outcome alone: the noise of a sampled
+        Draft probabilities hold for the round after the outcome alone: the noise of a sampled
         draft is keyed by its place in the round that verifies it. Then there is no rest.
         """
         outcome = self.round.outcome(text)

@@ -172,7 +172,7 @@ class SuffixProposer(SynchronousProposer):
         return tuple(token_ids), tuple(parents)
 
     def _branches(self, tree: SuffixTree, end: Tokens, request: DraftRequest) -> Branches:
-        """Return the branches behind a match, as deep as a chain may be there."""
+        """Return the branches after a match, as deep as a chain may be there."""
         place = tree.find(end)
         assert place is not None, "the tree has no such match"
         depth = _num_drafted(self._max_depth, self._max_factor, request.max_tokens, len(end))
@@ -314,6 +314,6 @@ def _lengths(
 
 
 def _num_drafted(max_depth: int, max_factor: float, max_tokens: int, length: int) -> int:
-    """Return how many tokens to draft behind a match of `length` tokens."""
+    """Return how many tokens to draft after a match of `length` tokens."""
     tolerance = 1e-6  # a factor such as 0.1 may be slightly less as a float
     return min(max_tokens, int(length * max_factor + tolerance), max_depth - length)

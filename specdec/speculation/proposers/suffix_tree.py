@@ -61,7 +61,7 @@ _NOTHING: Tokens = array("i")
 
 
 class Place(NamedTuple):
-    """End of a path: behind the first `offset` tokens of a node's label."""
+    """End of a path: after the first `offset` tokens of a node's label."""
 
     node: int
     offset: int

@@ -1,6 +1,6 @@
 """Proposer of the drafts that a head on the target's ranks made at the end of the last step.
 
-The ranks draft behind the tokens that they have just verified, from their hidden states, and return
+The ranks draft after the tokens that they have just verified, from their hidden states, and return
 drafts and tokens together (`specdec.worker.head.runner`). Here a draft waits for its step. A step
 ahead takes it on the ranks instead.
 """
@@ -36,7 +36,7 @@ class TargetHeadProposer(SynchronousProposer):
         """Do nothing: the drafts are kept by the sequences."""
 
     def propose_ahead(self, requests: Sequence[DraftRequest]) -> list[ProposalAhead]:
-        """Have the ranks take what they will have drafted behind the tokens in flight."""
+        """Have the ranks take what they will have drafted after the tokens in flight."""
         return [
             ProposalAhead(
                 each.seq.seq_id,

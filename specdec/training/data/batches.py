@@ -41,11 +41,11 @@ class Span:
 class Batch:
     """Samples one after the other, without padding.
 
-    A *base* is a token of an answer with a token behind it: drafts follow it, as in serving, where
+    A *base* is a token of an answer with a token after it: drafts follow it, as in serving, where
     the target verified it. Draft token i of the base at position b stands for position b + 1 + i.
     At first all such tokens are bases.
 
-    token_ids, next_ids, positions: of the T tokens that the target runs, and of those behind them.
+    token_ids, next_ids, positions: of the T tokens that the target runs, and of those after them.
     bases: their places among the T tokens. ends: of the sample of each base, in the T tokens.
     temperatures: of the sample of each base.
     original: the batch on the host that this one is a copy of; None on the host.
@@ -119,16 +119,16 @@ class Batch:
         """R."""
         return len(self.bases)
 
-    def behind(self, offset: int) -> Tensor:
-        """Return the places of the tokens `offset` behind the bases, [R] int64.
+    def after(self, offset: int) -> Tensor:
+        """Return the places of the tokens `offset` after the bases, [R] int64.
 
         Where a sample ends earlier it is some other token.
         """
         return (self.bases + offset).clamp(max=self.num_tokens - 1)
 
     def places(self, depth: int) -> Tensor:
-        """Return `behind` for each draft token: of the one before it, [depth, R] int64."""
-        return torch.stack([self.behind(index) for index in range(depth)])
+        """Return `after` for each draft token: of the one before it, [depth, R] int64."""
+        return torch.stack([self.after(index) for index in range(depth)])
 
     def exists(self, depth: int) -> Tensor:
         """Return whether a sample has a token for each draft token, [depth, R] bool."""

@@ -40,7 +40,7 @@ class TrainingConfig:
     markov_rank: of dspark's Markov head; None for the default.
     num_epochs: passes over the samples; training ends earlier by `patience`.
     batch_tokens: tokens of prompts and answers in a step; a longer sample fills a separate step.
-    max_anchors: positions of a sample behind which a step drafts, drawn at random if it has more.
+    max_anchors: positions of a sample after which a step drafts, drawn at random if it has more.
     learning_rate: the peak, after a linear warm-up over `warmup` (a share of all steps) and before
         a cosine decay to a tenth.
     clip_norm: largest norm of the gradient.

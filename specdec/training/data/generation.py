@@ -117,7 +117,7 @@ class GenerationRequest:
     """One conversation to generate.
 
     number: identifies it in the corpus; from -1 downwards for self-written prompts.
-    turns: of the user; None for a prompt that the target writes behind `prefix`.
+    turns: of the user; None for a prompt that the target writes after `prefix`.
     """
 
     number: int

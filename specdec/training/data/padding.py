@@ -174,7 +174,7 @@ class PaddedTokens:
     def attend(self, query: Tensor, context: KeyValue, scale: float | None = None) -> Tensor:
         """Return causal attention within each sample, [T, num_heads, head_dim] as `query`.
 
-        context: of the T tokens. The tokens that continue a short row are behind its own. scale:
+        context: of the T tokens. The tokens that continue a short row are after its own. scale:
         of scores; None for 1 / sqrt(head_dim).
         """
         attended = []

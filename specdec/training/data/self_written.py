@@ -49,7 +49,7 @@ class UserTurn:
         return cls(tuple(tokenizer.encode(before, add_special_tokens=False)), following[0])
 
     def before(self, prefix: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """Return the token ids behind which the target continues the first words of a prompt."""
+        """Return the token ids after which the target continues the first words of a prompt."""
         return (*self.token_ids, *tokenizer.encode(prefix, add_special_tokens=False))
 
     def text_of(self, prompt: Sequence[int], tokenizer: Tokenizer) -> str:

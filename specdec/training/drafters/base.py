@@ -32,7 +32,7 @@ class SharedParts:
 class Drafter(nn.Module, ABC):
     """A drafter that is trained for all bases of a batch at once.
 
-    depth: draft tokens behind each base. taps: as in `models.heads.networks.base.DraftHead`.
+    depth: draft tokens after each base. taps: as in `models.heads.networks.base.DraftHead`.
     token_ids: the target's id of each draft token, ascending, [V] int64.
 
     has_reduced_vocabulary: whether its layout may have fewer tokens than the target.

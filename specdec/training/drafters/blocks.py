@@ -1,4 +1,4 @@
-"""Decoder layers over blocks of tokens behind bases, with the target's features as a context.
+"""Decoder layers over blocks of tokens after bases, with the target's features as a context.
 
 Each base has a block of B slots: its own token, then mask tokens. The slots attend to each other in
 both directions, and to the context of the tokens before the base. Keys and values of the context
@@ -60,12 +60,12 @@ class Blocks:
 
     @classmethod
     def of(cls, batch: Batch, size: int, mask_token_id: int, rotary: RotaryEmbedding) -> Blocks:
-        """Lay out the blocks of `size` slots behind all bases."""
+        """Lay out the blocks of `size` slots after all bases."""
         device = batch.device
         token_ids = torch.full((batch.num_bases, size), mask_token_id, device=device)
         token_ids[:, 0] = batch.token_ids[batch.bases]
         steps = torch.arange(size, device=device)
-        # Slots behind the context belong to drafts that do not exist.
+        # Slots after the context belong to drafts that do not exist.
         positions = batch.positions[batch.bases][:, None] + steps
         positions = positions.clamp(max=rotary.max_positions - 1)
         groups, rows = list[BlockGroup](), None

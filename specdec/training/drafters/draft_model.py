@@ -33,7 +33,7 @@ _DEFAULT_NUM_LAYERS = 3
 class DraftModelDrafter(Drafter):
     """A causal decoder with the target's sizes and few of its layers.
 
-    It sees the text alone, so draft token i of a base is draft token 0 of the base i behind it.
+    It sees the text alone, so draft token i of a base is draft token 0 of the base i after it.
     """
 
     trained_depth = 1

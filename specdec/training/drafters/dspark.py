@@ -1,8 +1,8 @@
 """DSpark (arXiv 2607.05147), and its plain form DFlash (arXiv 2602.06036): a draft in one pass.
 
-Both draft by a block of mask tokens behind the base (`specdec.training.drafters.blocks`). In DFlash
+Both draft by a block of mask tokens after the base (`specdec.training.drafters.blocks`). In DFlash
 each mask predicts its own token. In DSpark each slot, that of the base included, predicts the token
-behind it; a Markov head adds to its logits a low-rank function of the token before, and a
+after it; a Markov head adds to its logits a low-rank function of the token before, and a
 confidence head predicts the probability that the target accepts it.
 
 The files have the layout of the `speculators` library, which allows for a reduced vocabulary. Its
@@ -38,7 +38,7 @@ _LIBRARY_VERSION = "0.9.0"
 class BlockDrafter(Drafter):
     """Layers of the target's sizes over blocks, and an output head.
 
-    predicts_from_base: whether the slot of the base predicts, and each slot the token behind it.
+    predicts_from_base: whether the slot of the base predicts, and each slot the token after it.
     """
 
     predicts_from_base: ClassVar[bool]

@@ -89,7 +89,7 @@ class Eagle3Drafter(Drafter):
         draft = self.attention.begin(batch, self._inputs(batch.token_ids, of_pairs), self.depth)
         outputs = []
         for index in range(self.depth):
-            places = batch.behind(index)
+            places = batch.after(index)
             inputs = self._inputs(batch.token_ids[places], features)
             features = self._mlp(features + self.attention(inputs, draft, index))
             outputs.append(features)
@@ -156,7 +156,7 @@ class DraftAttention:
     key, value: of the T pairs with the target's features. rows: of bases that attend in one call;
     None where each sample attends by itself. visible: for each sample, or group of rows, which of
     the pairs its bases attend to, [num_bases, num_tokens] or [n, b, t] bool. own_keys, own_values:
-    of the drafts' pairs behind the bases, [R, num_kv_heads, head_dim] each.
+    of the drafts' pairs after the bases, [R, num_kv_heads, head_dim] each.
     """
 
     batch: Batch
@@ -218,7 +218,7 @@ class PairAttention(nn.Module):
         inputs: of its pair, [R, 2 * hidden_size]. The pair of draft token 0 is the base's own, one
         of the T.
         """
-        # Pairs behind the context belong to drafts that do not exist.
+        # Pairs after the context belong to drafts that do not exist.
         positions = draft.batch.positions[draft.batch.bases] + index
         rotation = self._rotary.rotation(positions.clamp(max=self._rotary.max_positions - 1))
         query = rotated(self._heads(self.q_proj(inputs), self.num_heads), rotation)

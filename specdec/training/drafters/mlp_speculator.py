@@ -58,7 +58,7 @@ class MlpSpeculatorDrafter(Drafter):
         states = []
         for index in range(self.depth):
             projected = self.projections[min(index, 1)](state)
-            embedded = self.embedding(batch.token_ids[batch.behind(index)])
+            embedded = self.embedding(batch.token_ids[batch.after(index)])
             mixed = _scaled(projected + self._token_scale * embedded)
             state = F.gelu(mixed * self.norm_weight + self.norm_bias)
             states.append(state)

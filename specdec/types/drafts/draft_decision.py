@@ -44,12 +44,12 @@ class DecisionReason(StrEnum):
 
 
 class DraftAhead(StrEnum):
-    """What a draft model drafts behind the rows that the target runs.
+    """What a draft model drafts after the rows that the target runs.
 
     OFF: nothing. It drafts once a step is verified, and the next step waits for it.
-    CONTINUING: behind all drafts of a row and the token that it expects the target to add (PEARL,
+    CONTINUING: after all drafts of a row and the token that it expects the target to add (PEARL,
         Liu et al. 2024, arXiv 2408.11850).
-    OUTCOMES: behind the likeliest tokens that the target may add to each number of accepted drafts
+    OUTCOMES: after the likeliest tokens that the target may add to each number of accepted drafts
         (speculative speculative decoding, Kumar et al. 2026).
     """
 
@@ -63,7 +63,7 @@ class DraftShape(NamedTuple):
 
     num_draft_tokens: tokens that the target verifies, which determine the cost of a step; 0 for no
         draft. depth: most of them that can be accepted; less than their number in a tree.
-    ahead: what a draft model drafts meanwhile for the step behind it.
+    ahead: what a draft model drafts meanwhile for the step after it.
     """
 
     num_draft_tokens: int
@@ -81,7 +81,7 @@ class DraftShape(NamedTuple):
 
     @property
     def num_head_slots(self) -> int:
-        """KV slots that a head with attention writes behind the known tokens while it drafts."""
+        """KV slots that a head with attention writes after the known tokens while it drafts."""
         if not self.is_tree:
             return self.num_draft_tokens
         return num_growth_slots(self.num_draft_tokens, self.depth)
@@ -144,7 +144,7 @@ class Decision:
 
     @property
     def ahead(self) -> DraftAhead:
-        """What a draft model drafts meanwhile for the step behind it."""
+        """What a draft model drafts meanwhile for the step after it."""
         return self.shape.ahead
 
     def drafts_like(self, other: Decision) -> bool:

@@ -35,7 +35,7 @@ class AcceptanceHistory:
     def after(self, num_asked: int, num_accepted: int) -> AcceptanceHistory:
         """Return the history after a step in which `num_asked` tokens were to be drafted.
 
-        Those behind the first rejected one are no evidence. A draft that ended before counts as
+        Those after the first rejected one are no evidence. A draft that ended before counts as
         rejected there: its proposer had nothing likely.
         """
         num_verified = min(num_asked, num_accepted + 1)
@@ -64,7 +64,7 @@ class ConfidenceHistory:
     def after(self, confidences: Sequence[float], num_accepted: int) -> ConfidenceHistory:
         """Return the history after a step that verified draft tokens of these confidences.
 
-        Those behind the first rejected one are no evidence.
+        Those after the first rejected one are no evidence.
         """
         seen = confidences[: num_accepted + 1]
         return ConfidenceHistory(

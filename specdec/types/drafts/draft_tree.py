@@ -2,7 +2,7 @@
 
 A tree is its *parents*: for each draft token, or *node*, the index of the node that it follows, or
 BASE for the last known token. A parent stands before its children, so that the first nodes of a
-tree are a tree as well. Node i of a sequence takes the i-th KV slot behind the base, while its
+tree are a tree as well. Node i of a sequence takes the i-th KV slot after the base, while its
 position follows from its *depth*: 1 for a child of the base. A chain is a tree whose parents are
 None.
 """
@@ -26,7 +26,7 @@ def is_chain(parents: Parents) -> bool:
 
 
 def require_tree(parents: Parents) -> None:
-    """Assert that there are at most MAX_TREE_NODES, each behind its parent."""
+    """Assert that there are at most MAX_TREE_NODES, each after its parent."""
     assert len(parents) <= MAX_TREE_NODES, f"a tree of {len(parents)} nodes"
     assert all(BASE <= parent < index for index, parent in enumerate(parents)), parents
 
@@ -79,7 +79,7 @@ def path_of(token_ids: Sequence[int], parents: Parents, text: Sequence[int]) -> 
 def walk(sampled: Sequence[int], token_ids: Sequence[int], parents: Parents) -> tuple[int, ...]:
     """Return the tokens from the base on while each is a child of the one before, and the next.
 
-    sampled: [num_nodes + 1], the target's token behind the base and behind each node.
+    sampled: [num_nodes + 1], the target's token after the base and after each node.
     """
     output: list[int] = []
     node: int | None = BASE

@@ -139,7 +139,7 @@ class AheadCounts(Additive):
     """Counters of the drafts that a draft model makes ahead.
 
     hits, misses: rounds whose outcome had a draft in time, and the others, by the number of
-        accepted drafts. num_tokens: draft tokens behind all outcomes. num_used_tokens: those of
+        accepted drafts. num_tokens: draft tokens after all outcomes. num_used_tokens: those of
         them that were sent to the target. busy_s: seconds of the draft model's forward passes.
     """
 
@@ -183,7 +183,7 @@ class Counts(Additive):
     histograms: by metric name. ended: requests by finish reason. failed: calls by gRPC status code.
     num_cached_tokens: prompt tokens found in the prefix cache.
     num_prefill_chunks: rows that left a part of the prompt uncomputed.
-    num_lookahead_tokens: guesses run behind the drafts by lookahead decoding.
+    num_lookahead_tokens: guesses run after the drafts by lookahead decoding.
     num_catch_up_tokens: tokens that the draft model computed to catch up. num_late_drafts: steps
         that went on without the drafts of a slow draft worker.
     num_target_restarts, num_draft_restarts: restarts of each model's workers.

@@ -35,7 +35,7 @@ def segments_in(context):
 
 @triton.jit
 def attend(
-    queries,  # [BLOCK_M, BLOCK_D]; of latents the dimensions behind the rotated ones
+    queries,  # [BLOCK_M, BLOCK_D]; of latents the dimensions after the rotated ones
     rotated,  # [BLOCK_M, BLOCK_R], the rotated dimensions; unused unless ROTARY_DIM
     positions,  # [BLOCK_M]
     ancestors,  # [BLOCK_M] int64
@@ -68,7 +68,7 @@ def attend(
     Blocks of BLOCK_N positions are aligned to the start of the sequence. A block in which a row
     sees nothing leaves its result unchanged, bit for bit.
 
-    With ROTARY_DIM a slot has one key, of which the dimensions behind the rotated ones are the
+    With ROTARY_DIM a slot has one key, of which the dimensions after the rotated ones are the
     value too, and are read once.
     """
     dims = tl.arange(0, BLOCK_D)
@@ -197,9 +197,9 @@ def paged_attention(
 
     HAS_SEGMENTS: the context is divided into segments, which are merged in order: here, or where
     HAS_PARTS by `merge_segments`. A program then has each segment that is `split` modulo the grid;
-    parts behind the context are not written.
+    parts after the context are not written.
 
-    NUM_AHEAD: positions behind its own that a query sees, as in a block of drafts that are made
+    NUM_AHEAD: positions after its own that a query sees, as in a block of drafts that are made
     together; 0 with trees.
 
     ROTARY_DIM: the rotated dimensions, which are first, of a key that all heads share; VALUE_DIM

@@ -105,8 +105,8 @@ def merge_children(
         found = tl.where(places == place, largest, found)
         is_taken = (heads == largest) & (tiles < num_tiles)
         index += is_taken.to(tl.int32)
-        behind = tl.load(lists + index, mask=is_taken & (index < COUNT), other=_NO_KEY)
-        heads = tl.where(is_taken, behind, heads)
+        next_heads = tl.load(lists + index, mask=is_taken & (index < COUNT), other=_NO_KEY)
+        heads = tl.where(is_taken, next_heads, heads)
     is_found = found != _NO_KEY
     bits = _ordered((found >> 32).to(tl.int32))
     scores = tl.where(is_found, bits.to(tl.float32, bitcast=True), _NEGATIVE_INFINITY)
@@ -118,8 +118,8 @@ def merge_children(
     values = tl.exp(tl.minimum(wide - total.to(tl.float64), 0.0))
     if NOISY:
         temperature = tl.load(temperatures + row).to(tl.float64)
-        behind = wide - tl.maximum(first, _LOWEST).to(tl.float64)
-        weights = tl.exp(behind * temperature)  # any number at temperature 0
+        differences = wide - tl.maximum(first, _LOWEST).to(tl.float64)
+        weights = tl.exp(differences * temperature)  # any number at temperature 0
         weights = weights / tl.maximum(tl.sum(weights, 0), 1.0)
         values = tl.where(temperature > 0, weights, values)
     is_valid = (tl.load(is_invalid + row) == 0) & (first > _NEGATIVE_INFINITY)

@@ -84,7 +84,7 @@ def route(
 @triton.jit(do_not_specialize=("num_pairs", "first_expert", "num_tiles"))
 def plan_tiles(
     chosen,  # int32 [num_pairs]
-    order,  # int32 [num_pairs]: the pairs of each expert, one expert behind the other
+    order,  # int32 [num_pairs]: the pairs of each expert, one expert after the other
     tiles,  # int32 [num_tiles, 3]: expert, or -1 for none; first place in `order`, and their end
     num_pairs,
     first_expert,
@@ -95,7 +95,7 @@ def plan_tiles(
 ):
     """Order the pairs of an expert, and divide them into tiles of BLOCK_M; grid (num_experts,).
 
-    With p pairs in front of those of expert e, its tiles begin at p / BLOCK_M + e, so that each has
+    With p pairs before those of expert e, its tiles begin at p / BLOCK_M + e, so that each has
     a place whatever the others have. IS_SPARSE: at p, where that needs fewer tiles.
     """
     own, num_experts = tl.program_id(0), tl.num_programs(0)
@@ -188,7 +188,7 @@ def store_units(
 ):
     """Store the hidden units of a tile in the order of its places.
 
-    In the bias the other units of an expert are `size` behind its gates.
+    In the bias the other units of an expert are `size` after its gates.
     """
     if HAS_BIAS:
         own = bias + of_gates

@@ -164,7 +164,7 @@ def multiply_codes(
     columns,  # [BLOCK_N], rows of the codes
     is_column,
     start,  # first input, a multiple of BLOCK_K
-    end,  # input behind the last one
+    end,  # input after the last one
     inner,
     group_size,
     num_groups,

@@ -176,8 +176,8 @@ def weigh_tile(
     for level in tl.static_range(_LEVELS):
         joined = ()
         for place in tl.static_range(NUM_THRESHOLDS >> (level + 1)):
-            behind = sums[place + (NUM_THRESHOLDS >> (level + 1))]
-            joined += (tl.join(sums[place], behind),)
+            after = sums[place + (NUM_THRESHOLDS >> (level + 1))]
+            joined += (tl.join(sums[place], after),)
         sums = joined
     return tl.reshape(tl.sum(sums[0], 0), [NUM_THRESHOLDS])
 

@@ -1,4 +1,4 @@
-"""Verification of drafts, and the moves of KV slots behind it, without a host synchronization."""
+"""Verification of drafts, and the moves of KV slots after it, without a host synchronization."""
 
 import triton
 import triton.language as tl
@@ -13,7 +13,7 @@ _MOVE_SLOTS = ("num_moves",)
 
 @triton.jit(do_not_specialize=_WALK_TREE)
 def walk_tree(
-    sampled,  # [B, max_nodes + 1] int64, the target's token behind the base and behind each node
+    sampled,  # [B, max_nodes + 1] int64, the target's token after the base and after each node
     is_invalid,  # [B, max_nodes + 1] bool, whether it is no token
     draft_ids,  # [B, max_nodes] int64, rows of draft_stride
     parents,  # [B, max_nodes] int64, rows of parent_stride; -1 for children of the base
@@ -30,7 +30,7 @@ def walk_tree(
     """Follow the sampled tokens from the base while each is a child of the one before; grid (B,).
 
     Of equal siblings the first one is taken, as in `types.drafts.draft_tree.walk`. The walk ends
-    in front of a token that is invalid.
+    before a token that is invalid.
     """
     sequence = tl.program_id(0).to(tl.int64)
     nodes = tl.arange(0, BLOCK)
@@ -74,7 +74,7 @@ def path_moves(
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the moves that put the KV of accepted nodes behind their base; grid (B,)."""
+    """Write the moves that put the KV of accepted nodes after their base; grid (B,)."""
     sequence = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
     is_accepted = index < tl.load(num_tokens + sequence) - 1

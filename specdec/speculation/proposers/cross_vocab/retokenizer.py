@@ -76,7 +76,7 @@ class Retokenizer:
     ) -> tuple[int, int | None]:
         """Return how many tokens to keep of `known`, and how many to skip of `encoded`.
 
-        They meet at the first place behind the context where both have a token boundary. The second
+        They meet at the first place after the context where both have a token boundary. The second
         number is None without one, for example if the tokenizer normalizes the text.
         """
         if self._num_context == 0:

@@ -24,7 +24,7 @@ constexpr int64_t kMaxTileQueries = 64;  // in a tile: tokens times the query he
 // The positions that a query sees.
 struct Visibility {
   int64_t window;   // number of tokens up to the query, itself included; 0 for no limit
-  bool sees_ahead;  // whether the tokens behind it in the pass are visible too; not in a tree
+  bool sees_ahead;  // whether the tokens after it in the pass are visible too; not in a tree
 
   bool operator==(const Visibility& other) const {
     return window == other.window && sees_ahead == other.sees_ahead;

@@ -70,7 +70,7 @@ SPECDEC_INLINE void add_products(const float* queries, int64_t query_stride,
 }
 
 // QK^T of latents, which have a row each: scores[q, p] = queries[q] . keys[p]. queries: [kQ, dim
-// rounded up to vectors], zeros behind `dim`; keys: [kP, dim]; scores: [kQ, kSplitSize].
+// rounded up to vectors], zeros after `dim`; keys: [kP, dim]; scores: [kQ, kSplitSize].
 template <Format kFormat, int kQ, int kP>
 void latent_qk_tile(const float* queries, const typename FormatTraits<kFormat>::Element* keys,
                     int64_t dim, float* scores) {

@@ -22,7 +22,7 @@ struct SplitResult {
 
 // Scratch memory of one thread, reused for each split.
 struct SplitScratch {
-  float* queries;  // [queries, padded_dim], scaled, zeros behind head_dim
+  float* queries;  // [queries, padded_dim], scaled, zeros after head_dim
   float* scores;   // [queries, kSplitSize], then the weights
   float* keys;     // [kGroups, head_dim, kLanes]; only where KV blocks do not hold whole vectors
   float* values;   // [kSplitSize, head_dim]; only where KV blocks do not hold whole vectors

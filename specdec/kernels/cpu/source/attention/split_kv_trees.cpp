@@ -66,7 +66,7 @@ void SplitKvAttention::score_nodes(Range positions) const {
   }
 }
 
-// The nodes stand behind the prefix, so that each query's sums run over positions in order.
+// The nodes stand after the prefix, so that each query's sums run over positions in order.
 void SplitKvAttention::accumulate_nodes(Range positions, SplitResult result) const {
   const int64_t padded = shape_.padded_value_dim(), heads = tile_.num_heads();
   const int64_t value_bytes = shape_.head_dim * element_bytes(kv_.format);

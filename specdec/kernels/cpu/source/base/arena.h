@@ -23,7 +23,7 @@ class Arena {
   }
   int64_t used() const { return used_; }
 
-  // Return the memory behind all allocations.
+  // Return the memory after all allocations.
   void* rest() const { return begin_ ? begin_ + used_ : nullptr; }
 
  private:

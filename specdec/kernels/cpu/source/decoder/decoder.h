@@ -59,7 +59,7 @@ struct Layer {
   const float* cos;  // [max_positions, rotary_dim / 2]; null where positions do not enter attention
   const float* sin;
   int64_t window;  // tokens up to a query that are visible to it, itself included; 0 for no limit
-  int32_t sees_ahead;  // whether a query also sees the tokens behind it in the pass
+  int32_t sees_ahead;  // whether a query also sees the tokens after it in the pass
 };
 
 // How the layers of a family differ from Llama's (`DecoderTraits` in specdec/models/config/traits.py).

@@ -117,7 +117,7 @@ class LatentAttention {
     kv.write_latent(rope_and_cache_.slot(token), key);
   }
 
-  // Run a stage that puts the rotated dimensions of the queries in front of the absorbed ones.
+  // Run a stage that puts the rotated dimensions of the queries before the absorbed ones.
   void rotate_queries(const Layer& layer, const float* queries, int64_t stride, ThreadTeam team) {
     team.parallel_for_ranges(num_tokens_ * model_.num_heads, [&](Range own) {
       for (int64_t index = own.begin; index < own.end; ++index) {

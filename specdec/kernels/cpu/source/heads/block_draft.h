@@ -1,4 +1,4 @@
-// A draft of several tokens behind each sequence of a batch, by draft blocks.
+// A draft of several tokens after each sequence of a batch, by draft blocks.
 #pragma once
 
 #include <algorithm>

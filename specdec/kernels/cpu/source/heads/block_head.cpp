@@ -33,7 +33,7 @@ SPECDEC_EXPORT int64_t specdec_block_head_memory_bytes(const specdec::BlockHead*
       .memory_bytes();
 }
 
-// Write the KV of a context to the cache, and the outputs of a draft block behind each sequence to
+// Write the KV of a context to the cache, and the outputs of a draft block after each sequence to
 // outputs [num_outputs, num_sequences, hidden_size]; no block runs if num_outputs is 0. features:
 // [num_pairs, hidden_size]. Return kNeedsMemory without effect when memory_bytes is too small.
 SPECDEC_EXPORT specdec::PassResult specdec_block_head_forward(
@@ -57,8 +57,8 @@ SPECDEC_EXPORT int64_t specdec_block_draft_memory_bytes(const specdec::BlockHead
   return specdec::BlockDraft(*head, *pairs, *cache, *drafts, nullptr, num_threads).memory_bytes();
 }
 
-// Write the KV of a context to the cache, and draft tokens behind the sequences whose count is
-// above 0, of which there is one or more. features: [num_pairs, hidden_size]. Return kNeedsMemory
+// Write the KV of a context to the cache, and draft tokens after the sequences whose count is
+// above 0, at least one of them. features: [num_pairs, hidden_size]. Return kNeedsMemory
 // without effect when memory_bytes is too small.
 SPECDEC_EXPORT specdec::PassResult specdec_block_draft(
     const specdec::BlockHead* head, const specdec::Batch* pairs, const specdec::KvCache* cache,

@@ -1,6 +1,6 @@
 // Block drafters (DFlash, DSpark): `DFlashHead` in `specdec/models/heads/networks/dflash.py`.
 //
-// A draft block has an anchor, the last known token of a sequence, and masks behind it. Its tokens
+// A draft block has an anchor, the last known token of a sequence, and masks after it. Its tokens
 // attend to each other and to the context: keys and values that each layer projects from the
 // target's features. As in a decoder, a block's result is the same bits in any batch.
 #pragma once

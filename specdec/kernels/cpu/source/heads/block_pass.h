@@ -18,7 +18,7 @@ namespace specdec {
 // All threads of a team call `run`.
 class BlockPass {
  public:
-  // pairs: the tokens whose context is new. sequences: those with a draft block behind their pairs.
+  // pairs: the tokens whose context is new. sequences: those with a draft block after their pairs.
   // num_outputs: of each draft block. memory: null to count the bytes only.
   BlockPass(const BlockHead& head, const Batch& pairs, KvCache cache,
             std::vector<int64_t> sequences, int64_t num_outputs, void* memory, int num_threads)
@@ -39,7 +39,7 @@ class BlockPass {
   const DraftBlocks& blocks() const { return blocks_; }
   int64_t num_blocks() const { return blocks_.sequences().size(); }
 
-  // Write the KV of the context, and the outputs of draft blocks, behind the final norm. features:
+  // Write the KV of the context, and the outputs of draft blocks, after the final norm. features:
   // [num_pairs, hidden_size], the context. outputs: [num_outputs, num_blocks, hidden_size].
   void run(const float* features, float* outputs, ThreadTeam team) {
     context_->run(features, team);

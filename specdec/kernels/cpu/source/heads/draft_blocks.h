@@ -1,4 +1,4 @@
-// The batch of draft blocks behind some sequences, and where their KV is.
+// The batch of draft blocks after some sequences, and where their KV is.
 #pragma once
 
 #include <algorithm>

@@ -21,7 +21,7 @@ SPECDEC_EXPORT int64_t specdec_draft_head_memory_bytes(const specdec::DraftHead*
   return specdec::PairPass(*head, *pairs, {}, nullptr, num_threads).memory_bytes();
 }
 
-// Write the KV of pairs to the cache, and the states behind some of them to hidden and next_features
+// Write the KV of pairs to the cache, and the states after some of them to hidden and next_features
 // [num_states, hidden_size]. features: [num_pairs, hidden_size]. states: the pairs, [num_states].
 // Return kNeedsMemory without effect when memory_bytes is too small.
 SPECDEC_EXPORT specdec::PassResult specdec_draft_head_forward(
@@ -48,8 +48,8 @@ SPECDEC_EXPORT int64_t specdec_draft_memory_bytes(const specdec::DraftHead* head
   return specdec::DraftRun(*head, *pairs, {}, *drafts, nullptr, num_threads).memory_bytes();
 }
 
-// Write the KV of pairs to the cache, and draft tokens behind them; their own KV follows in the
-// slots behind the pairs. features: [num_pairs, hidden_size]; null for a draft model. Return
+// Write the KV of pairs to the cache, and draft tokens after them; their own KV follows in the
+// slots after the pairs. features: [num_pairs, hidden_size]; null for a draft model. Return
 // kNeedsMemory without effect when memory_bytes is too small.
 SPECDEC_EXPORT specdec::PassResult specdec_draft(const specdec::DraftHead* head,
                                                  const specdec::Batch* pairs,

@@ -15,7 +15,7 @@
 namespace specdec {
 
 // Step `index` of a draft: a pass, and the sampling of token `index` of `sequences`. Its batch is
-// the given pairs, or one pair of each sequence behind the sampled tokens; a sequence whose draft
+// the given pairs, or one pair of each sequence after the sampled tokens; a sequence whose draft
 // has ended leaves it.
 struct DraftStep {
   std::vector<int64_t> sequences;  // in order

@@ -1,4 +1,4 @@
-// Drafts that a head makes behind the sequences of a batch.
+// Drafts that a head makes after the sequences of a batch.
 #pragma once
 
 #include <cstdint>

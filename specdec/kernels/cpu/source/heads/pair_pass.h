@@ -42,7 +42,7 @@ class PairPass {
     pass_.run_layers(head_.fusion.packed ? nullptr : inputs_, team);
   }
 
-  // Write the state behind a pair: what the output head reads, and the feature of the next pair, if
+  // Write the state after a pair: what the output head reads, and the feature of the next pair, if
   // the head reads them. hidden, feature: [hidden_size].
   void write_state(int64_t token, float* hidden, float* feature) {
     if (!head_.reads_features) {

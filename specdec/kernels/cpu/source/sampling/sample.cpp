@@ -50,7 +50,7 @@ SPECDEC_EXPORT void specdec_sample(const void* logits, int32_t is_bfloat16, int6
 
 // Find the num_best draft tokens of rows with the largest perturbed scores, best first.
 // logits, params: as above, with temperatures above 0. target_tokens: of the draft tokens
-// [num_tokens], ascending. scores, tokens (the target's): [count, num_best]; places behind the last
+// [num_tokens], ascending. scores, tokens (the target's): [count, num_best]; places after the last
 // draft token of a row keep their values.
 SPECDEC_EXPORT void specdec_best_drafts(const void* logits, int32_t is_bfloat16, int64_t stride,
                                         int64_t num_tokens, const int32_t* target_tokens,
