@@ -136,7 +136,7 @@ def end_of(part):
     return result
 
 
-def test_cases_continue_behind_a_failed_one(small):
+def test_cases_continue_after_a_failed_one(small):
     saved = []
 
     def broken():

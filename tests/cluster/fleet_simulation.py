@@ -37,7 +37,7 @@ class SimulatedReplica:
         self.policy = auto_policy(self.clock, curve.table(most), most, full_batch=int(target))
         self._load = ReplicaLoad(target, self.clock)
         self._num_tokens = 0
-        self.num_left: list[int] = []  # tokens of each request, those that wait behind
+        self.num_left: list[int] = []  # tokens of each request, those that wait last
         self.loads: deque[float] = deque(maxlen=_LOOK_BACK_S // _PERIOD_S)
         self._curve = curve
         self._acceptance = acceptance

@@ -1,4 +1,4 @@
-"""A replica behind its embedded ingress: both servers on real ports, in this process."""
+"""A replica and its embedded ingress: both servers on real ports, in this process."""
 
 from __future__ import annotations
 

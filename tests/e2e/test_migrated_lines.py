@@ -1,4 +1,4 @@
-"""Lines of docs/migration.md that start services, and the client calls behind them, for real.
+"""Lines of docs/migration.md that start services, and the client calls after them, for real.
 
 The models of a line are replaced by SmolLM2 and its small draft model; nothing else is changed but
 the ports.

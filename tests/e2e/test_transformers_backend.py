@@ -1,4 +1,4 @@
-"""A model that transformers' code runs, behind the real service."""
+"""A model that transformers' code runs, in the real service."""
 
 import pytest
 

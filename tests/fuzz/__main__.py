@@ -1,7 +1,7 @@
 """Fuzzes every front door: gRPC, HTTP, command line, checkpoints, GGUF, configuration, grammars.
 
 No input may get INTERNAL or a 5xx status but 503 and 504, leave a traceback in an answer or in the
-log, or leave a KV block or a request behind. Prints the answers by door, and exits with 1 after a
+log, or leak a KV block or a request. Prints the answers by door, and exits with 1 after a
 violation. An input is a function of the seed, its door and its number.
 """
 

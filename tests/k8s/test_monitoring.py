@@ -60,7 +60,7 @@ def test_only_link_metrics_are_kept_from_the_endpoints_of_single_models():
 
 
 def test_only_the_head_is_scraped():
-    """Every pod behind the clients' Service would export the metrics of the whole fleet again."""
+    """Every pod of the clients' Service would export the metrics of the whole fleet again."""
     objects = render(VALUE_SETS["monitoring"])
     service = only(objects, "Service", "-metrics")
     wanted = only(objects, "ServiceMonitor")["spec"]["selector"]["matchLabels"]

@@ -155,7 +155,7 @@ def fitted_head_dir(
 ) -> Path:
     """Write a head of `method`, whose output heads are fitted to texts by least squares.
 
-    num_prompt_tokens: of each text; the head is fitted behind them. depth: draft tokens to which
+    num_prompt_tokens: of each text; the head is fitted after them. depth: draft tokens to which
     an output head that drafts all of them is fitted.
     """
     recipe, target = _RECIPES[method], ModelConfig.from_directory(target_dir)
@@ -226,14 +226,14 @@ def _save(
 
 @dataclass(frozen=True)
 class _Places:
-    """Places of texts behind which a head is fitted to `num_steps` draft tokens."""
+    """Places of texts after which a head is fitted to `num_steps` draft tokens."""
 
     texts: Sequence[Sequence[int]]
     num_prompt_tokens: Sequence[int]
     num_steps: int
 
     def with_pair(self, place: int) -> list[int]:
-        """Return the indices of the texts with `num_steps` tokens behind the pair at `place`."""
+        """Return the indices of the texts with `num_steps` tokens after the pair at `place`."""
         return [i for i, text in enumerate(self.texts) if place + self.num_steps < len(text)]
 
     def is_fitted(self, index: int, place: int) -> bool:
@@ -265,7 +265,7 @@ def _samples(
 
 @torch.inference_mode()
 def _steps(model: Decoder, head: DraftHead, places: _Places) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield states and tokens behind one pair of each text, pair by pair."""
+    """Yield states and tokens after one pair of each text, pair by pair."""
     texts, num_steps = places.texts, places.num_steps
     num_blocks = _MAX_LEN // _BLOCK_SIZE
     tables = [range(index * num_blocks, (index + 1) * num_blocks) for index in range(len(texts))]

@@ -110,7 +110,7 @@ def local_engine(
 def load_adapter(
     engine: Engine, name: str, path: Path, *, replaces: bool = False, draft: Path | None = None
 ) -> int:
-    """Load an adapter on a local target, behind a step in flight; return its id.
+    """Load an adapter on a local target, after a step in flight; return its id.
 
     draft: its counterpart for the draft model.
     """
@@ -240,7 +240,7 @@ class HashTarget:
     table, a stale slot, or a row with a wrong start. Steps may be begun while another is in flight;
     they run in `collect`.
 
-    steps: all that were begun. num_ahead: those of them that were begun behind another. num_held:
+    steps: all that were begun. num_ahead: those of them that were begun after another. num_held:
     rows that took a draft of the head that was held here.
     """
 
@@ -250,7 +250,7 @@ class HashTarget:
         vocab_size: int,
         head: Callable[[Sequence[int], int], Sequence[int]] | None = None,
     ) -> None:
-        """head: makes a draft behind a text, of at most N tokens, as on the ranks."""
+        """head: makes a draft after a text, of at most N tokens, as on the ranks."""
         self.block_size = block_size
         self.vocab_size = vocab_size
         self._head = head
@@ -260,7 +260,7 @@ class HashTarget:
         self._in_flight: deque[StepInput] = deque()
         self._slots: dict[int, int] = {}
         self._tables: dict[int, list[int]] = {}
-        # By sequence: the last token's position, that token, and the head's draft behind it.
+        # By sequence: the last token's position, that token, and the head's draft after it.
         self._ends: dict[int, tuple[int, int, tuple[int, ...]]] = {}
 
     def begin(self, step: StepInput) -> None:

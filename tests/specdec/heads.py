@@ -55,7 +55,7 @@ def fitted_mlp_speculator_dir(
     for head in range(NUM_HEADS):
         projection = torch.randn(size, size, generator=generator) / size**0.5
         embedding = torch.randn(vocab, size, generator=generator) / size**0.5
-        mixed = state @ projection.T + token_weight * embedding[samples.tokens_behind(head)]
+        mixed = state @ projection.T + token_weight * embedding[samples.tokens_after(head)]
         state = F.gelu(mixed * (mixed.square().mean(-1, keepdim=True) + 1e-6).rsqrt())
         tensors[f"speculator.proj.{head}.weight"] = projection
         tensors[f"speculator.emb.{head}.weight"] = embedding
@@ -77,7 +77,7 @@ class _Samples:
 
     def __init__(self, hidden: Tensor, following: Tensor, vocab_size: int) -> None:
         self.hidden = hidden  # [N, hidden_size], final and normed
-        self._following = following  # [N, NUM_HEADS + 1], the token behind it first
+        self._following = following  # [N, NUM_HEADS + 1], the token after it first
         self.vocab_size = vocab_size
 
     @classmethod
@@ -87,7 +87,7 @@ class _Samples:
         hidden, following = (torch.cat(each) for each in zip(*parts, strict=True))
         return cls(hidden, following, model.config.vocab_size)
 
-    def tokens_behind(self, head: int) -> Tensor:
+    def tokens_after(self, head: int) -> Tensor:
         """Return the token before the draft token of a head, [N]."""
         return self._following[:, head]
 

@@ -52,7 +52,7 @@ def adapters(tiny_model_dir, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(tiny_model_dir, adapters):
-    """Return the greedy tokens behind the prompt of the model and of each adapter."""
+    """Return the greedy tokens after the prompt of the model and of each adapter."""
     config = engine_config(0, adapters=AdapterLimits(3, 16, 3))
     engine = local_engine(tiny_model_dir, config, adapters=adapters)
     found = {}

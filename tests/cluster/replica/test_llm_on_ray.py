@@ -1,4 +1,4 @@
-"""`LLM` with tensor parallelism on Ray: the same tokens, and no processes left behind."""
+"""`LLM` with tensor parallelism on Ray: the same tokens, and no processes left."""
 
 import os
 import subprocess

@@ -42,7 +42,7 @@ ADAPTER = AdapterFile(3, "sql", "org/sql", "/adapters/sql")
 
 
 def drafts_of(rank, seq_id, adapter_id):
-    """Return what a rank drafts behind a new sequence with an adapter."""
+    """Return what a rank drafts after a new sequence with an adapter."""
     step = DraftStep(
         seq_id,
         (),

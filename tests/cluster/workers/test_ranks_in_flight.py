@@ -43,11 +43,11 @@ class RecordedGroup(ThreadGroup):
 class ThreadedRanks:
     """Ranks that execute messages in threads, as a target; rank 0 answers.
 
-    answers: of each rank. num_behind: answers to steps behind which another one had begun.
+    answers: of each rank. num_followed: answers to steps after which another one had begun.
     """
 
     def __init__(self, runners):
-        self.most_ahead, self._num_sent, self.num_behind = 0, 0, 0
+        self.most_ahead, self._num_sent, self.num_followed = 0, 0, 0
         self._inboxes = [queue.Queue() for _ in runners]
         self._answers = queue.Queue()
         self.answers = [[] for _ in runners]
@@ -90,7 +90,7 @@ class ThreadedRanks:
         try:
             while (frames := inbox.get(timeout=TIMEOUT_S)) is not None:
                 for answer in steps(frames, has_message):
-                    self.num_behind += runner.num_in_flight > 0
+                    self.num_followed += runner.num_in_flight > 0
                     self._answer(rank, answer)
             for answer in steps.finish():
                 self._answer(rank, answer)
@@ -157,7 +157,7 @@ def served(directory, config, begun, head=None):
         engine = make_engine(directory, config, ranks)
         tokens = [tokens_by(engine, requests()) for _ in range(2)]
     assert ranks.most_ahead == 2
-    assert ranks.num_behind > 5
+    assert ranks.num_followed > 5
     assert ranks.answers[0] == ranks.answers[1]
     first, second = begun.values()
     assert first == second

@@ -1,6 +1,6 @@
 """Heads with KV make the same drafts, whatever happened to their sequences before.
 
-The reference drafts behind each token and verifies nothing, so it has a draft for every length.
+The reference drafts after each token and verifies nothing, so it has a draft for every length.
 """
 
 from functools import cache
@@ -187,10 +187,10 @@ def test_a_window_changes_drafts_and_no_token(
 
 
 @pytest.mark.parametrize(("method", "kernels"), HEADS_AND_KERNELS)
-def test_drafts_behind_trees_are_those_of_an_undisturbed_run(
+def test_drafts_after_trees_are_those_of_an_undisturbed_run(
     tiny_model_dir, head_dir_of, expected_of, tokens, method, kernels
 ):
-    """Features move with the KV of the accepted path, so a draft behind it is the same."""
+    """Features move with the KV of the accepted path, so a draft after it is the same."""
     answers = {
         each.prompt_token_ids: (*each.prompt_token_ids, *tokens[each.request_id])
         for each in requests()

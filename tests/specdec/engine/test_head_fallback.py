@@ -76,7 +76,7 @@ def run_with_controls(engine, controls, asked):
 def test_the_draft_model_drafts_where_the_head_has_nothing(
     tiny_model_dir, head_dirs, expected, method
 ):
-    """The first step after speculation was off; small chunks keep a head with KV behind longer."""
+    """The first step after speculation was off; small chunks lengthen a KV head's catch-up."""
     engine = engine_with(tiny_model_dir, head_dirs[method], method, OFF, max_num_batched_tokens=8)
     controls = {10: ON, 13: OFF, 15: ON}
     assert run_with_controls(engine, controls, requests()) == expected

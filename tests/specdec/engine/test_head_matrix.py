@@ -44,7 +44,7 @@ def reference(directory, temperature):
 
 
 def fitted_dir(method, target_dir, directory):
-    """Write a head that is fitted to the outputs behind the prompts, for all draft tokens."""
+    """Write a head that is fitted to the outputs after the prompts, for all draft tokens."""
     asked = [each for temperature in TEMPERATURES for each in requests(8, temperature)]
     outputs = [reference(target_dir, each.params.temperature)[each.request_id] for each in asked]
     texts = [[*each.prompt, *tokens] for each, tokens in zip(asked, outputs, strict=True)]

@@ -1,4 +1,4 @@
-"""The probe of a head at start-up: what it measures, and that it leaves nothing behind."""
+"""The probe of a head at start-up: what it measures, and that it leaves no state."""
 
 import logging
 import shutil
@@ -41,7 +41,7 @@ def tokenizer(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def head_dir(tiny_model_dir, tokenizer, tmp_path_factory):
-    """Return Medusa heads that are fitted to what the target writes behind the probe's prompts."""
+    """Return Medusa heads that are fitted to what the target writes after the probe's prompts."""
     prompts = [tokenizer.encode(each)[:64] for each in head_probe._PROMPTS]
     asked = [request(str(i), each, max_tokens=48) for i, each in enumerate(prompts)]
     written = run(local_engine(tiny_model_dir, engine_config(0)), asked)
@@ -119,7 +119,7 @@ def test_a_head_with_nan_drafts_nothing(tiny_model_dir, tokenizer, tmp_path, ker
 def test_nan_logits_of_the_target_are_an_error(
     tiny_model_dir, tokenizer, head_dir, tmp_path, num_tokens
 ):
-    """Also behind a chunk of a prompt; the sequences are released."""
+    """Also after a chunk of a prompt; the sequences are released."""
     shutil.copytree(tiny_model_dir, tmp_path, dirs_exist_ok=True)
     spoil(tmp_path, "model.norm.weight")
     config = replace(CONFIG, max_num_batched_tokens=num_tokens)

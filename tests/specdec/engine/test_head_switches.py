@@ -101,7 +101,7 @@ def engine_with(directory, head_dir, method, kernels="auto", rule=None, group=No
 
 
 def run_with_switches(engine, asked, heads):
-    """Run requests with a switch behind each step that follows one; return their tokens."""
+    """Run requests with a switch after each step that follows one; return their tokens."""
     tokens = {each.request_id: [] for each in asked}
     for each in asked:
         engine.add(each)

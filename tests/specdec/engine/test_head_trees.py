@@ -14,7 +14,7 @@ from specdec.types.control import SpeculationControl
 from specdec.types.drafts.draft_tree import depths, first_path, paths
 from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.worker import HeadFiles
-from specdec.worker.batch_state import BatchState
+from specdec.worker.batch.batch_state import BatchState
 from tests.specdec.engines import engine_config, local_engine, request, tokens_by
 from tests.specdec.grammars import grammar_compiler
 from tests.specdec.heads import HEADS
@@ -167,7 +167,7 @@ def longest(draft, rest):
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_a_tree_runs_no_node_behind_the_longest_sequence(texts, kernels):
+def test_a_tree_runs_no_node_after_the_longest_sequence(texts, kernels):
     """A tree of 10 nodes and depth 8 runs 14 on the way: more than there is room for at the end."""
     limits = {"max_model_len": 48, "block_size": 4}
     expected = tokens_by(
@@ -244,7 +244,7 @@ def test_a_step_is_planned_once_and_the_kv_of_its_trees_moves_once(texts, monkey
 
 
 @pytest.mark.parametrize("method", ["medusa", "eagle3"])
-def test_steps_begin_behind_trees_that_the_ranks_hold(texts, method):
+def test_steps_begin_after_trees_that_the_ranks_hold(texts, method):
     """Tokens are those of steps that begin with the tree of the engine, and so is what it accepts.
 
     At the end of a text a tree may have been made larger, and then its first nodes are others.
@@ -254,16 +254,16 @@ def test_steps_begin_behind_trees_that_the_ranks_hold(texts, method):
         made = Recording(texts, method, KERNELS[-1], async_scheduling=is_async)
         assert tokens_by(made.engine, requests(0.8)) == texts.without_speculation(0.8)
         counts.append(made.counts)
-    ahead, behind = counts
+    ahead, in_turn = counts
     assert ahead.num_steps_ahead > 5
-    assert behind.num_steps_ahead == 0
-    assert ahead.num_steps == pytest.approx(behind.num_steps, abs=len(requests()))
+    assert in_turn.num_steps_ahead == 0
+    assert ahead.num_steps == pytest.approx(in_turn.num_steps, abs=len(requests()))
     of_both = [each.speculation.num_accepted_tokens for each in counts]
     assert of_both[0] == pytest.approx(of_both[1], abs=len(requests()))
-    assert behind.speculation.num_accepted_tokens > 30
+    assert in_turn.speculation.num_accepted_tokens > 30
 
 
-def test_no_step_begins_behind_a_deeper_tree_than_is_wanted(texts, monkeypatch):
+def test_no_step_begins_after_a_deeper_tree_than_is_wanted(texts, monkeypatch):
     """A device takes the first nodes of a tree; the engine cuts it by depth, too."""
     depths, begin = [{}], StepsInFlight.begin
 

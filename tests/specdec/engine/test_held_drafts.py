@@ -1,4 +1,4 @@
-"""Steps begun behind a step with drafts, whose drafts the target's ranks hold.
+"""Steps begun after a step with drafts, whose drafts the target's ranks hold.
 
 Tokens, drafts and counts are those of synchronous scheduling, which verifies the same drafts.
 """
@@ -85,7 +85,7 @@ def outcome_of(directory, head_dir, method, kernels, is_async, **changes):
 
 
 def assert_same_drafts(found, expected, least):
-    """Compare the drafts behind the same texts as far as both go."""
+    """Compare the drafts after the same texts as far as both go."""
     common = found.keys() & expected.keys()
     assert len(common) >= least
     for place in common:
@@ -98,7 +98,7 @@ def assert_same_drafts(found, expected, least):
 def test_tokens_and_drafts_are_those_of_synchronous_scheduling(
     tiny_model_dir, head_dir_of, plain, method, kernels
 ):
-    ahead, behind = (
+    ahead, in_turn = (
         outcome_of(
             tiny_model_dir,
             head_dir_of(method),
@@ -109,25 +109,25 @@ def test_tokens_and_drafts_are_those_of_synchronous_scheduling(
         )
         for is_async in (True, False)
     )
-    assert ahead.tokens == behind.tokens == plain.tokens
-    assert ahead.drafts == behind.drafts
-    assert ahead.counts.speculation == behind.counts.speculation
-    assert ahead.counts.accepted_by_position == behind.counts.accepted_by_position
+    assert ahead.tokens == in_turn.tokens == plain.tokens
+    assert ahead.drafts == in_turn.drafts
+    assert ahead.counts.speculation == in_turn.counts.speculation
+    assert ahead.counts.accepted_by_position == in_turn.counts.accepted_by_position
     assert ahead.counts.speculation.num_accepted_tokens > 20
     assert ahead.target.num_held > 40
-    assert behind.target.num_ahead == 0
+    assert in_turn.target.num_ahead == 0
 
 
 @pytest.mark.parametrize(("method", "kernels", "changes"), SCARCE_HEADS)
 def test_scarce_blocks_and_budgets_change_no_token(
     tiny_model_dir, head_dir_of, plain, method, kernels, changes
 ):
-    ahead, behind = (
+    ahead, in_turn = (
         outcome_of(tiny_model_dir, head_dir_of(method), method, kernels, is_async, **changes)
         for is_async in (True, False)
     )
     assert ahead.tokens == plain.tokens
-    assert_same_drafts(ahead.drafts, behind.drafts, 20)
+    assert_same_drafts(ahead.drafts, in_turn.drafts, 20)
     assert ahead.target.num_held > 10
     assert (ahead.counts.num_preemptions > 0) == (changes.get("num_blocks", 200) < 50)
 
@@ -233,7 +233,7 @@ def test_toggles_take_effect_as_with_synchronous_scheduling(
     assert outcomes[True].target.num_held > 20
 
 
-def test_the_policy_may_stop_drafts_behind_a_step_with_drafts(tiny_model_dir, head_dir_of, plain):
+def test_the_policy_may_stop_drafts_after_a_step_with_drafts(tiny_model_dir, head_dir_of, plain):
     """It decides for the step after the one in flight, whose rows then have no draft."""
     made = Run.with_head(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True)
     policy = made.engine._speculator.policy
@@ -328,7 +328,7 @@ def test_confidences_divide_the_budget_of_every_step(tiny_model_dir, head_dir_of
 
 
 def test_a_row_with_bad_logits_is_retried_without_the_held_drafts(tiny_model_dir):
-    """The step ahead is the retry: the rank has no draft behind a row without tokens."""
+    """The step ahead is the retry: the rank has no draft after a row without tokens."""
 
     class BadTarget(HashTarget):
         num_left = 1
@@ -369,7 +369,7 @@ def test_waiting_requests_join_as_early_as_with_synchronous_scheduling(tiny_mode
 
 @pytest.mark.parametrize("method", ["medusa", "eagle3"])
 def test_blocks_are_reserved_for_the_highest_position_and_no_more(tiny_model_dir, method):
-    """Nothing lies behind the last slot that a sequence may have."""
+    """Nothing lies after the last slot that a sequence may have."""
     speculation = SpeculativeConfig.of(method, K, model="head")
     changes = {"max_model_len": 40, "num_blocks": 10, "async_scheduling": True}
     config = engine_config(speculation=speculation, **changes)

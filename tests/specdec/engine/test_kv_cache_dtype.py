@@ -76,7 +76,7 @@ def test_steps_on_the_device_change_no_token(tiny_model_dir):
 
 @pytest.mark.slow
 def test_trees_of_a_head_change_no_token(tiny_model_dir, tmp_path_factory):
-    """Accepted nodes move behind their base, in a cache of bytes."""
+    """Accepted nodes move after their base, in a cache of bytes."""
     texts, own = Texts(tiny_model_dir, tmp_path_factory.mktemp), requests()
     expected = tokens_by(engine(tiny_model_dir, 0), own)
     recording = Recording(texts, "eagle3", "torch", kv_cache_dtype="fp8").run(own)

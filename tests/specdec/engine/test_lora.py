@@ -366,7 +366,7 @@ def test_a_request_whose_adapter_an_order_finds_gone_ends(tiny_model_dir, tmp_pa
 
 
 def test_a_request_follows_its_adapters_name_to_the_replacement(tiny_model_dir, adapters):
-    """It was encoded before the replacement, and reaches the engine behind it."""
+    """It was encoded before the replacement, and reaches the engine after it."""
     engine = local_engine(tiny_model_dir, config(), adapters={"a": adapters["a0"]})
     (asked,) = same_prompt(engine, ["a"])
     load_adapter(engine, "a", adapters["a1"], replaces=True)

@@ -70,7 +70,7 @@ def reference_drafts(model, text, num_prompt, k, temperature, seed):
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("k", [1, 4])
 def test_drafts_are_those_of_one_pass_over_masks(tiny_model_dir, pard_dir, temperature, k):
-    """In every step, so also behind accepted drafts, whose places held masks before."""
+    """In every step, so also after accepted drafts, whose places held masks before."""
     model = LlamaForCausalLM.from_pretrained(pard_dir, dtype=torch.float32).eval()
     engine = local_engine(tiny_model_dir, engine_config(k), proposer=parallel_model(pard_dir))
     target, num_compared = engine._steps.target, 0

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from specdec.config.speculative import SpeculativeConfig
-from specdec.engine.speculator import NO_DRAFTING
+from specdec.config.speculation.speculative import SpeculativeConfig
+from specdec.engine.scheduling.speculator import NO_DRAFTING
 from specdec.sequences.prediction import PredictedText
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.text.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ PROMPT = [1, 2, 3, 4, 5, 6, 7]
 
 
 class EditingTarget(HashTarget):
-    """Writes an edited file behind the prompt, whatever is drafted."""
+    """Writes an edited file after the prompt, whatever is drafted."""
 
     def __init__(self, written, block_size=4):
         super().__init__(block_size, 512)

@@ -317,7 +317,7 @@ def test_a_probe_of_few_sequences_asks_for_their_drafts_alone(tiny_model_dir, ta
     generated = run(engine, added)
     for name, prompt in prompts.items():
         assert generated[name].token_ids == target.continuation(prompt, 20)
-    assert max(asked[1:]) == 2, "behind the step of the prompts"
+    assert max(asked[1:]) == 2, "after the step of the prompts"
     drafting = [sum(row.num_draft_tokens > 0 for row in step.rows) for step in target.steps]
     assert max(drafting) == 2
     assert all(is_typical == (num_decoding <= 2) for num_decoding, is_typical in chooser.steps)

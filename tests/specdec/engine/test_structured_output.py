@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from benchmarks.json_schemas import CASES
-from specdec.engine.outputs import TargetLostError
+from specdec.engine.requests.outputs import TargetLostError
 from specdec.speculation.proposers import DraftVocabulary
 from specdec.types.errors import GrammarError, InvalidValueError, TargetFailedError
 from specdec.types.responses import FinishReason

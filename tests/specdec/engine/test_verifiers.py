@@ -60,7 +60,7 @@ def near_model_dir(tiny_model_dir, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def medusa_dir(tiny_model_dir, tmp_path_factory):
-    """Return heads that are fitted to some of the likely texts behind REPETITIVE."""
+    """Return heads that are fitted to some of the likely texts after REPETITIVE."""
     engine = local_engine(tiny_model_dir, engine_config(0))
     asked = [
         request(str(i), REPETITIVE, seed=i, temperature=1.3, top_k=4, max_tokens=8)
@@ -304,8 +304,8 @@ def test_texts_have_the_distribution_of_transformers(
         assert counts.num_draft_tokens > 300
     if method == "draft_model, outcomes":
         hits = proposer.counts.ahead.hits
-        assert hits["0"] > 600, "behind prompts, and after rejections"
-        assert sum(hits.values()) - hits["0"] > 25, "behind accepted drafts"
+        assert hits["0"] > 600, "after prompts, and after rejections"
+        assert sum(hits.values()) - hits["0"] > 25, "after accepted drafts"
     if is_sure:
         assert 1.2 < counts.num_draft_tokens / counts.num_drafts < 1.8, "drafts end alike"
         assert 0.2 < counts.acceptance_rate < 0.9

@@ -188,7 +188,7 @@ def test_other_collectives_are_those_of_the_process_group():
     assert run_ranks(2, on_rank) == [[[0, 1], [0, 10]] * 2, [[0, 1], [1, 11]] * 2]
 
 
-def test_the_kernel_sums_what_a_launch_in_front_has_copied(monkeypatch):
+def test_the_kernel_sums_what_a_launch_before_has_copied(monkeypatch):
     """The arguments of torch's operator, which has no CPU kernel."""
     calls = []
 

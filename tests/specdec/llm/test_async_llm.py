@@ -154,13 +154,13 @@ async def test_speculation_is_changed_while_a_stream_runs(llm):
 
 
 def test_successive_event_loops(tiny_model_dir):
-    async def leave_one_behind(llm):
+    async def leave_one(llm):
         stream = llm.generate(PROMPT, LONG)
         return await anext(stream)
 
     with AsyncLLM(**arguments(tiny_model_dir)) as llm:
         first = asyncio.run(outputs_of(llm))
-        asyncio.run(leave_one_behind(llm))
+        asyncio.run(leave_one(llm))
         second = asyncio.run(outputs_of(llm))
     assert second[-1].outputs == first[-1].outputs
 

@@ -259,7 +259,7 @@ def test_a_custom_progress_bar(llm, capfd):
     assert "Processed prompts: 100%" in capfd.readouterr().err
 
 
-def test_a_batch_that_is_interrupted_leaves_nothing_behind(llm):
+def test_a_batch_that_is_interrupted_leaves_no_request(llm):
     long = SamplingParams(temperature=0, max_tokens=140, ignore_eos=True)
     each = [SamplingParams(temperature=0, max_tokens=1), *[long] * 9]
     with pytest.raises(KeyboardInterrupt):

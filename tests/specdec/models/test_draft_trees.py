@@ -42,7 +42,7 @@ class Trees(Sequences):
 
 
 def check_tree(model, block_size, base, parents, assert_equal):
-    """Compare the nodes behind text[base] with chains, and go on behind the longest path."""
+    """Compare the nodes after text[base] with chains, and go on after the longest path."""
     text, tokens = texts(2)[0], texts(2)[1][: len(parents)]
     trees = Trees(model, block_size, count=2)
     start = max(0, base - 2)

@@ -172,7 +172,7 @@ def test_embeddings_are_scaled_as_in_transformers(tmp_path, ids, name, dtype, ke
 @pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("name", ["olmo2", "cohere"])
 def test_native_taps_are_those_of_torch(tmp_path, ids, name):
-    """OLMo 2 has no norm in front of attention; a layer of Command R reads one norm twice."""
+    """OLMo 2 has no norm before attention; a layer of Command R reads one norm twice."""
     save_family(tmp_path, name)
     batch = batch_of([(ids[0], 0, list(range(10)))])
 

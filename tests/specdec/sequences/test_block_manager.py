@@ -94,7 +94,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
     @rule(seq_id=SEQ_IDS, count=st.integers(1, 9), extra=st.integers(0, 5))
     def run(self, seq_id: int, count: int, extra: int) -> None:
-        """Compute some tokens with slots for drafts behind them, and free those slots."""
+        """Compute some tokens with slots for drafts after them, and free those slots."""
         if seq_id not in self.tokens:
             return
         tokens = self.tokens[seq_id]
@@ -246,7 +246,7 @@ def test_admission_holds_nothing_where_blocks_are_short():
 
 
 def test_admission_counts_a_cached_block_without_holder_once():
-    """Of four free blocks two are cached: they are no room for the tokens behind them."""
+    """Of four free blocks two are cached: they are no room for the tokens after them."""
     blocks = BlockManager(4, BLOCK_SIZE)
     _run_through(blocks, 1, [1] * 8)
     blocks.release(1)

@@ -18,7 +18,7 @@ def small_target(directory):
 
 
 def written_samples(target, count=NUM_PROMPTS, num_new=24):
-    """Return the target's own texts behind pieces of TEXT, half greedy, half at temperature 0.8."""
+    """Return the target's own texts after pieces of TEXT, half greedy, half at temperature 0.8."""
     tokenizer = byte_level(TEXT, 320)
     model = LlamaForCausalLM.from_pretrained(target.directory, dtype=torch.float32).eval()
     token_ids = torch.tensor(tokenizer.encode(TEXT, add_special_tokens=False))

@@ -11,7 +11,7 @@ from specdec.training.data.batches import Batch
 from specdec.training.data.corpus import Sample
 
 TEXT = Sample((9, 8, 1, 2, 3, 4, 5, 6), num_prompt_tokens=2, temperature=0.0)
-# Its bases are the tokens 1 to 5, with 2 to 6 behind them.
+# Its bases are the tokens 1 to 5, with 2 to 6 after them.
 
 
 def test_a_step_ends_at_the_first_wrong_draft():
@@ -25,7 +25,7 @@ def test_a_step_ends_at_the_first_wrong_draft():
     assert found.by_position == (0.8, 0.25)
 
 
-def test_drafts_behind_the_end_of_a_text_are_not_counted():
+def test_drafts_after_the_end_of_a_text_are_not_counted():
     drafts = torch.tensor([[0, 0, 0, 0, 6], [0, 0, 0, 0, 6]])
     found = Acceptance.of(Batch.of([TEXT, TEXT]), drafts.repeat(1, 2))
     assert found.num_right == (2, 0)

@@ -52,7 +52,7 @@ def corpus(model_dir, tmp_path_factory):
 
 
 def serve(model_dir, prompts, head=None):
-    """Return the greedy and sampled texts behind prompts, and the share of accepted drafts."""
+    """Return the greedy and sampled texts after prompts, and the share of accepted drafts."""
     speculation = None
     if head is not None:
         speculation = {"model": str(head), "num_speculative_tokens": 3, "policy": "threshold"}

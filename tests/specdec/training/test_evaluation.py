@@ -34,7 +34,7 @@ def test_a_drafter_that_is_always_right(tiny_model_dir):
         assert each.acceptance_by_position[0] == 1.0
         assert each.num_tokens - 1 <= each.num_steps + sum(each.num_accepted)
         assert each.speedup == pytest.approx(each.tokens_per_s / each.baseline_tokens_per_s)
-    # Without an end of text, 16 tokens behind the first are four steps of three drafts each.
+    # Without an end of text, 16 tokens after the first are four steps of three drafts each.
     long = [each for each in results if each.num_tokens == 17]
     assert [each.mean_accepted_length for each in long] == [4.0] * len(long) != []
     assert [(each.num_steps, each.num_accepted) for each in long] == [(4, (4, 4, 4))] * len(long)

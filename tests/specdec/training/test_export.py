@@ -61,12 +61,12 @@ def disturbed_drafter(method, target):
 
 @torch.no_grad()
 def trained_logits(drafter, part):
-    """Return the logits [1, DEPTH, V] behind the last known token of a sequence."""
+    """Return the logits [1, DEPTH, V] after the last known token of a sequence."""
     tokens = (*part.tokens, *part.drafts)
     batch = Batch.of([Sample(tokens, len(part.tokens) - 1, 0.0)])
     missing = batch.num_tokens - len(part.hidden)  # of the drafts: no draft reads them
     final = torch.cat([part.hidden, torch.full((missing, part.hidden.shape[1]), 100.0)])
     tapped = part.inputs[:, list(drafter.taps)]
-    behind = torch.full((missing, *tapped.shape[1:]), 100.0)
-    states = drafter.states(batch, HiddenStates(final, torch.cat([tapped, behind])))
+    after = torch.full((missing, *tapped.shape[1:]), 100.0)
+    states = drafter.states(batch, HiddenStates(final, torch.cat([tapped, after])))
     return drafter.logits(states[:, :1]).transpose(0, 1)

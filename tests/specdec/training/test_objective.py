@@ -56,7 +56,7 @@ def test_chunks_do_not_change_the_gradients(monkeypatch, drafter, target, batch,
 
 
 def test_the_loss_is_the_weighted_mean_over_reachable_drafts(drafter, target, batch, hidden):
-    """Draft tokens behind an odd token of the second text, 7, are not reached."""
+    """Draft tokens after an odd token of the second text, 7, are not reached."""
     loss, _ = gradients(drafter, target, batch, hidden)
     with torch.no_grad():
         log_q = drafter.logits(drafter.states(batch, hidden)).log_softmax(-1)
@@ -151,11 +151,11 @@ def test_a_perfect_drafter_is_always_right(temperature, target):
     drafts = Objective(config, target, everything).drafts(
         perfect, batch, HiddenStates(final, hidden.tapped), generator
     )
-    text = torch.stack([batch.next_ids[batch.behind(index)] for index in range(2)])
+    text = torch.stack([batch.next_ids[batch.after(index)] for index in range(2)])
     exists = batch.exists(2)
     expected = text if temperature else (final @ target.lm_head.T).argmax(-1)
     if temperature == 0:
-        expected = torch.stack([expected[batch.behind(index)] for index in range(2)])
+        expected = torch.stack([expected[batch.after(index)] for index in range(2)])
     assert torch.equal(drafts[exists], expected[exists])
 
 
@@ -168,7 +168,7 @@ class _Perfect:
         self._target, self._final = target, final
 
     def states(self, batch, hidden):
-        return torch.stack([self._final[batch.behind(index)] for index in range(2)])
+        return torch.stack([self._final[batch.after(index)] for index in range(2)])
 
     def logits(self, states):
         return states @ self._target.lm_head.T

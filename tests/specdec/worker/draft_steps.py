@@ -50,12 +50,12 @@ def drafts(runner, rules, *, whole=True):
     counts = [COUNTS[index % len(COUNTS)] for index in range(len(rules))]
     rows = tuple(DraftRow(index, 0, TEXT, count, len(TEXT)) for index, count in enumerate(counts))
     first = runner.draft(DraftStep(0, (), admitted, tables, (), rows)).rows
-    behind = []
+    next_rows = []
     for row in first:
         known = (*TEXT, *row.token_ids[:2], 17)
         num_run = len(TEXT) + min(len(row.token_ids) - 1, 2)
-        behind.append(DraftRow(row.seq_id, num_run, known[num_run:], 3, len(known)))
-    second = runner.draft(DraftStep(1, (), (), (), (), tuple(behind))).rows
+        next_rows.append(DraftRow(row.seq_id, num_run, known[num_run:], 3, len(known)))
+    second = runner.draft(DraftStep(1, (), (), (), (), tuple(next_rows))).rows
     return [[row.token_ids for row in step] for step in (first, second)], calls
 
 

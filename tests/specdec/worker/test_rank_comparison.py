@@ -16,7 +16,7 @@ from specdec.types.messages import PENDING_TOKEN, StepInput, StepRow, VerifiedRo
 from specdec.worker import RankComparison, RankMismatchError
 from tests.specdec.fakes import run_ranks
 
-DRAFTED = StepRow(7, 10, (3, 4, 5), 2, samples=True)  # two drafts behind position 10
+DRAFTED = StepRow(7, 10, (3, 4, 5), 2, samples=True)  # two drafts after position 10
 PENDING = StepRow(7, 99, (PENDING_TOKEN,), 0, samples=True)  # which is not the position
 
 
@@ -77,7 +77,7 @@ def test_the_first_difference_is_named_on_all_ranks(first, second, message):
     assert found == [(message, ["all_gather"] * 2)] * 2
 
 
-def test_positions_of_pending_tokens_follow_from_the_steps_in_front():
+def test_positions_of_pending_tokens_follow_from_the_steps_before():
     first = VerifiedRow(7, (4, 5, 6))  # at positions 11 to 13
     [(message, _), _] = compared(
         steps(first, VerifiedRow(7, (8,))), steps(first, VerifiedRow(7, (9,)))

@@ -24,7 +24,7 @@ def hint_of(**fields):
 
 
 def common(one, other):
-    """Return the number of equal keys at the beginning; they must differ behind it."""
+    """Return the number of equal keys at the beginning; they must differ after it."""
     equal = [left == right for left, right in zip(one.prefix_keys, other.prefix_keys, strict=False)]
     count = equal.index(False) if False in equal else len(equal)
     assert not any(equal[count:])

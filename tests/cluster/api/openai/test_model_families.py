@@ -1,4 +1,4 @@
-"""A tiny checkpoint of each family behind the HTTP API: the service of one replica, without Ray."""
+"""A tiny checkpoint of each family under the HTTP API: the service of one replica, without Ray."""
 
 import httpx
 import pytest

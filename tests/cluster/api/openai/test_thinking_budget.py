@@ -24,7 +24,7 @@ ANSWER = " Yé st 冬🥖 sto ok"
 
 
 class WritingTarget(HashTarget):
-    """Writes the tokens of a text behind the prompt, then token 0."""
+    """Writes the tokens of a text after the prompt, then token 0."""
 
     def __init__(self, token_ids):
         super().__init__(4, 512)
@@ -104,7 +104,7 @@ async def test_reasoning_that_has_ended_is_not_cut(tiny_model_dir, tokenizer):
 
 
 async def test_open_reasoning_is_ended_with_all_of_its_text(tiny_model_dir, tokenizer):
-    """The text withheld at the cut is sent once, before or behind the mark that is appended."""
+    """The text withheld at the cut is sent once, before or after the mark that is appended."""
     written = encode(tokenizer, REASONED + ANSWER)
     end = len(encode(tokenizer, REASONED[: -len(MARK)])) - 1
     for num_tokens in range(1, end):

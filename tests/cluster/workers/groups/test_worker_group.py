@@ -53,7 +53,7 @@ def answer_to_draft(frames):
 
 
 def ahead_draft(row):
-    """Return a draft behind all drafts and token 9."""
+    """Return a draft after all drafts and token 9."""
     drafted = (8,) * row.num_draft_tokens
     return AheadDraft(row.seq_id, (Continuation(row.num_drafts, 9, drafted),))
 
@@ -283,7 +283,7 @@ def test_a_draft_worker_that_stays_late_is_restarted(drafting, monkeypatch):
 
 
 def send_ahead(supervisor, seq, drafted):
-    """Let the draft model draft behind a row with the drafts `drafted`."""
+    """Let the draft model draft after a row with the drafts `drafted`."""
     supervisor.ahead([SentRow(seq, seq.num_tokens, drafted, 2, None, DraftAhead.CONTINUING)])
 
 

@@ -27,7 +27,7 @@ PROMPT = (5, 6, 7)
 
 
 def message(step_id, *, released=False):
-    """Return the message of a prompt, or of the decode behind the step before."""
+    """Return the message of a prompt, or of the decode after the step before."""
     if step_id == 0:
         admission = SequenceAdmission(0, len(PROMPT), SamplingRules(temperature=0.8, seed=3))
         table = BlockTableDelta(0, 0, (0, 1, 2))
@@ -63,7 +63,7 @@ def tokens_of(answer):
     return output.step_id, [row.token_ids for row in output.rows]
 
 
-def test_a_step_begins_behind_another_whose_message_came_first(runner, expected):
+def test_a_step_begins_after_another_whose_message_came_first(runner, expected):
     steps = TargetSteps(runner, 0)
     assert list(steps(message(0), yes)) == []
     assert runner.num_in_flight == 1
@@ -106,7 +106,7 @@ def test_a_profile_waits_for_the_step_in_flight(runner, expected, tmp_path):
     assert runner.num_in_flight == 0
 
 
-def test_several_ranks_begin_a_step_behind_another(tiny_model_dir, expected):
+def test_several_ranks_begin_a_step_after_another(tiny_model_dir, expected):
     """One rank has a result before the next message arrives, and the other one has not."""
 
     def on_rank(group):

@@ -14,7 +14,7 @@ from specdec.types.draft_messages import AheadOutput, AheadRow, DraftOutput, Dra
 from tests.clock import Clock
 
 PASS_S = 0.001
-"""Seconds of a draft model's pass, behind which its drafts ahead can pause or end."""
+"""Seconds of a draft model's pass, after which its drafts ahead can pause or end."""
 
 
 @dataclass
@@ -152,7 +152,7 @@ def test_a_step_waits_for_one_pass_of_another_routers_drafts_ahead():
     waiting, ahead = Router(0.02, num_drafts=4), Router(0.5, num_ahead=300)
     run(waiting, ahead)
     assert max(waiting.waits_s) <= PASS_S + 1e-9
-    assert ahead.num_whole >= 0.9 * ahead.num_steps, "its drafts go on behind those of the step"
+    assert ahead.num_whole >= 0.9 * ahead.num_steps, "its drafts go on after those of the step"
 
 
 def test_a_router_that_always_waits_starves_no_other():

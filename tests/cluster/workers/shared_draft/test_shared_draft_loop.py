@@ -131,7 +131,7 @@ def test_a_router_beyond_the_seats_gets_one_when_another_leaves(tiny_model_dir, 
     assert in_turns([engine], [requests(2)]) == [expected(tiny_model_dir, 2)]
 
 
-def test_a_router_that_dies_leaves_nothing_behind(tiny_model_dir, worker, routers):
+def test_a_router_that_dies_leaves_no_state(tiny_model_dir, worker, routers):
     """Its sequences are released before its seat goes to another one, with the same ids."""
     dying, staying = routers()
     engines = [engine_of(tiny_model_dir, each, "outcomes") for each in (dying, staying)]
@@ -184,7 +184,7 @@ def test_a_long_step_costs_no_router_its_seat(worker, routers, monkeypatch):
         return has_answered(waiting._group)
 
     wait_until(is_answered)
-    time.sleep(0.05)  # behind the answer the worker looks for silent Routers
+    time.sleep(0.05)  # after the answer the worker looks for silent Routers
     assert dropped == []
 
 
@@ -216,7 +216,7 @@ def test_kill_9_of_the_worker_in_mid_enumeration(tiny_model_dir):
         for engine, found in zip(engines, tokens, strict=True):
             for output in engine.step():
                 found[output.request_id].extend(output.token_ids)
-        process.process.kill()  # while it drafts behind these steps
+        process.process.kill()  # while it drafts after these steps
         for found, more in zip(tokens, in_turns(engines, [[], []]), strict=True):
             for name, token_ids in more.items():
                 found[name].extend(token_ids)

@@ -84,7 +84,7 @@ class TestMethod:
         with pytest.raises(UnsupportedModelError, match="is not a draft head of a known format"):
             resolve_models(found, ignore)
 
-    def test_a_draft_model_behind_a_head_that_is_detected(self, tiny_model_dir, head_dirs):
+    def test_a_draft_model_after_a_head_that_is_detected(self, tiny_model_dir, head_dirs):
         fallback = {"method": "draft_model", "quantization": "int8"}
         keys = {"model": str(head_dirs["eagle"]), "fallback": fallback}
         found = detected(tiny_model_dir, keys)

@@ -54,7 +54,7 @@ async def test_a_caller_that_is_cancelled_while_it_waits_holds_nothing(control, 
     gate = threading.Event()
     thread.post(gate.wait)
     waiting = asyncio.create_task(hold(control, LoRARequest("sql", 1), thread))
-    await asyncio.sleep(0)  # its command is behind the gate
+    await asyncio.sleep(0)  # its command waits at the gate
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting

@@ -223,8 +223,8 @@ def test_chunks_of_a_prompt_run_ahead(tiny_model_dir):
         outcomes[is_async] = summary_of(transcripts)
         if is_async:
             joined = next(i for i, (step, _) in enumerate(target.steps) if len(step.rows) == 2)
-            behind = [i for i, (_, is_ahead) in enumerate(target.steps) if not is_ahead]
-            assert behind == [0, joined]
+            in_turn = [i for i, (_, is_ahead) in enumerate(target.steps) if not is_ahead]
+            assert in_turn == [0, joined]
             chunks = [row for step, _ in target.steps for row in step.rows if not row.samples]
             assert len(chunks) == 12
     assert outcomes[True] == outcomes[False]

@@ -52,7 +52,7 @@ def test_drafts_are_those_of_synchronous_scheduling(tiny_model_dir, method, chan
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_drafts_of_lookups_are_sent_ahead_for_each_token(tiny_model_dir, num_ranks):
-    """Every rank selects the draft behind the token that it has sampled."""
+    """Every rank selects the draft after the token that it has sampled."""
 
     def of_rank(is_async):
         def outcome(group):
@@ -91,7 +91,7 @@ def test_a_step_with_drafts_is_followed_by_one_that_waits_for_it(tiny_model_dir)
 
 
 def test_no_step_runs_ahead_of_drafts_that_depend_on_it(tiny_model_dir):
-    """Only behind the last token but one, where none is of use."""
+    """Only after the last token but one, where none is of use."""
     config = engine_config(speculation=SpeculativeConfig.of("suffix"), async_scheduling=True)
     engine, target = engine_on(tiny_model_dir, config)
     run(engine, [request("a", PROMPTS[2])])

@@ -211,7 +211,7 @@ def test_predictions_are_counted_while_their_sequences_run(seed):
 
 
 def begin(scheduler, decision):
-    """Run the prompts of a step, each with a token behind it."""
+    """Run the prompts of a step, each with a token after it."""
     for row in scheduler.schedule(decision, CONTROL):
         row.seq.num_computed_tokens += row.num_tokens
         if row.seq.num_uncomputed_tokens == 0:
@@ -219,7 +219,7 @@ def begin(scheduler, decision):
 
 
 def test_a_decision_for_few_sequences_is_for_the_first_ones_that_can_draft():
-    """The others neither have drafts verified, nor does a head draft behind them."""
+    """The others neither have drafts verified, nor does a head draft after them."""
     speculation = SpeculativeConfig.of("medusa", 2, model="./head")
     config = engine_config(speculation=speculation, num_blocks=100, max_num_batched_tokens=96)
     scheduler = Scheduler(config, BlockManager(100, BLOCK_SIZE))

@@ -36,7 +36,7 @@ class TinyBlockHead(TinyHead):
         return BlockHeadKernel(native_library(), head, MAX_POSITIONS)
 
     def outputs(self, anchor, features):
-        """Return the outputs of a block behind features [T, HIDDEN], [SIZE, HIDDEN]."""
+        """Return the outputs of a block after features [T, HIDDEN], [SIZE, HIDDEN]."""
         x = self.embedding[torch.tensor([anchor] + [MASK] * (SIZE - 1))]
         positions = torch.arange(1, len(features) + SIZE + 1)
         for layer in self.layers:
@@ -99,7 +99,7 @@ def test_outputs_are_the_same_bits_in_any_batch(window):
         assert torch.equal(found[:, 0], expected[:2, row])
 
 
-def test_a_block_leaves_the_cache_behind_its_context_as_it_was():
+def test_a_block_leaves_the_cache_after_its_context_as_it_was():
     texts = BlockTexts(TinyBlockHead(0, sees_ahead=True))
     texts.run((1, 1, 33), count=0)
     before = texts.cache.clone()

@@ -48,7 +48,7 @@ class Texts:
         return ForwardBatch(chunks, BLOCK_SIZE), torch.cat(features)
 
     def run(self, *parts):
-        """Return the states behind the last pairs."""
+        """Return the states after the last pairs."""
         return self.kernel.forward(*self.batch(*parts), self.cache)
 
     def draft(self, counts, params, *parts):

@@ -161,7 +161,7 @@ def test_batch_of_fixed_shape(window):
 
 @pytest.mark.parametrize(("window", "num_ahead"), [(None, 3), (9, 3), (2, 1)])
 def test_blocks_whose_queries_see_ahead(window, num_ahead):
-    """Up to the end of the context, and no key behind it."""
+    """Up to the end of the context, and no key after it."""
     case = Case(((40, 4), (13, 4)), window=window)
     pages = Pages(case)
     batch = DeviceBatch(

@@ -37,7 +37,7 @@ def launches(monkeypatch):
 
 
 def begun(directory, num_drafts, launches):
-    """Return the operators of the begin of a step behind a prompt, and its kernels."""
+    """Return the operators of the begin of a step after a prompt, and its kernels."""
     runner = device_runner(directory, CONFIG, kernels="triton")
     table = BlockTableDelta(0, 0, (0, 1, 2, 3))
     prompt = StepRow(0, 0, (5, 6, 7), 0, True)

@@ -24,7 +24,7 @@ TREES = {0: DEEP, 3: WIDE}
 
 
 def nodes_of(pages, num_empty=0):
-    """Return the trees of pages, and empty sequences behind them."""
+    """Return the trees of pages, and empty sequences after them."""
     batch, case = pages.batch, pages.case
     words = torch.zeros(batch.num_tokens, dtype=torch.int64)
     contexts = torch.from_numpy(batch.context_lens).long()
@@ -78,7 +78,7 @@ def fixed(pages):
 
 
 def mixed(pages):
-    """Return the pages as a ragged batch with padding and empty sequences behind."""
+    """Return the pages as a ragged batch with padding and empty sequences at the end."""
     trees, padding = nodes_of(pages, num_empty=2), torch.zeros(3, dtype=torch.int64)
     trees = replace(trees, words=torch.cat([trees.words, padding]))
     return replace(ragged(pages), trees=trees), torch.arange(pages.batch.num_tokens)
@@ -90,7 +90,7 @@ def test_trees_beside_chains_and_decodes(make, window):
     check(Case(LENGTHS, window=window, trees=TREES), make)
 
 
-def test_trees_behind_a_prompt_of_the_same_step():
+def test_trees_after_a_prompt_of_the_same_step():
     check(Case(((40, 30), *LENGTHS[1:]), trees=TREES), mixed)
 
 
@@ -127,8 +127,8 @@ def test_contexts_of_large_trees_are_split():
     assert (found.double() - pages.expected()).abs().max() < 2e-6
 
 
-def test_the_last_of_64_nodes_hides_what_is_behind_it():
-    """Its bit is the sign of the word; slots behind the context have no bit."""
+def test_the_last_of_64_nodes_hides_what_comes_after_it():
+    """Its bit is the sign of the word; slots after the context have no bit."""
     words = torch.tensor([signed_words(ancestors(range(-1, 63)))[-1]])
     is_masked = mask_nodes(torch.zeros(1, 1, 70, dtype=torch.bool), words[None], torch.tensor([4]))
     assert is_masked[0, 0].tolist() == [False] * 68 + [True] * 2

@@ -22,7 +22,7 @@ def edits(generator, first_token, *, has_masks=True, has_penalties=True):
     counts = torch.randint(4, (NUM_PLACES, VOCAB), generator=generator).clamp_min(1) - 1
     is_prompt = torch.rand(NUM_PLACES, VOCAB, generator=generator) < 0.1
     seen = (counts + PROMPT_TOKEN * is_prompt).to(torch.int32)
-    num_words = (first_token + VOCAB) // 32 - 2  # tokens behind the last word are not allowed
+    num_words = (first_token + VOCAB) // 32 - 2  # tokens after the last word are not allowed
     size = (2, num_words)
     words = torch.randint(-(2**31), 2**31 - 1, size, generator=generator, dtype=torch.int32)
     none = torch.empty(0, 3, dtype=torch.int64)

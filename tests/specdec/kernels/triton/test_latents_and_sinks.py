@@ -22,7 +22,7 @@ from tests.specdec.kernels.triton.test_ragged_attention import MIXED, ragged
 from tests.specdec.kernels.triton.test_stored_kv import FP8
 
 LATENT = Case(RAGGED, num_heads=5, kv_heads=1, head_dim=24, latent_rank=16)
-"""Keys of 8 rotated dimensions in front of a latent of 16."""
+"""Keys of 8 rotated dimensions before a latent of 16."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

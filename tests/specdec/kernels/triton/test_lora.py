@@ -42,7 +42,7 @@ INNER = 90
 
 
 def stack_of(rank=16, columns=COLUMNS, inner=INNER, dtype=torch.float32):
-    """Return random updates; each place has another rank, behind which are zeros."""
+    """Return random updates; each place has another rank, after which are zeros."""
     generator = torch.Generator().manual_seed(1)
     device = torch.device("cpu")
     stack = LoraStack.empty(NUM_PLACES, rank, inner, columns, dtype, device)

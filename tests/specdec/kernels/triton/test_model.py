@@ -81,7 +81,7 @@ def test_tokens_of_steps_on_the_device_equal_torch(tiny_model_dir, monkeypatch):
 
 @pytest.mark.slow
 def test_tokens_with_trees_of_a_head_equal_torch(tiny_model_dir, tmp_path_factory):
-    """The head's attention begins at slot 1, and accepted nodes move behind their base."""
+    """The head's attention begins at slot 1, and accepted nodes move after their base."""
     texts = Texts(tiny_model_dir, tmp_path_factory.mktemp)
     asked = [replace(each, params=replace(each.params, max_tokens=6)) for each in requests()[2:]]
     expected = tokens_by(local_engine(tiny_model_dir, engine_config(0), kernels="torch"), asked)

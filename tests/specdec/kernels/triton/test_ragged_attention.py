@@ -14,7 +14,7 @@ from tests.specdec.kernels.triton.test_attention import RAGGED
 
 
 def ragged(pages, decode_len=4, num_padding=3, num_empty=2):
-    """Return the batch of pages as the device makes it, with padding and empty sequences behind."""
+    """Return the batch of pages as the device makes it, then padding and empty sequences."""
     own, bounds = pages.batch, torch.from_numpy(pages.batch.cu_seqlens_q)
     zeros = torch.zeros(num_padding, dtype=torch.int64)
     rows = torch.arange(own.num_sequences).repeat_interleave(bounds.diff().long())

@@ -92,7 +92,7 @@ def test_rows_without_limits_have_the_floor_of_min_p():
 
 @pytest.mark.slow
 def test_rows_of_a_wider_matrix_and_in_half_precision():
-    """A vocabulary that ends within a tile, with better logits behind it."""
+    """A vocabulary that ends within a tile, with better logits after it."""
     wide = normal(2, 2304, 3.0).half()
     wide[:, 2060:] = 50.0
     assert_keeps_the_same(wide[:, :2060], sampling_of([0.8, 1.2], [50, 0], [0.9, 0.9], [0, 0]))

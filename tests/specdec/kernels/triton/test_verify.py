@@ -69,7 +69,7 @@ def test_strided_rows_are_read_where_they_are(by_kernels):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e5m2])
 @pytest.mark.parametrize("seed", range(2))
-def test_accepted_nodes_move_behind_their_base(by_kernels, seed, dtype):
+def test_accepted_nodes_move_after_their_base(by_kernels, seed, dtype):
     drafts, sampled = random_drafts(seed, num_tokens=2)
     verified = verify_trees(sample_of(sampled), device_trees(drafts))
     block_size, blocks = 4, 6

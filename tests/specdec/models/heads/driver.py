@@ -150,7 +150,7 @@ class Drafting:
         ]
 
     def run(self, borders=(), num_drafts=None):
-        """Return the logits [B, K, V_local] of the drafts behind all pairs."""
+        """Return the logits [B, K, V_local] of the drafts after all pairs."""
         count = num_drafts or len(self.parts[0].drafts)
         if self.head.max_draft_tokens is not None:
             count = min(count, self.head.max_draft_tokens)

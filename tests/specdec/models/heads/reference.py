@@ -169,12 +169,12 @@ def layer(x, weights, prefix, sizes):
     """Return the output of a decoder layer; without an input norm if it has no weight."""
     norm = weights.get(f"{prefix}.input_layernorm.weight")
     normed = x if norm is None else rms(x, norm)
-    return behind_attention(
+    return after_attention(
         x + attention(normed, weights, f"{prefix}.self_attn", sizes), weights, prefix
     )
 
 
-def behind_attention(x, weights, prefix):
+def after_attention(x, weights, prefix):
     normed = rms(x, weights[f"{prefix}.post_attention_layernorm.weight"])
     return x + mlp(normed, weights, f"{prefix}.mlp")
 

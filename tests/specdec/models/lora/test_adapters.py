@@ -171,7 +171,7 @@ def test_a_row_without_an_adapter_has_the_bits_of_a_model_without_adapters(model
         "llama-biases",
         "qwen3",
         "phi3",  # one tensor for queries, keys and values, and one for gate and up projection
-        "glm4",  # heads in another order, and norms behind projections
+        "glm4",  # heads in another order, and norms after projections
         "gemma2",
         "olmo3",
         "starcoder2",  # no gate

@@ -55,7 +55,7 @@ def assert_logits_of_one_rank(directory, size, **options):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_logits_equal_transformers(tmp_path, size):
-    """Biases behind sums, fused projections, and hidden units that ranks divide unevenly."""
+    """Biases after sums, fused projections, and hidden units that ranks divide unevenly."""
     save_foreign(tmp_path, "gpt-neox")
     assert_logits_of_one_rank(tmp_path, size)
 

@@ -21,7 +21,7 @@ CLOSE = TARGET + random_logits(VOCAB_SIZE, VOCAB_SIZE, spread=0.7, seed=1)
 
 
 def plain(seeds, length):
-    """Sample `length` tokens behind token 0 with each seed."""
+    """Sample `length` tokens after token 0 with each seed."""
     last, tokens = torch.zeros(len(seeds), dtype=torch.int64), []
     for position in range(length):
         batch = sampling_batch(TEMPERATURE, seeds, torch.full_like(seeds, position))
@@ -54,7 +54,7 @@ def trees(seeds, rank):
 
 
 def verified(seeds, tokens):
-    """Verify one tree for each seed behind token 0; return the new tokens of each."""
+    """Verify one tree for each seed after token 0; return the new tokens of each."""
     count, num_rows = len(seeds), len(PARENTS) + 1
     inputs = torch.cat([torch.zeros(count, 1, dtype=torch.int64), tokens], dim=1)
     positions = torch.tensor([0, *depths(PARENTS)]).repeat(count)

@@ -1,4 +1,4 @@
-"""Tests of synthetic acceptance: rates, independence of the draft, and the tokens behind it."""
+"""Tests of synthetic acceptance: rates, independence of the draft, and the tokens after it."""
 
 import numpy as np
 import pytest

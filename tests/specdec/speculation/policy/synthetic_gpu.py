@@ -1,6 +1,6 @@
 """Simulated batches of 1 to 256 sequences on an H100, by the costs that it was measured to have.
 
-Steps without drafts hide the host's work behind the device's; steps with drafts of a lookup do not.
+In steps without drafts the device's work hides the host's; steps with drafts of a lookup do not.
 So drafts pay for few sequences and lose for many, by costs that a profile may underestimate.
 """
 

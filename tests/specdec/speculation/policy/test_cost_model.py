@@ -127,7 +127,7 @@ def test_a_pass_costs_as_much_as_the_cheapest_step_of_as_many_tokens_or_more():
     assert {count: table.pass_s(count) for count in expected} == pytest.approx(expected)
 
 
-def test_prompts_lengthen_a_step_by_the_rows_behind_its_drafts():
+def test_prompts_lengthen_a_step_by_the_rows_after_its_drafts():
     """Up to four rows are free, and each other one takes a second on a machine twice as slow."""
     costs = CostModel(CostTable((1, 4, 8), (0,), ((1.0,), (1.0,), (3.0,))))
     assert costs.prompt_s(1, 0, 3, 0.0) == 0.0

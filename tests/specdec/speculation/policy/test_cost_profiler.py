@@ -50,7 +50,7 @@ def test_the_table_holds_the_measured_times():
         for count in table.draft_tokens:
             expected_s = 0.01 + 0.001 * size * (1 + count)
             assert table.step_s(size, count) == pytest.approx(expected_s)
-    assert target.known == set(), "sequences were left behind"
+    assert target.known == set(), "sequences were left"
 
 
 def test_tokens_of_a_step_differ_as_those_of_text():
@@ -155,7 +155,7 @@ def test_a_head_drafts_trees_of_more_tokens_than_the_longest_chain():
 @pytest.mark.parametrize(("num_nodes", "depth"), [(12, 11), (13, 6), (16, 5), (64, 8), (5, 4)])
 @pytest.mark.parametrize("max_model_len", [160, 40])
 def test_block_tables_have_the_slots_that_a_head_writes(num_nodes, depth, max_model_len):
-    """A tree may run more nodes than it keeps, behind drafts that were all accepted."""
+    """A tree may run more nodes than it keeps, after drafts that were all accepted."""
     clock, needed, held = Clock(), [], []
 
     class TargetWithHead(TimedTarget):

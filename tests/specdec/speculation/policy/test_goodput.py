@@ -293,13 +293,13 @@ def test_drafts_beside_prompts_have_to_be_worth_the_later_steps_that_they_save(p
     assert chooser.choose(10.0, 1, chains(1)).shape == chain(1), "the choice itself has not changed"
 
 
-def test_a_head_drafts_behind_prompts_if_that_pays_for_all_of_them():
+def test_a_head_drafts_after_prompts_if_that_pays_for_all_of_them():
     chooser = GoodputChooser(CostModel(FEW_FREE_ROWS))
-    assert chooser.shape_behind(PromptLoad(8, 1), 0.0, chains(1)) is None
+    assert chooser.shape_after(PromptLoad(8, 1), 0.0, chains(1)) is None
     chooser.choose(0.0, 1, chains(1))
-    assert chooser.shape_behind(PromptLoad(8, 1), 0.0, chains(1)) == chain(1)
-    assert chooser.shape_behind(PromptLoad(8, 16), 0.0, chains(1)) == chain(0)
-    assert chooser.shape_behind(PromptLoad(8, 1), 0.0, chains(0)) is None, "a lower limit"
+    assert chooser.shape_after(PromptLoad(8, 1), 0.0, chains(1)) == chain(1)
+    assert chooser.shape_after(PromptLoad(8, 16), 0.0, chains(1)) == chain(0)
+    assert chooser.shape_after(PromptLoad(8, 1), 0.0, chains(0)) is None, "a lower limit"
 
 
 @pytest.mark.parametrize(("drafted_s", "enters_at_s"), [(1.48, 10.4), (1.0, 10.0)])

@@ -57,7 +57,7 @@ def test_drafts_that_lose_are_left_though_the_batch_changes_its_range_in_each_st
     assert misled.run_in_turn(sizes, NUM_STEPS).over_off >= 0.98
 
 
-def test_drafts_that_pay_go_on_behind_the_steps_that_check_it():
+def test_drafts_that_pay_go_on_after_the_steps_that_check_it():
     """For 64 sequences they gain a third, less than the profile promises."""
     misled = service(BLIND)
     window = misled.run(64, NUM_STEPS)

@@ -372,7 +372,7 @@ def test_goodput_has_a_tree_to_choose_where_the_budget_allows(clock):
 PROMPTS = PromptLoad(8, 1)
 
 
-def test_nothing_is_drafted_behind_prompts_that_would_not_be_beside_decoding(clock):
+def test_nothing_is_drafted_after_prompts_that_would_not_be_beside_decoding(clock):
     """An operator's 0 holds although adaptive lengths may be longer, and so does a lost drafter."""
     chooser = GoodputChooser(CostModel(CostTable((1,), (0, 3), ((0.1, 0.1),))))
     is_available = True

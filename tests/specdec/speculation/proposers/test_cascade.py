@@ -112,7 +112,7 @@ def test_a_cascade_may_hold_only_a_draft_model(model):
 
 
 def test_two_models_wait_for_each_other(first, model, fallback):
-    """A head on another worker and a draft model behind it, with a lookup between them."""
+    """A head on another worker and a draft model after it, with a lookup between them."""
     stages = [
         model_stage("head", first),
         Stage("ngram", fallback),

@@ -81,7 +81,7 @@ def test_improbable_branches_are_left_out():
 
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=20), st.integers(1, 10))
 def test_branches_are_the_most_probable_pieces(ids, num_nodes):
-    """Against plain counting of pieces behind a token, up to three tokens long."""
+    """Against plain counting of pieces after a token, up to three tokens long."""
     text, tree = array("i", ids), SuffixTree(5)
     for start in range(len(text)):
         tree.add(text, start)

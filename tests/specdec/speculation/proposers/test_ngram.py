@@ -63,7 +63,7 @@ def drafts_ahead(proposer, *seqs, count=7):
 
 @settings(max_examples=400)
 @given(TOKENS.filter(bool), st.integers(1, 3), st.integers(0, 3), st.integers(1, 6), st.integers())
-def test_drafts_ahead_are_those_behind_each_next_token(
+def test_drafts_ahead_are_those_after_each_next_token(
     tokens: list[int], min_n: int, extra: int, count: int, split: int
 ) -> None:
     """For every token, those that never occurred included; also after drafts of the usual kind."""

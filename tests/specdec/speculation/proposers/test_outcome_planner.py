@@ -1,4 +1,4 @@
-"""Tests of the plan of drafts ahead: which outcomes, and how far behind each."""
+"""Tests of the plan of drafts ahead: which outcomes, and how far after each."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_a_step_that_is_lost_is_no_step():
         clock.now_s += seconds
         planner.end_step(is_lost=is_lost)
     clock.now_s += 60.0
-    planner.end_step()  # of a step behind which nothing was drafted
+    planner.end_step()  # of a step after which nothing was drafted
     assert planner._target_s == 1.0
 
 

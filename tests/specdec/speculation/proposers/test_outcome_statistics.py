@@ -50,7 +50,7 @@ def test_the_fan_out_has_the_highest_hit_rate_of_its_size(acceptance, num_branch
     statistics = observed(acceptance)
     found = statistics.likeliest(3, num_branches).fan_out(num_branches)
     assert sum(found) == num_branches
-    assert found[3] >= 1, "the token behind all drafts is always continued"
+    assert found[3] >= 1, "the token after all drafts is always continued"
     for source in range(4):
         for target in range(4):
             other = list(found)

@@ -56,7 +56,7 @@ def test_a_late_draft_keeps_what_is_still_ahead(new, expected):
     assert (None if found is None else found.token_ids) == expected
 
 
-def test_a_sampled_draft_is_used_in_the_round_behind_its_outcome_alone():
+def test_a_sampled_draft_is_used_in_the_round_after_its_outcome_alone():
     """Its noise is keyed by the place in that round."""
     probs = DraftProbs(np.full((3, 1), 21, np.int32), np.ones((3, 1), np.float32))
     sampled = table(draft_probs=probs)

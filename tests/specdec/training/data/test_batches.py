@@ -30,8 +30,8 @@ def test_drafts_end_with_their_sample():
         [False, False, False],
     ]
     exists = batch.exists(2)
-    behind = torch.stack([batch.next_ids[batch.behind(index)] for index in range(2)])
-    assert behind[exists].tolist() == [4, 5, 8, 5]
+    after = torch.stack([batch.next_ids[batch.after(index)] for index in range(2)])
+    assert after[exists].tolist() == [4, 5, 8, 5]
 
 
 def test_a_sample_may_have_no_base():

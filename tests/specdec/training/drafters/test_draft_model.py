@@ -86,7 +86,7 @@ def disturbed(target, num_layers=2):
 
 @torch.no_grad()
 def trained_draft(drafter, text, count):
-    """Return the module's greedy draft behind a text."""
+    """Return the module's greedy draft after a text."""
     tokens = list(text)
     for _ in range(count):
         # The last token of a sample is run by no pass: it is only predicted.
@@ -132,7 +132,7 @@ def test_the_published_layout_is_a_model_of_transformers(target, tmp_path):
 
 
 def test_all_layers_are_the_target(target):
-    """The states behind each base are the target's hidden states, for every draft token."""
+    """The states after each base are the target's hidden states, for every draft token."""
     drafter = DraftModelDrafter(target, DRAFTED, config(num_layers=64))
     assert len(drafter.layers) == 4
     batch = Batch.of(TEXTS)
@@ -140,7 +140,7 @@ def test_all_layers_are_the_target(target):
     with torch.no_grad():
         states = drafter.states(batch, None)
     for index in range(DEPTH):
-        torch.testing.assert_close(states[index], final[batch.behind(index)], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(states[index], final[batch.after(index)], rtol=1e-4, atol=1e-4)
 
 
 def test_a_loss_trains_the_layers_alone(target):

@@ -1,4 +1,4 @@
-"""Blocks behind many bases at once, the heads of DSpark, and the files of both block drafters."""
+"""Blocks after many bases at once, the heads of DSpark, and the files of both block drafters."""
 
 import dataclasses
 import json

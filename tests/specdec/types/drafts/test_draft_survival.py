@@ -71,7 +71,7 @@ def test_confidences_are_corrected_by_acceptance():
     assert too_sure.rate(0.9) == pytest.approx(0.9, abs=0.02), "without a share it is tried again"
 
 
-def test_confidences_behind_a_rejected_token_are_no_evidence():
+def test_confidences_after_a_rejected_token_are_no_evidence():
     assert ConfidenceHistory().after([0.5, 0.25, 0.9], 1) == ConfidenceHistory(0.75, 1)
     assert ConfidenceHistory().after([0.5], 1) == ConfidenceHistory(0.5, 1)
 
@@ -88,7 +88,7 @@ def test_a_history_follows_its_drafts_and_forgets():
     assert bad.rate == pytest.approx(0.7, abs=0.03), "without a share it is tried again"
 
 
-def test_tokens_behind_a_rejected_one_are_no_evidence():
+def test_tokens_after_a_rejected_one_are_no_evidence():
     assert AcceptanceHistory().after(8, 2) == AcceptanceHistory(3, 2)
     assert AcceptanceHistory().after(2, 2) == AcceptanceHistory(2, 2)
 

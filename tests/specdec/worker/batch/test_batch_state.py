@@ -86,7 +86,7 @@ def test_histories_of_a_target_with_drafts_and_preemption(seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_histories_of_a_draft_model_that_falls_behind(seed):
+def test_histories_of_a_draft_model_that_lags(seed):
     """Draft tokens stay in the history until the next row, which has the accepted ones."""
     worker = Worker(seed)
     worker.admit()

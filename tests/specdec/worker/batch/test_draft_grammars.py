@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from specdec.types.messages import SequenceAdmission, StepInput
-from specdec.types.sampling_params import StructuredOutput
-from specdec.types.sampling_spec import SamplingRules
-from specdec.worker.draft_grammars import DraftGrammars
+from specdec.types.sampling.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_spec import SamplingRules
+from specdec.worker.batch.draft_grammars import DraftGrammars
 from tests.specdec.grammars import grammar_compiler
 
 PROMPT = (5, 6, 7)

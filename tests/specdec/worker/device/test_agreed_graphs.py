@@ -50,7 +50,7 @@ def test_all_ranks_raise_at_the_same_capture(tiny_model_dir):
     assert at_second == "a graph could not be captured: no memory"
 
 
-def test_a_failure_in_front_of_the_capture_is_not_exchanged():
+def test_a_failure_before_the_capture_is_not_exchanged():
     """Its peers may be in a collective operation of the run, in which another call would fail."""
 
     def on_rank(group):

@@ -70,7 +70,7 @@ def test_the_drafts_are_those_of_the_host(tiny_model_dir, begun, num_drafts, gra
     _, num_draft_tokens, num_accepted = expected
     assert num_accepted > 0.9 * num_draft_tokens  # the draft model is the target
     assert any(row.is_pending for rows in begun for row in rows) == (num_drafts > 1)
-    # Behind a draft that was accepted as a whole, two tokens are new.
+    # After a draft that was accepted as a whole, two tokens are new.
     assert any(row.num_draft_tokens == 1 for rows in begun for row in rows)
 
 

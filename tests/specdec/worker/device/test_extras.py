@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.sampling.device_edits import chain_paths
-from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
+from specdec.sampling.device.device_edits import chain_paths
+from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import (
     PENDING_TOKEN,
@@ -124,7 +124,7 @@ def test_counts_of_tokens_follow_a_step_whose_tokens_the_host_lacks(tiny_model_d
     assert engine.stats().counts.num_steps_ahead > 10
 
 
-def test_bad_words_wait_for_the_tokens_in_front(tiny_model_dir, device_steps):
+def test_bad_words_wait_for_the_tokens_before(tiny_model_dir, device_steps):
     config = engine_config(0, async_scheduling=True)
     given = requests(tiny_model_dir, ["words", "penalties"])
     expected = results(local_engine(tiny_model_dir, engine_config(0)), given)
@@ -133,7 +133,7 @@ def test_bad_words_wait_for_the_tokens_in_front(tiny_model_dir, device_steps):
     assert len(device_steps) >= engine.stats().counts.num_steps
 
 
-def test_tokens_are_counted_again_behind_a_step_of_the_host(
+def test_tokens_are_counted_again_after_a_step_of_the_host(
     tiny_model_dir, device_steps, monkeypatch
 ):
     config, given = engine_config(3, max_num_seqs=12), requests(tiny_model_dir)
@@ -271,7 +271,7 @@ def test_new_tokens_are_counted():
 
 
 def test_a_head_drafts_no_end_where_a_pending_row_may_be_below_min_tokens():
-    """The position of a row behind drafts is the highest that is possible."""
+    """The position of a row after drafts is the highest that is possible."""
     rules = SamplingRules(min_tokens=4, end_token_ids=(2, 300))
     state, [row] = state_of([rules], range(VOCAB))
     [own] = state.states([row])

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec.kernels.device_batch import RaggedBatch
-from specdec.sampling.device_sampler import SamplingKind
+from specdec.kernels.reference.device_batch import RaggedBatch
+from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.types.sampling.sampling_spec import SamplingRules
@@ -157,7 +157,7 @@ def test_ranks_agree(tiny_model_dir):
     assert run_ranks(2, on_rank) == [expected] * 2
 
 
-def test_a_step_with_a_new_and_without_an_ended_sequence_begins_behind_another(tiny_model_dir):
+def test_a_step_with_a_new_and_without_an_ended_sequence_begins_after_another(tiny_model_dir):
     """The state of a sequence that ends stays until the steps with it are collected."""
     runner = device_runner(tiny_model_dir, engine_config(0))
     greedy = SamplingRules(temperature=0.0)
@@ -188,7 +188,7 @@ def test_a_chunk_with_invalid_states_fails_its_request_alone(tiny_model_dir):
         hidden = forward(batch, kv_cache)
         if isinstance(batch, RaggedBatch) and len(batch.input_ids) > 8 and not faulty:
             faulty.append(batch)
-            hidden[8] = torch.inf  # a token of the long prompt, behind which more follow
+            hidden[8] = torch.inf  # a token of the long prompt, after which more follow
         return hidden
 
     model.forward_on_device = broken

@@ -37,7 +37,7 @@ TORCH_OPERATORS = 14
 """Of a layer on torch's operators: 2 norms, 4 products, 3 for the rotation, 3 for attention, 2 for
 the gate."""
 MOVE_OPERATORS = 2
-"""Operators of torch that move a layer's KV behind an accepted path; one kernel serves all."""
+"""Operators of torch that move a layer's KV after an accepted path; one kernel serves all."""
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +49,15 @@ def model_dir(tmp_path_factory):
 
 
 def begun(directory, rules, drafts, dtype=torch.float32):
-    """Return a runner behind a prompt, and the operators of the begin of its next step."""
-    runner, step = behind_prompt(directory, rules, drafts, dtype)
+    """Return a runner after a prompt, and the operators of the begin of its next step."""
+    runner, step = after_prompt(directory, rules, drafts, dtype)
     with Operators() as operators:
         assert runner.begin(step)
     return runner, operators
 
 
-def behind_prompt(directory, rules, drafts, dtype=torch.float32, group=None):
-    """Return a runner behind a prompt, and its next step."""
+def after_prompt(directory, rules, drafts, dtype=torch.float32, group=None):
+    """Return a runner after a prompt, and its next step."""
     runner = device_runner(directory, CONFIG, dtype=dtype, group=group)
     table = BlockTableDelta(0, 0, (0, 1, 2, 3))
     prompt = StepRow(0, 0, PROMPT, 0, True)
@@ -117,12 +117,12 @@ def test_ranks_add_up_twice_in_a_layer_and_gather_once_in_a_step(
     directory = model_dir(3)
 
     def on_rank(group):
-        runner, step = behind_prompt(directory, rules, drafts, group=group)
+        runner, step = after_prompt(directory, rules, drafts, group=group)
         group.called.clear()
         assert runner.begin(step)
         return group.called
 
-    of_pass = ["all_reduce"] * (1 + 2 * 3)  # of the embedding, and behind attention and MLP
+    of_pass = ["all_reduce"] * (1 + 2 * 3)  # of the embedding, and after attention and MLP
     assert run_ranks(2, on_rank) == [of_pass + of_sampling] * 2
 
 

@@ -186,7 +186,7 @@ class _Cycle:
 
 @pytest.mark.parametrize("is_enabled", [True, False])
 def test_no_garbage_is_collected_within_captures(is_enabled):
-    """The graphs of an engine before are destroyed in front of the first capture, or later."""
+    """The graphs of an engine before are destroyed before the first capture, or later."""
     before, within, states = [], [], []
 
     class Backend(FakeGraphs):

@@ -130,7 +130,7 @@ def test_the_host_verifies_only_the_rows_that_need_it(
     assert 0 < len(by_host) < len(num_device_steps)
 
 
-def test_a_step_begins_behind_another_whose_tokens_the_host_lacks(tiny_model_dir):
+def test_a_step_begins_after_another_whose_tokens_the_host_lacks(tiny_model_dir):
     config = engine_config(0, async_scheduling=True)
     expected = tokens(local_engine(tiny_model_dir, engine_config(0)), requests())
     target = device_target(tiny_model_dir, config, graphs=FakeGraphs())
@@ -253,7 +253,7 @@ def test_invalid_logits_end_a_request(tiny_model_dir):
 
 
 def test_the_longest_warm_up_fits_the_block_tables(tiny_model_dir, monkeypatch):
-    """An index behind a table ends the context of a GPU."""
+    """An index after a table ends the context of a GPU."""
     on_device = recorded_device_steps(monkeypatch)
     runner = device_runner(tiny_model_dir, engine_config(max_model_len=64))
     warm_up_target(runner, 63, 64)

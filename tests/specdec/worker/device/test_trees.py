@@ -141,7 +141,7 @@ def _kind(row):
 
 
 def test_rows_beside_trees_may_need_the_host(runs, on_device):
-    """A row with another verifier has a chain, and is verified there behind the same pass."""
+    """A row with another verifier has a chain, and is verified there after the same pass."""
     asked = requests([*PLAIN, CHAIN], 4)
     given = [*asked, request("host", [7, 8, 9] * 4, seed=3, max_tokens=9, **BY_HOST)]
     found, counts = runs.on_device(given)
@@ -154,7 +154,7 @@ def test_rows_beside_trees_may_need_the_host(runs, on_device):
 
 
 def test_logits_of_nodes_are_changed_by_their_paths(tiny_model_dir, runs, on_device):
-    """Penalties, bad words, grammars and log-probabilities follow the drafts in front."""
+    """Penalties, bad words, grammars and log-probabilities follow the drafts before."""
     names = ("penalties", "words", "allowed", "ends", "both", "plain", "grammar")
     asked = shaped_requests(tiny_model_dir, names)
     found, counts = runs.on_device(asked, max_num_seqs=len(asked))
@@ -181,7 +181,7 @@ def test_ranks_agree(runs):
     assert found == [expected] * 2
 
 
-def test_a_step_begins_behind_one_with_trees(tiny_model_dir, runs, on_device):
+def test_a_step_begins_after_one_with_trees(tiny_model_dir, runs, on_device):
     """The token and position that follow the accepted path are on the device."""
     [asked] = requests(count=1, max_tokens=40)
     [(tokens, _)] = runs.expected([asked]).values()
@@ -202,8 +202,8 @@ def test_a_step_begins_behind_one_with_trees(tiny_model_dir, runs, on_device):
     assert runner.num_in_flight == 2
     found = [runner.collect().rows[0].token_ids for _ in range(2)]
     assert found == [tuple(text[base + 1 : base + 5]), (text[base + 5],)]
-    behind = StepRow(0, base + 5, (text[base + 5],), 0, True)
-    assert runner.begin(StepInput(3, (), (), (), (behind,)))
+    after = StepRow(0, base + 5, (text[base + 5],), 0, True)
+    assert runner.begin(StepInput(3, (), (), (), (after,)))
     assert runner.collect().rows[0].token_ids == (text[base + 6],)
     assert len(on_device) == 4
 
@@ -221,7 +221,7 @@ def test_many_sequences_with_large_trees_are_left_to_the_host(runs, on_device, m
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("kind", ["batch", "ragged"])
 def test_a_pass_on_the_device_is_that_of_the_host(tmp_path, window, kind):
-    """A tree, a chain and a decode behind contexts of several blocks."""
+    """A tree, a chain and a decode after contexts of several blocks."""
     family = {} if window is None else {"sliding_window": window}
     save_family(tmp_path, "mistral", **family)
     runner = device_runner(tmp_path, engine_config(0))

@@ -39,7 +39,7 @@ class Run:
             if self.random.random() < 0.2 and self.kv.num_missing(seq_id, len(tokens)):
                 count = self.random.randint(1, self.kv.num_missing(seq_id, len(tokens)))
                 self.kv.note_computed(seq_id, self.kv.pairs(seq_id, count))
-            if self.random.random() < 0.1:  # a retry behind a token that was not valid
+            if self.random.random() < 0.1:  # a retry after a token that was not valid
                 tokens = tokens[:-1]
             drafts = self.random.choice((0, 0, 0, 2))
             row = (tokens[-1], *[7] * drafts)

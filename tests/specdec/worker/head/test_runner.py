@@ -1,4 +1,4 @@
-"""A head drafts behind the accepted path of a tree, wherever its nodes are in the pass."""
+"""A head drafts after the accepted path of a tree, wherever its nodes are in the pass."""
 
 from unittest.mock import Mock
 
@@ -49,7 +49,7 @@ def test_the_hidden_state_is_that_of_the_last_accepted_node(state, monkeypatch, 
     assert used.flatten().tolist() == [0, 1 + place]
 
 
-def test_moves_put_the_accepted_path_behind_its_base(state):
+def test_moves_put_the_accepted_path_after_its_base(state):
     moves = state.compaction([OTHER, ROW], {7: (2, 3, 4, 6), 8: (3,)})
     # The nodes 1, 2, 3 are at indices 6, 7, 8 of the sequence, and move to 5, 6, 7.
     assert moves == [SlotMove(14, 13), SlotMove(15, 14), SlotMove(24, 15)]

@@ -19,8 +19,8 @@ from tests.specdec.models.heads.driver import (
 )
 from tests.specdec.models.heads.reference import (
     Layers,
+    after_attention,
     attend,
-    behind_attention,
     layer_shapes,
     linear,
     qkv,
@@ -112,7 +112,7 @@ def outputs(made, part, target_dir, *, causal=(False, False), windows=(None, Non
         query, key = rope(query, positions, 10_000.0), rope(key, positions, 10_000.0)
         attended = attend(query[count:], key, value, visible)
         x = x + linear(attended, made, f"{prefix}.self_attn.o_proj")
-        x = behind_attention(x, made, prefix)
+        x = after_attention(x, made, prefix)
     return rms(x, made["norm.weight"]), made.get("lm_head.weight", own["lm_head.weight"])
 
 

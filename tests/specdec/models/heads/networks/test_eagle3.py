@@ -19,8 +19,8 @@ from tests.specdec.models.heads.driver import (
 )
 from tests.specdec.models.heads.reference import (
     Layers,
+    after_attention,
     attention,
-    behind_attention,
     drafted,
     layer,
     layer_shapes,
@@ -117,7 +117,7 @@ class Reference:
         both = torch.cat([embedded, normed], dim=1)
         residual = normed if self.switches.get("norm_before_residual") else features
         x = residual + attention(both, made, "layers.0.self_attn", self.sizes)
-        x = behind_attention(x, made, "layers.0")
+        x = after_attention(x, made, "layers.0")
         for index in range(1, self.num_layers):
             x = layer(x, made, f"layers.{index}", self.sizes)
         return x

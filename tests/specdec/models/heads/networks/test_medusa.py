@@ -52,7 +52,7 @@ def reference(made, parts, outputs=None):
 
 
 def original(made, prefix=""):
-    """Return tensors as FasterDecoding names them, `prefix` in front."""
+    """Return tensors as FasterDecoding names them, after `prefix`."""
     tensors = {}
     for name, tensor in made.items():
         head, middle, *kind = name.split(".")

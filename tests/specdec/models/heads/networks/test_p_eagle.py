@@ -32,7 +32,7 @@ def p_eagle_weights(layers=2, shape=(1, 1, 3 * HIDDEN)):
 
 
 def reference(made, parts, target_dir, ids=DEFAULT):
-    """Return logits [B, 5, V]: of the last pair, and of four mask tokens behind it."""
+    """Return logits [B, 5, V]: of the last pair, and of four mask tokens after it."""
     head = Reference(made, target_dir, ids)
     mask = made["mask_hidden"].reshape(1, -1) @ made["fc.weight"].T
     logits = []
@@ -80,7 +80,7 @@ def test_a_draft_that_goes_on_for_one_sequence(tmp_path, target_dir):
 
 
 def test_a_sequence_without_room_for_the_longest_draft(tmp_path, target_dir):
-    """Its blocks end two slots behind its pairs, where two mask tokens fit."""
+    """Its blocks end two slots after its pairs, where two mask tokens fit."""
     from specdec.models.config.model_config import ModelConfig
     from specdec.models.heads.config import HeadConfig
     from specdec.models.heads.loading import load_head

@@ -57,7 +57,7 @@ def test_nodes_have_the_logits_of_chains(target_dir, tmp_path, config, weights, 
 
 
 def run_levels(head, state, trees):
-    """Return the logits behind each node of two trees, which share the passes."""
+    """Return the logits after each node of two trees, which share the passes."""
     logits = [[], []]
     rows = [{BASE: 0}, {BASE: 1}]
     for index in range(max(map(len, trees))):
@@ -72,11 +72,11 @@ def run_levels(head, state, trees):
                 )
             )
         state = head.advance_nodes(state, frontiers)
-        behind = head.logits(state, index + 1)
-        assert len(behind) == sum(len(trees[each][index]) for each in going)
+        after = head.logits(state, index + 1)
+        assert len(after) == sum(len(trees[each][index]) for each in going)
         for each in going:
             count, num_before = len(trees[each][index]), len(logits[each])
             rows[each] = {num_before + place: first + place for place in range(count)}
-            logits[each] += behind[first : first + count].clone()
+            logits[each] += after[first : first + count].clone()
             first += count
     return logits

@@ -66,7 +66,7 @@ def test_the_drafts_are_those_of_the_host(
 ):
     """Every step yields the same tokens and drafts, with prompts and without.
 
-    Speculation is off for some steps, behind which the head is behind.
+    Speculation is off for some steps, after which the head catches up.
     """
     run, off = [tiny_model_dir, head_dir(method), method], range(3, 5)
     changes = {"async_scheduling": is_async, "max_num_batched_tokens": 20}
@@ -127,7 +127,7 @@ QUICK = ("rnn", "causal window")
     [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in VARIANTS],
 )
 def test_every_kind_of_block(tiny_model_dir, head_dir, tmp_path, on_device, name):
-    """Blocks reach behind the longest sequence, too."""
+    """Blocks reach beyond the longest sequence, too."""
     method, (config, tensors) = VARIANTS[name]
     directory = changed(head_dir(method), tmp_path / "head", config, tensors)
     run = [tiny_model_dir, directory, method]
@@ -213,13 +213,13 @@ def test_blocks_of_rows_do_not_meet(tiny_model_dir, head_dir):
     assert len(slots.unique()) == slots.numel()
     assert slots.max() < drafts._parts.kv_cache.shape[1]
     num_pool = config.num_blocks * config.block_size
-    is_behind = slots >= num_pool + config.block_size  # and behind the padding block
-    assert is_behind.sum(1).tolist() == [
+    is_after = slots >= num_pool + config.block_size  # and after the padding block
+    assert is_after.sum(1).tolist() == [
         tokens.shape[1] - own for own in (config.block_size - 1, 0, config.block_size - 1)
     ]
 
 
-def test_a_row_that_drafts_nothing_may_end_behind_its_pages(tiny_model_dir, head_dir):
+def test_a_row_that_drafts_nothing_may_end_after_its_pages(tiny_model_dir, head_dir):
     """Its last token has no slot yet, and its table is the longest one of a step without graphs."""
     config = config_of("dflash", head_dir("dflash"), max_num_seqs=2)
     runner = device_runner(tiny_model_dir, config, head=head_dir("dflash"))
@@ -239,7 +239,7 @@ def test_the_memory_plan_counts_the_pages_of_blocks(tiny_model_dir, head_dir, me
     limits = config_of(method, directory, max_num_seqs=3)
     runner = device_runner(tiny_model_dir, limits, head=directory)
     cache = runner.device_steps._launcher._pairs._parts.kv_cache
-    num_behind = cache.shape[1] - (limits.num_blocks + 1) * limits.block_size
+    num_after = cache.shape[1] - (limits.num_blocks + 1) * limits.block_size
     config = LLMConfig(
         device="cuda",
         dtype="float32",
@@ -248,7 +248,7 @@ def test_the_memory_plan_counts_the_pages_of_blocks(tiny_model_dir, head_dir, me
         speculative_config=limits.speculation,
     )
     models = Models(target, head=HeadConfig.from_directory(directory, target))
-    assert draft_block_bytes(config, models) == num_behind * cache[:, 0].nbytes > 0
+    assert draft_block_bytes(config, models) == num_after * cache[:, 0].nbytes > 0
     assert draft_block_bytes(replace(config, device="cpu"), models) == 0
 
 

@@ -62,7 +62,7 @@ def head_dir(tiny_model_dir, tmp_path_factory, expected):
 
 
 class RecordedTarget(LocalTarget):
-    """Keeps all outputs, and how many steps the device ran and drafted behind, at most at once."""
+    """Keeps all outputs, and how many steps the device ran and drafted after, at most at once."""
 
     def __init__(self, runner):
         super().__init__(runner)
@@ -121,7 +121,7 @@ def test_the_drafts_are_those_of_the_host(
 ):
     """Every step yields the same tokens and drafts as on the host.
 
-    Prompts are chunked, and speculation is off for some steps, behind which the head is behind.
+    Prompts are chunked, and speculation is off for some steps, after which the head catches up.
     """
     directory, off = head_dir(method), range(3, 5)
     changes = {"async_scheduling": is_async}

@@ -40,7 +40,7 @@ def head_dir(tiny_model_dir, tmp_path_factory):
 def test_the_host_reads_nothing_between_the_tokens_of_a_draft(
     tiny_model_dir, head_dir, method, kind
 ):
-    """Behind prompts, and behind steps of one shape where tokens are truncated."""
+    """After prompts, and after steps of one shape where tokens are truncated."""
     config = config_of(method, head_dir(method), max_num_seqs=3)
     runner = device_runner(tiny_model_dir, config, head=head_dir(method))
     ragged = None if kind is SamplingKind.TRUNCATED else RaggedShape(24, 3, 5)

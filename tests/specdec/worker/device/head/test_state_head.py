@@ -93,10 +93,10 @@ def test_the_drafts_are_those_of_the_host(
 
 
 @pytest.mark.parametrize("method", ["eagle3", "medusa"])
-def test_the_host_drafts_only_behind_the_rows_that_it_verifies(
+def test_the_host_drafts_only_after_the_rows_that_it_verifies(
     tiny_model_dir, head_dir, on_device, monkeypatch, method
 ):
-    """The device has run the pass of all rows, and drafts behind the others."""
+    """The device has run the pass of all rows, and drafts after the others."""
     verifiers = ["rejection", None, "block"]
     asked = [
         replace(each, params=replace(each.params, temperature=0.8, max_tokens=8 + 4 * i))
@@ -123,10 +123,10 @@ def test_the_host_drafts_only_behind_the_rows_that_it_verifies(
     assert any(row.seq_id == 1 and row.drafting.num_next for rows in on_device for row in rows)
 
 
-def test_no_draft_is_held_behind_a_row_of_the_host_that_makes_none(
+def test_no_draft_is_held_after_a_row_of_the_host_that_makes_none(
     tiny_model_dir, head_dir, on_device
 ):
-    """As behind a step with a prompt, in which drafts do not pay."""
+    """As after a step with a prompt, in which drafts do not pay."""
     config = config_of("medusa", head_dir("medusa"))
     runner = device_runner(tiny_model_dir, config, head=head_dir("medusa"))
     prompt = (7, 8, 9)
@@ -170,7 +170,7 @@ def test_ranks_agree(tiny_model_dir, head_dir, expected):
 def test_the_longest_warm_up_fits_the_block_tables(
     tiny_model_dir, head_dir, on_device, max_model_len, num_tokens
 ):
-    """A prompt with drafts behind it is no longer than a sequence may be."""
+    """A prompt with drafts after it is no longer than a sequence may be."""
     directory = head_dir("medusa")
     config = config_of("medusa", directory, max_model_len=max_model_len)
     runner = device_runner(tiny_model_dir, config, head=directory)

@@ -1,4 +1,4 @@
-"""Steps on the device with trees of heads, drafted there or behind them by the host."""
+"""Steps on the device with trees of heads, drafted there or after them by the host."""
 
 from dataclasses import replace
 from functools import cache
@@ -74,7 +74,7 @@ def on_device(monkeypatch):
 
 @pytest.fixture
 def tree_counts(monkeypatch):
-    """Return a list with the number of trees that a head drafts behind each step, by the host."""
+    """Return a list with the number of trees that a head drafts after each step, by the host."""
     counts, draft = [], HeadRunner.draft_behind
 
     def counted(self, rows, states, verified):
@@ -148,7 +148,7 @@ def test_steps_with_trees_run_on_the_device(
 
 
 @pytest.mark.parametrize("method", ["eagle3", "medusa", "dflash"])
-def test_a_chain_is_drafted_on_the_device_behind_a_tree(
+def test_a_chain_is_drafted_on_the_device_after_a_tree(
     tiny_model_dir, head_dir, expected, on_device, method
 ):
     """As at the end of a text: by the features of the accepted path, which have moved."""
@@ -160,7 +160,7 @@ def test_a_chain_is_drafted_on_the_device_behind_a_tree(
         runner = device_runner(
             tiny_model_dir, config, head=head_dir(method), runs_on_device=runs_on_device
         )
-        found.append(steps_behind_a_tree(runner, text, num_prompt))
+        found.append(steps_after_a_tree(runner, text, num_prompt))
     assert found[0] == found[1]
     assert found[0][1].token_ids == text[num_prompt + 1 : num_prompt + 5]
     assert len(found[0][1].next_draft_token_ids) == NUM_DRAFTS
@@ -172,8 +172,8 @@ def may_have_tree(row):
     return bool(row.drafting.parents or row.drafting.held_depth)
 
 
-def steps_behind_a_tree(runner, text, num_prompt):
-    """Run a prompt, a tree with the right path 1, 3, 5, and the chain behind; return the rows."""
+def steps_after_a_tree(runner, text, num_prompt):
+    """Run a prompt, a tree with the right path 1, 3, 5, and the chain after it; return the rows."""
     base = num_prompt
     table = BlockTableDelta(0, 0, tuple(range(10)))
     admission = SequenceAdmission(0, num_prompt, SamplingRules(temperature=0.0), text[:num_prompt])
@@ -213,7 +213,7 @@ def with_verifiers(*names):
 def test_trees_are_drafted_on_the_device_beside_rows_that_the_host_verifies(
     tiny_model_dir, head_dir, on_device, tree_counts
 ):
-    """The host drafts chains behind these rows, in the same steps."""
+    """The host drafts chains after these rows, in the same steps."""
     run = [tiny_model_dir, head_dir("eagle3"), "eagle3"]
     options = {"asked": with_verifiers("rejection", None, "block")}
     tokens, host, _ = run_trees(*run, runs_on_device=False, **options)
@@ -238,7 +238,7 @@ def test_trees_are_drafted_on_the_device_beside_rows_that_the_host_verifies(
 def test_the_trees_are_those_of_the_host(
     tiny_model_dir, head_dir, on_device, tree_counts, asked, changes
 ):
-    """A step begins behind one with trees, and verifies the next ones before the host has them.
+    """A step begins after one with trees, and verifies the next ones before the host has them.
 
     Trees end as chains where the longest sequence has no room for their nodes.
     """
@@ -258,7 +258,7 @@ def test_the_trees_are_those_of_the_host(
 
 
 def test_a_chain_that_was_drafted_beside_a_tree_is_cut_by_depth(tiny_model_dir, head_dir, expected):
-    """As where the depth of trees is lowered behind the last chain of a text."""
+    """As where the depth of trees is lowered after the last chain of a text."""
     text = (*requests(1)[0].prompt, *expected["r0"])
     prompts = [text[:length] for length in range(6, 10)]
     rows = [StepRow(i, 0, each, 0, True, RowDrafting(num_next=3)) for i, each in enumerate(prompts)]
@@ -267,7 +267,7 @@ def test_a_chain_that_was_drafted_beside_a_tree_is_cut_by_depth(tiny_model_dir, 
     behind = [
         StepRow(i, len(each), (PENDING_TOKEN,), 0, True, **wanted) for i, each in enumerate(prompts)
     ]
-    steps = [first_step(prompts, rows), StepInput(1, (), (), (), tuple(behind[:-1]))]
+    steps = [first_step(prompts, rows), StepInput(1, (), (), (), tuple(after[:-1]))]
     on_host, on_device = (
         runner_of("eagle3", tiny_model_dir, head_dir, runs_on_device=each) for each in (False, True)
     )
@@ -378,7 +378,7 @@ def wanting(row, **changes):
 
 
 def started(runner):
-    """Run a prompt; return the row behind it, which wants a tree."""
+    """Run a prompt; return the row after it, which wants a tree."""
     prompt = (7, 8, 9)
     first = StepRow(0, 0, prompt, 0, True, RowDrafting(num_next=NUM_NODES, next_depth=NUM_DRAFTS))
     [row] = runner.execute(first_step([prompt], [first])).rows
