@@ -1,4 +1,4 @@
-"""Every end of the real service, while it starts and when it is ready, leaves no process running."""
+"""Every end of the real service, while it starts and when it is ready, leaves no process alive."""
 
 import os
 import signal

@@ -198,7 +198,7 @@ def test_another_head_has_its_own_graphs(tiny_model_dir, head_dir):
     assert lens == {2, 3, 4}
 
 
-def test_a_draft_behind_a_step_without_padding_has_no_further_rows(
+def test_a_draft_after_a_step_without_padding_has_no_further_rows(
     tiny_model_dir, head_dir, monkeypatch
 ):
     """A larger shape would read and write rows that no step has filled for this draft."""
