@@ -176,7 +176,8 @@ class ServeConfig(LLMConfig):
     step_timeout_s: float = setting(
         60.0,
         POSITIVE,
-        "Most seconds of a forward pass; passes of a size measured before fail sooner",
+        "Maximum time in seconds of a forward pass before its ranks are restarted; the limit is "
+        "lower for batch sizes that have been measured",
     )
     spare_draft_worker: bool = setting(
         True,
@@ -253,7 +254,8 @@ class ServeConfig(LLMConfig):
     metric_aliases: MetricAliases = setting(
         "none",
         one_of("none", "vllm", "sglang", "all"),
-        "Engines under whose names /metrics exposes the metrics that they have too, beside ours",
+        "Expose metrics a second time, under the names of another engine: vllm, sglang, or all for "
+        "both",
     )
     otlp_traces_endpoint: str | None = setting(
         None,

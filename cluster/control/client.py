@@ -113,12 +113,12 @@ class ControlClient:
         return await self._call(self._plane.set_speculation, change)
 
     async def status(self) -> ServiceStatus:
-        """Return the service's status, with this replica as of now. Raises NotReadyError."""
+        """Return the service's status, with this replica's current one. Raises NotReadyError."""
         await self._report(self._make_report())
         return await self._call(self._plane.status)
 
     def own_status(self) -> ReplicaStatus:
-        """Return this replica's status as of now, without the ControlPlane."""
+        """Return this replica's current status, without the ControlPlane."""
         return ReplicaStatus(self._make_report(), self._uptime_s, age_s=0.0)
 
     async def fleet(self) -> FleetStatistics:
@@ -126,7 +126,7 @@ class ControlClient:
         return await self._call(self._plane.fleet)
 
     async def fresh_fleet(self) -> FleetStatistics:
-        """Return all replicas, with this one as of now. Raises NotReadyError."""
+        """Return all replicas, with the current state of this one. Raises NotReadyError."""
         await self._report(self._make_report())
         return await self.fleet()
 

@@ -168,7 +168,7 @@ class Applications:
         return self._by_adapter.get(model) if now_s - self._asked_at_s <= _STALE_S else None
 
     async def peers(self) -> tuple[PeerApplication, ...]:
-        """Return all others as of at most a second ago, by the names of their models."""
+        """Return all others, at most a second old, by the names of their models."""
         await self._refresh()
         return tuple(self._by_model[model] for model in sorted(self._by_model))
 

@@ -44,7 +44,7 @@ def draft_spec(
     vocabulary: DraftVocabulary,
     num_sharing: int,
 ) -> GroupSpec:
-    """Return the spec of a draft model, of which there must be one; see `target_spec`."""
+    """Return the spec of a draft model, which must exist; see `target_spec`."""
     drafting, directory = config.draft_model, directories.draft
     assert drafting is not None, "no draft model is configured"
     assert directory is not None, "a draft model without a directory"

@@ -76,7 +76,7 @@ class Router:
     ) -> None:
         """memory: limits of this replica. replica: its name in the cluster.
 
-        num_sharing: the number of replicas that share the cores of a node. seats: as of
+        num_sharing: the number of replicas that share the cores of a node. seats: see
         RayExecutor.
         """
         self.core = EngineCore(

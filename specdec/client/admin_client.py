@@ -113,7 +113,7 @@ class AdminClient(BlockingConnection):
     def load_adapter(self, order: AdapterOrder) -> tuple[AdapterReport, ...]:
         """Load an adapter, and return the replicas' adapters.
 
-        Waits for the ranks to load it, regardless of `timeout_s`. order: as of `AdapterOrder.load`.
+        Waits for the ranks to load it, regardless of `timeout_s`. order: see `AdapterOrder.load`.
         """
         request = codec.ADAPTER_LOAD.encode(order)
         response = self._call(self._stub.LoadAdapter, request, timeout_s=_LOADING_S)

@@ -108,9 +108,9 @@ class LLMConfig:
     kernels: Literal["auto", "native", "triton", "torch"] = setting(
         "auto",
         one_of("auto", "native", "triton", "torch"),
-        "Kernels: native are specdec's for CPUs in C++, from the wheel or compiled on first use, "
-        "triton its kernels for GPUs, torch PyTorch's; auto uses native or triton where they are "
-        "available",
+        "Implementation of the kernels: native is C++ for CPUs, compiled in the wheel or on first "
+        "use; triton is for GPUs; torch is PyTorch; auto selects native on a CPU and triton on a "
+        "GPU if available, else torch",
     )
     model_impl: Literal["auto", "specdec", "transformers"] = setting(
         "auto",
@@ -122,7 +122,7 @@ class LLMConfig:
     hf_overrides: str | None = setting(
         None,
         HF_OVERRIDES,
-        "Keys in place of those in the model's config.json, as a JSON object",
+        "JSON object whose keys replace those of the model's config.json",
         "none",
     )
     enable_expert_parallel: bool = setting(
@@ -181,9 +181,9 @@ class LLMConfig:
     async_scheduling: bool = setting(
         True,
         BOOLEAN,
-        "Schedule the next step while the current one runs, if that has no drafts and those of the "
-        "next one do not depend on it, or if a head on the target's ranks makes them; when a "
-        "sequence stops, the step scheduled ahead for it is discarded",
+        "Schedule the next step while the current one runs. This requires that a draft head on the "
+        "target's ranks makes the drafts, or that the current step has none and those of the next "
+        "step do not depend on its tokens. If a sequence stops, its scheduled step is discarded",
     )
     enable_lora: bool = setting(
         False, BOOLEAN, "Allow LoRA adapters, which requests select by name; docs/lora.md"
@@ -200,7 +200,7 @@ class LLMConfig:
         None,
         optional(whole_number(1, 4096)),
         "Maximum number of loaded LoRA adapters; at least max_loras",
-        "max_loras, the adapters of lora_modules, or 8, whichever is most",
+        "the largest of max_loras, the number of lora_modules, and 8",
     )
     enforce_eager: bool = setting(
         False,

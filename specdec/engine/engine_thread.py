@@ -180,7 +180,7 @@ class EngineThread:
         self._streams.abort(is_ended)
 
     async def stats(self) -> EngineStats:
-        """Return the engine's stats as of between two steps."""
+        """Return the engine's stats, taken between two steps."""
         return await self.call(self._engine.stats)
 
     async def set_speculation(self, control: SpeculationControl) -> None:

@@ -94,7 +94,7 @@ def _line(kind: str, content: str) -> str:
 
 
 def _tokens(choice: ShownChoice) -> Iterator[str]:
-    """Yield each token's text; tokens without text, as of incomplete characters, are left out."""
+    """Yield each token's text; tokens without text, such as parts of characters, are left out."""
     if not choice.has_token_texts:
         yield html.escape(choice.text)
         return

@@ -157,7 +157,7 @@ target_precision_flags = combine_flags(
     type=click.Choice(get_args(Kernels)),
     default="auto",
     show_default=True,
-    help="Kernels of the target, as it is served.",
+    help="Kernels with which the target runs, as when it is served.",
 )
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
 @_config_flags()

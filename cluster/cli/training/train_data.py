@@ -97,7 +97,7 @@ _precision_flags = combine_flags(
         type=_choice("kernels"),
         default="auto",
         show_default=True,
-        help="Kernels that answer.",
+        help="Kernels with which the target generates the answers.",
     ),
     click.option(
         "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Random seed."

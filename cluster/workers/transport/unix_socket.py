@@ -115,7 +115,7 @@ class UnixListener:
     def accept(self, timeout_s: float | None = None) -> UnixSocket:
         """Wait for the peer, then stop listening: no other process can connect.
 
-        timeout_s: as of UnixSocket.
+        timeout_s: see UnixSocket.
         """
         connected, _ = self._socket.accept()
         self._socket.close()

@@ -41,7 +41,7 @@ class _Checked:
 
     @property
     def sources(self) -> tuple[str, str]:
-        """As of `Adapters.sources_of`."""
+        """See `Adapters.sources_of`."""
         return self.target.source, "" if self.draft is None else self.draft.source
 
 

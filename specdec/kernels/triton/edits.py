@@ -13,7 +13,7 @@ _BLOCK = 2048
 
 
 def edit_rows(logits: Tensor, edits: LogitEdits, paths: Tensor, first_token: int) -> None:
-    """Apply penalties and masks of `edits.changes`, of which there are some.
+    """Apply penalties and masks of `edits.changes`, which is not empty.
 
     logits: [R, num_tokens] float32. paths: [C, num_drafts] int64, the drafts before each row,
     -1 for none. first_token: of the columns.

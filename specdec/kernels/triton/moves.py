@@ -33,7 +33,7 @@ def path_moves(
 ) -> tuple[Tensor, Tensor]:
     """Return the moves after accepted paths, sources and targets [B, Q - 1] int32.
 
-    A source of -1 is no move. Arguments as of `kernels.moves.AcceptedPaths`.
+    A source of -1 is no move. For the arguments see `kernels.moves.AcceptedPaths`.
     """
     num_sequences, query_len = places.shape
     assert block_tables.stride(1) == 1

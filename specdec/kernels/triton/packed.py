@@ -99,7 +99,7 @@ def multiply_float8(
 ) -> Tensor:
     """Return x W^T, plus base, by 8-bit floats; the rows of x have own scales.
 
-    Arguments as of `multiply`; a weight whose groups `fits_float8_products`. Where the weight has
+    Arguments: see `multiply`; a weight whose groups `fits_float8_products`. Where the weight has
     scales by group of inputs, so have the rows.
     """
     inner, group = weight.shape[1], weight.group_size

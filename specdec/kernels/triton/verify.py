@@ -18,7 +18,7 @@ class WalkedTrees(NamedTuple):
     and 1 + i for that after node i.
     """
 
-    token_ids: Tensor  # [B, Q] int64; the first num_tokens of each row are valid, as of places
+    token_ids: Tensor  # [B, Q] int64; the first num_tokens of each row are valid, as in places
     num_tokens: Tensor  # [B] int64
     places: Tensor  # [B, Q] int64
 

@@ -76,7 +76,7 @@ class LatentExpansion(nn.Module):
     """This rank's heads of the projection from latents to keys and values, in its two halves.
 
     In the absorbed form the half of the keys is applied to queries, and the half of the values to
-    what heads attend to. projections: as of a linear layer, for adapters.
+    what heads attend to. projections: as in a linear layer, for adapters.
     """
 
     def __init__(

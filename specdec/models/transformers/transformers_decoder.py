@@ -66,7 +66,7 @@ class TransformersDecoder:
         num_ranks: int = 1,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """model: the `PreTrainedModel`, on its device. Other arguments as of `CausalDecoder`.
+        """model: the `PreTrainedModel`, on its device. Other arguments: see `CausalDecoder`.
 
         tokens: whose logits this rank computes; None for all. num_ranks: that share the heads.
 
@@ -271,7 +271,7 @@ def load_transformers(
     output_tokens: Sequence[int] | None = None,
     kv_dtype: torch.dtype | None = None,
 ) -> TransformersDecoder:
-    """Load a model of transformers; arguments as of `specdec.models.loading.load_model`.
+    """Load a model of transformers; for the arguments see `loading.load_model`.
 
     backend: of attention. Each rank of a group reads the whole model, and keeps its part. Raises
     UnsupportedModelError for a model that cannot be run, and for a checkpoint without some of its

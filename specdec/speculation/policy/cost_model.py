@@ -135,7 +135,7 @@ def _interpolate(places: Sequence[int], values: Sequence[float], at: int) -> flo
 class _Cell:
     """Steps of one kind: recent ratios of measured to profiled seconds, not learned yet.
 
-    log_factor: correction of the table beyond that of all steps, as of at_s: its logarithm.
+    log_factor: correction of the table beyond that of all steps, at the time at_s: its logarithm.
     sampled_at_s: time of the last ratio.
     """
 

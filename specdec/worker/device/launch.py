@@ -172,7 +172,7 @@ class StepLauncher:
 
     @torch.inference_mode()
     def _launch_ragged(self, plan: StepPlan, shape: RaggedShape) -> None:
-        """Launch the model on the tokens of all rows; the output is as of `launch_forward`."""
+        """Launch the model on the tokens of all rows; the output is that of `launch_forward`."""
         assert self._ragged is not None
         packed = self._unpack(plan.shape)
         self._state.write_tables(packed.changes)

@@ -144,7 +144,7 @@ async def test_reports_are_sent_when_something_changed(link, handle, router):
     assert replica.report.num_running == 1
 
 
-async def test_fresh_fleet_shows_this_replica_as_of_now(link, router):
+async def test_fresh_fleet_shows_the_current_state_of_this_replica(link, router):
     await asyncio.sleep(0.1)
     router.current = ReplicaReport("r1", is_ready=True, num_running=2)
     [replica] = (await link.fresh_fleet()).status.replicas

@@ -1,7 +1,7 @@
 """Mixtures of experts: routes, tiles of the rows of each expert, and products by their matrices.
 
 A pair is a token and one of its experts. The pairs of an expert form tiles, which programs multiply
-by its matrices (grouped products, as of MegaBlocks: Gale et al. 2022, arXiv 2211.15841). The number
+by its matrices (grouped products, as in MegaBlocks: Gale et al. 2022, arXiv 2211.15841). The number
 of tiles that are launched is that of the worst division of the pairs; programs of the others return
 at once. The sums of a row follow from the matrix alone.
 """
