@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from specdec.engine.metrics.metric_definitions import FORMER_REASON
 from tools.monitoring.queries import (
     Query,
     mean,
@@ -28,6 +29,7 @@ DRAFTED_BY = "spec_decode_num_draft_tokens_by_method_total"
 ACCEPTED_BY = "spec_decode_num_accepted_tokens_by_method_total"
 DRAFTS_OF = "spec_decode_num_drafts_by_version_total"
 DRAFTED_OF = "spec_decode_num_draft_tokens_by_version_total"
+_DECISIONS = rate("speculation_decisions_total", "reason", f'reason!="{FORMER_REASON}"')
 ACCEPTED_OF = "spec_decode_num_accepted_tokens_by_version_total"
 DRAFTS_WITH = "spec_decode_num_drafts_by_adapter_total"
 DRAFTED_WITH = "spec_decode_num_draft_tokens_by_adapter_total"

@@ -22,11 +22,16 @@ class Query:
     legend: str
 
 
-def series(name: str) -> str:
-    """Return the selector of a metric; `name` is its exposed name without the prefix."""
+def series(name: str, where: str = "") -> str:
+    """Return the selector of a metric; `name` is its exposed name without the prefix.
+
+    where: matcher of another label.
+    """
     chosen = f'{MODEL_LABEL}="$model_name"'
     if not name.startswith("fleet_"):
         chosen += f', {REPLICA_LABEL}=~"$replica"'
+    if where:
+        chosen += f", {where}"
     return f"{PREFIX}{name}{{{chosen}}}"
 
 
@@ -35,9 +40,9 @@ def total(name: str, by: str = "") -> str:
     return f"{_sum(by)}({series(name)})"
 
 
-def rate(name: str, by: str = "") -> str:
+def rate(name: str, by: str = "", where: str = "") -> str:
     """Return the rate of a counter, over all replicas or for each value of the labels `by`."""
-    return f"{_sum(by)}(rate({series(name)}[{WINDOW}]))"
+    return f"{_sum(by)}(rate({series(name, where)}[{WINDOW}]))"
 
 
 def ratio(part: str, whole: str, by: str = "") -> str:

@@ -21,6 +21,9 @@ PREFIX = "specdec:"
 VLLM_PREFIX = "vllm:"
 MODEL_LABEL = "model_name"
 
+FORMER_REASON = "drafter_away"
+"""Until 0.2, DRAFTER_UNAVAILABLE is counted under its former name too, for queries that have it."""
+
 MetricType = Literal["gauge", "counter", "histogram"]
 Source = TypeVar("Source")
 
@@ -141,7 +144,8 @@ def _indexed(values: Iterable[int]) -> dict[str, float]:
 
 
 def _reasons(counts: Counts) -> dict[str, float]:
-    return {each.value: counts.decisions.get(each.value, 0) for each in DecisionReason}
+    by_reason = {each.value: counts.decisions.get(each.value, 0) for each in DecisionReason}
+    return {**by_reason, FORMER_REASON: by_reason[DecisionReason.DRAFTER_UNAVAILABLE]}
 
 
 ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (

@@ -207,7 +207,7 @@ class SpeculationPolicy:
         if decision.num_draft_tokens and num_eligible == 0:
             decision = Decision(chain(0), DecisionReason.REQUEST)
         elif decision.num_draft_tokens and not self._is_drafter_available():
-            decision = Decision(chain(0), DecisionReason.DRAFTER_AWAY)
+            decision = Decision(chain(0), DecisionReason.DRAFTER_UNAVAILABLE)
         self._note_drafting(decision, now_s)
         self._decision = decision
         return decision
@@ -223,7 +223,7 @@ class SpeculationPolicy:
         if shape is None:
             return last
         if shape.num_draft_tokens and not self._is_drafter_available():
-            return Decision(chain(0), DecisionReason.DRAFTER_AWAY)
+            return Decision(chain(0), DecisionReason.DRAFTER_UNAVAILABLE)
         return Decision(shape, DecisionReason.GOODPUT, control.num_speculative_tokens)
 
     def _note_drafting(self, decision: Decision, now_s: float) -> None:

@@ -27,7 +27,7 @@ class DecisionReason(StrEnum):
     OPERATOR: a mode or number that an operator or the configuration has fixed.
     RULE: the same by a rule on the rate of requests.
     REQUEST: every decoding request has opted out.
-    DRAFTER_AWAY: the draft worker is restarting.
+    DRAFTER_UNAVAILABLE: the draft worker is restarting.
     CATCHING_UP: drafts were requested, and the draft model has not caught up yet.
     """
 
@@ -39,7 +39,7 @@ class DecisionReason(StrEnum):
     OPERATOR = "operator"
     RULE = "rule"
     REQUEST = "request"
-    DRAFTER_AWAY = "drafter_away"
+    DRAFTER_UNAVAILABLE = "drafter_unavailable"
     CATCHING_UP = "catching_up"
 
 
@@ -174,7 +174,7 @@ _ABOUT_THE_DRAFTER = frozenset(
         DecisionReason.GOODPUT,
         DecisionReason.PROBE,
         DecisionReason.PREFILL,
-        DecisionReason.DRAFTER_AWAY,
+        DecisionReason.DRAFTER_UNAVAILABLE,
     }
 )
 

@@ -204,7 +204,7 @@ class FixedPolicy(SpeculationPolicy):
     ("reason", "drafts"),
     [
         (DecisionReason.GOODPUT, True),
-        (DecisionReason.DRAFTER_AWAY, True),
+        (DecisionReason.DRAFTER_UNAVAILABLE, True),
         (DecisionReason.OPERATOR, False),
         (DecisionReason.THRESHOLD, False),
         (DecisionReason.RULE, False),

@@ -242,9 +242,9 @@ def test_nothing_is_drafted_without_an_eligible_request_or_a_drafter(clock):
     policy = SpeculationPolicy(AUTO, clock, is_drafter_available=lambda: is_available)
     assert policy.decide(2, num_eligible=0) == Decision(chain(0), DecisionReason.REQUEST)
     is_available = False
-    assert policy.decide(2) == Decision(chain(0), DecisionReason.DRAFTER_AWAY)
+    assert policy.decide(2) == Decision(chain(0), DecisionReason.DRAFTER_UNAVAILABLE)
     policy.update(ON)
-    assert policy.decide(2) == Decision(chain(0), DecisionReason.DRAFTER_AWAY)
+    assert policy.decide(2) == Decision(chain(0), DecisionReason.DRAFTER_UNAVAILABLE)
     is_available = True
     assert policy.decide(2).num_draft_tokens == 3
 
@@ -385,7 +385,7 @@ def test_nothing_is_drafted_after_prompts_that_would_not_be_beside_decoding(cloc
     )
     assert policy.decide(1).shape == policy.decide(0, 0, PROMPTS).shape == chain(3)
     is_available = False
-    assert policy.decide(0, 0, PROMPTS) == Decision(chain(0), DecisionReason.DRAFTER_AWAY)
+    assert policy.decide(0, 0, PROMPTS) == Decision(chain(0), DecisionReason.DRAFTER_UNAVAILABLE)
     is_available = True
     policy.update(dataclasses.replace(AUTO, num_speculative_tokens=0))
     assert policy.decide(1).shape == policy.decide(0, 0, PROMPTS).shape == chain(0)

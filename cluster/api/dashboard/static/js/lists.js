@@ -14,7 +14,7 @@ const REASONS = {
   operator: "set by an operator or configured",
   rule: "rule on requests per second",
   request: "all requests have opted out",
-  drafter_away: "draft worker is restarting",
+  drafter_unavailable: "draft worker is restarting",
   catching_up: "draft model is catching up",
 };
 
