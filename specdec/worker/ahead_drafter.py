@@ -1,7 +1,7 @@
-"""Drafts of a draft model behind the possible outcomes of drafts that the target verifies.
+"""Drafts of a draft model after the possible outcomes of drafts that the target verifies.
 
 One pass runs the drafts in flight and gives the model's distribution after each. For each number of
-accepted drafts its likeliest other tokens become *branches*: a tree behind the last known token, in
+accepted drafts its likeliest other tokens become *branches*: a tree after the last known token, in
 which the next passes extend all branches by a token each. The KV of a tree is scratch: the branch
 that occurs is run again as text, together with the next drafts.
 """
@@ -41,7 +41,7 @@ class _Branch:
 
     @property
     def path(self) -> tuple[int, ...]:
-        """Tokens behind the known ones: accepted drafts, the target's token, its continuation."""
+        """Tokens after the known ones: accepted drafts, the target's token, its continuation."""
         accepted = self.row.drafts[: self.num_accepted]
         return (*accepted, self.token_id, *self.draft.token_ids)
 
@@ -55,7 +55,7 @@ class _Branch:
 
 
 class _Place(NamedTuple):
-    """A place whose token is to be drafted: behind a path of one row's tree."""
+    """A place whose token is to be drafted: after a path of one row's tree."""
 
     row: AheadRow
     path: tuple[int, ...]
@@ -77,7 +77,7 @@ class _Tree:
         self.parents = list(range(-1, self.row.num_drafts - 1))
 
     def add(self, num_accepted: int, token_ids: Sequence[int]) -> None:
-        """Add branches for the likeliest tokens, best first, behind `num_accepted` drafts.
+        """Add branches for the likeliest tokens, best first, after `num_accepted` drafts.
 
         The draft at that place is no outcome: it would be accepted.
         """
@@ -229,7 +229,7 @@ class AheadDrafter:
         return None if mask is None else mask[0]
 
     def _is_finished(self, branch: _Branch) -> bool:
-        """Return whether a grammar allows only an end token behind a branch."""
+        """Return whether a grammar allows only an end token after a branch."""
         self._move_grammar(_Place(branch.row, branch.path))
         return self._grammars.is_finished(branch.row.seq_id)
 

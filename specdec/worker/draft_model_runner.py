@@ -47,7 +47,7 @@ class _MaskedPass:
     first_of: Mapping[int, int]
 
     def at(self, rows: Sequence[StepRow], num_drafted: int) -> Tensor:
-        """Return the logits behind `num_drafted` draft tokens of each row, [num_rows, num_tokens].
+        """Return the logits after `num_drafted` draft tokens of each row, [num_rows, num_tokens].
 
         The result is a copy.
         """
@@ -257,7 +257,7 @@ class DraftModelRunner(ModelRunner):
     def _masked_pass(
         self, rows: Sequence[StepRow], requested: Mapping[int, DraftRow]
     ) -> _MaskedPass | None:
-        """Run `rows` with masks behind them; None where drafts are made token by token."""
+        """Run `rows` with masks after them; None where drafts are made token by token."""
         if self._mask_token_id is None or not rows:
             return None
         counts = [requested[row.seq_id].num_draft_tokens for row in rows]
@@ -277,7 +277,7 @@ class DraftModelRunner(ModelRunner):
         return _MaskedPass(self.model.compute_logits(hidden[places]), first_of)
 
     def _next_logits(self, rows: Sequence[StepRow]) -> Tensor:
-        """Run `rows`; return the logits behind each, [num_rows, num_tokens]."""
+        """Run `rows`; return the logits after each, [num_rows, num_tokens]."""
         last = [end - 1 for end in accumulate(len(row.token_ids) for row in rows)]
         hidden = self.model(self._batch_state.forward_batch(rows), self.kv_cache)
         return self.model.compute_logits(hidden[last])

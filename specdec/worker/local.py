@@ -34,7 +34,7 @@ class LocalTarget:
         self._begin_on_device()
 
     def collect(self) -> VerifyOutput:
-        """Wait for the oldest step, or run it; then run or begin what is behind it."""
+        """Wait for the oldest step, or run it; then run or begin what comes after it."""
         if self._runner.num_in_flight:
             output = self._runner.collect()
         else:
@@ -58,7 +58,7 @@ class LocalTarget:
         self._runner.close()
 
     def begin_head_load(self, head: HeadFile) -> None:
-        """Load the head behind the steps that were begun."""
+        """Load the head after the steps that were begun."""
         self._load_fault = None
         self._order(lambda: self._load_head(head))
 
@@ -67,11 +67,11 @@ class LocalTarget:
         return self._load_fault
 
     def switch_head(self, version: int) -> None:
-        """Switch behind the steps that were begun."""
+        """Switch after the steps that were begun."""
         self._order(lambda: self._versions.switch(version))
 
     def begin_adapter_load(self, adapter: AdapterFile) -> None:
-        """Load the adapter behind the steps that were begun."""
+        """Load the adapter after the steps that were begun."""
         self._adapter_fault = None
         self._order(lambda: self._load_adapter(adapter))
 
@@ -80,7 +80,7 @@ class LocalTarget:
         return self._adapter_fault
 
     def unload_adapter(self, adapter_id: int) -> None:
-        """Free the adapter behind the steps that were begun."""
+        """Free the adapter after the steps that were begun."""
         self._order(lambda: self._adapters.unload(adapter_id))
 
     @property

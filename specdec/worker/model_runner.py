@@ -101,5 +101,5 @@ class ModelRunner:
         )
         report = steps.capture()
         if self.kv_cache.is_cuda:
-            torch.cuda.empty_cache()  # of the runs in front of the captures
+            torch.cuda.empty_cache()  # of the runs before the captures
         return steps, report

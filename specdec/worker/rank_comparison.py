@@ -48,7 +48,7 @@ class RankComparison:
     def __init__(self, group: TensorParallelGroup) -> None:
         self._group = group
         self._steps: deque[StepInput] = deque()  # of a target, whose outputs were not compared
-        self._ends: dict[int, int] = {}  # lengths of its sequences behind the last of the others
+        self._ends: dict[int, int] = {}  # lengths of its sequences after the last of the others
 
     @classmethod
     def of(cls, group: TensorParallelGroup, *, is_wanted: bool) -> RankComparison | None:
@@ -60,7 +60,7 @@ class RankComparison:
         self._steps.append(step)
 
     def check(self, output: VerifyOutput) -> None:
-        """Compare the new tokens of a step, and the drafts of a head behind them.
+        """Compare the new tokens of a step, and the drafts of a head after them.
 
         Raises RankMismatchError on every rank.
         """

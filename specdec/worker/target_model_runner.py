@@ -173,11 +173,11 @@ class TargetModelRunner(ModelRunner):
         return self._run(step.step_id, rows)
 
     def begin(self, step: StepInput) -> bool:
-        """Begin a step on the device behind the one in flight, if any, for `collect`.
+        """Begin a step on the device after the one in flight, if any, for `collect`.
 
         Returns False where the device cannot run it, or the step has to wait for the result of
         that one. Only the sequences may have been updated then, as `execute` or the next call for
-        the same step does not do again. Several ranks return the same behind `needs_results`.
+        the same step does not do again. Several ranks return the same after `needs_results`.
         """
         queue = self._queue
         if queue is None or not step.rows:
@@ -193,7 +193,7 @@ class TargetModelRunner(ModelRunner):
         return not verified_by_host(rows, states) and queue.begin(step.step_id, rows, states)
 
     def needs_results(self, step: StepInput) -> bool:
-        """Return whether all steps in flight have to be collected in front of one, on all ranks."""
+        """Return whether all steps in flight have to be collected before one, on all ranks."""
         return self._queue is not None and self._queue.needs_results(step)
 
     def settle(self) -> None:
@@ -220,7 +220,7 @@ class TargetModelRunner(ModelRunner):
     def _drafted_by_host(
         self, output: VerifyOutput, rows: Sequence[StepRow], seq_ids: Set[int]
     ) -> VerifyOutput:
-        """Draft with a head behind some rows of a step that the device has run."""
+        """Draft with a head after some rows of a step that the device has run."""
         if self.head is None or not seq_ids:
             return output
         own = without_next_drafts(rows, {row.seq_id for row in rows} - seq_ids)
@@ -383,7 +383,7 @@ class TargetModelRunner(ModelRunner):
     def _compact(
         self, rows: Sequence[StepRow], verified: Sequence[VerifiedRow]
     ) -> Sequence[SlotMove]:
-        """Move the KV of the accepted nodes of trees to consecutive slots behind their base.
+        """Move the KV of the accepted nodes of trees to consecutive slots after their base.
 
         Returns the moves, which whatever else is stored by slot has to follow.
         """

@@ -149,7 +149,7 @@ def claims_hint(session: str) -> bool:
 
 
 def _hash(text: str) -> bytes:
-    """Return a hash of a fixed size, so that no text can run on into what is hashed behind it."""
+    """Return a hash of a fixed size, so that no text can run on into what is hashed after it."""
     return blake2b(text.encode(errors="surrogatepass"), digest_size=_KEY_BYTES).digest()
 
 
@@ -162,7 +162,7 @@ def _ends(count: int) -> tuple[int, ...]:
 def _pieces(values: Iterable[Any]) -> Iterator[bytes]:
     """Yield the texts and numbers in JSON values, so that appending to a list appends bytes.
 
-    Stops behind MAX_PARTS values and names.
+    Stops after MAX_PARTS values and names.
     """
     waiting = list(values)[::-1]
     for _ in range(MAX_PARTS):

@@ -1,7 +1,7 @@
 """Thinking budgets: reasoning that is longer than a number of tokens is ended.
 
 The answer is generated up to the budget. If its reasoning is still open there, the mark that ends
-it is appended, and generation resumes behind it as after a broken stream: with the same seed, from
+it is appended, and generation resumes after it as after a broken stream: with the same seed, from
 the cached prompt. Drafts go on in both parts.
 
 The engine ends the first part as any answer: with text that it held back, such as half a character

@@ -60,7 +60,7 @@ class PromptOptions:
     """What a prompt's answer has. num_best: of log-probabilities; None for none.
 
     logprob_start: the first token of the prompt that is listed. lists_prompt: whether it and those
-    behind it have their values; else it is listed alone, without one. has_text: whether tokens are
+    after it have their values; else it is listed alone, without one. has_text: whether tokens are
     texts, too. is_hidden: whether no token was asked for: the engine generates at least one.
     """
 

@@ -53,7 +53,7 @@ _CHOICES = {
 _TEXTS = {
     "Drafter": {
         "method": "Drafting method: eagle3, dspark, dflash, medusa, mlp_speculator or draft_model.",
-        "depth": "Draft tokens behind each position that are trained.",
+        "depth": "Draft tokens after each position that are trained.",
         "num_layers": "Decoder layers.  [default: 2 of dspark and dflash, 3 of draft_model]",
         "markov_rank": "Rank of the Markov head of dspark.  [default: 64]",
         "export_dtype": "Data type of the exported weights.",
@@ -62,7 +62,7 @@ _TEXTS = {
     "Training": {
         "num_epochs": "Passes over the samples, unless it ends earlier.",
         "batch_tokens": "Tokens of prompts and answers in a step.",
-        "max_anchors": "Positions of a sample behind which a step drafts, drawn at random.",
+        "max_anchors": "Positions of a sample after which a step drafts, drawn at random.",
         "optimizer": "Muon is used for hidden matrices, with AdamW for the rest.",
         "learning_rate": "Peak learning rate.",
         "warmup": "Share of the steps in which the learning rate grows.",

@@ -29,7 +29,7 @@ _INT64_BYTES = 8
 
 
 def pack_table(rows: Iterable[Numbers]) -> bytes:
-    """Return rows of 64-bit integers, one behind the other."""
+    """Return rows of 64-bit integers, one after the other."""
     values = tuple(chain.from_iterable(rows))
     return struct.pack(f"<{len(values)}q", *values)
 

@@ -242,7 +242,7 @@ def _admission(
 
 
 def _is_plain_decode(row: StepRow) -> bool:
-    """Return whether a row is one token behind which another is sampled, and nothing else."""
+    """Return whether a row is one token after which another is sampled, and nothing else."""
     return (
         len(row.token_ids) == 1
         and row.samples

@@ -28,7 +28,7 @@ class DraftSteps:
         share: Callable[[], float] = lambda: 1.0,
         comparison: RankComparison | None = None,
     ) -> None:
-        """comparison: of the drafts of all ranks, in front of each answer; None without."""
+        """comparison: of the drafts of all ranks, before each answer; None without."""
         self._runner = runner
         self._rank = rank
         self._partition = partition

@@ -1,6 +1,6 @@
 """Steps and orders of one rank of a target, as messages.
 
-Where a device runs the steps, the next one is begun behind the one in flight as soon as its message
+Where a device runs the steps, the next one is begun after the one in flight as soon as its message
 has arrived, so that the device does not wait for the exchange of results and schedules.
 """
 
@@ -36,7 +36,7 @@ class TargetSteps:
     ) -> None:
         """sleep: waits some seconds for a message, or for the device.
 
-        comparison: of the answers of all ranks, in front of each; None without.
+        comparison: of the answers of all ranks, before each; None without.
         """
         self._runner, self._rank, self._sleep = runner, rank, sleep
         self._comparison = comparison
@@ -44,7 +44,7 @@ class TargetSteps:
     def __call__(self, frames: Frames, has_message: Callable[[], bool]) -> Iterator[Frames]:
         """Execute a step, or an order for the versions of the draft head or for adapters.
 
-        has_message: whether another message has arrived, behind which answers may be yielded.
+        has_message: whether another message has arrived, after which answers may be yielded.
         """
         if is_for_heads(frames):
             yield from self.finish()
@@ -77,7 +77,7 @@ class TargetSteps:
             return
         while self._runner.num_in_flight:
             if self._runner.num_in_flight == 1 and has_message():
-                return  # it may be a step to begin behind this one
+                return  # it may be a step to begin after this one
             if self._runner.num_in_flight > 1 or self._runner.is_step_done:
                 yield self._answer(self._runner.collect())
             else:

@@ -40,7 +40,7 @@ _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Covers ranks that load at different speeds; the Router's step deadline is much shorter."""
 
 HasMessage = Callable[[], bool]
-"""Returns whether another message has arrived behind the one that is executed."""
+"""Returns whether another message has arrived after the one that is executed."""
 
 StepFunction = Callable[[Frames, HasMessage], Iterator[Frames]]
 """Executes one step; yields each answer before the work that follows it."""
@@ -133,7 +133,7 @@ class ModelWorker:
     def run(self, frames: Frames, has_message: HasMessage = lambda: False) -> Iterator[Frames]:
         """Execute a step, or begin or end a profile. Yields answers, then the report if it ends.
 
-        Where another message has arrived, the answer of a step may come behind that one.
+        Where another message has arrived, the answer of a step may come after that one.
         """
         if is_for_profiles(frames):
             yield from self._finish()

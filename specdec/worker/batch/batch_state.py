@@ -36,7 +36,7 @@ class SequenceState:
     is_plain_greedy: whether its output is the argmax of the model's own logits.
     verifies_on_device: whether chains of drafts are verified by equality, or by chance.
     num_tokens, last_token: its length and last token after the last row that sampled. held_draft,
-    held_parents: what a head has drafted behind them, and its tree; None for a chain.
+    held_parents: what a head has drafted after them, and its tree; None for a chain.
     """
 
     admission: SequenceAdmission
@@ -93,7 +93,7 @@ class SequenceState:
         return row.resolved(self.num_tokens - 1, self.last_token, *held)
 
     def hold_draft(self, row: VerifiedRow) -> None:
-        """Keep what a head has drafted behind a row for the next step."""
+        """Keep what a head has drafted after a row for the next step."""
         self.held_draft, self.held_parents = row.next_draft_token_ids, row.next_draft_parents
 
     def append_output(self, row: StepRow, token_ids: Sequence[int]) -> None:
@@ -131,7 +131,7 @@ class SequenceState:
         drafted: Sequence[int],
         mask: NDArray[np.int32] | None,
     ) -> None:
-        """Add the changes of the logits behind `num_tokens` tokens and `drafted` as `row`."""
+        """Add the changes of the logits after `num_tokens` tokens and `drafted` as `row`."""
         num_output_tokens = num_tokens + len(drafted) - self.admission.num_prompt_tokens
         if self.history is not None:
             self.history.extend(drafted)
@@ -254,7 +254,7 @@ class BatchState:
         """Return the logits processor of the next draft token of sequences, one row for each.
 
         drafts: id and length of each sequence, all tokens of which are known, and the draft tokens
-        behind it so far. masks: the tokens that a grammar allows for each, as in StepRow; None
+        after it so far. masks: the tokens that a grammar allows for each, as in StepRow; None
         where it allows all, or has no effect on any.
         """
         batch = BatchLogitsProcessor(self._tokens)
@@ -281,7 +281,7 @@ class BatchState:
     def compaction(
         self, rows: Sequence[StepRow], tokens: Mapping[int, tuple[int, ...]]
     ) -> list[SlotMove]:
-        """Return the moves of slots that put the accepted paths of trees behind their bases.
+        """Return the moves of slots that put the accepted paths of trees after their bases.
 
         tokens: the new tokens of sequences. The moves are in order: a node never stands before its
         depth, so none overwrites the source of a later one.

@@ -43,7 +43,7 @@ class AgreedGraphs:
     def capture(self, function: Callable[[], None]) -> Replay:
         """Capture a function; a collective call. Raises GraphCaptureError, which names the ranks.
 
-        An exception of the run in front of the capture ends this rank alone: its peers may wait for
+        An exception of the run before the capture ends this rank alone: its peers may wait for
         it in a collective operation, and the group is ended as a whole.
         """
         fault: GraphCaptureError | None = None

@@ -100,7 +100,7 @@ class DeviceDrafts:
 
 
 def _first_row(row: DraftRow) -> StepRow:
-    """Return the row of the tokens that the model lacks, as a draft behind the first of them."""
+    """Return the row of the tokens that the model lacks, as a draft after the first of them."""
     num_drafts = len(row.token_ids) - 1
     return StepRow(
         row.seq_id,

@@ -2,7 +2,7 @@
 
 These are changes of the logits, by penalties, biases, bad words, min_tokens and masks of a grammar,
 and log-probabilities. The host packs what it knows of them into one further copy; a step without
-such a row has none. The tokens that the host does not know yet, of the step in front and of drafts
+such a row has none. The tokens that the host does not know yet, of the step before and of drafts
 on the device, are counted there.
 """
 
@@ -52,7 +52,7 @@ class StepExtras:
     def edit(self, logits: Tensor, paths: Tensor, positions: Tensor, shard: VocabShard) -> None:
         """Change logits [B * Q, V] in place.
 
-        paths: [C, num_drafts] int64, the drafts in front of `edits.rows`. positions: [B * Q] int64.
+        paths: [C, num_drafts] int64, the drafts before `edits.rows`. positions: [B * Q] int64.
         """
         apply_edits(logits, self.edits, paths, positions, shard.first_token)
 

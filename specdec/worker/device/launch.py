@@ -130,10 +130,10 @@ class StepLauncher:
         self._graphs.capture(self._head.stages, prepare)
 
     def launch(self, plan: StepPlan) -> Tensor | None:
-        """Launch a step, and behind it the draft tokens; return its table of log-probabilities.
+        """Launch a step, and after it the draft tokens; return its table of log-probabilities.
 
         With `plan.extras` the operators of sampling and of the draft's selection are launched one
-        by one, behind the graph of the pass, while it runs.
+        by one, after the graph of the pass, while it runs.
         """
         shape, logprobs = plan.shape, None
         if plan.ragged is not None:

@@ -14,7 +14,7 @@ class StepPlan(NamedTuple):
     """A step as it is launched.
 
     shape: of sampling, and of the pass where its rows have equally many tokens. ragged: of the
-    pass where they have not; None otherwise. num_next: draft tokens to make behind it. grows_trees:
+    pass where they have not; None otherwise. num_next: draft tokens to make after it. grows_trees:
     whether some of these drafts are to be trees. has_chunks: whether a row does not sample.
     has_head_prompts: whether the head runs tokens of a prompt. extras: further needs of some rows;
     None where no row has any. has_adapters: whether a row has an adapter.

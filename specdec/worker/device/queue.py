@@ -1,4 +1,4 @@
-"""The steps of a target that its device runs: begun one behind the other, collected in order."""
+"""The steps of a target that its device runs: begun one after the other, collected in order."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class DeviceQueue:
         return self._begun[self._collected is not None].tokens.is_done
 
     def waits_for(self, released: Iterable[int]) -> bool:
-        """Return whether the release of sequences has to wait for the steps in front.
+        """Return whether the release of sequences has to wait for the steps in flight.
 
         A head records these steps by sequence when they are settled.
         """
@@ -89,7 +89,7 @@ class DeviceQueue:
         return not running.isdisjoint(released)
 
     def needs_results(self, step: StepInput) -> bool:
-        """Return whether all steps in front have to be collected before a step begins.
+        """Return whether all steps in flight have to be collected before a step begins.
 
         Of several ranks, all have to know those results or none: a step with pending tokens begins
         without them, and others with them, whether they have arrived or not. One rank uses what it
@@ -101,7 +101,7 @@ class DeviceQueue:
         return not any(row.is_pending for row in step.rows) or self.waits_for(step.released)
 
     def has_room(self, step: StepInput) -> bool:
-        """Return whether a step may begin behind those in front, whose results it may need."""
+        """Return whether a step may begin after those in flight, whose results it may need."""
         if self.needs_results(step):
             if self.num_in_flight:
                 return False
@@ -109,7 +109,7 @@ class DeviceQueue:
         return len(self._begun) < MAX_IN_FLIGHT and not self.waits_for(step.released)
 
     def begin(self, step_id: int, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> bool:
-        """Begin a step behind those in flight; return False where the device cannot run it."""
+        """Begin a step after those in flight; return False where the device cannot run it."""
         columns = StepColumns(rows)
         if not self._can_run(columns, states):
             return False
@@ -127,7 +127,7 @@ class DeviceQueue:
         return True
 
     def _can_run(self, columns: StepColumns, states: Sequence[SequenceState]) -> bool:
-        """Return whether the device can run a step behind that in flight, and draft behind it."""
+        """Return whether the device can run a step after that in flight, and draft after it."""
         in_front = self._begun[-1].rows if self._begun else ()
         fits_head = self._head is None or self._head.fits_device(columns.rows, in_front)
         return fits_head and self._steps.can_run(columns, states)
@@ -167,7 +167,7 @@ class DeviceQueue:
             self.settle()
 
     def _result(self, step: _BegunStep) -> _Result:
-        """Wait for a step, behind which all in front of it are settled."""
+        """Wait for a step, after which all before it are settled."""
         rows, verified = [], []
         tokens, drafted = step.tokens.collect(), step.tokens.drafts()
         notes = zip(

@@ -1,6 +1,6 @@
 """Steps on the device in which some row has a chunk of a prompt: one pass over the tokens of all.
 
-Prompts, decodes and drafts stand one behind the other, without padding between them. Around the
+Prompts, decodes and drafts stand one after the other, without padding between them. Around the
 pass a few operators, which are launched one by one, spread the packed rows over their tokens, and
 gather the hidden states of the last known tokens and the drafts into the shape of a step without
 prompts. So sampling, verification and their graphs are those of every step.
@@ -39,9 +39,9 @@ class RaggedPass:
         limits: DeviceStepLimits,
         drafts: PairDrafts | BlockDrafts | None = None,
     ) -> None:
-        """Allocate for `limits.max_step_tokens`; in front of the first `spread` all is padding.
+        """Allocate for `limits.max_step_tokens`; before the first `spread` all is padding.
 
-        drafts: of a head with KV behind the steps, which reads the pass.
+        drafts: of a head with KV after the steps, which reads the pass.
         """
         device, num_tokens = kv_cache.device, limits.max_step_tokens
         ids = partial(torch.zeros, dtype=torch.int64, device=device)
@@ -99,7 +99,7 @@ class RaggedPass:
     ) -> None:
         """Write positions and words of the tokens of a step with trees, over those of chains.
 
-        rows, columns: [T], of each token in the tensors of `trees`; tokens in front of the last
+        rows, columns: [T], of each token in the tensors of `trees`; tokens before the last
         known one have its column.
         """
         own = self._positions[: len(rows)]
@@ -133,7 +133,7 @@ class RaggedPass:
     def run_head(self, packed: Packed, shape: RaggedShape, *, has_prompts: bool) -> None:
         """Compute what a head reads of the pass, and with `has_prompts` run its pairs of prompts.
 
-        Those of decodes, and of the last known token of a row that samples, run behind the
+        Those of decodes, and of the last known token of a row that samples, run after the
         verification.
         """
         assert self._drafts is not None

@@ -18,7 +18,7 @@ def rules_of(params: Tensor, positions: Tensor, num_prompt: Tensor) -> DeviceRul
     """Return the sampling parameters of all rows of logits.
 
     params: [num_rows, PARAM_WORDS] int64, records of SAMPLE_PARAMS. positions: [num_rows, Q] int64,
-    of the tokens that run; each samples the token behind it. num_prompt: [num_rows] int64, tokens
+    of the tokens that run; each samples the token after it. num_prompt: [num_rows] int64, tokens
     of the prompts.
     """
     words = params.contiguous()

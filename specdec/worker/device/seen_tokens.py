@@ -16,7 +16,7 @@ class SeenTokens:
     """How often each token is in the output of a sequence, and whether it is in its prompt.
 
     The steps on the device count their own tokens, so the host sends the counts of a sequence once,
-    and again behind a step that it has run itself.
+    and again after a step that it has run itself.
     """
 
     def __init__(self, num_places: int, device: torch.device) -> None:
@@ -31,7 +31,7 @@ class SeenTokens:
             self._held.difference_update(seq_ids)
 
     def hold(self, seq_id: int, place: int, history: TokenHistory, tokens: range) -> None:
-        """Have the counts of a sequence on the device, in front of the next step; does not wait.
+        """Have the counts of a sequence on the device, before the next step; does not wait.
 
         history: its tokens, unless the device has the counts. tokens: whose logits this rank has.
         Raises torch.OutOfMemoryError.

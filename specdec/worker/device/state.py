@@ -16,7 +16,7 @@ from specdec.types.messages import BlockTableDelta
 class DeviceStepLimits:
     """Sizes of the buffers of a rank's steps on the device.
 
-    num_blocks: of the pool; the block behind them is for padding. max_step_tokens: of all sequences
+    num_blocks: of the pool; the block after them is for padding. max_step_tokens: of all sequences
     together in a step with prompts; 0 where the host runs prompts. max_draft_tokens: of a chain;
     max_tree_nodes: of a tree, 0 where the host runs trees. max_tree_depth: drafts of a tree that
     follow each other, where a head drafts it.
@@ -47,7 +47,7 @@ class DeviceStepLimits:
 
     @property
     def max_growing_rows(self) -> int:
-        """Most sequences of a step behind which trees are drafted: the next one has to hold them.
+        """Most sequences of a step after which trees are drafted: the next one has to hold them.
 
         Padding is included; 0 without trees.
         """
@@ -62,7 +62,7 @@ class DeviceStepLimits:
 class DeviceState:
     """State of the sequences of a rank that is on the device, by a place for each.
 
-    The place behind the last is for rows of padding.
+    The place after the last is for rows of padding.
     """
 
     def __init__(self, limits: DeviceStepLimits, device: torch.device) -> None:
@@ -71,7 +71,7 @@ class DeviceState:
         self.tables = torch.full(size, limits.num_blocks, dtype=torch.int64, device=device)
         self.num_tokens = torch.ones(num_places, dtype=torch.int64, device=device)
         self.last_tokens = torch.zeros(num_places, dtype=torch.int64, device=device)
-        # What a head has drafted behind them: the number of tokens, then the tokens.
+        # What a head has drafted after them: the number of tokens, then the tokens.
         held = (num_places, 1 + limits.max_draft_tokens)
         self.held_drafts = torch.zeros(held, dtype=torch.int64, device=device)
         # Of trees the number of nodes, tokens and parents; `held_drafts` has the first path.
@@ -129,7 +129,7 @@ class DeviceState:
             self._num_valid[seq_id] = 0
 
     def send_changes(self, changes: Sequence[tuple[int, int, int]]) -> None:
-        """Write entries of tables that the host has, in front of the next step; does not wait."""
+        """Write entries of tables that the host has, before the next step; does not wait."""
         device = self.tables.device
         words = torch.tensor(changes, pin_memory=device.type == "cuda")
         self.write_tables(words.to(device, non_blocking=True))

@@ -43,9 +43,9 @@ class Stage(StrEnum):
     """Part of a step that is a graph.
 
     ADAPTED_FORWARD is the pass with adapters. GREEDY to TRUNCATED sample, with the work that rows
-    need. A head with KV computes FEATURES behind the pass, and PAIRS behind sampling; then DRAFT
+    need. A head with KV computes FEATURES after the pass, and PAIRS after sampling; then DRAFT
     and ADVANCE in turn make a draft token of each row, TREE makes a whole tree of each, or BLOCK
-    runs the layers for all tokens. A head without KV has START behind sampling. Behind BLOCK and
+    runs the layers for all tokens. A head without KV has START after sampling. After BLOCK and
     START, CHAIN selects all tokens of the drafts, of which the query length counts one more.
     """
 

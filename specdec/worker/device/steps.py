@@ -4,7 +4,7 @@ The host packs what it knows about a step into one buffer, which is copied to th
 the device reads the tokens, positions and sampling rules; the block tables, and the last token and
 length of each sequence, stay there. It runs the model, samples and verifies, and one copy returns
 the tokens. No value is read by the host between, so that a step can be a graph, and can begin
-before the one in front of it has ended.
+before the one before it has ended.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class DeviceSteps:
         num_in_flight: int = MAX_IN_FLIGHT,
         drafter: DrafterParts | None = None,
     ) -> None:
-        """kv_cache: with a block behind the `limits.num_blocks` of the pool.
+        """kv_cache: with a block after the `limits.num_blocks` of the pool.
 
-        num_in_flight: most steps that are begun and not collected. drafter: drafts behind the
+        num_in_flight: most steps that are begun and not collected. drafter: drafts after the
         steps.
         """
         device = kv_cache.device
@@ -106,7 +106,7 @@ class DeviceSteps:
         )
 
     def _can_draft(self, columns: StepColumns) -> bool:
-        """Return whether the drafts behind rows can be made on the device, up to some size."""
+        """Return whether the drafts after rows can be made on the device, up to some size."""
         if not columns.grows_trees:
             return max(columns.num_next_drafts) <= self._most_next_drafts
         has_room = self._shape(columns, 0).num_rows <= self._limits.max_growing_rows

@@ -34,7 +34,7 @@ def first_nodes_of(packed: Packed) -> Tensor:
 
 
 class TreePaths:
-    """Verifies the trees of a step, and moves KV and features behind the accepted paths."""
+    """Verifies the trees of a step, and moves KV and features after the accepted paths."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class TreePaths:
         kv_cache: Tensor,
         features: Tensor | None = None,
     ) -> None:
-        """kv_cache: of the target, with a padding block behind the pool.
+        """kv_cache: of the target, with a padding block after the pool.
 
         features: [num_slots, feature_size] of a head that drafts on the device, by the same slots.
         """
@@ -75,7 +75,7 @@ class TreePaths:
     def places(self, num_rows: int, query_len: int) -> Tensor:
         """Return which sampled token each new one of the last step was, [num_rows, Q].
 
-        The first of a row is behind the base, and the one after node i has the place i + 1.
+        The first of a row is after the base, and the one after node i has the place i + 1.
         """
         return self._places[:num_rows, :query_len]
 

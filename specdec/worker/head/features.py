@@ -1,4 +1,4 @@
-"""The target's output that a draft head reads, by KV slot: features, or the states behind them.
+"""The target's output that a draft head reads, by KV slot: features, or the states after them.
 
 A feature is a function of a token's hidden states, for some heads a projection of several layers.
 While nothing is drafted, a pass only leaves its output here: the states of several passes are

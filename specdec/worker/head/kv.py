@@ -26,7 +26,7 @@ class _Progress:
     """A sequence on the head.
 
     token_ids: all that are known. num_computed: slots 1 to num_computed - 1 have their pair's KV;
-    None until the first row gives the number of cached tokens. blocks_end: slot behind the blocks
+    None until the first row gives the number of cached tokens. blocks_end: slot after the blocks
     that it has written; in those, slots that no pair was computed for are known to have no KV.
     """
 
@@ -125,7 +125,7 @@ class HeadKv:
         return len(self._sequences[seq_id].token_ids)
 
     def pairs_end(self, row: StepRow) -> int:
-        """Return the slot behind the last pair that can be computed behind a row that has run.
+        """Return the slot after the last pair that can be computed after a row that has run.
 
         A row of a sequence that has ended at the longest length, whose result is discarded, yields
         a token that has no slot.

@@ -14,7 +14,7 @@ class PairParts(NamedTuple):
     """A rank's head that drafts token by token, and what it shares with the drafts of the host.
 
     features: [num_slots, feature_size] of the target's tokens in its pool; kv_cache: of the pairs.
-    Both have a padding block behind the pool.
+    Both have a padding block after the pool.
     """
 
     head: DeviceHead
@@ -26,7 +26,7 @@ class PairParts(NamedTuple):
 class BlockParts(NamedTuple):
     """A rank's head that drafts blocks; as in PairParts.
 
-    kv_cache: with `num_scratch_blocks` behind the padding block.
+    kv_cache: with `num_scratch_blocks` after the padding block.
     """
 
     head: DeviceBlockHead

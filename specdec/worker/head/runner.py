@@ -1,6 +1,6 @@
 """Drafting with a head on a rank of the target, at the end of each step.
 
-The head sees the target's hidden states, which never leave the rank. It drafts behind the tokens
+The head sees the target's hidden states, which never leave the rank. It drafts after the tokens
 that the step has verified; drafts and tokens are returned together, and the engine sends the drafts
 back with the next step, or has it take them from here.
 """
@@ -46,7 +46,7 @@ class HeadRunner:
     A head without KV continues each row from the hidden state of its last verified token. A head
     with KV first computes the pairs that its KV lacks. If they are more than `max_pairs` over all
     rows, as after speculation was off for long, the rest is computed in the next steps, and a
-    sequence that is behind has no draft meanwhile.
+    sequence that lags has no draft meanwhile.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class HeadRunner:
     ) -> None:
         """Allocate the head's KV and features for a pool of `num_blocks`, if it has attention.
 
-        has_padding_block: as in ModelRunner. num_scratch_blocks: behind it, for `device_block`.
+        has_padding_block: as in ModelRunner. num_scratch_blocks: after it, for `device_block`.
         batch_state, shard: of the target's rank. tree_choices: as in HeadTrees. has_confidences:
         whether chains are returned with confidences, which a call for a whole draft does not give.
         on_replace: is called behind each `replace_head`.
@@ -132,7 +132,7 @@ class HeadRunner:
         return PairParts(cast(DeviceHead, head), *stored)
 
     def fits_device(self, rows: Sequence[StepRow], in_front: Sequence[StepRow] = ()) -> bool:
-        """Return whether the pairs that drafts behind rows lack are those of their new tokens.
+        """Return whether the pairs that drafts after rows lack are those of their new tokens.
 
         in_front: rows of the step in flight, whose tokens pending rows continue. A head without KV
         has no pairs.
@@ -152,7 +152,7 @@ class HeadRunner:
             self._kv.features.write()
 
     def note_device_step(self, rows: Sequence[StepRow], verified: Verified) -> None:
-        """Record a step that ran on the device, with drafts behind the rows that want some."""
+        """Record a step that ran on the device, with drafts after the rows that want some."""
         if self._kv is None:
             return
         tokens = {row.seq_id: row.token_ids for row in verified}
@@ -183,10 +183,10 @@ class HeadRunner:
         verified: Verified,
         moves: Sequence[SlotMove],
     ) -> Verified:
-        """Record a step, and draft behind its verified rows; return them with their drafts.
+        """Record a step, and draft after its verified rows; return them with their drafts.
 
         rows: of the step, whose tokens are `batch`. states: of this pass, as in
-        `DraftHead.features`. moves: of the KV of the target behind it. A collective call.
+        `DraftHead.features`. moves: of the KV of the target after it. A collective call.
         """
         if self._kv is not None:
             self._kv.store(rows, batch, states)
@@ -198,7 +198,7 @@ class HeadRunner:
 
     @torch.inference_mode()
     def draft_behind(self, rows: Sequence[StepRow], states: Tensor, verified: Verified) -> Verified:
-        """Draft behind a step that was recorded, by `draft` or by `note_device_step`.
+        """Draft after a step that was recorded, by `draft` or by `note_device_step`.
 
         The latter got rows without the drafts that these want. A head with KV reads the stored
         features of the step, and no states. A collective call.
@@ -233,7 +233,7 @@ class HeadRunner:
             drafts.append(draft)
             chunks.append(Chunk(own[-1:], draft.num_tokens - 1, table))
             path = row.accepted_drafts(own[:-1])
-            offset = path[-1] + 1 if path else 0  # of the last accepted draft behind the base
+            offset = path[-1] + 1 if path else 0  # of the last accepted draft after the base
             last.append(starts[row.seq_id] + row.num_known_tokens - 1 + offset)
         if drafts:
             index = torch.tensor(last, device=states.device)
@@ -277,7 +277,7 @@ class HeadRunner:
     ) -> bool:
         """Draft in one call of the head, where it and all drafts allow that; return whether.
 
-        members: the chunks behind which `drafts` follow.
+        members: the chunks after which `drafts` follow.
         """
         if self._whole_head is None or self._kv_cache is None or not drafts:
             return False

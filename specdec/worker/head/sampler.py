@@ -65,12 +65,12 @@ class HeadDraft:
         return len(self.token_ids) >= self.num_wanted
 
     def after(self, token_ids: Sequence[int]) -> DraftEnd:
-        """Return the place behind some draft tokens."""
+        """Return the place after some draft tokens."""
         return DraftEnd(self.seq_id, self.num_tokens, token_ids)
 
 
 class DraftEnd(NamedTuple):
-    """The place of a draft token: behind `num_tokens` tokens of a sequence and some drafts."""
+    """The place of a draft token: after `num_tokens` tokens of a sequence and some drafts."""
 
     seq_id: int
     num_tokens: int
@@ -78,7 +78,7 @@ class DraftEnd(NamedTuple):
 
 
 class Shaping(NamedTuple):
-    """Changes of the target's logits behind drafts on the device; arguments of `apply_edits`."""
+    """Changes of the target's logits after drafts on the device; arguments of `apply_edits`."""
 
     edits: LogitEdits
     paths: Tensor  # [C, num_drafts] int64

@@ -130,7 +130,7 @@ class _Growth:
         return [self.tree.token_of(node) for node in self.tree.frontier]
 
     def ends(self) -> Iterator[DraftEnd]:
-        """Yield the places behind the nodes of the frontier."""
+        """Yield the places after the nodes of the frontier."""
         for node in self.tree.frontier:
             yield self.draft.after(self.tree.path_of(node))
 

@@ -174,7 +174,7 @@ class MarkedCallParser:
 
 
 class MistralCallParser(MarkedCallParser):
-    """Parser of Mistral's calls; earlier models write a list of objects behind the mark."""
+    """Parser of Mistral's calls; earlier models write a list of objects after the mark."""
 
     def __init__(self, syntax: MarkedSyntax, tools: Sequence[Tool]) -> None:
         """tools: the functions that may be called."""

@@ -61,7 +61,7 @@ class ReasoningParser:
     """
 
     def __init__(self, syntax: ReasoningSyntax, answer: AnswerParser) -> None:
-        """answer: parser of the text behind the reasoning."""
+        """answer: parser of the text after the reasoning."""
         self._syntax = syntax
         self._answer = answer
         self._state: _State = "start"

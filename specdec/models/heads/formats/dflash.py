@@ -2,7 +2,7 @@
 
 Both read several layers of the target as a context and predict a block of masked tokens at once.
 They differ in what a slot predicts: in DFlash each mask predicts its own token; in DSpark each
-slot, that of the last known token (the anchor) included, predicts the token behind it. DeepSpec's
+slot, that of the last known token (the anchor) included, predicts the token after it. DeepSpec's
 files named DFlash are DSpark with `markov_rank` 0.
 """
 
@@ -211,7 +211,7 @@ def _require_supported(source: HeadSource, keys: Fields) -> None:
 
 
 def _all_keys(fields: Fields) -> Fields:
-    """Return the keys of a head and, in front of them, those of its `dflash_config`."""
+    """Return the keys of a head and, before them, those of its `dflash_config`."""
     return Fields({**fields.raw, **fields.nested("dflash_config").raw}, fields.path)
 
 

@@ -37,7 +37,7 @@ class Eagle3Shape(BaseShape):
     hidden state. target_size: its width. norm_before_fc: one norm over all inputs; fc_norm: one for
     each. has_token_norm: of the embedding. norm_before_residual: the residual is the normed
     feature. has_final_norm: before the output head. recycles_norm: the feature of a drafted token
-    is behind that norm. has_draft_ids: of a smaller vocabulary. mask_token_id, mask_shape: of the
+    is after that norm. has_draft_ids: of a smaller vocabulary. mask_token_id, mask_shape: of the
     mask token and its hidden state in P-EAGLE.
     """
 
@@ -210,7 +210,7 @@ def _renamed(source: HeadSource) -> TensorNames:
     names = source.renamed(_canonical)
     if "layers.1.hidden_norm.weight" not in names:
         return names
-    # Some producers apply a norm of this name in all layers; behind the first it is ordinary.
+    # Some producers apply a norm of this name in all layers; after the first it is ordinary.
     return source.renamed(
         lambda name: re.sub(
             r"layers\.([1-9]\d*)\.hidden_norm", r"layers.\1.input_layernorm", _canonical(name)
@@ -233,7 +233,7 @@ def _has_fc_norm(switches: Fields, names: TensorNames) -> bool:
 
 
 def _has_final_norm(fields: Fields, switches: Fields) -> bool:
-    """Return whether a norm is in front of the output head.
+    """Return whether a norm is before the output head.
 
     Outside speculators `norm_output` has this meaning (SpecForge), and `use_last_layernorm`
     (ModelOpt).

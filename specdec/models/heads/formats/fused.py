@@ -20,7 +20,7 @@ class FusedShape(BaseShape):
 
     decoder: its layers. has_bias: of the projection. normalizes_inputs: of the projection.
     is_feature_first: in the concatenation. has_first_norm: of the first layer, before attention.
-    has_final_norm: before the output head. recycles_norm: the feature of a drafted token is behind
+    has_final_norm: before the output head. recycles_norm: the feature of a drafted token is after
     that norm. adds_one: norms are stored as their difference from 1. has_embedding, has_lm_head:
     instead of the target's.
     """

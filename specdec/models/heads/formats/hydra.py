@@ -1,6 +1,6 @@
 """Hydra heads (Ankner et al. 2024): Medusa-like heads that also read the drafted tokens.
 
-Head i reads the target's last hidden state and the embeddings of the i + 1 tokens behind it. The
+Head i reads the target's last hidden state and the embeddings of the i + 1 tokens after it. The
 architecture `mlp` with grounded heads is supported.
 """
 

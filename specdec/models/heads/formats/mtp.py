@@ -169,12 +169,12 @@ def _family_of(source: HeadSource, target: ModelConfig) -> _Family:
     for family in (_MIMO, _QWEN3_NEXT, _ERNIE):
         if any(family.pattern.match(name) for name in source.shapes):
             return family
-    # Behind the layers of the model itself.
+    # After the layers of the model itself.
     numbers = "|".join(str(target.num_layers + index) for index in range(16))
     pattern = re.compile(rf"model\.layers\.(?P<index>{numbers})\.")
     if not any(pattern.match(name) for name in source.shapes):
         raise UnsupportedModelError(
-            f"{source.directory} has no MTP layer behind the {target.num_layers} layers of the "
+            f"{source.directory} has no MTP layer after the {target.num_layers} layers of the "
             "target"
         )
     return _Family("DeepSeek", pattern, _DEEPSEEK_NAMES)

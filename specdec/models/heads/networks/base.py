@@ -98,11 +98,11 @@ class DraftHead(Protocol):
     def begin(
         self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
     ) -> HeadState:
-        """Run pairs, and return the state behind the last pair of each of B sequences.
+        """Run pairs, and return the state after the last pair of each of B sequences.
 
         pairs: chunks of tokens with the slots of their pairs; without KV layers, one token each.
         features: [T, feature_size], of the token before each. kv_cache: receives the KV of the
-        pairs; the slots behind them may be overwritten by a draft of `num_draft_tokens`, for which
+        pairs; the slots after them may be overwritten by a draft of `num_draft_tokens`, for which
         the block tables have room. With `num_draft_tokens` 0 only the KV is needed.
         """
         ...
@@ -112,7 +112,7 @@ class DraftHead(Protocol):
         ...
 
     def advance(self, state: HeadState, token_ids: Sequence[int], index: int) -> HeadState:
-        """Return the state behind draft token `index` of each sequence.
+        """Return the state after draft token `index` of each sequence.
 
         token_ids: these draft tokens, as the target's ids.
         """
@@ -140,9 +140,9 @@ class TreeDraftHead(DraftHead, Protocol):
     """A head with KV that can run the nodes of draft trees."""
 
     def advance_nodes(self, state: HeadState, trees: Sequence[FrontierNodes]) -> HeadState:
-        """Return the state behind nodes of trees: one row for each, in order.
+        """Return the state after nodes of trees: one row for each, in order.
 
-        Node i of a tree has the i-th KV slot behind the pairs of its sequence, where the block
+        Node i of a tree has the i-th KV slot after the pairs of its sequence, where the block
         tables have room. A node sees the pairs and its own path.
         """
         ...
@@ -163,16 +163,16 @@ class DeviceHead(DeviceKvHead, Protocol):
     """A head whose draft is a chain of passes: that over a token yields the next one."""
 
     def next_features(self, output: Tensor) -> Tensor:
-        """Return the features of the pairs behind pairs with this output, [B, feature_size]."""
+        """Return the features of the pairs after pairs with this output, [B, feature_size]."""
         ...
 
     def output_logits(self, output: Tensor) -> Tensor:
-        """Return this rank's logits [B, len(vocab_slice)] of the token behind each pair."""
+        """Return this rank's logits [B, len(vocab_slice)] of the token after each pair."""
         ...
 
 
 class DeviceBlockHead(DeviceKvHead, Protocol):
-    """A head whose drafts come from one pass over a block of tokens behind the pairs.
+    """A head whose drafts come from one pass over a block of tokens after the pairs.
 
     `logits` of its states reads no value either.
     """
@@ -182,20 +182,20 @@ class DeviceBlockHead(DeviceKvHead, Protocol):
         ...
 
     def block_tokens(self, token_ids: Tensor, num_draft_tokens: int) -> Tensor:
-        """Return the block behind the last tokens token_ids [B] of sequences, [B, Q] int64."""
+        """Return the block after the last tokens token_ids [B] of sequences, [B, Q] int64."""
         ...
 
     def run_block(self, batch: DeviceBatch, outputs: Tensor, kv_cache: Tensor) -> Tensor:
         """Run blocks; return the output of each draft token, [B, K, hidden_size].
 
-        The positions of the batch are slots, that of the first token of a block behind the last
+        The positions of the batch are slots, that of the first token of a block after the last
         pair. Its context ends with the block, whose KV is not kept. outputs: of the last pairs, [B,
         hidden_size]. K: at least the number of draft tokens. A collective call.
         """
         ...
 
     def begin_on_device(self, outputs: Tensor, token_ids: Tensor) -> HeadState:
-        """Return the state in front of drafts, by `run_block` and the last tokens [B] int64."""
+        """Return the state before drafts, by `run_block` and the last tokens [B] int64."""
         ...
 
     def advance_on_device(self, state: HeadState, token_ids: Tensor, index: int) -> HeadState:
@@ -232,7 +232,7 @@ class WholeDraftHead(DraftHead, Protocol):
         counts: Sequence[int],
         params: SampleParams,
     ) -> list[list[int]]:
-        """Run pairs as `begin` does, and draft up to `counts` tokens behind each of B sequences.
+        """Run pairs as `begin` does, and draft up to `counts` tokens after each of B sequences.
 
         The tokens are the argmax of logits, without temperature; else of logits / temperature, cut
         by top_k, top_p and min_p, and the noise that the target uses for its token. With several

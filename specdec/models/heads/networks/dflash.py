@@ -1,7 +1,7 @@
 """DFlash and DSpark: a block of masked tokens attends to itself and to features of the target.
 
 Keys and values of the context are projections of the features alone, the same feature in all
-layers; those of a token's feature are at the slot behind the token, and rotated to its position.
+layers; those of a token's feature are at the slot after the token, and rotated to its position.
 The block's own are used once and not stored.
 """
 
@@ -124,7 +124,7 @@ class DFlashHead(nn.Module):
     def begin(
         self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
     ) -> BlockState | None:
-        """See DraftHead; the token of a pair matters only if a draft begins behind it."""
+        """See DraftHead; the token of a pair matters only if a draft begins after it."""
         assert kv_cache is not None
         positions = on_device(pairs.positions, self.device)
         slots = on_device(pairs.slot_mapping, self.device)
@@ -217,7 +217,7 @@ class DFlashHead(nn.Module):
     ) -> None:
         """Write the keys and values of features [T, hidden_size] for all layers.
 
-        positions, slots: of the pairs [T], behind the tokens of the features.
+        positions, slots: of the pairs [T], after the tokens of the features.
         """
         attention, inputs = self.attention, features.to(self.attention.dtype)
         rotation = attention.rotary.rotation(positions - 1)
@@ -227,7 +227,7 @@ class DFlashHead(nn.Module):
             own.store(inputs, rotation, kv_cache[index], attention.paged, slots)
 
     def _run_blocks(self, chunks: Sequence[Chunk], kv_cache: Tensor) -> Tensor:
-        """Return the normed outputs of the blocks behind B sequences, [B, K, hidden_size]."""
+        """Return the normed outputs of the blocks after B sequences, [B, K, hidden_size]."""
         size, num_masks = self.shape.block_size, self.shape.block_size - 1
         tokens = [
             token
@@ -283,7 +283,7 @@ class DFlashHead(nn.Module):
         return _Context(pages, {kind: self._mask(chunk.end - 1, kind) for kind in kinds})
 
     def _mask(self, num_features: int, kind: _Visibility) -> Tensor | None:
-        """Return what a block behind `num_features` tokens sees; positions count from 0."""
+        """Return what a block after `num_features` tokens sees; positions count from 0."""
         if kind.window is None and not kind.is_causal:
             return None
         keys = torch.arange(num_features + self.shape.block_size, device=self.device)

@@ -59,13 +59,13 @@ class MarkovHead(nn.Module):
     def begin(self, token_ids: Tensor, outputs: Tensor) -> MarkovState:
         """Return the state for the first draft token; outputs: [B, hidden_size] of its slot.
 
-        token_ids: [B] int64, of the target, in front of it.
+        token_ids: [B] int64, of the target, before it.
         """
         memory = outputs.new_zeros(len(outputs), self.rank)
         return self._next(memory, token_ids, outputs)
 
     def advance(self, state: MarkovState, token_ids: Tensor, outputs: Tensor) -> MarkovState:
-        """Return the state behind draft tokens [B]; outputs: [B, hidden_size] of the next slot."""
+        """Return the state after draft tokens [B]; outputs: [B, hidden_size] of the next slot."""
         return self._next(state.memory, token_ids, outputs)
 
     def bias(self, state: MarkovState) -> Tensor:

@@ -35,7 +35,7 @@ TorchHead = Eagle3Head | FusedHead
 
 @dataclass(frozen=True)
 class NativeHeadState:
-    """States behind the last pairs of B sequences, and where the next pairs are stored."""
+    """States after the last pairs of B sequences, and where the next pairs are stored."""
 
     pairs: PairStates
     places: tuple[Place, ...]

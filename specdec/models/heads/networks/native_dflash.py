@@ -40,7 +40,7 @@ from specdec.models.native_weights import (
 class NativeDFlashHead:
     """One rank of a DFlash or DSpark head on native kernels, a WholeDraftHead.
 
-    Keys are rotated to their slots, which are one behind the positions of the torch layers: only
+    Keys are rotated to their slots, which are one after the positions of the torch layers: only
     differences of positions enter attention.
     """
 
@@ -88,7 +88,7 @@ class NativeDFlashHead:
     def begin(
         self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
     ) -> BlockState | None:
-        """See DraftHead; the token of a pair matters only if a draft begins behind it."""
+        """See DraftHead; the token of a pair matters only if a draft begins after it."""
         assert kv_cache is not None
         assert self.max_draft_tokens is not None
         count = min(num_draft_tokens, self.max_draft_tokens)

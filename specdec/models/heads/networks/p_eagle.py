@@ -1,6 +1,6 @@
 """P-EAGLE: EAGLE-3 whose later draft tokens come from one pass over mask tokens.
 
-The first draft token is that of the last pair. Behind it, pairs of the mask token and a learned
+The first draft token is that of the last pair. After it, pairs of the mask token and a learned
 hidden state (`mask_hidden`, projected like the target's) predict the others together.
 """
 
@@ -70,7 +70,7 @@ class ParallelEagleHead(Eagle3Head):
     def advance(self, state: RecurrentState, token_ids: Sequence[int], index: int) -> ParallelState:
         """See DraftHead; the first call runs the mask tokens.
 
-        Not `begin`, which also gets sequences that do not draft: behind their pairs there may be KV
+        Not `begin`, which also gets sequences that do not draft: after their pairs there may be KV
         that is in use.
         """
         assert isinstance(state, ParallelState)

@@ -54,8 +54,8 @@ class RecurrentHead(nn.Module, ABC):
 
     Subclasses set these fields, and implement `run`.
 
-    norm: in front of the output head; None without one. recycles_norm: whether the feature of a
-    drafted token is behind that norm.
+    norm: before the output head; None without one. recycles_norm: whether the feature of a
+    drafted token is after that norm.
     """
 
     taps: tuple[int, ...]

@@ -1,8 +1,8 @@
 """Drafts on the device of a head that makes all tokens in one pass: DFlash, DSpark and P-EAGLE.
 
-The pass runs a block of tokens behind the last pair. Blocks may be longer than drafts, and than the
-room behind a sequence, so the KV of a block goes to pages that no sequence has: each row of a step
-has some behind the pool. Only the page with the last pair is the sequence's own, whose slots behind
+The pass runs a block of tokens after the last pair. Blocks may be longer than drafts, and than the
+room after a sequence, so the KV of a block goes to pages that no sequence has: each row of a step
+has some after the pool. Only the page with the last pair is the sequence's own, whose slots after
 that pair are free.
 """
 
@@ -41,7 +41,7 @@ def _pages_of_row(head: DeviceBlockHead, max_draft_tokens: int, block_size: int)
 
 
 class BlockDrafts(KvDrafts[BlockParts]):
-    """Launches the pass over blocks: `run_block` behind `run_pairs`, then `draft`."""
+    """Launches the pass over blocks: `run_block` after `run_pairs`, then `draft`."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class BlockDrafts(KvDrafts[BlockParts]):
         size = (limits.max_num_seqs, limits.max_draft_tokens, self._outputs.shape[1])
         self._block = self._outputs.new_zeros(size)  # outputs of the draft tokens
         count = _pages_of_row(parts.head, limits.max_draft_tokens, limits.block_size)
-        first = limits.num_blocks + 1  # behind the padding block
+        first = limits.num_blocks + 1  # after the padding block
         blocks = torch.arange(limits.max_num_seqs * count, device=drafts.device)
         self._scratch = first + blocks.view(-1, count)  # [max_num_seqs, count]
         assert parts.kv_cache.shape[1] >= (first + blocks.numel()) * limits.block_size
@@ -84,10 +84,10 @@ class BlockDrafts(KvDrafts[BlockParts]):
         self._select_all(head, state, kind, shape, edits)
 
     def _block_batch(self, token_ids: Tensor, shape: StepShape) -> DeviceBatch:
-        """Return the input of a pass over blocks [num_rows, Q], behind the last tokens."""
+        """Return the input of a pass over blocks [num_rows, Q], after the last tokens."""
         num_rows, size = shape.num_rows, self._limits.block_size
         own = self._own_rows(num_rows)
-        # A row that wants no draft may have its last token behind its pages.
+        # A row that wants no draft may have its last token after its pages.
         ends = self._ends[:num_rows, None].clamp_max(shape.num_blocks * size)
         offsets = torch.arange(token_ids.shape[1], device=token_ids.device)
         positions = ends + offsets
@@ -104,7 +104,7 @@ class BlockDrafts(KvDrafts[BlockParts]):
         )
 
     def _tables_with_scratch(self, places: Tensor, ends: Tensor, shape: StepShape) -> Tensor:
-        """Return block tables whose pages behind the last token are those of the row itself.
+        """Return block tables whose pages after the last token are those of the row itself.
 
         ends: [num_rows, 1], lengths of the sequences.
         """

@@ -1,4 +1,4 @@
-"""Drafts of a head on the device, behind the tokens that a step has verified there.
+"""Drafts of a head on the device, after the tokens that a step has verified there.
 
 Tokens, positions and the number of tokens stay on the device: the next step takes them there, and
 the host receives them with the result of this one. `pairs` has heads with KV that draft
@@ -43,7 +43,7 @@ CHAIN_STAGES = {
 
 
 class DraftRows(NamedTuple):
-    """The rows behind which a head drafts, as the host has packed them.
+    """The rows after which a head drafts, as the host has packed them.
 
     params: records of SAMPLE_PARAMS. num_prompt: tokens of the prompt. num_wanted: draft tokens.
     depth: of a tree of these; 0 for a chain.
@@ -78,7 +78,7 @@ class HeadDrafts:
             ids(num_rows) + state.padding_place,
             *(ids(num_rows) for _ in range(3)),
         )
-        self._ends = ids(num_rows) + 1  # lengths in front of the drafts
+        self._ends = ids(num_rows) + 1  # lengths before the drafts
         self._tokens = ids(num_rows)  # drafted last
         self._index = ids(1)  # number of tokens that each row has, or had ended at
         self._offsets = torch.arange(1 + limits.max_query_len, device=drafts.device)
@@ -90,7 +90,7 @@ class HeadDrafts:
         """
         own = self._own_rows(shape.num_rows)
         ends = self._state.num_tokens[rows.places]
-        most = self._limits.max_model_len - 1 - ends  # a token of the target fits behind
+        most = self._limits.max_model_len - 1 - ends  # a token of the target fits after them
         wants = (rows.num_wanted > 0) & (verified.counts > 0)
         num_wanted = torch.minimum(rows.num_wanted, most).clamp_min(0) * wants
         given_rows = rows._replace(num_wanted=num_wanted)
@@ -107,12 +107,12 @@ class HeadDrafts:
         """Select the next token of each row that goes on; the held drafts are those so far.
 
         A draft ends where the head's logits are not numbers. logits: [num_rows,
-        len(vocab_slice)], of the head. edits: of the target's logits behind the draft, one row for
+        len(vocab_slice)], of the head. edits: of the target's logits after the draft, one row for
         each sequence.
         """
         rows, drafts = self._own_rows(num_rows), self._drafts[:num_rows]
         before = self._ends[:num_rows] + self._index - 1
-        rules, column = None, self._index.clamp_max(drafts.shape[1] - 2)  # behind it in captures
+        rules, column = None, self._index.clamp_max(drafts.shape[1] - 2)  # after it in captures
         if self._sampler.has_confidences:
             confidences = self._sampler.confidences(logits)
             self._confidences[:num_rows].index_copy_(1, column, confidences[:, None])
@@ -141,7 +141,7 @@ class HeadDrafts:
         shape: StepShape,
         edits: LogitEdits | None,
     ) -> None:
-        """Select all tokens of the drafts of rows, behind the state in front of the first."""
+        """Select all tokens of the drafts of rows, after the state before the first."""
         for index in range(self._num_of(head, shape)):
             if index > 0:
                 tokens = self._tokens[: shape.num_rows]

@@ -1,4 +1,4 @@
-"""Launches of a head's drafts behind the steps on the device, stage by stage."""
+"""Launches of a head's drafts after the steps on the device, stage by stage."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def draft_layout(parts: DrafterParts | None, limits: DeviceStepLimits) -> DraftL
 
 
 class HeadLauncher:
-    """Launches the drafts of a head behind the steps whose buffers it shares."""
+    """Launches the drafts of a head after the steps whose buffers it shares."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class HeadLauncher:
         return isinstance(self.pairs, TreePairDrafts) and self.pairs.growth.holds(num_nodes, depth)
 
     def launch_features(self, shape: StepShape) -> None:
-        """Launch what the head computes behind the target's pass."""
+        """Launch what the head computes after the target's pass."""
         if self.pairs is not None:
             self._run(Stage.FEATURES, shape)
 

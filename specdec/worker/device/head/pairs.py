@@ -1,8 +1,8 @@
 """Drafts on the device of a head with KV, which runs the pairs of tokens (`heads.networks.base`).
 
 It runs the pairs of the new tokens, whose features are those of the step's own pass. The pair of
-the token in front of the new ones is run again: its slot may be in a block that the sequence has
-given back, since the target had not written it. Behind a step with prompts the head also runs their
+the token before the new ones is run again: its slot may be in a block that the sequence has
+given back, since the target had not written it. After a step with prompts the head also runs their
 tokens, in one pass like that of the target. Then `PairDrafts` runs one pass for each draft token.
 """
 
@@ -30,7 +30,7 @@ Parts = TypeVar("Parts", PairParts, BlockParts)
 class KvDrafts(HeadDrafts, Generic[Parts]):
     """Launches the passes over pairs on static buffers, stage by stage.
 
-    `add_features` follows each pass of the target. Behind that of a step with prompts come
+    `add_features` follows each pass of the target. After that of a step with prompts come
     `run_prompts`, if the head runs one, and `gather`. Where some row wants a draft, `run_pairs`
     follows the verification.
     """
@@ -52,7 +52,7 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
         self._tapped = page.new_zeros(num_tokens, len(parts.head.taps), hidden_size)
         self._slots = drafts.new_zeros(num_tokens)
         self._features = page.new_zeros(num_tokens, page.shape[1])
-        self._first = drafts.new_zeros(num_rows)  # the last known token in front of the step
+        self._first = drafts.new_zeros(num_rows)  # the last known token before the step
         self._outputs = page.new_zeros(num_rows, page.shape[1])  # of the last pass
 
     def use(self, parts: Parts) -> None:
@@ -148,7 +148,7 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
     ) -> DeviceBatch:
         """Return the input of a pass; all [num_rows, Q]. is_written: tokens whose KV is stored."""
         size, last = self._limits.block_size, shape.num_blocks * self._limits.block_size - 1
-        is_written = is_written & (positions <= last)  # a row that has ended may be behind it
+        is_written = is_written & (positions <= last)  # a row that has ended may be beyond it
         positions = positions.clamp_max(last)
         tables = self._state.tables[self._rows.places[: shape.num_rows], : shape.num_blocks]
         slots = slots_at(positions, tables, size)
@@ -163,9 +163,9 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
 
 
 class PairDrafts(KvDrafts[PairParts]):
-    """Drafts token by token behind `run_pairs`.
+    """Drafts token by token after `run_pairs`.
 
-    `select` and `advance` come in turn, once for each token, and `advance` not behind the last one.
+    `select` and `advance` come in turn, once for each token, and `advance` not after the last one.
     """
 
     def select(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:

@@ -1,6 +1,6 @@
 """Drafts on the device of a head without KV: Medusa, Hydra and MLP speculators.
 
-It drafts from the target's hidden state in front of the last new token, and from that token. All
+It drafts from the target's hidden state before the last new token, and from that token. All
 tokens of a draft are launched at once: their number is that of a graph.
 """
 
@@ -18,7 +18,7 @@ from specdec.worker.head.parts import StateParts
 
 
 class StateDrafts(HeadDrafts):
-    """Launches a head on static buffers: `start` behind the verification, then `draft`."""
+    """Launches a head on static buffers: `start` after the verification, then `draft`."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class StateDrafts(HeadDrafts):
     def start(
         self, rows: DraftRows, verified: VerifiedChains, sources: Tensor, shape: StepShape
     ) -> None:
-        """Take the rows, and the features in front of their last new tokens.
+        """Take the rows, and the features before their last new tokens.
 
         The state has the lengths with the new tokens. sources: [num_rows, Q], the row of `hidden`
         that each new token was sampled by. shape: of the step.

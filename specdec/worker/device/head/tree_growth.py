@@ -2,7 +2,7 @@
 
 A tree grows level by level as `head_trees` has it, in fixed shapes: all rows of a step have the
 levels and the width of the largest tree, of which each uses as much as it wants. A chain is a tree
-of width 1. The nodes of a level run in one pass, in the KV slots behind the sequence, where the
+of width 1. The nodes of a level run in one pass, in the KV slots after the sequence, where the
 engine has reserved room. All levels are launched at once.
 """
 
@@ -43,7 +43,7 @@ def growth_shape(head: DraftHead, limits: DeviceStepLimits) -> GrowthShape | Non
 
 
 class TreePairDrafts(PairDrafts):
-    """Drafts chains as PairDrafts does, or trees of all rows: `grow` behind `run_pairs`."""
+    """Drafts chains as PairDrafts does, or trees of all rows: `grow` after `run_pairs`."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class TreePairDrafts(PairDrafts):
 
     @property
     def block_size(self) -> int:
-        """Slots of a block; the padding block is behind the pool."""
+        """Slots of a block; the padding block is after the pool."""
         return self._limits.block_size
 
     @property
@@ -163,7 +163,7 @@ class TreePairDrafts(PairDrafts):
 class _RunNodes:
     """The nodes of growing trees that have KV: w on each level of a tree of width w.
 
-    Node i has the i-th slot behind the sequence, and the place of a missing one is empty: its token
+    Node i has the i-th slot after the sequence, and the place of a missing one is empty: its token
     sees the text alone, and no node sees it.
     """
 

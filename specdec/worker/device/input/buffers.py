@@ -46,7 +46,7 @@ class StepBuffers:
 
 
 class HostOutput(NamedTuple):
-    """Output of a step on the host, behind an event that is recorded once it was received."""
+    """Output of a step on the host, valid after an event that is recorded once it was received."""
 
     results: Tensor  # [num_rows, 1 + Q] int64
     drafts: Tensor  # [num_rows, layout.width] int64
@@ -149,7 +149,7 @@ class PendingTokens:
         return _listed(self._result)
 
     def drafts(self) -> list[tuple[int, ...]]:
-        """Return what a head has drafted behind each row; call it behind `collect`."""
+        """Return what a head has drafted after each row; call it after `collect`."""
         if self._drafts is None:
             return [()] * len(self._result)
         return _listed(self._layout.tokens(self._drafts))
@@ -170,12 +170,12 @@ class PendingTokens:
         return [tuple(own[: len(draft)]) for own, draft in zip(found, drafts, strict=True)]
 
     def logprobs(self, tokens: Sequence[tuple[int, ...]]) -> list[Logprobs | None]:
-        """Return those of the new tokens of each row; call it behind `collect` with its result."""
+        """Return those of the new tokens of each row; call it after `collect` with its result."""
         return [None] * len(tokens) if self._logprobs is None else self._logprobs.of_rows(tokens)
 
 
 def _listed(rows: Tensor) -> list[tuple[int, ...]]:
-    """Return the tokens of rows, each with their number in front."""
+    """Return the tokens of rows, each with their number first."""
     return [tuple(tokens[:count]) for count, *tokens in rows.tolist()]
 
 
@@ -191,14 +191,14 @@ def copy_to_device(arrays: Sequence[NDArray[np.int64]], device: torch.device) ->
 
 
 def copy_to_host(values: Tensor) -> Tensor:
-    """Return a copy of values, which are valid behind an event that is recorded from now on."""
+    """Return a copy of values, which are valid after an event that is recorded from now on."""
     is_pinned = values.device.type == "cuda"
     host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=is_pinned)
     return host.copy_(values, non_blocking=True)
 
 
 def recorded_event(device: torch.device) -> torch.cuda.Event | None:
-    """Return an event behind what the device was given so far; None on the host."""
+    """Return an event after what the device was given so far; None on the host."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event()

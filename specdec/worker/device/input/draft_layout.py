@@ -11,7 +11,7 @@ class DraftLayout(NamedTuple):
     """Words of a row's draft: the number of its tokens, the tokens, their parents and confidences.
 
     max_tokens: of a draft; 0 where no head drafts. has_parents: whether drafts may be trees, whose
-    parents are written behind the tokens; those of chains have no meaning.
+    parents are written after the tokens; those of chains have no meaning.
     """
 
     max_tokens: int = 0

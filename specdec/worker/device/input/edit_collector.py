@@ -19,7 +19,7 @@ NO_PLACE = -1
 
 _NO_MASK = -1
 _ALWAYS = np.iinfo(np.int64).max
-_NUM_INTEGERS = Change.REPETITION  # words of a Change in front of the penalties
+_NUM_INTEGERS = Change.REPETITION  # words of a Change before the penalties
 
 Words = NDArray[np.int64]
 
@@ -70,8 +70,8 @@ class EditCollector:
     ) -> None:
         """Add the changes of one row of logits.
 
-        num_before: tokens in front of it at least, for the device decides about min_tokens.
-        grammar: its mask, if any. completed: last tokens of bad words that begin in front of it.
+        num_before: tokens before it at least, for the device decides about min_tokens.
+        grammar: its mask, if any. completed: last tokens of bad words that begin before it.
         """
         processor, rules = state.processor, state.processor.rules
         mask = intersection(grammar, processor.allowed)
@@ -120,12 +120,12 @@ class EditCollector:
 
 
 def least_known(row: StepRow, state: SequenceState) -> int:
-    """Return the tokens in front of what a row samples, at least where these are pending."""
+    """Return the tokens before what a row samples, at least where these are pending."""
     return state.num_tokens if row.is_pending else row.known_end
 
 
 def _completions(row: StepRow, state: SequenceState) -> Iterator[Columns]:
-    """Yield the last tokens of the bad words that begin in front of each place of a row."""
+    """Yield the last tokens of the bad words that begin before each place of a row."""
     history = state.history
     assert history is not None, "bad words need the tokens"
     for path in row.paths:

@@ -1,7 +1,7 @@
 """The input of a step on the device: words that the host packs, and what the device reads of them.
 
-Behind a table with the rows of the step, padding included, come their trees of drafts, if there are
-any, changes of block tables, and where rows have prompts the tokens of all rows, one behind the
+After a table with the rows of the step, padding included, come their trees of drafts, if there are
+any, changes of block tables, and where rows have prompts the tokens of all rows, one after the
 other.
 """
 
@@ -39,12 +39,12 @@ _DELTAS_PER_ROW = 2
 
 
 class Word(IntEnum):
-    """Columns of a row of the packed input, int64, behind the record of its sampling parameters.
+    """Columns of a row of the packed input, int64, after the record of its sampling parameters.
 
     START: position of the last known token, unless IS_PENDING: then that and the token are on the
     device, and so are at most NUM_DRAFTS drafts of a head, and MAX_END is that of the
     StepRow. NUM_KEPT: as in DeviceChains. NUM_NEXT: draft tokens that the head makes
-    behind the row, 0 if it does not sample. END: of its tokens among those of all rows. SAMPLES: 0
+    after the row, 0 if it does not sample. END: of its tokens among those of all rows. SAMPLES: 0
     for a chunk of a prompt that more of it follows. HAS_HEAD: whether the head runs its tokens.
     ADAPTER: the place of its adapter, 0 without one. NEXT_DEPTH: of the tree behind the row, 0 for
     a chain. HELD_DEPTH: as in RowDrafting.
@@ -71,7 +71,7 @@ class Word(IntEnum):
 class Packed(NamedTuple):
     """The input of a step on the device, by row.
 
-    table: all columns. starts, first: position and id of the last known token. drafts: behind it,
+    table: all columns. starts, first: position and id of the last known token. drafts: after it,
     num_drafts of them. params: records of SAMPLE_PARAMS. changes: of block tables. trees: None
     where the drafts of all rows are chains.
     """
@@ -87,9 +87,9 @@ class Packed(NamedTuple):
     trees: PackedTrees | None = None
 
     def indices(self, offsets: Tensor) -> Tensor:
-        """Return the index [num_rows, Q] of the KV of the last known token and those behind it.
+        """Return the index [num_rows, Q] of the KV of the last known token and those after it.
 
-        offsets: [Q], from 0 on. Tokens behind the drafts have the index of the last one.
+        offsets: [Q], from 0 on. Tokens after the drafts have the index of the last one.
         """
         return self.starts[:, None] + torch.minimum(offsets, self.num_drafts[:, None])
 
@@ -98,7 +98,7 @@ class Packed(NamedTuple):
         return self.indices(offsets if self.trees is None else self.trees.depths)
 
     def drafts_before(self, rows: Tensor) -> Tensor:
-        """Return the drafts in front of rows of logits, as `apply_edits` takes them."""
+        """Return the drafts before rows of logits, as `apply_edits` takes them."""
         if self.trees is None:
             return chain_paths(rows, self.drafts)
         return self.trees.paths(rows, self.drafts)
@@ -146,7 +146,7 @@ class StepPacker:
         *,
         is_ragged: bool = False,
     ) -> None:
-        """Write a step to the words of a host buffer, behind its rows those of padding."""
+        """Write a step to the words of a host buffer, and rows of padding after its own."""
         count = len(columns)
         table = _table(words, shape)
         self._pack_rows(table[:count], columns, states)

@@ -21,7 +21,7 @@ def num_tokens(row: StepRow) -> int:
 
 
 def is_prompt(row: StepRow) -> bool:
-    """Return whether a row has tokens in front of its last known one, or does not sample."""
+    """Return whether a row has tokens before its last known one, or does not sample."""
     return len(row.token_ids) > 1 + row.num_draft_tokens or not row.samples
 
 
@@ -47,7 +47,7 @@ def _has_prompt_logprobs(row: StepRow, state: SequenceState) -> bool:
 
 
 def _knows_tokens(row: StepRow, state: SequenceState) -> bool:
-    """Return whether the host knows the tokens that it needs: those in front of bad words."""
+    """Return whether the host knows the tokens that it needs: those before bad words."""
     return not (row.is_pending and state.processor.phrases)
 
 
@@ -88,7 +88,7 @@ def without_next_drafts(rows: Sequence[StepRow], seq_ids: Container[int]) -> lis
 
 
 def flat_tokens(rows: Sequence[StepRow]) -> list[int]:
-    """Return the tokens of rows, one row behind the other; 0 for those that the device holds."""
+    """Return the tokens of rows, one row after the other; 0 for those that the device holds."""
     return [
         *chain.from_iterable(
             (0,) * num_tokens(row) if row.is_pending else row.token_ids for row in rows

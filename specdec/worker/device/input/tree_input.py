@@ -1,6 +1,6 @@
 """Draft trees in the packed input of a step on the device.
 
-Behind the table of rows, a step with trees has three words for each token of each row: its parent,
+After the table of rows, a step with trees has three words for each token of each row: its parent,
 its depth, and its ancestors. Rows with chains, and padding, have those of a chain.
 """
 
@@ -54,7 +54,7 @@ class PackedTrees(NamedTuple):
         return PackedTrees(*(torch.where(rows[:, None], new, own) for own, new in pairs))
 
     def paths(self, rows: Tensor, drafts: Tensor) -> Tensor:
-        """Return the drafts in front of rows of logits, as `chain_paths` does for chains.
+        """Return the drafts before rows of logits, as `chain_paths` does for chains.
 
         drafts: [num_rows, Q - 1] int64.
         """
@@ -89,7 +89,7 @@ def held_trees(held: Tensor, most: Tensor, shape: StepShape) -> HeldTrees:
     is_node = nodes < num_nodes[:, None]
     parents = pad(parents[:, columns], missing).masked_fill(~is_node, BASE)
     bits = torch.ones_like(nodes) << nodes.clamp_max(MAX_TREE_NODES - 1)
-    # With the base in front, whose path is empty; each round doubles the length of the paths.
+    # With the base first, whose path is empty; each round doubles the length of the paths.
     words = pad(torch.where(is_node, bits, 0), (1, 0))
     depths, above = pad(is_node.long(), (1, 0)), pad(parents + 1, (1, 0))
     for _ in range(num_columns.bit_length()):
