@@ -5,8 +5,8 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
-
 from benchmarks.json_schemas import CASES
+
 from specdec.engine.requests.outputs import TargetLostError
 from specdec.speculation.proposers import DraftVocabulary
 from specdec.types.errors import GrammarError, InvalidValueError, TargetFailedError

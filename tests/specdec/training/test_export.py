@@ -29,7 +29,7 @@ def target(tmp_path_factory):
     return Target(directory, 64, TargetPrecision(kernels="torch"))
 
 
-HEADS = [method for method in TRAINED_METHODS if method != "draft_model"]  # drafters/test_draft_model.py
+HEADS = [method for method in TRAINED_METHODS if method != "draft_model"]
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

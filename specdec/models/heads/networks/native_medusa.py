@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.kernels.cpu import native_library
 from specdec.kernels.cpu.medusa import MedusaKernel
-from specdec.kernels.reference.forward_batch import ModelInput
+from specdec.kernels.reference.forward_batch import ForwardBatch
 from specdec.models.heads.networks.base import HeadCapabilities
 from specdec.models.heads.networks.medusa import MedusaHeads, ResidualBlock
 from specdec.models.heads.networks.projection import SharedInputLinear

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.kernels.reference.device_batch import AnyDeviceBatch
-from specdec.kernels.reference.forward_batch import Chunk, ModelInput, on_device
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, on_device
 from specdec.models.heads.networks.base import DeviceDrafts, FrontierNodes, HeadCapabilities
 from specdec.models.heads.networks.layers import HeadAttention, LayerPass
 from specdec.models.layers.linear import VocabEmbedding, VocabHead

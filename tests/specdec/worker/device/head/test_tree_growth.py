@@ -264,7 +264,7 @@ def test_a_chain_that_was_drafted_beside_a_tree_is_cut_by_depth(tiny_model_dir, 
     rows = [StepRow(i, 0, each, 0, True, RowDrafting(num_next=3)) for i, each in enumerate(prompts)]
     rows[-1] = wanting(rows[-1], num_next=NUM_NODES, next_depth=NUM_DRAFTS)
     wanted = {"drafting": RowDrafting(num_held=4, held_depth=1), "max_end": 40}
-    behind = [
+    after = [
         StepRow(i, len(each), (PENDING_TOKEN,), 0, True, **wanted) for i, each in enumerate(prompts)
     ]
     steps = [first_step(prompts, rows), StepInput(1, (), (), (), tuple(after[:-1]))]
