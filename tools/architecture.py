@@ -38,7 +38,9 @@ def _folders(root: Path) -> Iterator[Path]:
 def _table(folder: Path) -> str:
     rows = [_row(path) for path in sorted(folder.iterdir()) if _is_listed(path)]
     head = f"\n### `{folder}/`\n\n{_purpose(folder)}"
-    return head + ("\n| file | content | defines |\n|---|---|---|\n" + "".join(rows) if rows else "")
+    return head + (
+        "\n| file | content | defines |\n|---|---|---|\n" + "".join(rows) if rows else ""
+    )
 
 
 def _is_listed(path: Path) -> bool:

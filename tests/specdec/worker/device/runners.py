@@ -23,6 +23,7 @@ from specdec.worker.batch.draft_grammars import DraftGrammars
 from specdec.worker.device.step_graphs import GraphBackend
 from specdec.worker.device.steps import DeviceSteps
 from specdec.worker.target_model_runner import ServedHead
+from tests.specdec.grammars import grammar_compiler
 
 
 class FakeGraphs:
