@@ -163,5 +163,5 @@ class TimedWorker:
         return outputs
 
     def poll_busy(self) -> bool:
-        """As of the worker."""
+        """See the worker."""
         return self._worker.poll_busy()

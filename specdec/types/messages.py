@@ -134,7 +134,7 @@ class StepRow(NamedTuple):
     drafting: how its drafts are verified, and which others its rank takes and makes.
     grammar_mask: int32 [num_draft_tokens + 1, ceil(vocab_size / 32)], where bit t % 32 of word
         t // 32 is set if token t is allowed at that position; None allows all.
-    num_lookahead_tokens: guesses behind the drafts, which are run for the target's predictions
+    num_lookahead_tokens: guesses after the drafts, which are run for the target's predictions
         after them and are never verified.
     adapter_id: of the adapter that the sequence runs with; BASE_MODEL for none.
     max_end: for held drafts, the greatest `end` with which all drafts could become output.
@@ -160,7 +160,7 @@ class StepRow(NamedTuple):
     ) -> StepRow:
         """Return the row with `token` in place of PENDING_TOKEN, and the draft after it.
 
-        position: of the token. held, held_parents: the draft that a head has made behind it. The
+        position: of the token. held, held_parents: the draft that a head has made after it. The
         result's num_held and held_depth are what was wanted of these.
         """
         drafting = self.drafting

@@ -36,6 +36,8 @@ def found(text):
         ("waits in\n     * vain", ["in vain"]),
         ("by what\nit gains", ["by what"]),
         ("It says by and\n    by what it is", ["says", "by and by"]),
+        ("num_tokens_behind, in front\n    of it", ["behind", "in front of"]),
+        ("behind a proxy", []),
     ],
 )
 def test_rejected_words_are_found_as_whole_words(text, expected):

@@ -94,7 +94,7 @@ class MedusaConfig(HeadMethodConfig):
     """Medusa heads: each predicts the token at one distance from the target's last hidden state.
 
     medusa_choices: shape of its trees, as paths of ranks among a head's best tokens: [0, 1] is the
-        second best token of the second head, behind the best one of the first. The order is free.
+        second best token of the second head, after the best one of the first. The order is free.
         Without choices each tree has the shape with the most expected accepted tokens.
     """
 
@@ -180,7 +180,7 @@ class MtpConfig(AttentionHeadConfig):
 
 @dataclass(frozen=True)
 class ParallelEagleConfig(AttentionHeadConfig):
-    """P-EAGLE: an EAGLE-3 head that drafts all tokens in one pass, behind mask tokens."""
+    """P-EAGLE: an EAGLE-3 head that drafts all tokens in one pass, after mask tokens."""
 
     name = "p_eagle"
     parallel_of = Eagle3Config.name

@@ -78,5 +78,5 @@ class MethodConfig:
 
     @property
     def num_lookahead_tokens(self) -> int:
-        """Guesses that the target runs in each step behind a sequence's drafts."""
+        """Guesses that the target runs in each step after a sequence's drafts."""
         return 0

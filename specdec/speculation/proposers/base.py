@@ -108,7 +108,7 @@ class Proposal(NamedTuple):
 class ProposalAhead:
     """Drafts for one sequence after its next token, which is not known yet.
 
-    drafts_by_token: as in RowDrafting, for every token behind which there is a draft.
+    drafts_by_token: as in RowDrafting, for every token after which there is a draft.
     num_held_drafts, held_depth: as in RowDrafting, where the target's ranks have the draft.
     """
 

@@ -34,7 +34,7 @@ class TrainingConfig:
     """Settings of a training run: beside samples and target, all that decides the weights.
 
     method: one for which `specdec.training.drafters` has a drafter.
-    depth: draft tokens behind each position that are trained. A draft model is trained on the next
+    depth: draft tokens after each position that are trained. A draft model is trained on the next
         token alone, and evaluated with this many.
     num_layers: decoder layers, where a method may have any number; None for its default.
     markov_rank: of dspark's Markov head; None for the default.

@@ -71,7 +71,7 @@ class HeadRunner:
         has_padding_block: as in ModelRunner. num_scratch_blocks: after it, for `device_block`.
         batch_state, shard: of the target's rank. tree_choices: as in HeadTrees. has_confidences:
         whether chains are returned with confidences, which a call for a whole draft does not give.
-        on_replace: is called behind each `replace_head`.
+        on_replace: is called after each `replace_head`.
         """
         self._batch_state = batch_state
         self._shard = shard
@@ -296,7 +296,7 @@ class HeadRunner:
         return True
 
     def _new_draft(self, row: StepRow, num_tokens: int) -> HeadDraft:
-        """Return an empty draft; it will end where a token of the target still fits behind it."""
+        """Return an empty draft; it will end where a token of the target still fits after it."""
         num_wanted = min(row.drafting.num_next, self._max_model_len - 1 - num_tokens)
         depth = min(num_wanted, row.drafting.next_depth or num_wanted)
         if self.head.max_draft_tokens is not None:

@@ -206,7 +206,7 @@ class TestMessages:
         run(engine, [request("r", prompt(4), max_tokens=8)])
         rows = [step.rows[0] for step in target.steps]
         assert [row.samples for row in rows[:3]] == [False, False, True]
-        # Behind the row that yields token n, tokens n + 1 to 7 may be drafted, the 8th never.
+        # After the row that yields token n, tokens n + 1 to 7 may be drafted, the 8th never.
         assert [row.drafting.num_next for row in rows] == [3, 3, 3, 3, 3, 3, 2, 1, 0, 0]
 
     def test_no_block_is_taken_for_the_drafts_of_a_head_without_kv(self, tiny_model_dir):

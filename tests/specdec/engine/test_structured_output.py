@@ -5,7 +5,6 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
-from benchmarks.json_schemas import CASES
 
 from specdec.engine.requests.outputs import TargetLostError
 from specdec.speculation.proposers import DraftVocabulary
@@ -25,6 +24,7 @@ from tests.specdec.engines import (
 )
 from tests.specdec.fakes import run_ranks
 from tests.specdec.grammars import grammar_compiler
+from tests.specdec.text.grammar.json_schemas import CASES
 from tests.specdec.tiny import shuffled_llama_dir
 
 PROMPT = list(range(40, 52))

@@ -135,7 +135,7 @@ class DFlashHead(nn.Module):
         return self.state_of(pairs, outputs, self._block_logits(outputs))
 
     def state_of(self, pairs: ForwardBatch, outputs: Tensor, logits: Tensor) -> BlockState:
-        """Return the state behind pairs, of the outputs and logits of its blocks."""
+        """Return the state after pairs, of the outputs and logits of its blocks."""
         if self.markov is None:
             return BlockState(outputs, logits, None)
         anchors = self._index([chunk.token_ids[-1] for chunk in pairs.chunks])

@@ -27,7 +27,7 @@ from specdec.worker.head.parts import BlockParts
 
 
 def num_scratch_blocks(head: DraftHead, limits: EngineConfig) -> int:
-    """Return the pages behind the pool and its padding that a head needs for blocks."""
+    """Return the pages after the pool and its padding that a head needs for blocks."""
     if head.capabilities.on_device is not DeviceDrafts.BLOCKS:
         return 0
     num_tokens = 0 if limits.speculation is None else limits.speculation.max_chain_tokens

@@ -60,14 +60,14 @@ class StepColumns:
 
     @property
     def grows_trees(self) -> bool:
-        """Return whether a head is to draft a tree behind a row."""
+        """Return whether a head is to draft a tree after a row."""
         return any(self["next_depth"]) and any(
             row.samples and row.drafting.next_depth for row in self.rows
         )
 
     @property
     def num_next_drafts(self) -> Sequence[int]:
-        """Draft tokens that the head makes behind each row, 0 where it does not sample."""
+        """Draft tokens that the head makes after each row, 0 where it does not sample."""
         if not any(self["num_next"]):
             return self["num_next"]
         return [row.drafting.num_next * row.samples for row in self.rows]

@@ -46,7 +46,7 @@ class Word(IntEnum):
     StepRow. NUM_KEPT: as in DeviceChains. NUM_NEXT: draft tokens that the head makes
     after the row, 0 if it does not sample. END: of its tokens among those of all rows. SAMPLES: 0
     for a chunk of a prompt that more of it follows. HAS_HEAD: whether the head runs its tokens.
-    ADAPTER: the place of its adapter, 0 without one. NEXT_DEPTH: of the tree behind the row, 0 for
+    ADAPTER: the place of its adapter, 0 without one. NEXT_DEPTH: of the tree after the row, 0 for
     a chain. HELD_DEPTH: as in RowDrafting.
     TOKENS: the last known token, then drafts, in all further columns.
     """

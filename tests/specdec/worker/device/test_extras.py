@@ -28,7 +28,7 @@ from specdec.worker.device.step_graphs import StepShape
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, run
 from tests.specdec.fakes import run_ranks
 from tests.specdec.grammars import grammar_compiler
-from tests.specdec.worker.device import (
+from tests.specdec.worker.device.runners import (
     FakeGraphs,
     device_runner,
     device_target,
