@@ -41,7 +41,7 @@ Measured = TypeVar("Measured")
 
 
 class RayExecutor:
-    """Models in worker groups that are restarted when lost; see specdec.engine.core.Executor.
+    """Models in worker groups that are restarted when lost; see specdec.engine.executor.Executor.
 
     `LLM` finds it by the entry point `ray`.
     """

@@ -13,9 +13,7 @@ import random
 import secrets
 import time
 from collections.abc import AsyncGenerator, Collection
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from importlib.metadata import version
 
 from ray.util.placement_group import PlacementGroup
@@ -25,9 +23,10 @@ from cluster.observability.logs import current_request_id
 from cluster.observability.request_context import current_caller
 from cluster.replica.instrumentation import Instrumentation
 from cluster.replica.orders import AbortOrder
+from cluster.replica.phases import Loading, Serving
 from cluster.replica.preprocessor import Preprocessor
 from cluster.replica.ray_executor import RayExecutor
-from cluster.replica.report import ReplicaLoad, decision_news
+from cluster.replica.report import ReplicaLoad
 from cluster.replica.sample_buffer import SampleBuffer
 from cluster.workers.profiling import Profiling
 from cluster.workers.ray.resources import ReplicaMemory
@@ -35,12 +34,13 @@ from cluster.workers.shared_draft.draft_seats import DraftSeats
 from specdec.engine.core import EngineCore
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.models.model_resolution import ModelDirectories
+from specdec.engine.phases import RunningEngine
 from specdec.sequences.prediction import PredictedText
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.control import SpeculationState
 from specdec.types.drafters import DrafterOrder, DrafterReport
-from specdec.types.errors import NotReadyError, TargetFailedError, UnknownModelError
+from specdec.types.errors import TargetFailedError, UnknownModelError
 from specdec.types.messages import BASE_MODEL
 from specdec.types.reports.fleet import ReplicaReport
 from specdec.types.reports.profile import ProfileOrder, ProfileReport
@@ -90,7 +90,7 @@ class Router:
         self._seeds = random.SystemRandom() if config.seed is None else random.Random(config.seed)
         self._models = RayExecutor(config, directories, self.core.plan, num_sharing, seats)
         self._speculation_version: int | None = None
-        self._load = ReplicaLoad(config.target_requests_per_replica, time.monotonic)
+        self._phase: Loading | Serving = Loading(replica, self.core.settings)
         self._instrumentation = Instrumentation(config, replica, self.metrics)
         self._samples = SampleBuffer(
             config.training_buffer_tokens, config.training_cache_salt or "", replica
@@ -107,70 +107,52 @@ class Router:
             await text
         logger.info("the models are loaded and warm")
         full = max(1, min(config.max_num_seqs, round(config.target_requests_per_replica)))
-        await asyncio.to_thread(
+        loaded = await asyncio.to_thread(
             self.core.load, self._models, self.text.tokenizer, full, self._instrumentation
         )
-        self.core.start_thread()
+        self.serve(loaded.start_thread())
         logger.info("ready: %s with %s", config.served_model_name, self.core.plan)
+
+    def serve(self, engine: RunningEngine) -> None:
+        """Begin to serve with an engine that has been started."""
+        load = ReplicaLoad(self.config.target_requests_per_replica, time.monotonic)
+        self._phase = Serving(self._replica, engine, self._models, load)
 
     @property
     def is_ready(self) -> bool:
         """Return whether requests are admitted now."""
-        return not self._why_not_ready
+        return not self._phase.why_not_ready
 
     @property
-    def _why_not_ready(self) -> str:
-        """Empty while the replica is ready."""
-        thread = self.core.thread
-        if thread is None:
-            return "the model is loading"
-        if thread.failure is not None:
-            return "the model stopped answering"
-        if thread.is_recovering:
-            return "the model is starting again"
-        return "it is draining" if thread.is_draining else ""
+    def failure(self) -> TargetFailedError | None:
+        """Why the engine is lost; None while it is not."""
+        return self._phase.failure
+
+    def running_engine(self) -> RunningEngine:
+        """Return the engine. Raises NotReadyError while the models load."""
+        return self._phase.running_engine()
 
     def load_in_requests(self) -> float:
         """Return the load for the autoscaler, which asks every few seconds. Does not block.
 
         Each choice of a request counts as one.
         """
-        thread = self.core.thread
-        if thread is None:
-            return 0.0
-        stats = thread.last_stats
-        return self._load.requests(
-            thread.num_sequences, stats.counts.num_generated_tokens, stats.capacity_tokens_per_s
-        )
-
-    @property
-    def failure(self) -> TargetFailedError | None:
-        """Why the engine is lost; None while it is not."""
-        return None if self.core.thread is None else self.core.thread.failure
+        return self._phase.load_in_requests()
 
     async def check_models(self) -> None:
         """Restart a worker whose loss no step noticed. Raises TargetFailedError if that failed."""
-        thread = self.core.thread
-        if thread is None:
-            return
-        if thread.failure is not None:
-            raise thread.failure
-        if not thread.is_recovering:
-            await self._models.check(thread)
+        await self._phase.check_models()
 
     async def drain(self, timeout_s: float | None = None) -> None:
         """Refuse new requests and wait until the open ones have ended, at most `timeout_s`.
 
         timeout_s: None for drain_timeout_s; 0 ends them now.
         """
-        timeout_s = self.config.drain_timeout_s if timeout_s is None else timeout_s
-        if self.core.thread is not None:
-            await self.core.thread.drain(timeout_s)
+        await self._phase.drain(self.config.drain_timeout_s if timeout_s is None else timeout_s)
 
     async def close(self) -> None:
         """End the engine and the models; open streams end with an error."""
-        if self.core.thread is not None:
-            await self.core.thread.close()
+        await self._phase.close()
         await asyncio.to_thread(self._models.close)
         await asyncio.to_thread(self._instrumentation.close)
 
@@ -187,57 +169,31 @@ class Router:
 
     async def apply_speculation(self, state: SpeculationState) -> None:
         """Put the settings of a state in force; the next step goes by them when this returns."""
-        with suppress(TargetFailedError, NotReadyError):  # ended; the next Router asks again
-            await self.core.apply_control(state.in_force)
+        await self._phase.apply_control(state.in_force)
         self._speculation_version = state.version
 
     def report(self) -> ReplicaReport:
         """Return this replica's state for the ControlPlane."""
-        reason = self._why_not_ready
-        if self.core.thread is None:
-            return ReplicaReport(self._replica, is_ready=False, reason=reason)
-        stats = self.core.stats()
-        return ReplicaReport(
-            self._replica,
-            is_ready=not reason,
-            reason=reason,
-            num_running=stats.num_running,
-            num_waiting=stats.num_waiting,
-            num_decoding=stats.num_decoding,
-            kv_cache_usage=stats.kv_cache_usage,
-            is_speculation_on=stats.is_speculation_on and self._models.can_draft,
-            speculation_version=self._speculation_version,
-            num_chosen_tokens=stats.num_chosen_tokens,
-            decision_reason=stats.chosen.reason.value if stats.chosen else "",
-            decision_changes=decision_news(stats, time.monotonic(), datetime.now(UTC)),
-            estimated_speedup=stats.estimated_speedup,
-            estimated_tokens_per_s=stats.estimated_tokens_per_s,
-            head_probe_acceptance=stats.head_probe_acceptance,
-            drafter_version=stats.drafter_version,
-            mode=stats.mode,
-            is_draft_worker_up=self._models.is_draft_up,
-            counts=stats.counts,
-        )
+        return self._phase.report(self._speculation_version)
 
     async def profile(self, order: ProfileOrder) -> ProfileReport:
         """Profile the models of this replica. Raises what `Profiling.take` raises."""
-        if self.core.thread is None:
-            raise NotReadyError("the model is still loading")
-        return await self._profiling.take(order, self._models.profiled, self.core.thread.call)
+        thread = self.running_engine().thread
+        return await self._profiling.take(order, self._models.profiled, thread.call)
 
     async def order_drafter(self, order: DrafterOrder) -> DrafterReport:
         """Execute an order for the versions of this replica's draft head.
 
-        Raises what `EngineCore.order_drafter` raises.
+        Raises what `RunningEngine.order_drafter` raises.
         """
-        return await self.core.order_drafter(order, self._replica)
+        return await self.running_engine().order_drafter(order, self._replica)
 
     async def order_adapter(self, order: AdapterOrder) -> AdapterReport:
         """Execute an order for the adapters of this replica.
 
-        Raises what `EngineCore.order_adapter` raises.
+        Raises what `RunningEngine.order_adapter` raises.
         """
-        return await self.core.order_adapter(order, self._replica)
+        return await self.running_engine().order_adapter(order, self._replica)
 
     def take_samples(self, order: SampleOrder) -> SampleBatch:
         """Return answers for training, and forget them; see `SampleBuffer.take`."""
@@ -287,17 +243,14 @@ class Router:
 
     def abort(self, order: AbortOrder) -> None:
         """End the requests that an order applies to; an unknown id is no error."""
-        if self.core.thread is not None:
-            self.core.thread.abort_where(order.applies_to)
+        self._phase.abort(order)
 
     async def flush_cache(self) -> bool:
         """Empty the prefix cache unless requests run or wait; return whether it was emptied.
 
         Raises NotReadyError.
         """
-        if self.core.thread is None:
-            raise NotReadyError("the model is still loading")
-        return await self.core.thread.clear_prefix_cache()
+        return await self.running_engine().thread.clear_prefix_cache()
 
     async def _predicted_text(self, text: str | None) -> PredictedText | None:
         """Return predicted output, without tokens that cannot fit the context."""
@@ -321,9 +274,7 @@ class Router:
     def _thread_for(self, model: str) -> EngineThread:
         """Return the engine for requests of a model. Raises UnknownModelError, NotReadyError."""
         self._check_model(model)
-        if self.core.thread is None:
-            raise NotReadyError("the model is still loading")
-        return self.core.thread
+        return self.running_engine().thread
 
     def max_tokens(self, params: SamplingParams) -> int:
         """Return the most tokens of a choice, after the shortest possible prompt."""

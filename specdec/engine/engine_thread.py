@@ -68,7 +68,7 @@ class EngineThread:
         self,
         engine: Engine,
         restart_target: Callable[[], Target] | None = None,
-        on_target_lost: Callable[[], None] | None = None,
+        on_target_lost: Callable[[], None] = lambda: None,
         on_loss_explained: Callable[[], None] = lambda: None,
     ) -> None:
         """Start the thread. Call it on the event loop that reads the streams.
@@ -296,8 +296,7 @@ class EngineThread:
             self._notify(self._streams.deliver, outputs, newly_scheduled)
 
     def _expire(self) -> None:
-        expired = self._engine.expire(time.monotonic())
-        if expired:
+        if expired := self._engine.expire(time.monotonic()):
             self._notify(self._streams.expire, expired)
 
     def _update_stats(self, *, now: bool) -> None:
@@ -350,8 +349,7 @@ class EngineThread:
             self._give_up(TargetFailedError("engine error"))
             return
         try:
-            if self._on_target_lost is not None:
-                self._on_target_lost()
+            self._on_target_lost()
         except Exception:  # the restart shows whether another target can start nevertheless
             logger.exception("the lost target could not be ended")
         # On another thread, so that requests can be added and aborted meanwhile.

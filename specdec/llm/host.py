@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import secrets
 import threading
@@ -14,12 +13,14 @@ from importlib.metadata import entry_points
 
 from specdec.config.hardware import available_memory_bytes, smallest_gpu_bytes
 from specdec.config.llm import LLMConfig
-from specdec.engine.core import EngineCore, Executor
-from specdec.engine.engine_thread import EngineThread
+from specdec.engine.core import EngineCore
+from specdec.engine.executor import Executor
 from specdec.engine.memory.memory_plan import MemoryPlan
 from specdec.engine.metrics.request_metrics import RequestMetrics
 from specdec.engine.models.model_detection import with_detected_models
 from specdec.engine.models.model_resolution import ModelDirectories, resolve_models
+from specdec.engine.orders.adapter_control import require_adapters
+from specdec.engine.phases import LoadedEngine, RunningEngine, StoppedEngine
 from specdec.llm.arguments import Arguments
 from specdec.llm.drafter_choice import with_fastest_drafter
 from specdec.llm.metrics import StatsLog
@@ -89,8 +90,9 @@ class EngineHost:
         self._is_closed = False
         plan = self.core.plan
         self._executor = _make_executor(arguments.executor, self.config, directories, plan)
+        self.engine: LoadedEngine | RunningEngine | StoppedEngine
         try:
-            self.core.load(self._executor, self.tokenizer, self.config.max_num_seqs)
+            self.engine = self.core.load(self._executor, self.tokenizer, self.config.max_num_seqs)
         except BaseException:
             self._executor.close()
             raise
@@ -130,14 +132,14 @@ class EngineHost:
             model="" if lora is None else lora.lora_name,
             prediction=self._predicted_text(params.speculation.prediction),
         )
-        self.core.engine.check(request)
+        self.engine.check(request)
         return Call(request, parts.text, lora)
 
     def _check_adapter(self, lora: LoRARequest) -> None:
         """Raise InvalidValueError for another adapter's id, and where none can be loaded."""
         if not isinstance(lora, LoRARequest):
             raise InvalidValueError("lora_request", lora, "a specdec.LoRARequest, or None")
-        self.core.require_adapters()
+        require_adapters(self.core.adapters)
         known = self._names_by_lora_id.setdefault(lora.lora_int_id, lora.lora_name)
         if known != lora.lora_name:
             limit = f"one that no other adapter has; {known} has this one"
@@ -186,13 +188,13 @@ class EngineHost:
 
         is_aborted: it was aborted before, so that its only output reports that.
         """
-        thread = self._running_thread()
+        engine = self._running_engine()
         metrics = RequestMetrics(call.request.request_id, self.core.metrics)
         metrics.on_queued(call.request)
         self.core.metrics.num_requests += call.request.params.n
         builder = OutputBuilder(call.request, call.prompt, self.tokenizer, metrics, time.time())
         make_output = builder.delta if kind == "delta" else builder.output
-        steps = self._steps(call, thread, metrics)
+        steps = self._steps(call, engine, metrics)
         try:
             if is_aborted:
                 raise AbortedError(call.request.request_id)
@@ -206,16 +208,16 @@ class EngineHost:
             yield make_output()
         finally:
             await steps.aclose()
-            self.stats_log.note(self.core.last_stats)
+            self.stats_log.note(self.engine.last_stats)
 
     async def _steps(
-        self, call: Call, thread: EngineThread, metrics: RequestMetrics
+        self, call: Call, engine: RunningEngine, metrics: RequestMetrics
     ) -> AsyncGenerator[EngineOutput, None]:
         """Stream the engine's outputs; an adapter is loaded first, and held until the end."""
-        request, lora = call.request, call.lora
+        request, lora, thread = call.request, call.lora, engine.thread
         async with AsyncExitStack() as held:
             if lora is not None:
-                control = self.core.require_adapters()
+                control = require_adapters(engine.loaded.adapters)
                 holding = control.holding(lora, thread)
                 request = replace(request, adapter_id=await held.enter_async_context(holding))
             outputs = await held.enter_async_context(aclosing(thread.generate(request, metrics)))
@@ -223,34 +225,24 @@ class EngineHost:
                 yield output
 
     async def order_adapter(self, order: AdapterOrder) -> AdapterReport:
-        """Execute an order on the running event loop; see `EngineCore.order_adapter`."""
-        self._running_thread()
-        return await self.core.order_adapter(order)
+        """Execute an order on the running event loop; see `RunningEngine.order_adapter`."""
+        return await self._running_engine().order_adapter(order)
 
     async def order_drafter(self, order: DrafterOrder) -> DrafterReport:
-        """Execute an order on the running event loop; see `EngineCore.order_drafter`."""
-        self._running_thread()
-        return await self.core.order_drafter(order)
+        """Execute an order on the running event loop; see `RunningEngine.order_drafter`."""
+        return await self._running_engine().order_drafter(order)
 
     def abort(self, request_id: str) -> None:
         """End the requests with this id; on the event loop of their streams."""
         for preparation in self._preparations:
             preparation.is_aborted |= preparation.request_id == request_id
-        if self.core.thread is not None:
-            self.core.thread.abort(request_id)
+        self.engine.abort(request_id)
 
-    def _running_thread(self) -> EngineThread:
-        """Return the engine's thread for the running event loop; start it if necessary."""
+    def _running_engine(self) -> RunningEngine:
+        """Return the engine with a thread for the running event loop; start that if necessary."""
         self._require_open()
-        thread = self.core.thread
-        if thread is not None and thread.event_loop is asyncio.get_running_loop():
-            return thread
-        if thread is not None:
-            _require_replaceable(thread)
-            thread.stop()
-            if thread.failure is not None:  # the step in flight was its last
-                raise thread.failure
-        return self.core.start_thread()
+        self.engine = engine = self.engine.on_running_loop()
+        return engine
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -261,20 +253,10 @@ class EngineHost:
         if self._is_closed:
             return
         self._is_closed = True
-        self.core.stop()
+        self.engine = self.engine.stop()
         self._executor.close()
         if self._grammars is not None:
             self._grammars.close()
-
-
-def _require_replaceable(thread: EngineThread) -> None:
-    """Raise where another thread cannot take over the engine."""
-    if thread.failure is not None:
-        raise thread.failure
-    if thread.is_recovering:
-        raise NotReadyError("the models are being started again")
-    if thread.num_streams and not thread.event_loop.is_closed():
-        raise NotReadyError("another event loop has streams that are open")
 
 
 def _memory_bytes(config: LLMConfig) -> int:

@@ -55,7 +55,7 @@ class HostedModel:
     @property
     def speculation(self) -> SpeculationControl | None:
         """The speculation settings in force; None where nothing can draft."""
-        return self._host.core.control
+        return self._host.core.settings.control
 
     def set_speculation(
         self,
@@ -87,7 +87,7 @@ class HostedModel:
             limit = f"what is loaded: {' or '.join(config.methods)}"
             raise InvalidValueError("method", method, limit)
         control = replace(control, **given)
-        self._host.core.set_control(control)
+        self._host.engine.set_control(control)
         return control
 
     def get_metrics(self) -> list[Metric]:
@@ -95,7 +95,7 @@ class HostedModel:
         config, arguments = self._host.config.speculative_config, self._host.arguments
         num_positions = config.num_speculative_tokens if config else 0
         return metrics_of(
-            self._host.core.stats(), arguments.metric_prefix, arguments.model_name, num_positions
+            self._host.engine.stats(), arguments.metric_prefix, arguments.model_name, num_positions
         )
 
     def get_tokenizer(self) -> Any:

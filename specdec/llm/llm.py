@@ -198,10 +198,10 @@ async def _run_all(
             [outputs[index]] = [each async for each in host.stream(calls[index], "final_only")]
             on_output(outputs[index])
 
-    host.stats_log.begin(host.core.last_stats)
+    host.stats_log.begin(host.engine.last_stats)
     most = _OPEN_PER_PLACE * host.config.max_num_seqs
     await run_workers(work, min(len(calls), most))
-    host.stats_log.write(host.core.last_stats)
+    host.stats_log.write(host.engine.last_stats)
     return [outputs[index] for index in range(len(calls))]
 
 

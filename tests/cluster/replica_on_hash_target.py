@@ -21,7 +21,7 @@ from cluster.replica.router import Router
 from cluster.workers.ray.resources import ReplicaMemory
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.config.speculation.speculative import SpeculativeConfig
-from specdec.engine.engine_thread import EngineThread
+from specdec.engine.engine import Engine
 from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
@@ -29,6 +29,7 @@ from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.cluster.admin_service import LocalHandle, operator_service
+from tests.cluster.serving import serve
 from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config, make_engine
 
 CONTROL = SpeculationControl("on", threshold=32, num_speculative_tokens=3)
@@ -51,7 +52,7 @@ class Replica:
         )
         directories = ModelDirectories(model, None)
         self.router = Router(config, directories, ReplicaMemory(2**32), replica=REPLICA)
-        self.router.core.thread = self._make_thread(model)  # in place of `start`
+        self.loop = serve(self.router, self._make_engine(model))
         self.plane = LocalHandle(ControlPlane(CONTROL, ControlStore(state_dir, MODEL)))
         self.link = ControlClient(
             self.plane,
@@ -63,11 +64,6 @@ class Replica:
         operators = operator_service(self.link)
         app = make_app(lambda: self.router, lambda: operators)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://replica")
-
-    @property
-    def loop(self) -> EngineThread:
-        assert self.router.core.thread is not None
-        return self.router.core.thread
 
     async def generate(self, **params: Any) -> list[EngineOutput]:
         """All outputs of one greedy request."""
@@ -91,9 +87,9 @@ class Replica:
         await self.http.aclose()
         await self.loop.close()
 
-    def _make_thread(self, model: Path) -> EngineThread:
+    def _make_engine(self, model: Path) -> Engine:
         policy = SpeculationPolicy(CONTROL, clock=lambda: 0.0, dwell_s=0.0)
-        engine = make_engine(
+        return make_engine(
             model,
             engine_config(3),
             self.target,
@@ -101,7 +97,6 @@ class Replica:
             policy,
             self.router.metrics,
         )
-        return EngineThread(engine)
 
     def _draft(self, tokens: list[int], count: int) -> list[int]:
         truth = self.target.continuation(tokens, count)

@@ -138,8 +138,7 @@ def _speculation_info(config: SpeculativeConfig | None) -> dict[str, Any]:
 
 
 def _server_info(router: Router) -> dict[str, Any]:
-    config, stats = router.config, router.core.last_stats
-    drafts = router.core.stats().counts.speculation
+    config, stats = router.config, router.running_engine().stats()
     return {
         "model_path": _public_name(config),
         "served_model_name": config.served_model_name,
@@ -155,7 +154,7 @@ def _server_info(router: Router) -> dict[str, Any]:
                 "num_running_reqs": stats.num_running,
                 "num_waiting_reqs": stats.num_waiting,
                 "token_usage": stats.kv_cache_usage,
-                "avg_spec_accept_length": drafts.mean_acceptance_length,
+                "avg_spec_accept_length": stats.counts.speculation.mean_acceptance_length,
             }
         ],
         "version": version("specdec"),

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from specdec.config.engine import AdapterLimits, DraftLimits
 from specdec.engine.engine import Engine
@@ -25,10 +26,20 @@ from specdec.types.errors import (
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 LOAD_TIMEOUT_S = 120.0
 """Wait for the ranks of a target to load an adapter, which can include a download."""
 
 _POLL_S = 0.01
+
+
+def require_adapters(adapters: T | None) -> T:
+    """Return what an engine has for adapters. Raises InvalidValueError where none can be loaded."""
+    if adapters is None:
+        limit = "True for adapters to be loaded; start the service with --enable-lora"
+        raise InvalidValueError("enable_lora", False, limit)
+    return adapters
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from cluster.replica.router import Router
 from cluster.workers.ray.resources import ReplicaMemory
 from specdec.config.engine import AdapterLimits
 from specdec.engine.models.model_resolution import ModelDirectories
+from specdec.engine.orders.adapter_control import require_adapters
 from specdec.llm.local_executor import LocalExecutor
 from specdec.types.adapters import AdapterOrder
 from specdec.types.errors import (
@@ -86,7 +87,7 @@ async def router(tiny_model_dir, adapters):
     router._models = LocalModels(router.config, directories, router.core.plan)
     await router.start(None)
     yield router
-    await router.core.thread.close()
+    await router.running_engine().thread.close()
 
 
 @pytest.fixture
@@ -229,7 +230,7 @@ async def test_no_token_is_lost_while_adapters_come_and_go(http, router, adapter
             assert await generated(router, model) == expected["" if model == "tiny" else model]
 
     await asyncio.gather(order_for_long(), *map(traffic, ["sql", "tiny", "sql", "tiny"]))
-    counts = router.core.stats().counts
+    counts = router.running_engine().stats().counts
     assert counts.tokens_by_adapter == {"sql": 8 * NUM_TOKENS, "chat": 6 * NUM_TOKENS}
     assert counts.drafts_by_adapter["sql"].num_draft_tokens > 0
 
@@ -268,7 +269,7 @@ def test_without_enable_lora_orders_and_names_are_refused(tiny_model_dir):
     with pytest.raises(UnknownModelError):
         router.model_info("sql")
     with pytest.raises(InvalidValueError, match="--enable-lora"):
-        router.core.require_adapters()
+        require_adapters(router.core.adapters)
 
 
 def test_a_wrong_module_ends_the_start(tiny_model_dir, tmp_path):

@@ -21,6 +21,7 @@ from specdec.types.drafters import DrafterOrder
 from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling.sampling_params import SamplingDefaults, SamplingParams
+from tests.cluster.serving import serve_on
 from tests.specdec.tiny import renamed_dtype_dir
 
 DEFAULTS = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_new_tokens": 99}
@@ -114,7 +115,7 @@ async def test_a_later_part_of_a_request_is_admitted_and_does_not_expire(tiny_mo
     def generate(request, metrics, caller, *, is_admitted):
         given.append((request.queue_deadline_s, is_admitted))
 
-    router.core.thread = SimpleNamespace(require_room=refuse, generate=generate)
+    serve_on(router, SimpleNamespace(require_room=refuse, generate=generate))
     call = GenerateRequest((1, 2), SamplingParams(), request_id="r")
     with pytest.raises(OverloadedError):
         await router.generate(call)
@@ -125,7 +126,7 @@ async def test_a_later_part_of_a_request_is_admitted_and_does_not_expire(tiny_mo
 async def test_the_head_is_not_changed_while_the_target_restarts(tiny_model_dir):
     config = ServeConfig(model=str(tiny_model_dir), max_model_len=128)
     router = Router(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
-    router.core.thread = SimpleNamespace(is_recovering=True)
+    serve_on(router, SimpleNamespace(is_recovering=True))
     for change in (DrafterOrder("head"), DrafterOrder(version=1), DrafterOrder(is_pinned=False)):
         with pytest.raises(NotReadyError, match="the target restarts"):
             await router.order_drafter(change)

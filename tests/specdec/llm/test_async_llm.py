@@ -186,7 +186,7 @@ def test_another_event_loop_is_rejected_while_models_restart(tiny_model_dir, mon
 
     async def leave_while_recovering(llm):
         stream = asyncio.create_task(outputs_of(llm))
-        while llm._host.core.thread is None or not llm._host.core.thread.is_recovering:
+        while not llm._host.engine.thread.is_recovering:
             await asyncio.sleep(0.01)
         stream.cancel()
 
@@ -205,7 +205,7 @@ def test_another_event_loop_is_rejected_while_models_restart(tiny_model_dir, mon
         with pytest.raises(NotReadyError, match="being started again"):
             asyncio.run(outputs_of(llm))
         go_on.set()
-        while llm._host.core.thread.is_recovering:
+        while llm._host.engine.thread.is_recovering:
             time.sleep(0.01)
         assert asyncio.run(outputs_of(llm))[-1].outputs == expected
 

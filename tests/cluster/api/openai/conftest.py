@@ -16,9 +16,9 @@ from cluster.config.serve_config import ServeConfig
 from cluster.replica.orders import AbortOrder
 from cluster.replica.router import Router
 from cluster.workers.ray.resources import ReplicaMemory
-from specdec.engine.engine_thread import EngineThread
 from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.text.tokenizer import Tokenizer
+from tests.cluster.serving import serve
 from tests.specdec.engines import engine_config, local_engine
 
 
@@ -40,10 +40,10 @@ async def router(tiny_model_dir: Path):
     )
     router = Router(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
     limits = engine_config(3, max_model_len=512, num_blocks=400, max_queue_len=8)
-    router.core.thread = EngineThread(local_engine(tiny_model_dir, limits))  # in place of `start`
+    thread = serve(router, local_engine(tiny_model_dir, limits))
     router.text.load()
     yield router
-    await router.core.thread.close()
+    await thread.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -8,9 +8,9 @@ from cluster.api.base.authentication import ApiKeys
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.router import Router
 from cluster.workers.ray.resources import ReplicaMemory
-from specdec.engine.engine_thread import EngineThread
 from specdec.engine.models.model_resolution import resolve_models
 from tests.cluster.api.openai.conftest import alone, events
+from tests.cluster.serving import serve
 from tests.specdec.engines import engine_config, local_engine
 from tests.specdec.models.families import FAMILIES, save_family
 from tests.specdec.models.foreign import FOREIGN, save_foreign
@@ -29,7 +29,7 @@ async def test_a_tiny_checkpoint_is_served(tmp_path, name):
     )
     router = Router(config, resolve_models(config, print), ReplicaMemory(2**32))
     engine = local_engine(tmp_path, engine_config(3, max_model_len=96))
-    router.core.thread = EngineThread(engine)  # in place of `start`
+    thread = serve(router, engine)
     router.text.load()
     transport = httpx.ASGITransport(make_app(lambda: router, lambda: alone(router), ApiKeys))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
@@ -41,4 +41,4 @@ async def test_a_tiny_checkpoint_is_served(tmp_path, name):
         streamed = await http.post("/v1/completions", json={"model": name, **body, "stream": True})
         text = "".join(each["choices"][0]["text"] for each in events(streamed) if each["choices"])
         assert text == whole["choices"][0]["text"]
-    await router.core.thread.close()
+    await thread.close()

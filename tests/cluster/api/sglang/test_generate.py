@@ -71,7 +71,7 @@ async def running_request(http, router, **changes):
     body = {"text": PROMPT, "sampling_params": {**GREEDY, "max_new_tokens": 400}, **changes}
     running = asyncio.create_task(http.post("/generate", json=body))
     count = len(body["text"]) if isinstance(body["text"], list) else 1
-    while router.core.thread.num_streams < count:
+    while router.running_engine().thread.num_streams < count:
         await asyncio.sleep(0.005)
     return running
 
@@ -411,9 +411,9 @@ async def test_speculation_is_reported_in_sglangs_names(keys, expected):
 
 
 async def test_health_generate_makes_a_token(http, router):
-    before = (await router.core.thread.stats()).counts.num_generated_tokens
+    before = (await router.running_engine().thread.stats()).counts.num_generated_tokens
     assert (await http.get("/health_generate")).status_code == 200
-    assert (await router.core.thread.stats()).counts.num_generated_tokens == before + 1
+    assert (await router.running_engine().thread.stats()).counts.num_generated_tokens == before + 1
 
 
 async def test_a_full_queue_is_healthy(http, router, monkeypatch):

@@ -1,0 +1,73 @@
+"""A replica in its phases: loading, then serving."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from cluster.replica.orders import AbortOrder
+from cluster.replica.phases import Loading, Serving
+from specdec.engine.phases import SpeculationSettings
+from specdec.types.control import SpeculationControl
+from specdec.types.errors import NotReadyError, TargetFailedError
+from specdec.types.request import Caller
+
+GONE = TargetFailedError("gone")
+CONTROL = SpeculationControl("off", threshold=8, num_speculative_tokens=3)
+
+
+@pytest.mark.parametrize("before", [None, SpeculationControl("on", 8, 3)])
+async def test_a_loading_replica_keeps_settings_for_its_engine(before):
+    settings = SpeculationSettings(before)
+    await Loading("r1", settings).apply_control(CONTROL)
+    assert settings.control == (None if before is None else CONTROL)
+
+
+async def test_a_loading_replica_refuses_requests_and_has_none_to_wait_for():
+    loading = Loading("r1", SpeculationSettings(None))
+    with pytest.raises(NotReadyError, match="still loading"):
+        loading.running_engine()
+    loading.abort(AbortOrder("r", Caller("ann")))
+    await loading.check_models()
+    await loading.drain(60.0)
+    await loading.close()
+    assert (loading.load_in_requests(), loading.failure) == (0.0, None)
+    report = loading.report(speculation_version=3)
+    assert (report.is_ready, report.reason) == (False, "the model is loading")
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ({}, ""),
+        ({"is_draining": True}, "it is draining"),
+        ({"is_recovering": True, "is_draining": True}, "the model is starting again"),
+        (
+            {"failure": TargetFailedError("gone"), "is_recovering": True},
+            "the model stopped answering",
+        ),
+    ],
+)
+def test_why_a_serving_replica_is_not_ready(state, reason):
+    thread = SimpleNamespace(
+        **{"failure": None, "is_recovering": False, "is_draining": False, **state}
+    )
+    serving = Serving("r1", SimpleNamespace(thread=thread), None, None)
+    assert serving.why_not_ready == reason
+
+
+async def test_the_models_are_checked_while_they_run():
+    thread = SimpleNamespace(failure=None, is_recovering=False)
+    checked = []
+
+    async def check(thread):
+        checked.append(thread)
+
+    engine, models = SimpleNamespace(thread=thread), SimpleNamespace(check=check)
+    serving = Serving("r1", engine, models, None)
+    await serving.check_models()
+    thread.is_recovering = True
+    await serving.check_models()
+    assert checked == [thread]
+    thread.failure = GONE
+    with pytest.raises(TargetFailedError):
+        await serving.check_models()
