@@ -8,7 +8,7 @@ WORKERS ?= logical
 BIN := $(VENV)/bin
 PARALLEL := --numprocesses $(WORKERS) --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 PROTOS := $(shell find protos -name '*.proto')
-GENERATORS := architecture chart cli_reference migration monitoring openai_reference supported_models
+GENERATORS := architecture chart cli_reference migration monitoring openai_reference supported_models wire_methods
 BENCHMARKS = $(sort peers $(basename $(notdir $(shell grep -l __main__ benchmarks/*.py))))
 
 .DEFAULT_GOAL := help

@@ -7,8 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 from specdec import LLM, SamplingParams
+from specdec.config.speculation.methods import trained_drafters
 from specdec.training.adaptation import Adaptation, split
-from specdec.training.data.config import METHODS_WITH_LAYERS, TrainingConfig
+from specdec.training.data.config import TrainingConfig
 from specdec.training.data.corpus import Sample
 from specdec.training.data.target import Target, TargetPrecision
 from specdec.training.drafters.base import TRAINED_METHODS, drafter_class
@@ -28,7 +29,7 @@ CONFIG = TrainingConfig(
 
 def exported(method, target, directory, samples, num_epochs=1):
     """Train a head briefly and return its trainer."""
-    has_layers = method in METHODS_WITH_LAYERS
+    has_layers = "num_layers" in trained_drafters()[method].sizes
     config = replace(
         CONFIG, method=method, num_epochs=num_epochs, num_layers=1 if has_layers else None
     )

@@ -149,7 +149,7 @@ class HeadFormat:
     it. speculators_types: the values of `speculators_model_type` for them. is_variant: whether a
     checkpoint with such a layout is for this method, where methods share layouts. keys, tensors:
     that `recognizes` looks at, for messages. order: formats with a smaller one are tried first; 0
-    for a layout with a separate key.
+    where a key identifies the layout.
     """
 
     read: Callable[[HeadSource, ModelConfig], Reading]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -69,7 +70,7 @@ class NativeHead:
     def device(self) -> torch.device:
         return self.torch_head.device
 
-    @property
+    @cached_property
     def capabilities(self) -> HeadCapabilities:
         """See DraftHead; with whole drafts where kernels combine the samples of all ranks.
 

@@ -7,6 +7,7 @@ float32 for every weight format, and a block's result is the same bits alone and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -67,7 +68,7 @@ class NativeDFlashHead:
     def device(self) -> torch.device:
         return self.torch_head.device
 
-    @property
+    @cached_property
     def capabilities(self) -> HeadCapabilities:
         """See DraftHead; kernels sample whole drafts from the products of the output head."""
         is_plain = self.torch_head.lm_head.transform.is_identity
