@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 from cluster.replica.orders import AbortOrder
-from cluster.replica.ray_executor import RayExecutor
+from cluster.replica.ray_executor import ReplicaExecutor
 from cluster.replica.report import ReplicaLoad, decision_news
 from specdec.engine.phases import RunningEngine, SpeculationSettings
 from specdec.types.control import SpeculationControl
@@ -61,7 +61,7 @@ class Serving:
     """A replica whose engine runs, restarts of its models included."""
 
     def __init__(
-        self, replica: str, engine: RunningEngine, models: RayExecutor, load: ReplicaLoad
+        self, replica: str, engine: RunningEngine, models: ReplicaExecutor, load: ReplicaLoad
     ) -> None:
         self._replica = replica
         self._engine = engine

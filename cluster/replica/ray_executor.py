@@ -20,13 +20,10 @@ from specdec.config.hardware import available_cpus
 from specdec.config.llm import LLMConfig
 from specdec.engine.engine_profiler import draft_profile_text
 from specdec.engine.engine_thread import EngineThread
+from specdec.engine.executor import Drafting
 from specdec.engine.memory.memory_plan import MemoryPlan
 from specdec.engine.models.model_resolution import ModelDirectories
-from specdec.speculation.policy.factory import MeasureEngine, make_policy
-from specdec.speculation.policy.policy import SpeculationPolicy
-from specdec.speculation.proposers import DraftVocabulary, Proposer, make_proposer
-from specdec.speculation.proposers.draft_adapters import AdapterDrafter
-from specdec.types.control import SpeculationControl
+from specdec.speculation.proposers import DraftVocabulary
 from specdec.types.errors import InvalidValueError
 from specdec.types.ranks import Target
 from specdec.types.reports.stats import Counts
@@ -40,15 +37,12 @@ if TYPE_CHECKING:  # they import Ray, which reads the environment when it is imp
 Measured = TypeVar("Measured")
 
 
-class RayExecutor:
-    """Models in worker groups that are restarted when lost; see specdec.engine.executor.Executor.
-
-    `LLM` finds it by the entry point `ray`.
-    """
+class ReplicaExecutor:
+    """Models in worker groups that are restarted when lost; see `Executor`."""
 
     def __init__(
         self,
-        config: LLMConfig,
+        config: ServeConfig,
         directories: ModelDirectories,
         plan: MemoryPlan,
         num_sharing: int = 1,
@@ -59,9 +53,6 @@ class RayExecutor:
         num_sharing: the replicas that share a node's cores. seats: at draft workers that several
         replicas share; None where each has its own.
         """
-        if not isinstance(config, ServeConfig):
-            values = {each.name: getattr(config, each.name) for each in fields(LLMConfig)}
-            config = ServeConfig(**values, served_model_name="llm", spare_draft_worker=False)
         self._config = config
         self._directories = directories
         self._plan = plan
@@ -69,38 +60,30 @@ class RayExecutor:
         self._seats = seats
         self._target: TargetSupervisor | None = None
         self._draft: DraftSupervisor | None = None
-        self._own_ray: LocalRay | None = None
-        self._own_placement: PlacementGroup | None = None
         self._is_closed = False
 
     def load(self, placement: PlacementGroup | None = None) -> None:
-        """Start both models at once, and return when they are warm.
+        """Start both models at once on a replica's resources, and return when they are warm.
 
-        placement: None to reserve one on the Ray that the program is connected to, or else on a
-        private one that ends with this executor. Closes the executor if loading fails.
+        Closes the executor if loading fails.
         """
+        assert placement is not None, "a replica without resources"
         try:
-            self._start_models(self._reserve() if placement is None else placement)
+            self._start_models(placement)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """See Executor. Has no effect on workers where Ray has ended."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        atexit.unregister(self.close)
-        if self._own_placement is None or _has_ray():
-            for supervisor in (self._draft, self._target):
-                if supervisor is not None:
-                    supervisor.close()
-        if self._own_placement is not None and _has_ray():
-            from ray.util import remove_placement_group
+        """See Executor."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._end_models()
 
-            remove_placement_group(self._own_placement)
-        if self._own_ray is not None:
-            self._own_ray.stop()
+    def _end_models(self) -> None:
+        for supervisor in (self._draft, self._target):
+            if supervisor is not None:
+                supervisor.close()
 
     @property
     def target(self) -> Target:
@@ -125,34 +108,15 @@ class RayExecutor:
             loop.post(self._draft.check)
         await asyncio.to_thread(self._started.check, loop.mark_target_lost)
 
-    def make_proposer(self) -> Proposer | None:
-        """See Executor."""
-        return make_proposer(self._plan.engine.speculation, self._draft)
-
     @property
-    def adapter_drafter(self) -> AdapterDrafter | None:
+    def drafting(self) -> Drafting:
         """See Executor."""
-        return self._draft
-
-    def make_policy(
-        self,
-        control: SpeculationControl,
-        full_batch: int,
-        measure_engine: MeasureEngine,
-        text: tuple[int, ...],
-    ) -> SpeculationPolicy | None:
-        """See Executor."""
-        return make_policy(
-            control,
-            self._plan.engine,
-            self.target,
+        return Drafting(
+            self._plan,
+            self._draft,
             None if self._draft is None else self._draft.measure,
-            self._plan.draft,
-            lambda: self.can_draft,
-            full_batch,
-            measure_engine,
-            text,
             draft_profile_text(self._directories.draft),
+            lambda: self.can_draft,
         )
 
     def measure(self, function: Callable[[Target], Measured]) -> Measured:
@@ -194,17 +158,6 @@ class RayExecutor:
     def _started(self) -> TargetSupervisor:
         assert self._target is not None, "the models have not been started"
         return self._target
-
-    def _reserve(self) -> PlacementGroup:
-        if not _has_ray():
-            check_ranks(self._config, self._directories.configs(), available_cpus())
-            self._own_ray = start_ray()
-        # Registered after Ray's own handler and so executed before it, while the actors exist.
-        atexit.register(self.close)
-        from ray.util import placement_group
-
-        self._own_placement = placement_group(placement_bundles(self._config), strategy="PACK")
-        return self._own_placement
 
     def _start_models(self, placement: PlacementGroup) -> None:
         with ThreadPoolExecutor(1) as thread:
@@ -262,6 +215,55 @@ class RayExecutor:
         spec = draft_spec(self._config, self._directories, limits, vocabulary, self._num_sharing)
         start = lambda: WorkerGroup(DRAFT, spec, None, take_ranks(seats, spec))  # noqa: E731
         return DraftSupervisor(start, limits, vocabulary)
+
+
+class RayExecutor(ReplicaExecutor):
+    """The models of an `LLM`, which finds this by the entry point `ray`.
+
+    They are those of a replica, with the service's defaults of what an `LLM` does not configure.
+    """
+
+    def __init__(self, config: LLMConfig, directories: ModelDirectories, plan: MemoryPlan) -> None:
+        values = {each.name: getattr(config, each.name) for each in fields(LLMConfig)}
+        service = ServeConfig(**values, served_model_name="llm", spare_draft_worker=False)
+        super().__init__(service, directories, plan)
+        self._own_ray: LocalRay | None = None
+        self._own_placement: PlacementGroup | None = None
+
+    def load(self, placement: PlacementGroup | None = None) -> None:
+        """See ReplicaExecutor.
+
+        placement: None to reserve one on the Ray that the program is connected to, or else on a
+        private one that ends with this executor.
+        """
+        try:
+            super().load(self._reserve() if placement is None else placement)
+        except BaseException:
+            self.close()
+            raise
+
+    def _reserve(self) -> PlacementGroup:
+        if not _has_ray():
+            check_ranks(self._config, self._directories.configs(), available_cpus())
+            self._own_ray = start_ray()
+        # Registered after Ray's own handler and so executed before it, while the actors exist.
+        atexit.register(self.close)
+        from ray.util import placement_group
+
+        self._own_placement = placement_group(placement_bundles(self._config), strategy="PACK")
+        return self._own_placement
+
+    def _end_models(self) -> None:
+        """End what has been started; no worker is left where Ray has ended."""
+        atexit.unregister(self.close)
+        if self._own_placement is None or _has_ray():
+            super()._end_models()
+        if self._own_placement is not None and _has_ray():
+            from ray.util import remove_placement_group
+
+            remove_placement_group(self._own_placement)
+        if self._own_ray is not None:
+            self._own_ray.stop()
 
 
 def with_possible_drafts_ahead(plan: MemoryPlan, vocabulary: DraftVocabulary) -> MemoryPlan:

@@ -25,7 +25,7 @@ from cluster.replica.instrumentation import Instrumentation
 from cluster.replica.orders import AbortOrder
 from cluster.replica.phases import Loading, Serving
 from cluster.replica.preprocessor import Preprocessor
-from cluster.replica.ray_executor import RayExecutor
+from cluster.replica.ray_executor import ReplicaExecutor
 from cluster.replica.report import ReplicaLoad
 from cluster.replica.sample_buffer import SampleBuffer
 from cluster.workers.profiling import Profiling
@@ -88,7 +88,7 @@ class Router:
         self._model = self.core.model
         self.text = Preprocessor(directories.target, self._model, config.chat_template)
         self._seeds = random.SystemRandom() if config.seed is None else random.Random(config.seed)
-        self._models = RayExecutor(config, directories, self.core.plan, num_sharing, seats)
+        self._models = ReplicaExecutor(config, directories, self.core.plan, num_sharing, seats)
         self._speculation_version: int | None = None
         self._phase: Loading | Serving = Loading(replica, self.core.settings)
         self._instrumentation = Instrumentation(config, replica, self.metrics)

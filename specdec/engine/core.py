@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from specdec.config.llm import LLMConfig
 from specdec.engine.engine import Engine
 from specdec.engine.engine_profiler import EngineProfiler
-from specdec.engine.executor import Executor
+from specdec.engine.executor import DraftModel, Executor
 from specdec.engine.head_probe import HeadProbe, likely_causes
 from specdec.engine.loaded.adapters import Adapters
 from specdec.engine.loaded.drafter_versions import DrafterVersions
@@ -78,11 +78,14 @@ class EngineCore(Generic[Config]):
         """
         versions = self._drafter_versions()
         acceptance = self._probe_head(executor, tokenizer)
-        policy, control = None, self.settings.control
+        policy, control, drafting = None, self.settings.control, executor.drafting
         if control is not None:
             profiler = EngineProfiler(self.plan.engine, self.model, tokenizer)
-            policy = executor.make_policy(control, full_batch, profiler.measure, profiler.text)
-        proposer = executor.make_proposer()
+            measured = full_batch, profiler.measure, profiler.text
+            policy = executor.measure(
+                lambda target: drafting.make_policy(control, target, *measured)
+            )
+        proposer = drafting.make_proposer()
         load_corpora(proposer, partial(tokenizer.encode, add_special_tokens=False))
         engine = Engine(
             self.plan.engine,
@@ -95,7 +98,7 @@ class EngineCore(Generic[Config]):
             adapters=self.adapters,
             recorder=recorder or self.metrics,
         )
-        adapters = self._load_adapters(engine, executor)
+        adapters = self._load_adapters(engine, executor, drafting.model)
         drafters = None
         if versions is not None and self._head is not None:
             drafters = DrafterControl(engine, versions, self._head)
@@ -103,12 +106,14 @@ class EngineCore(Generic[Config]):
             engine, executor, self.metrics, self.settings, drafters, adapters, acceptance
         )
 
-    def _load_adapters(self, engine: Engine, executor: Executor) -> AdapterControl | None:
+    def _load_adapters(
+        self, engine: Engine, executor: Executor, draft_model: DraftModel | None
+    ) -> AdapterControl | None:
         """Load the adapters of the configuration. Raises what `AdapterControl.execute` raises."""
         limits, orders = self.plan.engine.adapters, self.config.startup_adapters
         if limits is None or self.adapters is None:
             return None
-        self.adapters.drafter = executor.adapter_drafter
+        self.adapters.drafter = draft_model
         control = AdapterControl(
             engine, self.adapters, limits, self.config.request_name, self.plan.draft
         )

@@ -3,17 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from specdec.speculation.policy.factory import MeasureEngine
+from specdec.engine.memory.memory_plan import MemoryPlan
+from specdec.speculation.policy.cost_model import CostTable
+from specdec.speculation.policy.factory import (
+    MeasureDraft,
+    MeasureEngine,
+    make_policy,
+    measure_costs,
+)
 from specdec.speculation.policy.policy import SpeculationPolicy
-from specdec.speculation.proposers import Proposer
+from specdec.speculation.proposers import Proposer, make_proposer
 from specdec.speculation.proposers.draft_adapters import AdapterDrafter
 from specdec.types.control import SpeculationControl
 from specdec.types.ranks import Target
 from specdec.types.reports.stats import Counts
 
 Measured = TypeVar("Measured")
+
+
+class DraftModel(Proposer, AdapterDrafter, Protocol):
+    """A proposer that drafts with a model."""
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What loaded models draft with.
+
+    plan: limits of the models that were loaded. model, measure_draft: None without a draft model.
+    text: see `draft_profile_text`. is_available: whether a configured method can draft now.
+    """
+
+    plan: MemoryPlan
+    model: DraftModel | None
+    measure_draft: MeasureDraft | None
+    text: tuple[int, ...] = ()
+    is_available: Callable[[], bool] = lambda: True
+
+    def make_proposer(self) -> Proposer | None:
+        """Return the configured proposer; None where nothing drafts."""
+        return make_proposer(self.plan.engine.speculation, self.model)
+
+    def make_policy(
+        self,
+        control: SpeculationControl,
+        target: Target,
+        full_batch: int,
+        measure_engine: MeasureEngine,
+        text: tuple[int, ...],
+    ) -> SpeculationPolicy | None:
+        """See `specdec.speculation.policy.factory`; call it before there is a sequence."""
+        return make_policy(
+            control,
+            self.plan.engine,
+            target,
+            self.measure_draft,
+            self.plan.draft,
+            self.is_available,
+            full_batch,
+            measure_engine,
+            text,
+            self.text,
+        )
+
+    def measure_costs(
+        self, target: Target, measure_engine: MeasureEngine, text: tuple[int, ...]
+    ) -> CostTable:
+        """Return the seconds of steps with the configured drafters; call it as `make_policy`."""
+        engine, draft = self.plan.engine, self.plan.draft
+        assert engine.speculation is not None, "nothing drafts"
+        models = target, self.measure_draft, draft
+        costs = measure_costs(engine.speculation, engine, *models, measure_engine, text, self.text)
+        return costs[None].whole
 
 
 class Executor(Protocol):
@@ -30,21 +93,9 @@ class Executor(Protocol):
     def counts(self) -> Counts:
         """Restarts of each model, and the draft model's catch-up tokens."""
 
-    def make_proposer(self) -> Proposer | None:
-        """Return the configured proposer; None where nothing drafts."""
-
     @property
-    def adapter_drafter(self) -> AdapterDrafter | None:
-        """The draft model, which may load adapters; None without one."""
-
-    def make_policy(
-        self,
-        control: SpeculationControl,
-        full_batch: int,
-        measure_engine: MeasureEngine,
-        text: tuple[int, ...],
-    ) -> SpeculationPolicy | None:
-        """See `specdec.speculation.policy.factory`; call it before there is a sequence."""
+    def drafting(self) -> Drafting:
+        """What the loaded models draft with."""
 
     def measure(self, function: Callable[[Target], Measured]) -> Measured:
         """Call a function with the target, before there is a sequence."""

@@ -64,7 +64,8 @@ def step_costs(config: LLMConfig) -> CostTable:
     executor.load()
     try:
         profiler = EngineProfiler(engine, models.target, Tokenizer(directories.target))
-        return executor.measure_costs(profiler.measure, profiler.text)
+        drafting, measured = executor.drafting, (profiler.measure, profiler.text)
+        return executor.measure(lambda target: drafting.measure_costs(target, *measured))
     finally:
         executor.close()  # the next drafter needs the memory
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,26 +13,16 @@ from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DraftLimits, EngineConf
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import QuantizationMethod
 from specdec.engine.engine_profiler import draft_profile_text
+from specdec.engine.executor import Drafting
 from specdec.engine.memory.memory_plan import MemoryPlan
 from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.speculation.policy.cost_model import CostTable
-from specdec.speculation.policy.factory import (
-    MeasureDraft,
-    MeasureEngine,
-    make_policy,
-    measure_costs,
-)
-from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.speculation.policy.factory import MeasureDraft
 from specdec.speculation.proposers import (
     DraftModelProposer,
     DraftVocabulary,
-    Proposer,
-    make_proposer,
 )
-from specdec.speculation.proposers.draft_adapters import AdapterDrafter
 from specdec.text.vocab_map import VocabularyMap
-from specdec.types.control import SpeculationControl
 from specdec.types.errors import TargetFailedError
 from specdec.types.reports.stats import Counts
 from specdec.worker import (
@@ -87,54 +76,11 @@ class LocalExecutor:
         """See Executor."""
         return Counts() if self._draft is None else self._draft.counts
 
-    def make_proposer(self) -> Proposer | None:
-        """See Executor."""
-        return make_proposer(self._plan.engine.speculation, self._draft)
-
     @property
-    def adapter_drafter(self) -> AdapterDrafter | None:
+    def drafting(self) -> Drafting:
         """See Executor."""
-        return self._draft
-
-    def make_policy(
-        self,
-        control: SpeculationControl,
-        full_batch: int,
-        measure_engine: MeasureEngine,
-        text: tuple[int, ...],
-    ) -> SpeculationPolicy | None:
-        """See Executor."""
-        measured = partial(
-            make_policy,
-            control,
-            self._plan.engine,
-            self.target,
-            self._measure_draft,
-            self._plan.draft,
-            lambda: True,
-            full_batch,
-            measure_engine,
-            text,
-            draft_profile_text(self._directories.draft),
-        )
-        return _on_thread(measured)
-
-    def measure_costs(self, measure_engine: MeasureEngine, text: tuple[int, ...]) -> CostTable:
-        """Return the seconds of steps with the configured drafters; call it as `make_policy`."""
-        engine = self._plan.engine
-        assert engine.speculation is not None, "nothing drafts"
-        measured = partial(
-            measure_costs,
-            engine.speculation,
-            engine,
-            self.target,
-            self._measure_draft,
-            self._plan.draft,
-            measure_engine,
-            text,
-            draft_profile_text(self._directories.draft),
-        )
-        return _on_thread(measured)[None].whole
+        text = draft_profile_text(self._directories.draft)
+        return Drafting(self._plan, self._draft, self._measure_draft, text)
 
     @property
     def _measure_draft(self) -> MeasureDraft | None:

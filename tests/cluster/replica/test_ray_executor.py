@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from cluster.config.serve_config import ServeConfig
-from cluster.replica.ray_executor import RayExecutor
+from cluster.replica.ray_executor import RayExecutor, ReplicaExecutor
 from cluster.workers.group_spec import HeadSource, ModelSource, RankPlace
 from cluster.workers.groups.roles import DRAFT
 from cluster.workers.rank.actor import DraftWorker
@@ -109,7 +109,7 @@ def models_of(directory, speculation, head=None, **settings):
     )
     drafts = speculation is not None and speculation.method == "draft_model"
     directories = ModelDirectories(directory, directory if drafts else None, head)
-    return RayExecutor(config, directories, memory_plan(config, directories.configs(), 2**33))
+    return ReplicaExecutor(config, directories, memory_plan(config, directories.configs(), 2**33))
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_a_head_is_loaded_by_the_ranks_of_the_target(tiny_model_dir, tmp_path, s
     assert started.draft == []
     source = ModelSource(str(head), head, may_be_pickled=True)
     assert started.target[0].spec.head == HeadSource(source, "int8", None, "./tokens.json")
-    assert isinstance(models.make_proposer(), TargetHeadProposer)
+    assert isinstance(models.drafting.make_proposer(), TargetHeadProposer)
     assert models.can_draft
     models.close()
 
@@ -209,12 +209,13 @@ async def test_no_spares_are_kept_for_an_llm_or_where_they_are_turned_off(
         "max_model_len": 128,
         "speculative_config": SpeculativeConfig.of("draft_model", 3),
     }
-    config = LLMConfig(**settings)
-    if not is_llm:
-        config = ServeConfig(**settings, spare_draft_worker=False)
+    if is_llm:
+        config, make = LLMConfig(**settings), RayExecutor
+    else:
+        config, make = ServeConfig(**settings, spare_draft_worker=False), ReplicaExecutor
     directories = ModelDirectories(tiny_model_dir, tiny_model_dir, None)
     plan = memory_plan(config, directories.configs(), 2**33)
-    models = RayExecutor(config, directories, plan)
+    models = make(config, directories, plan)
     models.load(PLACEMENT)
     await models.check(Loop())
     assert not started.has_spare.wait(0.1)
@@ -246,7 +247,7 @@ def test_a_replica_without_a_draft_model(tiny_model_dir, started, speculation, d
     models = models_of(tiny_model_dir, speculation)
     models.load(PLACEMENT)
     assert started.draft == []
-    assert (models.make_proposer() is not None) is drafts
+    assert (models.drafting.make_proposer() is not None) is drafts
     assert models.is_draft_up is None
     assert list(models.profiled) == ["target"]
     models.close()
@@ -309,15 +310,14 @@ def test_a_replica_with_a_seat_starts_no_draft_ranks(tiny_model_dir, started, mo
 
 @pytest.mark.parametrize(
     ("executor_class", "module"),
-    [(LocalExecutor, "specdec.llm.local_executor"), (RayExecutor, "cluster.replica.ray_executor")],
+    [
+        (LocalExecutor, "specdec.llm.local_executor"),
+        (ReplicaExecutor, "cluster.replica.ray_executor"),
+    ],
 )
 def test_executors_pass_the_text_of_the_draft_model(tmp_path, monkeypatch, executor_class, module):
-    policies = []
-    monkeypatch.setattr(f"{module}.make_policy", lambda *given: policies.append(given))
     monkeypatch.setattr(f"{module}.draft_profile_text", lambda directory: (directory, "text"))
-    monkeypatch.setattr(executor_class, "target", None)
     directories = ModelDirectories(target=tmp_path, draft=tmp_path / "draft")
     plan = SimpleNamespace(engine=None, draft=None)
     executor = executor_class(ServeConfig(model="tiny"), directories, plan)
-    executor.make_policy(None, 1, None, (1, 2))
-    assert policies[0][-2:] == ((1, 2), (tmp_path / "draft", "text"))
+    assert executor.drafting.text == (tmp_path / "draft", "text")
