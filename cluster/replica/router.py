@@ -1,7 +1,8 @@
 """The Router: admission, readiness and report of one replica.
 
-`specdec.engine.core` has its engine, `ray_executor.py` its models, `preprocessor.py` its
-tokenizer and grammars, and `instrumentation.py` its measurements.
+`specdec.engine.core` has its engine, `phases.py` what it does before and after its start,
+`ray_executor.py` its models, `preprocessor.py` its tokenizer and grammars, and `instrumentation.py`
+its measurements.
 """
 
 from __future__ import annotations
