@@ -34,7 +34,7 @@ from specdec.worker.batch.batch_state import BatchState
 from specdec.worker.head.features import HeadFeatures
 from specdec.worker.head.kv import HeadKv
 from specdec.worker.head.parts import BlockParts, DrafterParts, PairParts, StateParts
-from specdec.worker.head.sampler import HeadDraft, HeadSampler
+from specdec.worker.head.sampler import HeadSampler, PartialDraft
 from specdec.worker.head.trees import HeadTrees
 
 Verified = tuple[VerifiedRow, ...]
@@ -220,7 +220,7 @@ class HeadRunner:
         active: Sequence[StepRow],
         tokens: dict[int, tuple[int, ...]],
         states: Tensor,
-    ) -> Sequence[HeadDraft]:
+    ) -> Sequence[PartialDraft]:
         """Draft from the hidden state of each active row's last verified token."""
         ends = accumulate(len(row.token_ids) for row in rows)
         starts = {row.seq_id: end - len(row.token_ids) for row, end in zip(rows, ends, strict=True)}
@@ -242,10 +242,10 @@ class HeadRunner:
             self._continue(state, len(chunks), range(len(chunks)), drafts)
         return drafts
 
-    def _draft_with_kv(self, kv: HeadKv, active: Sequence[StepRow]) -> Sequence[HeadDraft]:
+    def _draft_with_kv(self, kv: HeadKv, active: Sequence[StepRow]) -> Sequence[PartialDraft]:
         """Compute missing pairs, and draft for the rows that then have all of theirs."""
         num_left = self._max_pairs
-        chunks, drafts, members = list[Chunk](), list[HeadDraft](), list[int]()
+        chunks, drafts, members = list[Chunk](), list[PartialDraft](), list[int]()
         for row in active:
             end = kv.pairs_end(row)
             num_missing = kv.num_missing(row.seq_id, end)
@@ -272,7 +272,7 @@ class HeadRunner:
         self,
         chunks: Sequence[Chunk],
         features: Tensor,
-        drafts: Sequence[HeadDraft],
+        drafts: Sequence[PartialDraft],
         members: Sequence[int],
     ) -> bool:
         """Draft in one call of the head, where it and all drafts allow that; return whether.
@@ -295,7 +295,7 @@ class HeadRunner:
             draft.token_ids.extend(found[member])
         return True
 
-    def _new_draft(self, row: StepRow, num_tokens: int) -> HeadDraft:
+    def _new_draft(self, row: StepRow, num_tokens: int) -> PartialDraft:
         """Return an empty draft; it will end where a token of the target still fits after it."""
         num_wanted = min(row.drafting.num_next, self._max_model_len - 1 - num_tokens)
         depth = min(num_wanted, row.drafting.next_depth or num_wanted)
@@ -303,7 +303,7 @@ class HeadRunner:
             depth = min(depth, self.head.max_draft_tokens)
         if not row.drafting.next_depth or self._lacks_slots(num_tokens, num_wanted, depth):
             num_wanted = depth
-        return HeadDraft(row.seq_id, num_tokens, num_wanted, depth)
+        return PartialDraft(row.seq_id, num_tokens, num_wanted, depth)
 
     def _lacks_slots(self, num_tokens: int, num_nodes: int, depth: int) -> bool:
         """Return whether a tree runs more nodes than there are slots up to the longest sequence.
@@ -315,14 +315,14 @@ class HeadRunner:
         return num_tokens + num_growth_slots(num_nodes, depth) > self._max_model_len
 
     def _begin(
-        self, chunks: Sequence[Chunk], features: Tensor, drafts: Sequence[HeadDraft]
+        self, chunks: Sequence[Chunk], features: Tensor, drafts: Sequence[PartialDraft]
     ) -> HeadState:
         longest = max((each.depth for each in drafts), default=0)
         pairs = ForwardBatch(chunks, self._block_size)
         return self.head.begin(pairs, features, self._kv_cache, longest)
 
     def _continue(
-        self, state: HeadState, num_rows: int, rows: Sequence[int], drafts: Sequence[HeadDraft]
+        self, state: HeadState, num_rows: int, rows: Sequence[int], drafts: Sequence[PartialDraft]
     ) -> None:
         """Draft chains and trees. rows: of the state's `num_rows`, for each draft, in order."""
         pairs = list(zip(rows, drafts, strict=True))
@@ -335,7 +335,7 @@ class HeadRunner:
                 own = state if is_whole else self.head.select(state, selected)
                 draft_all(own, [draft for _, draft in members])
 
-    def _extend(self, state: HeadState, drafts: Sequence[HeadDraft]) -> None:
+    def _extend(self, state: HeadState, drafts: Sequence[PartialDraft]) -> None:
         """Draft chains token by token; state: of the sequences of `drafts`, in order.
 
         A draft ends where the head's logits are not numbers.
@@ -360,7 +360,7 @@ class HeadRunner:
             index += 1
 
 
-def _with_draft(row: VerifiedRow, draft: HeadDraft | None) -> VerifiedRow:
+def _with_draft(row: VerifiedRow, draft: PartialDraft | None) -> VerifiedRow:
     if draft is None:
         return row._replace(next_draft_token_ids=(), next_draft_parents=None)
     return row._replace(

@@ -37,7 +37,7 @@ from specdec.worker.batch.vocab_remap import VocabRemap
 
 
 @dataclass
-class HeadDraft:
+class PartialDraft:
     """The draft of one sequence so far, in the target's tokens.
 
     num_tokens: length of the sequence that it continues. num_wanted: draft tokens to make. depth:
@@ -118,7 +118,7 @@ class HeadSampler:
             vocabulary = _vocabulary(head.target_ids, shard.vocab_size)
             self._remap = VocabRemap(vocabulary, shard.group, head.device)
 
-    def select(self, logits: Tensor, drafts: Sequence[HeadDraft]) -> list[int | None]:
+    def select(self, logits: Tensor, drafts: Sequence[PartialDraft]) -> list[int | None]:
         """Return the next token of each draft; None where the logits have NaN or no finite value.
 
         logits: [len(drafts), len(vocab_slice)], of this rank. A collective call.
@@ -200,7 +200,7 @@ class HeadSampler:
         return children_on_device(logits, rules, kind, count, shard)
 
     def note_confidences(
-        self, logits: Tensor, drafts: Sequence[HeadDraft], selected: Sequence[int | None]
+        self, logits: Tensor, drafts: Sequence[PartialDraft], selected: Sequence[int | None]
     ) -> None:
         """Add the head's confidences to drafts that go on with a selected token.
 
@@ -223,7 +223,7 @@ class HeadSampler:
         probability = (of_ranks[:, 1].amax(0) - of_ranks[:, 0].logsumexp(0)).exp()
         return (1000 * probability).round().to(torch.int64)
 
-    def whole_draft_params(self, drafts: Sequence[HeadDraft]) -> SampleParams | None:
+    def whole_draft_params(self, drafts: Sequence[PartialDraft]) -> SampleParams | None:
         """Return the parameters of the first tokens for `WholeDraftHead.draft`, [len(drafts)].
 
         None where some draft needs its logits here: for penalties, a bias or a mask, or for a cut
@@ -304,7 +304,7 @@ class HeadSampler:
             children.put(plain.tolist(), best_by_logits(logits[plain.tolist()], count, shard))
         return children
 
-    def _sample(self, logits: Tensor, drafts: Sequence[HeadDraft]) -> list[int]:
+    def _sample(self, logits: Tensor, drafts: Sequence[PartialDraft]) -> list[int]:
         """Return the tokens that the target would sample from these logits."""
         ends = [each.after(each.token_ids) for each in drafts]
         token_ids: list[int] = sample(*self._shaped(logits, ends)).tolist()

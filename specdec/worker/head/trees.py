@@ -14,7 +14,7 @@ from specdec.models.heads.networks.base import DraftHead, FrontierNodes, HeadSta
 from specdec.sampling.tree_growth import Children, DynamicTree, fitted_choices
 from specdec.types.drafts.draft_tree import BASE, growth_width, is_chain
 from specdec.types.drafts.static_tree import StaticTree
-from specdec.worker.head.sampler import DraftEnd, HeadDraft, HeadSampler
+from specdec.worker.head.sampler import DraftEnd, HeadSampler, PartialDraft
 
 Levels = list[tuple[list[int], list[float]]]
 """Tokens and confidences of the best children at each depth."""
@@ -31,7 +31,7 @@ class HeadTrees:
         self._sampler = sampler
         self._shape = StaticTree.of_choices(choices) if choices else None
 
-    def draft(self, state: HeadState, drafts: Sequence[HeadDraft]) -> None:
+    def draft(self, state: HeadState, drafts: Sequence[PartialDraft]) -> None:
         """Fill `drafts`; state: of their sequences, in order."""
         if self._head.reads_drafts:
             self._grow(state, [_Growth(draft) for draft in drafts])
@@ -44,7 +44,7 @@ class HeadTrees:
             shape = shape.within([len(tokens) for tokens, _ in levels], num_nodes)
             _set_tree(draft, shape.token_ids([tokens for tokens, _ in levels]), shape.parents)
 
-    def _levels(self, state: HeadState, drafts: Sequence[HeadDraft]) -> list[Levels]:
+    def _levels(self, state: HeadState, drafts: Sequence[PartialDraft]) -> list[Levels]:
         """Return the best children at each depth of each tree."""
         found: list[Levels] = [[] for _ in drafts]
         count = self._num_ranks(drafts)
@@ -68,7 +68,7 @@ class HeadTrees:
             index += 1
         return found
 
-    def _num_ranks(self, drafts: Sequence[HeadDraft]) -> int:
+    def _num_ranks(self, drafts: Sequence[PartialDraft]) -> int:
         if self._shape is not None:
             return max(self._shape.ranks) + 1
         # All other nodes of a tree that has a chain of its depth may be siblings.
@@ -110,7 +110,7 @@ class _Growth:
     each node of the frontier.
     """
 
-    def __init__(self, draft: HeadDraft) -> None:
+    def __init__(self, draft: PartialDraft) -> None:
         self.draft = draft
         self.width = growth_width(draft.num_wanted, draft.depth)
         self.tree = DynamicTree()
@@ -154,6 +154,6 @@ def _best_tokens(levels: Levels) -> list[int]:
     return [tokens[0] for tokens, _ in levels]
 
 
-def _set_tree(draft: HeadDraft, token_ids: Sequence[int], parents: Sequence[int]) -> None:
+def _set_tree(draft: PartialDraft, token_ids: Sequence[int], parents: Sequence[int]) -> None:
     draft.token_ids = list(token_ids)
     draft.parents = None if is_chain(parents) else tuple(parents)

@@ -20,7 +20,7 @@ from specdec.types.messages import (
 )
 from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker import HeadFiles, load_runner
-from specdec.worker.head.sampler import HeadDraft, HeadSampler
+from specdec.worker.head.sampler import HeadSampler, PartialDraft
 from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, make_engine, tokens_by
 from tests.specdec.fakes import run_ranks
@@ -43,7 +43,7 @@ def test_a_confidence_is_the_largest_probability_of_all_ranks(size):
         own = range(4 * group.rank, 4 * group.rank + 4) if size == 3 else group.share_of(12)
         fields = {"vocab_slice": own, "vocab_size": 12, "target_ids": None}
         head = SimpleNamespace(**fields, device=logits.device)
-        drafts = [HeadDraft(seq_id, 5, 2, 2) for seq_id in range(3)]
+        drafts = [PartialDraft(seq_id, 5, 2, 2) for seq_id in range(3)]
         sampler = HeadSampler(head, None, VocabShard(group, own.start, 12))
         sampler.note_confidences(logits[:, own.start : own.stop], drafts, [4, None, 0])
         return [draft.confidences for draft in drafts]

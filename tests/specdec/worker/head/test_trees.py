@@ -12,7 +12,7 @@ from specdec.types.drafts.draft_tree import depths, first_path, paths, require_t
 from specdec.types.messages import SequenceAdmission, StepInput
 from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker.batch.batch_state import BatchState, TokenSpan
-from specdec.worker.head.sampler import HeadDraft, HeadSampler
+from specdec.worker.head.sampler import HeadSampler, PartialDraft
 from specdec.worker.head.trees import HeadTrees
 
 VOCAB_SIZE, DEPTH, NUM_NODES = 90, 4, 14
@@ -73,7 +73,7 @@ def sampler_of(head, batch_state):
 
 
 def trees_of(head, batch_state, choices=(), shape=(NUM_NODES, DEPTH)):
-    drafts = [HeadDraft(index, NUM_TOKENS, *shape) for index in range(len(RULES))]
+    drafts = [PartialDraft(index, NUM_TOKENS, *shape) for index in range(len(RULES))]
     trees = HeadTrees(head, sampler_of(head, batch_state), choices)
     trees.draft(head.begin(range(len(RULES))), drafts)
     return drafts
@@ -82,7 +82,7 @@ def trees_of(head, batch_state, choices=(), shape=(NUM_NODES, DEPTH)):
 def chain_of(head, batch_state, sequence):
     """Return the chain that the head drafts without trees."""
     sampler, state = sampler_of(head, batch_state), head.begin([sequence])
-    draft = HeadDraft(sequence, NUM_TOKENS, DEPTH, DEPTH)
+    draft = PartialDraft(sequence, NUM_TOKENS, DEPTH, DEPTH)
     for index in range(DEPTH):
         [token] = sampler.select(head.logits(state, index), [draft])
         draft.token_ids.append(token)
@@ -159,7 +159,7 @@ def test_a_tree_ends_where_logits_are_not_numbers(batch_state, reads_drafts):
 def test_first_children_are_sampled_with_the_noise_of_the_target(batch_state):
     head = ConstructedHead(reads_drafts=True)
     sampler, places = sampler_of(head, batch_state), [(sequence, 9) for sequence in (0, 1)]
-    ends = [HeadDraft(sequence, NUM_TOKENS, 4, 4).after([token]) for sequence, token in places]
+    ends = [PartialDraft(sequence, NUM_TOKENS, 4, 4).after([token]) for sequence, token in places]
     logits = head.logits(places, 1)
     children = sampler.children(logits, ends, 5)
     batch = batch_state.sampling_batch([TokenSpan(each, NUM_TOKENS + 1) for each in (0, 1)])
