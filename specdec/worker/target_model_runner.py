@@ -40,9 +40,10 @@ from specdec.worker.batch.verification import (
     verify_sampled,
     with_rows,
 )
+from specdec.worker.device.eligibility import drafted_by_host, verified_by_host
 from specdec.worker.device.head.block import num_scratch_blocks
 from specdec.worker.device.input.rows import without_next_drafts
-from specdec.worker.device.queue import DeviceQueue, verified_by_host
+from specdec.worker.device.queue import DeviceQueue
 from specdec.worker.device.step_graphs import GraphBackend, GraphReport
 from specdec.worker.device.steps import DeviceSteps
 from specdec.worker.head.runner import HeadRunner
@@ -160,12 +161,7 @@ class TargetModelRunner(ModelRunner):
         rows = self._batch_state.resolve_pending(step.rows)
         if self._queue is not None:
             states = self._batch_state.states(rows)
-            by_host = [verified_by_host(rows, states)]
-            if any(
-                row.drafting.next_depth for row in rows
-            ):  # of trees that the device may not draft
-                by_host.append(frozenset(row.seq_id for row in rows))
-            for seq_ids in by_host:
+            for seq_ids in drafted_by_host(rows, states):
                 own = without_next_drafts(rows, seq_ids)
                 if self._queue.begin(step.step_id, own, states):
                     output = self._verified_by_host(self._queue.collect_settled(), rows, states)

@@ -76,7 +76,7 @@ class SequenceState:
 
     @cached_property
     def needs_checks(self) -> bool:
-        """Return whether there are rows of it that a device cannot run."""
+        """Return whether `device.eligibility` has to look at its rows one by one."""
         is_by_host = self.accepts_by_chance or not self.verifies_on_device
         has_logprobs = self.admission.rules.prompt_logprobs is not None
         return is_by_host or has_logprobs or bool(self.processor.phrases)

@@ -16,7 +16,7 @@ import torch
 from specdec.types.draft_messages import DraftRow
 from specdec.types.messages import PENDING_TOKEN, BlockTableDelta, StepRow
 from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
-from specdec.worker.batch.batch_state import BatchState
+from specdec.worker.batch.batch_state import BatchState, SequenceState
 from specdec.worker.device.input.buffers import PendingTokens
 from specdec.worker.device.input.columns import StepColumns
 from specdec.worker.device.steps import DeviceSteps
@@ -66,7 +66,10 @@ class DeviceDrafts:
             return False
         first = _first_row(row)
         [state] = self._state.states([first])
-        return state.history is None and self._steps.can_run(StepColumns([first]), [state])
+        return state.history is None and self._fits(StepColumns([first]), [state])
+
+    def _fits(self, columns: StepColumns, states: Sequence[SequenceState]) -> bool:
+        return self._steps.eligibility.reason(columns, states) is None
 
     def draft(self, rows: Sequence[DraftRow]) -> dict[int, list[int]]:
         """Return the drafts of sequences that fit, by id; none where the host has to make them.
@@ -76,7 +79,7 @@ class DeviceDrafts:
         if not rows:
             return {}
         first = StepColumns([_first_row(row) for row in rows])
-        if not self._steps.can_run(first, self._state.states(first.rows)):
+        if not self._fits(first, self._state.states(first.rows)):
             return {}
         try:
             begun = self._begin(rows, first)

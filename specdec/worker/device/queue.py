@@ -12,7 +12,7 @@ import torch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.messages import StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.worker.batch.batch_state import SequenceState
-from specdec.worker.device.input import rows as device_rows
+from specdec.worker.device.eligibility import verified_by_host
 from specdec.worker.device.input.buffers import PendingTokens
 from specdec.worker.device.input.columns import StepColumns
 from specdec.worker.device.steps import MAX_IN_FLIGHT, DeviceSteps
@@ -111,7 +111,8 @@ class DeviceQueue:
     def begin(self, step_id: int, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> bool:
         """Begin a step after those in flight; return False where the device cannot run it."""
         columns = StepColumns(rows)
-        if not self._can_run(columns, states):
+        in_front = self._begun[-1].rows if self._begun else ()
+        if self._steps.eligibility.reason(columns, states, self._head, in_front) is not None:
             return False
         try:
             if self._head is not None:
@@ -125,12 +126,6 @@ class DeviceQueue:
         by_host = verified_by_host(rows, states)
         self._begun.append(_BegunStep(step_id, rows, states, tokens, by_host))
         return True
-
-    def _can_run(self, columns: StepColumns, states: Sequence[SequenceState]) -> bool:
-        """Return whether the device can run a step after that in flight, and draft after it."""
-        in_front = self._begun[-1].rows if self._begun else ()
-        fits_head = self._head is None or self._head.fits_device(columns.rows, in_front)
-        return fits_head and self._steps.can_run(columns, states)
 
     def collect(self) -> VerifyOutput:
         """Wait for the oldest step in flight; return its output without the rows of the host."""
@@ -202,9 +197,3 @@ class DeviceQueue:
         """Drop the steps in flight; none may follow."""
         self._begun.clear()
         self._collected = None
-
-
-def verified_by_host(rows: Sequence[StepRow], states: Sequence[SequenceState]) -> frozenset[int]:
-    """Return the ids of the sequences whose rows the host has to verify."""
-    pairs = zip(rows, states, strict=True)
-    return frozenset(row.seq_id for row, state in pairs if device_rows.verified_by_host(row, state))

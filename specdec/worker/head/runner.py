@@ -131,20 +131,14 @@ class HeadRunner:
             return BlockParts(cast(DeviceBlockHead, head), *stored)
         return PairParts(cast(DeviceHead, head), *stored)
 
-    def fits_device(self, rows: Sequence[StepRow], in_front: Sequence[StepRow] = ()) -> bool:
-        """Return whether the pairs that drafts after rows lack are those of their new tokens.
+    @property
+    def has_pairs(self) -> bool:
+        """Return whether the head has KV, of a pair for each token."""
+        return self._kv is not None
 
-        in_front: rows of the step in flight, whose tokens pending rows continue. A head without KV
-        has no pairs.
-        """
-        if self._kv is None:
-            return True
-        has_drafted = {row.seq_id: row.drafting.num_next > 0 for row in in_front}
-        return all(
-            has_drafted[row.seq_id] if row.seq_id in has_drafted else self._kv.has_pairs_before(row)
-            for row in rows
-            if row.drafting.num_next
-        )
+    def has_pairs_before(self, row: StepRow) -> bool:
+        """See HeadKv; a head without KV has no pairs."""
+        return self._kv is None or self._kv.has_pairs_before(row)
 
     def prepare_device_step(self) -> None:
         """Store what a step on the device reads; a collective call."""

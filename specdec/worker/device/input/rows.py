@@ -1,4 +1,4 @@
-"""Rows of a step as the device runs them: which need the host, and their numbers of tokens."""
+"""Rows of a step as the device runs them: their tokens and drafts."""
 
 from __future__ import annotations
 
@@ -23,37 +23,6 @@ def num_tokens(row: StepRow) -> int:
 def is_prompt(row: StepRow) -> bool:
     """Return whether a row has tokens before its last known one, or does not sample."""
     return len(row.token_ids) > 1 + row.num_draft_tokens or not row.samples
-
-
-def fits_device(row: StepRow, state: SequenceState) -> bool:
-    """Return whether the device can run a row of a sequence that `needs_checks`."""
-    return (
-        not (row.is_pending and verified_by_host(row, state))
-        and not _has_prompt_logprobs(row, state)
-        and _knows_kept(row, state)
-        and _knows_tokens(row, state)
-    )
-
-
-def verified_by_host(row: StepRow, state: SequenceState) -> bool:
-    """Return whether the host has to verify a row: by probabilities, or with other noise."""
-    return row.samples and not state.verifies_on_device
-
-
-def _has_prompt_logprobs(row: StepRow, state: SequenceState) -> bool:
-    """Return whether a row yields log-probabilities of its prompt."""
-    is_requested = state.admission.rules.prompt_logprobs is not None
-    return is_requested and row.num_computed_tokens + 1 < state.admission.num_prompt_tokens
-
-
-def _knows_tokens(row: StepRow, state: SequenceState) -> bool:
-    """Return whether the host knows the tokens that it needs: those before bad words."""
-    return not (row.is_pending and state.processor.phrases)
-
-
-def _knows_kept(row: StepRow, state: SequenceState) -> bool:
-    """Return whether the host knows which drafts of a row are accepted by chance, if some are."""
-    return not (state.accepts_by_chance and row.is_pending and row.drafting.num_held)
 
 
 def num_kept(rows: Sequence[StepRow], states: Sequence[SequenceState]) -> list[int]:

@@ -206,7 +206,7 @@ def test_a_step_with_much_padding_runs_without_it(tiny_model_dir, num_device_ste
         return forward(self, batch, kv_cache)
 
     monkeypatch.setattr(CausalDecoder, "forward_on_device", recorded)
-    monkeypatch.setattr("specdec.worker.device.steps.most_padding_tokens", lambda size: most)
+    monkeypatch.setattr("specdec.worker.device.plan.most_padding_tokens", lambda size: most)
     config = engine_config(4)
     given = requests()
     expected = tokens(local_engine(tiny_model_dir, config, kernels="torch"), given)

@@ -270,7 +270,7 @@ def test_a_pass_on_the_device_is_that_of_the_host(tmp_path, window, kind):
 
 def test_a_step_with_trees_has_one_pass(runs, on_device, monkeypatch):
     """Also where its rows are not padded to the largest tree."""
-    monkeypatch.setattr("specdec.worker.device.steps.most_padding_tokens", lambda size: 14)
+    monkeypatch.setattr("specdec.worker.device.plan.most_padding_tokens", lambda size: 14)
     batches, forward = [], CausalDecoder.forward_on_device
 
     def recorded(self, batch, kv_cache):

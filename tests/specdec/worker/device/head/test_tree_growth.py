@@ -319,7 +319,7 @@ def test_a_step_from_tree_to_tree_is_five_graphs_and_two_copies(tiny_model_dir, 
     row = row._replace(token_ids=(5, *range(6, 6 + NUM_NODES)), num_draft_tokens=NUM_NODES)
     steps, states = runner.device_steps, runner._batch_state.states([row])
     columns = StepColumns([row])
-    assert steps.can_run(columns, states)
+    assert steps.eligibility.reason(columns, states) is None
     steps.begin(columns, states)  # the table is sent
     graphs.num_replays = 0
     with Operators() as operators:
