@@ -234,7 +234,7 @@ def _num_graph_sizes(config: LLMConfig, *, drafts: bool) -> int:
 def _scored_tokens(config: LLMConfig, *, drafts: bool) -> int:
     """Return the last known tokens and drafts of the largest step, padding included.
 
-    The host runs steps of many sequences with large trees, without padding (`worker.device_state`).
+    The host runs steps of many sequences with large trees, without padding (`worker.device.state`).
     """
     if drafts:
         return config.max_num_seqs * MAX_NEW_DRAFT_TOKENS

@@ -1,6 +1,6 @@
 """Launches of a step on the device: the pass, sampling and verification, and a head's drafts.
 
-Each reads and writes static buffers alone, so that a graph can hold it. `device_steps` packs the
+Each reads and writes static buffers alone, so that a graph can hold it. `DeviceSteps` packs the
 input of a step and receives its result.
 """
 

@@ -68,7 +68,7 @@ class HeadRunner:
     ) -> None:
         """Allocate the head's KV and features for a pool of `num_blocks`, if it has attention.
 
-        has_padding_block: as in ModelRunner. num_scratch_blocks: after it, for `device_block`.
+        has_padding_block: as in ModelRunner. num_scratch_blocks: behind it, for `BlockDrafts`.
         batch_state, shard: of the target's rank. tree_choices: as in HeadTrees. has_confidences:
         whether chains are returned with confidences, which a call for a whole draft does not give.
         on_replace: is called after each `replace_head`.
