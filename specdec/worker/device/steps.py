@@ -37,7 +37,7 @@ MAX_IN_FLIGHT = 2
 class DeviceSteps:
     """Runs the steps of a rank on the device, with the state of their sequences there.
 
-    eligibility: says which steps it can run.
+    eligibility: specifies which steps it can run.
     """
 
     def __init__(
