@@ -24,7 +24,8 @@ from grafana_foundation_sdk.models.dashboard import Panel as GrafanaPanel
 
 from cluster.observability.metric_definitions import REPLICA_LABEL
 from specdec.engine.metrics.metric_definitions import MODEL_LABEL, PREFIX
-from tools.monitoring.panels import ROWS, Panel, Unit
+from tools.monitoring.panel import Panel, Unit
+from tools.monitoring.panels import ROWS
 from tools.monitoring.queries import Query
 
 UID = "specdec"
