@@ -1,3 +1,4 @@
+# Modules: cluster.serve.application
 """The builder that a Serve config file names, and the files under deploy/serve that name it."""
 
 from pathlib import Path

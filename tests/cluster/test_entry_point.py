@@ -1,3 +1,4 @@
+# Modules: cluster.__main__
 """The entry point of the `specdec` command."""
 
 import importlib.abc

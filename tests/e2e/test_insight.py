@@ -18,7 +18,7 @@ from protos.specdec.v1 import inference_pb2 as pb
 from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
 from specdec.client import AdminClient, Client, ClientError, ProfileOrder
 from specdec.types.sampling.sampling_params import SamplingParams
-from tests.cluster.replica.test_tracing import Collector
+from tests.cluster.replica.test_trace_export import Collector
 from tests.e2e.conftest import running_service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(240)]

@@ -1,3 +1,4 @@
+# Modules: cluster.serve.router_factory
 """Tests of requests through client, ingress, Router and ranks."""
 
 import os

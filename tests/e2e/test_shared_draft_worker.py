@@ -1,3 +1,4 @@
+# Modules: cluster.workers.shared_draft.shared_draft_worker
 """Two replicas that share a draft worker: their tokens, and restarts of either side."""
 
 import threading

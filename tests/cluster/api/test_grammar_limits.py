@@ -1,3 +1,4 @@
+# Modules: cluster.api.ingress
 """The limits of grammar compilations by client, over gRPC and HTTP on real servers."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# Modules: cluster.cli.tables, specdec.client.admin_client, specdec.client.codec.admin
 """The admin commands, against a real server."""
 
 import getpass

@@ -1,3 +1,4 @@
+# Modules: cluster.config.secrets
 """`specdec serve`: its flags, including vLLM's, and the configuration that they create."""
 
 import re

@@ -1,3 +1,4 @@
+# Modules: specdec.config.vllm_compat
 """How settings in vLLM's words are read, whatever they come from."""
 
 import pytest

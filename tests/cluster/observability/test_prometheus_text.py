@@ -1,3 +1,4 @@
+# Modules: cluster.observability.metric_aliases, cluster.observability.metric_definitions
 """Metric definitions and their text, read by the parsers of Prometheus' client."""
 
 import re

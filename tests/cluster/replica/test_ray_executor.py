@@ -1,3 +1,4 @@
+# Modules: cluster.replica.group_specs
 """The Ray executor: the configuration of its worker groups, and their loss."""
 
 import threading

@@ -1,3 +1,4 @@
+# Modules: specdec.types.samples
 """Samples kept for training: answers that request and service allow, of one salt, in memory."""
 
 import asyncio

@@ -1,18 +1,13 @@
 """Traces, with an exporter into memory and with a collector."""
 
 import asyncio
-import queue
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from types import SimpleNamespace
 
-import grpc
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -22,7 +17,7 @@ from cluster.api.base.authentication import ApiKeys
 from cluster.api.grpc.servicers import InferenceServicer
 from cluster.observability.request_context import KeepHeaders, current_headers, text_headers
 from cluster.replica.instrumentation import TracedRequest
-from cluster.replica.tracing import PHASES, Tracing, tracing_to
+from cluster.replica.tracing import PHASES, Tracing
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.metrics.metrics import ABORTED, Metrics
@@ -366,42 +361,3 @@ async def test_grpc_metadata_is_available_in_a_request(method):
     else:
         assert [each async for each in answer] == []
     assert seen == [{"traceparent": TRACEPARENT}]
-
-
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Collector that keeps what an exporter sends."""
-
-    def __init__(self):
-        self.received = queue.SimpleQueue()
-
-    def Export(self, request, context):  # noqa: N802
-        self.received.put(request)
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-
-def test_closing_exports_the_remaining_traces():
-    collector, server = Collector(), grpc.server(ThreadPoolExecutor(1))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    tracing = tracing_to(f"http://127.0.0.1:{port}", "tiny", "replica-1")
-    tracing.begin("r", CALL, Clock()).end(101.0, None)
-    tracing.close()
-    [of_resource] = collector.received.get(timeout=5).resource_spans
-    resource = {each.key: each.value.string_value for each in of_resource.resource.attributes}
-    assert (resource["service.name"], resource["service.instance.id"]) == ("specdec", "replica-1")
-    [scope] = of_resource.scope_spans
-    assert [each.name for each in scope.spans] == ["prepare", "text_completion tiny"]
-    server.stop(0)
-
-
-async def test_an_unavailable_collector_does_not_block_closing(monkeypatch, caplog):
-    monkeypatch.setattr("cluster.replica.tracing._FLUSH_S", 0.2)
-    tracing = tracing_to("http://127.0.0.1:1", "tiny", "replica-1")
-    tracing.begin("r", CALL, Clock()).end(101.0, None)
-    began_at = time.monotonic()
-    await asyncio.to_thread(tracing.close)
-    assert time.monotonic() - began_at < 5, "the exporter's own limit is 10 s"
-    assert "the last traces were not sent within 0.2 s" in caplog.text
-    ours = {"traces", "OtelBatchSpanRecordProcessor"}
-    assert not ours & {each.name for each in threading.enumerate()}, "the exporter goes on"

@@ -1,3 +1,4 @@
+# Modules: cluster.workers.shared_draft.draft_seats, cluster.workers.shared_draft.shared_draft_group
 """Seats at the hosts of draft workers, and a worker that is restarted."""
 
 import threading

@@ -1,3 +1,4 @@
+# Modules: cluster.serve.guard, cluster.serve.signals
 """Every end of a guarded service: no process is left, and line and exit code name the reason."""
 
 import os

@@ -1,3 +1,4 @@
+# Modules: cluster.workers.rank.draft_steps
 """Adapters of a draft model: on a rank, and on the groups of its supervisor, without Ray."""
 
 import tempfile

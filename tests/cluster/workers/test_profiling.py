@@ -1,3 +1,4 @@
+# Modules: cluster.workers.messages.profile_messages, specdec.types.reports.profile
 """Profiles of a replica: messages, limits, concurrency and errors."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# Modules: specdec.client.calls, specdec.client.codec.inference, specdec.types.responses
 import subprocess
 import sys
 

@@ -1,3 +1,4 @@
+# Modules: specdec.speculation.proposers.draft_adapters
 """Adapters of a draft model: they raise acceptance and change no token, alone and in a batch."""
 
 from itertools import cycle

@@ -1,26 +1,21 @@
+# Modules: specdec.engine.committer, specdec.engine.requests.open_requests
 """The engine on a target without a model: exact tokens and counts, no lost blocks."""
 
 from dataclasses import replace
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from specdec.engine.engine import Engine
-from specdec.engine.requests.outputs import TargetLostError
 from specdec.engine.scheduling.scheduler import require_room
 from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.proposers.cascade import CascadeProposer, Stage
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.errors import InvalidValueError, OverloadedError, TargetFailedError
+from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import FinishReason
 from specdec.types.sampling.sampling_params import SpeculationOptions
 from tests.specdec.engines import (
     HashTarget,
     ScriptedProposer,
-    Transcript,
     engine_config,
     make_engine,
     request,
@@ -349,169 +344,6 @@ def test_only_requests_that_never_ran_expire(tiny_model_dir, target):
     assert engine.expire(10.0) == ["waiting", "patient"]
     assert engine.stats().num_waiting == 1
     engine.check_integrity()
-
-
-@pytest.mark.parametrize("num_known", [1, 5, 23])
-@pytest.mark.parametrize("num_draft_tokens", [0, 3])
-def test_a_resumed_request_generates_the_remaining_tokens(
-    tiny_model_dir, target, num_known, num_draft_tokens
-):
-    whole = run(make_engine(tiny_model_dir, engine_config(0), target), [request("r", PROMPT)])["r"]
-    known = tuple(whole.token_ids[:num_known])
-    new_target = HashTarget(block_size=4, vocab_size=VOCAB_SIZE)
-    engine = make_engine(tiny_model_dir, engine_config(num_draft_tokens), new_target)
-    rest = run(engine, [replace(request("r", PROMPT), resume_token_ids=known)])["r"]
-    assert [*known, *rest.token_ids] == whole.token_ids
-    assert rest.last.num_output_tokens == 24
-    # The text of the known tokens is not returned again.
-    assert whole.text.endswith(rest.text)
-    assert len(rest.text) < len(whole.text)
-
-
-@pytest.mark.parametrize(
-    ("resumed", "message"),
-    [
-        ((11,) * 24, "resume_token_ids is '24 tokens'; it must be fewer than the 24"),
-        ((11, 383), r"resume_token_ids\[1\] is 383"),
-        ((2, 11), "resume_token_ids .* number 0 ends the text"),
-    ],
-)
-def test_invalid_resume_token_ids_are_rejected(tiny_model_dir, target, resumed, message):
-    engine = make_engine(tiny_model_dir, engine_config(3), target)
-    with pytest.raises(InvalidValueError, match=message):
-        engine.add(replace(request("r", PROMPT, ignore_eos=False), resume_token_ids=resumed))
-    assert not engine.has_work
-
-
-def test_replacing_the_target_loses_no_token(tiny_model_dir, target):
-    engine = make_engine(tiny_model_dir, engine_config(3), target)
-    prompts = {f"r{i}": [10 + (i + j) % 5 for j in range(3 + 7 * i)] for i in range(6)}
-    generated = {name: Transcript() for name in prompts}
-    for name, prompt in prompts.items():
-        engine.add(request(name, prompt))
-    for _ in range(6):
-        for output in engine.step():
-            generated[output.request_id].add(output)
-    engine.replace_target(HashTarget(block_size=4, vocab_size=VOCAB_SIZE))
-    while engine.has_work:
-        for output in engine.step():
-            generated[output.request_id].add(output)
-        engine.check_integrity()
-    for name, prompt in prompts.items():
-        assert generated[name].token_ids == target.continuation(prompt, 24)
-
-
-class LostInBegin(HashTarget):
-    """Is lost when its step number `num_begun` is sent, as where a rank does not read a message."""
-
-    def __init__(self, num_begun: int) -> None:
-        super().__init__(block_size=4, vocab_size=VOCAB_SIZE)
-        self._num_left = num_begun
-
-    def begin(self, step):
-        if self._num_left == 0:
-            raise TargetFailedError("rank 0 of the target does not read its messages")
-        self._num_left -= 1
-        super().begin(step)
-
-
-@pytest.mark.parametrize("num_begun", range(6))
-@pytest.mark.parametrize("num_draft_tokens", [0, 3])
-@pytest.mark.parametrize("is_async", [False, True])
-def test_no_output_is_lost_with_a_target_that_fails_in_begin(
-    tiny_model_dir, num_begun, num_draft_tokens, is_async
-):
-    """Sequences end in most steps, also in the one before the lost one."""
-    lost = LostInBegin(num_begun)
-    config = engine_config(num_draft_tokens, max_num_seqs=2, async_scheduling=is_async)
-    engine = make_engine(tiny_model_dir, config, lost)
-    lengths = range(1, 8)
-    generated = {f"r{length}": Transcript() for length in lengths}
-    for length in lengths:
-        engine.add(request(f"r{length}", PROMPT, max_tokens=length))
-    num_lost = 0
-    while engine.has_work:
-        try:
-            outputs = engine.step()
-        except TargetLostError as error:
-            num_lost, outputs = num_lost + 1, error.outputs
-            engine.replace_target(HashTarget(block_size=4, vocab_size=VOCAB_SIZE))
-        for output in outputs:
-            generated[output.request_id].add(output)
-        engine.check_integrity()
-    assert num_lost == 1
-    for length in lengths:
-        transcript = generated[f"r{length}"]
-        assert transcript.token_ids == lost.continuation(PROMPT, length)
-        assert transcript.finish_reason is FinishReason.LENGTH
-
-
-class EngineMachine(RuleBasedStateMachine):
-    """Requests are added, run and aborted in random order; the KV pool is too small for all."""
-
-    requests = Bundle("requests")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.target = HashTarget(4, VOCAB_SIZE)
-        self.engine: Engine = make_engine(
-            self.tiny_model_dir,
-            engine_config(3, num_blocks=40, max_num_seqs=5, max_num_batched_tokens=20),
-            self.target,
-        )
-        self.prompts: dict[str, list[int]] = {}
-        self.generated: dict[tuple[str, int], Transcript] = {}  # by request and choice
-
-    @rule(
-        target=requests,
-        length=st.integers(1, 60),
-        first=st.integers(0, 4),
-        max_tokens=st.integers(1, 60),
-        enabled=st.booleans(),
-        n=st.integers(1, 3),
-    )
-    def add(self, length: int, first: int, max_tokens: int, enabled: bool, n: int) -> str:
-        name = f"r{len(self.prompts)}"
-        self.prompts[name] = [10 + (first * i) % 5 for i in range(length)]
-        self.generated |= {(name, choice): Transcript() for choice in range(n)}
-        params = {"max_tokens": max_tokens, "speculation": SpeculationOptions(enabled=enabled)}
-        self.engine.add(request(name, self.prompts[name], n=n, **params))
-        return name
-
-    @rule()
-    def replace_the_target(self) -> None:
-        self.engine.replace_target(HashTarget(4, VOCAB_SIZE))
-
-    @rule(name=consumes(requests))
-    def abort(self, name: str) -> None:
-        self.engine.abort(name)
-
-    @rule(count=st.integers(1, 12))
-    def step(self, count: int) -> None:
-        for _ in range(count):
-            for output in self.engine.step() if self.engine.has_work else ():
-                self.generated[output.request_id, output.choice].add(output)
-
-    @invariant()
-    def generated_tokens_are_the_expected_ones(self) -> None:
-        self.engine.check_integrity()
-        for (name, _), generated in self.generated.items():
-            expected = self.target.continuation(self.prompts[name], len(generated.token_ids))
-            assert generated.token_ids == expected
-
-    def teardown(self) -> None:
-        for name in self.prompts:
-            self.engine.abort(name)
-        stats = self.engine.stats()
-        assert stats.num_free_blocks == stats.num_blocks, "blocks leaked"
-        assert (stats.num_running, stats.num_waiting) == (0, 0)
-
-
-def test_random_operations(tiny_model_dir):
-    machine = type("Machine", (EngineMachine,), {"tiny_model_dir": tiny_model_dir})
-    case = machine.TestCase
-    case.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
-    case().runTest()
 
 
 def prefilled(step):

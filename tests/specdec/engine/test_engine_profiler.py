@@ -1,3 +1,4 @@
+# Modules: specdec.speculation.policy.sample_text
 """Tests of the profiler of the engine's own part of a step."""
 
 import pytest

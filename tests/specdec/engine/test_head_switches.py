@@ -1,3 +1,4 @@
+# Modules: specdec.engine.rank_updates
 """The real engine while its draft head is replaced: no token changes, and acceptance follows."""
 
 import itertools

@@ -1,3 +1,4 @@
+# Modules: specdec.engine.scheduling.draft_planner
 """The real engine with trees that heads draft: no token changes, and no chain accepts more."""
 
 from dataclasses import replace

@@ -18,10 +18,8 @@ from specdec.types.errors import TargetFailedError
 from specdec.types.sampling.sampling_params import StructuredOutput
 from specdec.worker import HeadFiles, load_runner
 from tests.specdec.engines import (
-    HashTarget,
     engine_config,
     local_engine,
-    make_engine,
     request,
     run,
 )
@@ -325,61 +323,6 @@ def test_confidences_divide_the_budget_of_every_step(tiny_model_dir, head_dir_of
     outcome = made.finish(requests())
     assert outcome.tokens == plain.tokens
     assert (outcome.target.num_held > 0) == holds
-
-
-def test_a_row_with_bad_logits_is_retried_without_the_held_drafts(tiny_model_dir):
-    """The step ahead is the retry: the rank has no draft after a row without tokens."""
-
-    class BadTarget(HashTarget):
-        num_left = 1
-
-        def _verify(self, context, row):
-            if row.num_draft_tokens and len(context) > 15 and self.num_left:
-                self.num_left -= 1
-                return ()
-            return super()._verify(context, row)
-
-    speculation = SpeculativeConfig.of("medusa", K, model="head")
-    config = engine_config(speculation=speculation, async_scheduling=True)
-    target = BadTarget(4, 383, lambda text, count: [11] * count)
-    engine = make_engine(tiny_model_dir, config, target)
-    text = run(engine, [request("a", [10, 11, 12], max_tokens=40)])["a"].token_ids
-    assert text == target.continuation([10, 11, 12], 40)
-    assert target.num_left == 0
-    assert target.num_held > 3
-
-
-def test_waiting_requests_join_as_early_as_with_synchronous_scheduling(tiny_model_dir):
-    joined = {}
-    for is_async in (False, True):
-        speculation = SpeculativeConfig.of("medusa", K, model="head")
-        config = engine_config(speculation=speculation, max_num_seqs=2, async_scheduling=is_async)
-        target = HashTarget(4, 383)
-        target._head = lambda text, count, target=target: [
-            token + (place == 2) for place, token in enumerate(target.continuation(text, count))
-        ]
-        engine = make_engine(tiny_model_dir, config, target)
-        lengths = (25, 39, 26, 17, 33)
-        asked = [request(f"r{i}", [i, 7], max_tokens=n) for i, n in enumerate(lengths)]
-        run(engine, asked)
-        assert (target.num_held > 5) == is_async
-        joined[is_async] = [(step.step_id, each) for step in target.steps for each in step.admitted]
-    assert joined[True] == joined[False]
-
-
-@pytest.mark.parametrize("method", ["medusa", "eagle3"])
-def test_blocks_are_reserved_for_the_highest_position_and_no_more(tiny_model_dir, method):
-    """Nothing lies after the last slot that a sequence may have."""
-    speculation = SpeculativeConfig.of(method, K, model="head")
-    changes = {"max_model_len": 40, "num_blocks": 10, "async_scheduling": True}
-    config = engine_config(speculation=speculation, **changes)
-    target = HashTarget(4, 383)
-    target._head = target.continuation
-    engine = make_engine(tiny_model_dir, config, target)
-    text = run(engine, [request("a", [10, 11, 12], max_tokens=None)])["a"].token_ids
-    assert text == target.continuation([10, 11, 12], 37)
-    assert target.num_held > 3
-    assert engine.stats().counts.num_preemptions == 0
 
 
 @pytest.mark.parametrize("is_async", [False, True])

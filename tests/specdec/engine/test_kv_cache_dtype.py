@@ -1,3 +1,4 @@
+# Modules: specdec.config.kv_cache, specdec.models.dtypes
 """Lossless tests with a KV cache of 8-bit floats: drafts change no token, and the type some."""
 
 import pytest

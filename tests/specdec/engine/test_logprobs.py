@@ -1,3 +1,4 @@
+# Modules: specdec.worker.batch.prompt_outputs
 """Log-probabilities through the real engine, against transformers and against no speculation."""
 
 import numpy as np

@@ -1,6 +1,5 @@
 """The real engine with LoRA adapters: batching, caching, speculation and ranks change no token."""
 
-import json
 from dataclasses import replace
 from functools import cache
 
@@ -13,7 +12,6 @@ from specdec.kernels.cpu import native_library
 from specdec.sequences import sequence
 from specdec.sequences.block_manager import root_key
 from specdec.types.errors import LostAdapterError, UnknownModelError
-from specdec.types.messages import BASE_MODEL
 from specdec.worker import HeadFiles, LocalTarget, load_runner
 from tests.specdec.adapters import ATTENTION, adapter_dir, merged_dir, rewrite
 from tests.specdec.attention_heads import fitted_head_dir
@@ -24,7 +22,6 @@ from tests.specdec.engines import (
     load_adapter,
     local_engine,
     request,
-    run,
     tokens_by,
     with_adapter,
 )
@@ -373,44 +370,3 @@ def test_a_request_follows_its_adapters_name_to_the_replacement(tiny_model_dir, 
     found = tokens_by(engine, [asked])
     other = local_engine(tiny_model_dir, config(), adapters={"a": adapters["a1"]})
     assert found == tokens_by(other, same_prompt(other, ["a"]))
-
-
-def test_outputs_of_other_adapters_are_not_drafted(tiny_model_dir, adapters):
-    """A lookup in earlier outputs has those of the same adapter alone."""
-    speculation = SpeculativeConfig.of(method="suffix", num_speculative_tokens=3)
-    engine = local_engine(tiny_model_dir, config(speculation=speculation), adapters=adapters)
-    cache_of = engine._speculator._proposer.cache
-    run(engine, same_prompt(engine, ["a0"]))
-    engine.step()
-    tenants = set(cache_of._trees) | {each.tenant for each in cache_of._pending}
-    assert tenants == {("", engine.adapters.ids["a0"])}
-
-
-def test_acceptance_by_adapter_is_counted(tiny_model_dir, adapters):
-    engine = local_engine(tiny_model_dir, config(3), adapters=adapters)
-    found = run(engine, requests(engine))
-    counts = engine.stats().counts
-    assert counts.tokens_by_adapter == {f"a{i}": 24 for i in range(NUM_ADAPTERS)}
-    drafts = counts.drafts_by_adapter
-    by_adapters = sum(each.num_draft_tokens for each in drafts.values())
-    assert 0 < by_adapters <= counts.speculation.num_draft_tokens
-    assert sum(each.num_accepted_tokens for each in drafts.values()) > 0
-    info = {each.name: each for each in engine.adapter_infos()}
-    assert info["a2"].speculation == drafts["a2"]
-    assert info["a2"].num_generated_tokens == len(found["a2"].token_ids)
-    assert json.dumps(sorted(counts.tokens_by_adapter)) == json.dumps(sorted(info))
-
-
-def test_rows_of_an_adapter_are_sent_next_to_each_other(tiny_model_dir, adapters):
-    engine = local_engine(
-        tiny_model_dir, config(), adapters={name: adapters[name] for name in ("a0", "a1")}
-    )
-    steps, begin = [], engine._steps.target.begin
-    engine._steps.target.begin = lambda step: (steps.append(step), begin(step))
-    order = ["a1", "", "a0", "a1", "", "a0"]
-    run(
-        engine,
-        [with_adapter(engine, request(str(i), [5, 6, i]), name) for i, name in enumerate(order)],
-    )
-    rows = next(step.rows for step in steps if len(step.rows) == 6)
-    assert [row.adapter_id for row in rows] == [BASE_MODEL, BASE_MODEL, 1, 1, 2, 2]

@@ -1,3 +1,4 @@
+# Modules: specdec.engine.scheduling.speculator
 """Predicted output in the engine: the tokens of no speculation in fewer steps, whatever drafts."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# Modules: specdec.kernels.nvlink, specdec.kernels.symmetric_memory
 """Sums of ranks on GPUs: the choice among NCCL, one kernel and sums in order, without a GPU."""
 
 import ctypes

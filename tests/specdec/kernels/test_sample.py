@@ -1,3 +1,4 @@
+# Modules: specdec.kernels.reference.sample_rows
 """Reference tests: compiled sampling and argmax against torch, row by row."""
 
 import math

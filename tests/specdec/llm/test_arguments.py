@@ -1,3 +1,4 @@
+# Modules: specdec.config.llm_checks
 """Arguments of vLLM's programs: their values here, and the errors for unsupported ones."""
 
 import pytest

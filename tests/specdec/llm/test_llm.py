@@ -1,18 +1,15 @@
+# Modules: specdec.engine.core, specdec.engine.metrics.metric_definitions, specdec.llm.concurrency
+# Modules: specdec.llm.host, specdec.llm.hosted, specdec.llm.local_executor, specdec.llm.metrics
+# Modules: specdec.llm.outputs
 """`LLM` on the tiny model: batches, outputs, metrics and shutdown."""
 
-import gc
-import subprocess
-import sys
-import threading
-import weakref
 from dataclasses import replace
 
-import psutil
 import pytest
 
 from specdec import LLM, SamplingParams, SpeculationOptions, StructuredOutput
 from specdec.llm import Counter, Histogram, Vector
-from specdec.types.errors import InvalidValueError, NotReadyError
+from specdec.types.errors import InvalidValueError
 from specdec.types.token_display import token_texts
 from tests.specdec.llm.models import arguments, metrics_of
 from tests.specdec.tiny import renamed_dtype_dir
@@ -306,61 +303,6 @@ async def test_llm_works_inside_an_event_loop(llm, plain):
     assert tokens(outputs) == tokens(plain.generate(PROMPTS, GREEDY, use_tqdm=False))
 
 
-def num_threads():
-    return sum(thread.name in ("llm", "engine") for thread in threading.enumerate())
-
-
-def test_threads_and_processes_end_with_shutdown_or_the_last_reference(tiny_model_dir):
-    before, processes = num_threads(), psutil.Process().children()
-    llm = LLM(**arguments(tiny_model_dir))
-    held = SamplingParams(max_tokens=8, structured_output=StructuredOutput(choice=("a", "b")))
-    llm.generate("Ask", held, use_tqdm=False)
-    assert len(psutil.Process().children()) > len(processes), "no grammar was tried"
-    assert num_threads() == before + 2
-    llm.shutdown()
-    llm.shutdown()
-    assert num_threads() == before
-    assert psutil.Process().children() == processes
-    with pytest.raises(NotReadyError, match="shut down"):
-        llm.generate("Ask", GREEDY, use_tqdm=False)
-    llm = LLM(**arguments(tiny_model_dir))
-    llm.generate("Ask", GREEDY, use_tqdm=False)
-    del llm
-    gc.collect()
-    assert num_threads() == before
-
-
-def test_shutdown_frees_the_models_and_keeps_the_metrics(tiny_model_dir):
-    llm = LLM(**arguments(tiny_model_dir))
-    llm.generate("Ask", GREEDY, use_tqdm=False)
-    executor = llm._host._executor
-    models = [weakref.ref(executor.target), weakref.ref(executor._draft_worker)]
-    before = metrics_of(llm)
-    llm.shutdown()
-    del executor
-    gc.collect()
-    assert [model() for model in models] == [None, None]
-    assert metrics_of(llm) == before
-    with pytest.raises(NotReadyError, match="shut down"):
-        llm.set_speculation(mode="off")
-
-
-def test_shutdown_from_another_thread_fails_a_running_batch(tiny_model_dir):
-    llm = LLM(**arguments(tiny_model_dir))
-    long = SamplingParams(temperature=0, max_tokens=140, ignore_eos=True)
-    each = [SamplingParams(temperature=0, max_tokens=1), *[long] * 30]
-    closing = threading.Thread(target=llm.shutdown)
-
-    class Closing(Bar):
-        def update(self, count):
-            if not closing.ident:
-                closing.start()
-
-    with pytest.raises(NotReadyError):
-        llm.generate(["Ask"] * 31, each, use_tqdm=Closing)
-    closing.join(timeout=30)
-
-
 def test_disable_log_stats(tiny_model_dir, caplog):
     caplog.set_level("INFO", "specdec.llm")
     for is_disabled in (True, False):
@@ -388,17 +330,6 @@ def test_metrics_show_how_far_the_profile_of_the_start_was_off(tiny_model_dir):
     )
     assert measured.keys() == profiled.keys() != set()
     assert min(*measured.values(), *profiled.values()) > 0
-
-
-@pytest.mark.slow
-def test_a_program_without_shutdown_exits(tiny_model_dir):
-    """No thread or process keeps the interpreter alive, and nothing is printed at exit."""
-    values = arguments(tiny_model_dir)
-    code = f"from specdec import LLM; llm = LLM(**{values!r}); llm.generate('Ask', use_tqdm=False)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_speculation_is_on_by_default(tiny_model_dir):

@@ -1,3 +1,4 @@
+# Modules: specdec.kernels.cpu.decoder, specdec.models.native_weights
 """Native forward pass: close to torch, and equal bits in every batch."""
 
 import json

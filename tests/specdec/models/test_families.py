@@ -1,3 +1,5 @@
+# Modules: specdec.models.layers.latent_attention, specdec.models.layers.latent_expansion
+# Modules: specdec.models.layers.qk_norm
 """Reference tests: each architecture and feature against transformers, on one and several ranks."""
 
 import json

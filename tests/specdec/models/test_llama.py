@@ -1,3 +1,5 @@
+# Modules: specdec.models.layers.decoder_layer, specdec.models.layers.mlp
+# Modules: specdec.models.layers.norm
 """The decoder against transformers, on one and several ranks."""
 
 import pytest

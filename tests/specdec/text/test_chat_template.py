@@ -1,3 +1,4 @@
+# Modules: specdec.types.request
 """Variables, rendering and errors of chat templates."""
 
 import pytest

@@ -1,3 +1,4 @@
+# Modules: specdec.speculation.proposers.cross_vocab.draft_vocabulary
 """The map between the shared tokens of two vocabularies."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# Modules: specdec.training.warm_start
 """Training of a served head that is continued, and what it is worth when the traffic changes."""
 
 from dataclasses import replace

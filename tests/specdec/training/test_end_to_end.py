@@ -1,3 +1,4 @@
+# Modules: specdec.training.run
 """A newcomer's path: prompts, a corpus, a trained head, and its drafts in the engine."""
 
 import dataclasses

@@ -1,3 +1,5 @@
+# Modules: specdec.training.drafters.base, specdec.training.drafters.eagle3
+# Modules: specdec.training.drafters.medusa, specdec.training.drafters.mlp_speculator
 """Gradients by chunks, the draft tokens that count, and the settings of the objective."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# Modules: specdec.training.data.config
 """The learning rate, and the optimizers' state and groups."""
 
 import dataclasses

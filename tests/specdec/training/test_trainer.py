@@ -1,3 +1,4 @@
+# Modules: specdec.training.checkpoint
 """A run learns, ends early, and continues bit-equally after an interruption."""
 
 import dataclasses

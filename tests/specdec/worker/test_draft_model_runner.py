@@ -1,3 +1,4 @@
+# Modules: specdec.worker.model_runner
 """The attention window of a draft model: the same as a sliding window in its layers."""
 
 import pytest

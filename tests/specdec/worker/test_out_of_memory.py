@@ -1,3 +1,5 @@
+# Modules: specdec.worker.batch.verification, specdec.worker.local
+# Modules: specdec.worker.target_model_runner
 """A failed allocation in a step ends in smaller steps, whose tokens are the same."""
 
 import pytest

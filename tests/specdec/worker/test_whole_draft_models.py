@@ -1,3 +1,4 @@
+# Modules: specdec.worker.ahead_drafter
 """Drafts that the native kernels make in one call, against those of a pass for each token."""
 
 import json

@@ -1,3 +1,4 @@
+# Modules: cluster.api.anthropic.routes
 """Anthropic's own client against the Messages API: messages, streams, tools, counts and errors."""
 
 import anthropic

@@ -1,3 +1,5 @@
+# Modules: cluster.api.anthropic.conversion, cluster.api.anthropic.errors
+# Modules: cluster.api.anthropic.schema
 """Anthropic's Messages API: requests and responses in the format of its client."""
 
 import json

@@ -1,3 +1,4 @@
+# Modules: specdec.types.errors
 import logging
 
 import pytest

@@ -1,3 +1,4 @@
+# Modules: cluster.api.grpc.rpc_access
 """Reception of messages on a real server: access first, few at a time, within a time."""
 
 import asyncio

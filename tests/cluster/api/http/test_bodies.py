@@ -1,3 +1,4 @@
+# Modules: cluster.api.http.limits
 """Limits of request bodies on every path, declared or chunked, and what is read of them."""
 
 import asyncio

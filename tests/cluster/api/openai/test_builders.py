@@ -1,3 +1,4 @@
+# Modules: cluster.api.base.openai_schema, cluster.api.openai.schemas.completion_schema
 """Calls built from requests, token usage, and large responses, which are built on a thread."""
 
 import threading

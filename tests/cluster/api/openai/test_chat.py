@@ -1,10 +1,8 @@
+# Modules: cluster.api.openai.schemas.chat_schema
 """Chats over HTTP, down to the engine."""
 
-import asyncio
 import json
-from dataclasses import replace
 
-import openai
 import pytest
 
 from tests.cluster.api.openai.conftest import events
@@ -30,11 +28,6 @@ TOOL = {
             "additionalProperties": False,
         },
     },
-}
-
-BROKEN_TOOL = {
-    "type": "function",
-    "function": {"name": "ask", "parameters": {"type": "object", "$ref": "#/nowhere"}},
 }
 
 
@@ -288,119 +281,6 @@ async def test_a_prompt_is_truncated_on_request(http):
     assert body["usage"]["prompt_tokens"] == len(body["prompt_token_ids"]) == 5
 
 
-@pytest.mark.parametrize(
-    ("changes", "param", "words"),
-    [
-        ({"temperature": -1}, "temperature", "from 0 to 100"),
-        ({"temperature": "warm"}, "temperature", "a valid number"),
-        ({"n": 0}, "n", "from 1 to 128"),
-        ({"n": True}, "n", "integer"),
-        ({"top_p": 0}, "top_p", "above 0"),
-        ({"max_tokens": 0}, "max_tokens", "at least 1"),
-        ({"max_tokens": 9999}, "max_tokens", "max_model_len"),
-        ({"messages": []}, "messages", "at least 1"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "'system'"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content", "given"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content[0].type",
-            "'text'",
-        ),
-        ({"temprature": 1}, "temprature", "did you mean temperature"),
-        ({"use_beam_search": True}, "use_beam_search", "beam search is not supported"),
-        ({"functions": []}, "functions", "use tools"),
-        ({"chat_template": "x"}, "chat_template", "only the model's own template"),
-        ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
-        ({"logit_bias": {"9999": 1}}, "logit_bias.keys[0]", "from 0 to 382"),
-        ({"top_logprobs": 2}, "top_logprobs", "unless logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "unless stream"),
-        ({"tool_choice": "required"}, "tool_choice", "without tools"),
-        (
-            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
-            "tool_choice.function.name",
-            "ask",
-        ),
-        ({"tools": [TOOL, TOOL]}, "tools[1].function.name", "unique"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "given"),
-        ({"guided_regex": "("}, "guided_regex", "can be enforced"),
-        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "can be enforced"),
-        ({"guided_json": "{"}, "guided_json", "can be enforced"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "none"),
-        ({"max_tokens": 1000}, "max_tokens", "at most"),
-        ({"max_tokens": None, "max_completion_tokens": 1000}, "max_completion_tokens", "at most"),
-        ({"tools": [BROKEN_TOOL], "tool_choice": "required"}, "tools", "can be enforced"),
-        (
-            {"guided_regex": "a", "guided_choice": ["b"]},
-            "structured_outputs",
-            "one of response_format",
-        ),
-        (
-            {"speculation": {"num_speculative_tokens": 33}},
-            "speculation.num_speculative_tokens",
-            "32",
-        ),
-        ({"speculation": {"method": "lookahead"}}, "speculation.method", "loaded"),
-        ({"speculation": {"k": 1}}, "speculation.k", "the field is unknown"),
-        ({"priority": 1001}, "priority", "1000"),
-        ({"priority": -11}, "priority", "from -10 to 1000"),
-        ({"cache_salt": "x" * 129}, "cache_salt", "128"),
-        ({"model": "x" * 257}, "model", "256"),
-        (
-            {"chat_template_kwargs": {"enable_thinking": True}},
-            "chat_template_kwargs.enable_thinking",
-            "none",
-        ),
-        ({"request_id": "x" * 129}, "request_id", "128"),
-        ({"stream_interval": 0}, "stream_interval", "from 1"),
-        ({"max_completion_tokens": 3}, "max_completion_tokens", "left out"),
-    ],
-)
-async def test_the_error_names_the_invalid_field_and_its_limit(http, changes, param, words):
-    error = await refusal(http, **changes)
-    assert (error["type"], error["param"]) == ("invalid_request_error", param)
-    assert words in error["message"]
-
-
-async def test_the_error_of_a_too_long_prompt_has_its_own_code(http):
-    error = await refusal(http, messages=[{"role": "user", "content": "x" * 2000}])
-    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
-
-
-async def test_an_unknown_model_is_not_found(http):
-    response = await http.post(URL, json={**CHAT, **MORE, "model": "gpt-9"})
-    assert response.status_code == 404
-    assert response.json()["error"]["code"] == "model_not_found"
-
-
-async def test_more_choices_than_the_queue_can_hold(http):
-    assert (await refusal(http, n=128))["param"] == "n"
-
-
-async def test_more_choices_than_free_places_in_the_queue(http):
-    """Send three requests of 12 choices where 8 may run and 8 wait."""
-    body = {**CHAT, "n": 12, "max_tokens": 60}
-    client = openai.AsyncOpenAI(
-        base_url="http://test/v1", api_key="unused", max_retries=0, http_client=http
-    )
-    asked = (client.chat.completions.create(**body, extra_body=MORE) for _ in range(3))
-    answers = await asyncio.gather(*asked, return_exceptions=True)
-    refused = [each for each in answers if isinstance(each, openai.RateLimitError)]
-    assert len(refused) == 2
-    assert {each.code for each in refused} == {"rate_limit_exceeded"}
-    assert {each.response.headers["retry-after"] for each in refused} == {"1"}
-
-
-async def test_the_client_retries_after_the_hint(http):
-    client = openai.AsyncOpenAI(
-        base_url="http://test/v1", api_key="unused", max_retries=3, http_client=http
-    )
-    body = {**CHAT, "n": 12, "max_tokens": 30}
-    asked = (client.chat.completions.create(**body, extra_body=MORE) for _ in range(2))
-    answers = await asyncio.gather(*asked)
-    assert [len(each.choices) for each in answers] == [12, 12]
-
-
 async def test_predicted_output_changes_speed_alone(http):
     plain = await ask(http, max_tokens=40)
     text = plain["choices"][0]["message"]["content"]
@@ -433,86 +313,3 @@ async def test_a_prediction_is_given_once_and_is_text(http):
     assert empty["param"] == "prediction.content"
     other = await refusal(http, prediction={"type": "audio", "content": "a"})
     assert other["param"] == "prediction.type"
-
-
-async def test_reasoning_is_a_separate_field(http, router, monkeypatch):
-    plain = (await ask(http, max_tokens=20))["choices"][0]["message"]["content"]
-    config = replace(router.config, reasoning_parser="deepseek_r1")
-    monkeypatch.setattr(router, "config", config)
-    message = (await ask(http, max_tokens=20))["choices"][0]["message"]
-    assert (message["reasoning_content"], message["content"]) == (plain.strip(), "")
-    hidden = (await ask(http, max_tokens=20, include_reasoning=False))["choices"][0]["message"]
-    assert "reasoning_content" not in hidden
-    json_only = await ask(http, max_tokens=20, guided_choice=["yes", "no"])
-    assert json_only["choices"][0]["message"]["content"] in ("yes", "no")
-    response = await http.post(URL, json={**CHAT, **MORE, "max_tokens": 20, "stream": True})
-    deltas = [each["choices"][0]["delta"] for each in events(response)]
-    assert "".join(each.get("reasoning_content", "") for each in deltas) == plain.strip()
-    assert not any(each.get("content") for each in deltas)
-
-
-async def test_a_response_has_no_reasoning(http, router, monkeypatch):
-    config = replace(router.config, reasoning_parser="deepseek_r1")
-    monkeypatch.setattr(router, "config", config)
-    body = {"input": "Ask the baker", "max_output_tokens": 16, "temperature": 0}
-    response = await http.post("/v1/responses", json=body)
-    assert response.json()["output"][0]["content"][0]["text"] == ""
-
-
-async def test_a_thinking_budget_ends_the_reasoning(http, router, tokenizer, monkeypatch):
-    config = replace(router.config, reasoning_parser="deepseek_r1")
-    monkeypatch.setattr(router, "config", config)
-    closing = tokenizer.encode("\n</think>\n\n", add_special_tokens=False)
-    changes = {"max_tokens": 90, "return_token_ids": True, "thinking_token_budget": 12}
-    plain = (await ask(http, max_tokens=12, return_token_ids=True))["choices"][0]
-    body = await ask(http, **changes)
-    [choice] = body["choices"]
-    assert choice["token_ids"][:12] == plain["token_ids"]
-    assert choice["token_ids"][12 : 12 + len(closing)] == closing
-    assert len(choice["token_ids"]) == body["usage"]["completion_tokens"] == 90
-    assert choice["message"]["reasoning_content"] == plain["message"]["reasoning_content"]
-    assert choice["message"]["content"]
-    assert choice["finish_reason"] == "length"
-    counted = body["usage"]["completion_tokens_details"]["speculation"]
-    assert counted["num_drafts"] > 0
-    response = await http.post(URL, json={**CHAT, **MORE, **changes, "stream": True})
-    deltas = [each["choices"][0]["delta"] for each in events(response)]
-    assert "".join(each.get("content") or "" for each in deltas) == choice["message"]["content"]
-
-
-async def test_an_answer_that_a_message_begins_is_not_reasoning(http, router, monkeypatch):
-    config = replace(router.config, reasoning_parser="deepseek_r1")
-    monkeypatch.setattr(router, "config", config)
-    messages = [*CHAT["messages"], {"role": "assistant", "content": "The baker"}]
-    body = await ask(http, messages=messages, continue_final_message=True)
-    message = body["choices"][0]["message"]
-    assert message["content"]
-    assert "reasoning_content" not in message
-
-
-async def test_a_budget_beyond_the_answer_changes_nothing(http, router, monkeypatch):
-    config = replace(router.config, reasoning_parser="deepseek_r1")
-    monkeypatch.setattr(router, "config", config)
-    plain = await ask(http, max_tokens=9)
-    for budget in (9, 400):
-        body = await ask(http, max_tokens=9, thinking_token_budget=budget)
-        assert body["choices"] == plain["choices"]
-
-
-async def test_a_budget_that_leaves_no_token_for_an_answer(http, router, monkeypatch):
-    config = replace(router.config, reasoning_parser="deepseek_r1")
-    monkeypatch.setattr(router, "config", config)
-    body = await ask(http, max_tokens=10, thinking_token_budget=9)
-    assert body["choices"][0]["finish_reason"] == "length"
-    assert body["choices"][0]["message"]["content"] == ""
-    assert body["usage"]["completion_tokens"] == 9
-
-
-async def test_a_budget_needs_a_parser_of_reasoning(http, router, monkeypatch):
-    error = await refusal(http, thinking_token_budget=9)
-    assert "unless the service has a reasoning parser" in error["message"]
-    config = replace(router.config, reasoning_parser="qwen3")
-    monkeypatch.setattr(router, "config", config)
-    assert "where n is given" in (await refusal(http, thinking_token_budget=9, n=2))["message"]
-    error = await refusal(http, thinking_token_budget=0)
-    assert error["param"] == "thinking_token_budget"

@@ -1,3 +1,4 @@
+# Modules: cluster.api.openai.schemas.responses_schema
 """Requests of the Responses API over HTTP, down to the engine."""
 
 import json

@@ -1,3 +1,4 @@
+# Modules: cluster.api.base.sse
 """Streams of outputs: several prompts, deadlines, disconnected clients."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# Modules: cluster.cli.bench.backend
 """Requests under load against a fake backend, and the statistics of hand-made records."""
 
 import threading

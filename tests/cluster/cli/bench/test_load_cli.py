@@ -1,3 +1,5 @@
+# Modules: cluster.cli.bench.cli, cluster.cli.bench.load_flags, cluster.cli.bench.load_options
+# Modules: cluster.cli.bench.load_report
 """`specdec bench serve` against a fake service."""
 
 import json

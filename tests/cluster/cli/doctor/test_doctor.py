@@ -1,3 +1,4 @@
+# Modules: cluster.cli.doctor.environment
 """`specdec doctor`: every check on invented facts, and the command on this machine."""
 
 import json

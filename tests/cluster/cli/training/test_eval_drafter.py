@@ -1,3 +1,4 @@
+# Modules: specdec.training.card
 """`specdec eval-drafter` on the tiny model."""
 
 import json

@@ -1,3 +1,4 @@
+# Modules: cluster.workers.group_spec, cluster.workers.groups.roles
 """A group's deadlines, with ranks that are threads on real sockets, without Ray."""
 
 import tempfile

@@ -1,3 +1,4 @@
+# Modules: cluster.workers.rank.adapter_orders
 """Adapters in a rank, and in the group of a target, without Ray."""
 
 import shutil

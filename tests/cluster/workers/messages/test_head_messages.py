@@ -1,3 +1,4 @@
+# Modules: cluster.workers.groups.target_group
 """Versions of a draft head in a rank, and in the group of a target, without Ray."""
 
 import shutil

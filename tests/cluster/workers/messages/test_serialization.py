@@ -1,3 +1,5 @@
+# Modules: cluster.workers.messages.draft_serialization, cluster.workers.messages.frames
+# Modules: specdec.types.draft_messages
 import pickle
 from contextlib import suppress
 from dataclasses import fields, is_dataclass

@@ -1,3 +1,4 @@
+# Modules: cluster.workers.transport.unix_socket
 """Sockets between the Router and a worker."""
 
 import socket

@@ -1,3 +1,4 @@
+# Modules: specdec.types.adapters, specdec.types.ranks
 """Adapters of an engine by name and state, and their places in a batch; without a model."""
 
 import itertools

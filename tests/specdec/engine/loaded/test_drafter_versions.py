@@ -1,3 +1,4 @@
+# Modules: specdec.types.drafters
 """Versions of a draft head: loading, switching, rolling back; on a target without a model."""
 
 from unittest.mock import Mock

@@ -1,3 +1,5 @@
+# Modules: specdec.config.gpu.attention_splits, specdec.engine.memory.weight_memory
+# Modules: specdec.models.config.stored_weights
 """Division of the memory of GPUs, with a rank on each, or with both models on one."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# Modules: specdec.config.gpu.truncation_search
 """Memory of a GPU beside weights and KV: what the steps of a rank allocate is reserved."""
 
 import dataclasses

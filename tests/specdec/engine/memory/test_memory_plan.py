@@ -1,3 +1,4 @@
+# Modules: specdec.engine.memory.host_memory, specdec.engine.memory.kv_pools
 """Division of memory between two models, on one host and on described GPUs."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# Modules: specdec.engine.metrics.request_metrics
 """Metrics of a replica after hand-worked runs."""
 
 import threading

@@ -1,3 +1,4 @@
+# Modules: specdec.types.sampling.sampling_spec
 from dataclasses import replace
 
 import pytest

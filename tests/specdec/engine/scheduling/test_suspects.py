@@ -1,3 +1,4 @@
+# Modules: specdec.engine.requests.outputs
 """A request whose forward pass ends the target is ended; the others keep their tokens."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# Modules: specdec.kernels.cpu.drafts
 """Native passes and drafts of heads with attention, against a dense reference."""
 
 from itertools import pairwise

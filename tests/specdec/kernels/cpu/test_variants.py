@@ -1,3 +1,4 @@
+# Modules: specdec.kernels.cpu.compiler
 """Kernels of a wheel: which of them a processor runs, and what happens where none fits."""
 
 import ctypes

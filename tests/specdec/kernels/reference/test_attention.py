@@ -1,3 +1,4 @@
+# Modules: specdec.kernels.reference.attention_masks, specdec.kernels.reference.torch_attention
 """Reference tests: paged attention equals its definition for batches of mixed lengths."""
 
 from copy import copy

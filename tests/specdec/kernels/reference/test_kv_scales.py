@@ -1,3 +1,4 @@
+# Modules: specdec.kernels.moves
 """Reference tests: an 8-bit KV cache holds the nearest values, and attention reads them."""
 
 import pytest

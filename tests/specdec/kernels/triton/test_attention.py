@@ -1,3 +1,4 @@
+# Modules: specdec.kernels.triton.attention_plan, specdec.kernels.triton.device.attention
 """Reference tests: Triton's paged attention equals its definition."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# Modules: specdec.kernels.triton.device.children
 """The best children by kernels equal those of the reference."""
 
 import numpy as np

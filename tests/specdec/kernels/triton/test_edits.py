@@ -1,3 +1,4 @@
+# Modules: specdec.kernels.triton.device.edits
 """Penalties and token masks of rows of logits: the bits of the reference."""
 
 import pytest

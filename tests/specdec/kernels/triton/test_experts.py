@@ -1,3 +1,6 @@
+# Modules: specdec.kernels.reference.experts, specdec.kernels.triton.device.experts
+# Modules: specdec.kernels.triton.device.packed_experts, specdec.kernels.triton.packed_experts
+# Modules: specdec.models.layers.expert_stack
 """Experts of all tokens at once: torch's routes and values, and bits of no batch."""
 
 from dataclasses import replace

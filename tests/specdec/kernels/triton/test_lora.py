@@ -1,3 +1,4 @@
+# Modules: specdec.kernels.triton.device.lora
 """Updates of rows with different adapters in one launch: torch's values, and bits of no batch."""
 
 import pytest

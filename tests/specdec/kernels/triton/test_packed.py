@@ -1,3 +1,4 @@
+# Modules: specdec.kernels.triton.device.packed, specdec.models.layers.quantized_matrix
 """Reference tests: products by weights in few bits, in Triton's interpreter."""
 
 import pytest

@@ -1,3 +1,4 @@
+# Modules: specdec.kernels.triton.device.products
 """Matrix products whose rows have the same bits in any batch."""
 
 import pytest

@@ -1,3 +1,4 @@
+# Modules: specdec.kernels.triton.ragged_plan
 """Attention of ragged batches, whose tiles are planned on the device, against the reference."""
 
 import pytest

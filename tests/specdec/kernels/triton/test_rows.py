@@ -1,3 +1,4 @@
+# Modules: specdec.kernels.triton.device.rows
 """Reference tests: row kernels equal torch's."""
 
 import pytest

@@ -1,3 +1,5 @@
+# Modules: specdec.kernels.triton.device.gumbel, specdec.kernels.triton.device.logarithm
+# Modules: specdec.kernels.triton.device.sample
 """Reference tests: noise, truncation and sampling equal `specdec.sampling`."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# Modules: specdec.kernels.triton.device.store_kv
 """Keys and values as they are stored: with norms and rotation, and as 8-bit floats."""
 
 import pytest

@@ -1,3 +1,4 @@
+# Modules: specdec.kernels.triton.device.truncation, specdec.kernels.triton.device.truncation_rounds
 """Reference tests: the floors of truncation keep the tokens that `specdec.sampling` keeps."""
 
 import math

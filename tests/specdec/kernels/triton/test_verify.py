@@ -1,3 +1,4 @@
+# Modules: specdec.kernels.triton.device.verify, specdec.kernels.triton.moves
 """Verification and compaction by kernels equal those of their references."""
 
 import pytest

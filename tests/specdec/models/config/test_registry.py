@@ -1,3 +1,4 @@
+# Modules: specdec.models.config.architecture, specdec.models.config.mixtures
 """The registry of architectures."""
 
 import subprocess

@@ -1,3 +1,7 @@
+# Modules: specdec.models.heads.config, specdec.models.heads.formats.layers
+# Modules: specdec.models.heads.formats.shape, specdec.models.heads.formats.source
+# Modules: specdec.models.heads.formats.speculators, specdec.models.heads.loading
+# Modules: specdec.models.heads.tensors, specdec.models.weights.dequantized_tensors
 """Checkpoints that do not fit: each gives one line that names the field or the tensor."""
 
 # ruff: noqa: E501

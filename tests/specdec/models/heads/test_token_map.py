@@ -1,3 +1,4 @@
+# Modules: specdec.models.heads.token_selection
 """A head with a token map has the logits of the whole head for the tokens of the map."""
 
 import json

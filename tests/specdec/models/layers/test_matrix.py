@@ -1,3 +1,4 @@
+# Modules: specdec.models.layers.linear
 """Matrices of layers: native against torch, and selection of the kernels."""
 
 from itertools import product

@@ -1,3 +1,4 @@
+# Modules: specdec.config.quantization
 """Quantized matrices: close to unquantized ones, and independent of the batch."""
 
 import pytest

@@ -1,3 +1,5 @@
+# Modules: specdec.kernels.cpu.lora, specdec.models.lora.native_adapters
+# Modules: specdec.models.lora.torch_adapters, specdec.models.lora.updated_matrix
 """Passes with adapters: each row equals its adapter merged, and has the bits that it has alone."""
 
 import pytest

@@ -1,3 +1,4 @@
+# Modules: specdec.kernels.reference.lora, specdec.models.lora.grouped_adapters
 """Adapters of latent attention, whose expansion of latents is applied in two halves."""
 
 import pytest

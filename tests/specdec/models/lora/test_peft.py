@@ -1,3 +1,4 @@
+# Modules: specdec.models.lora.updates
 """Files of adapters: what is read, and the one line with which the rest is refused."""
 
 import json

@@ -1,3 +1,5 @@
+# Modules: specdec.models.config.transformers_config
+# Modules: specdec.models.transformers.transformers_attention
 """Models that transformers' modelling code runs, over paged KV: the same logits and tokens."""
 
 import json

@@ -1,3 +1,4 @@
+# Modules: specdec.models.weights.bitsandbytes, specdec.models.weights.compressed_tensors
 """Reference tests: quantized checkpoints against their dequantized weights."""
 
 import logging

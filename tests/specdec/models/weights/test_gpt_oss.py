@@ -1,3 +1,4 @@
+# Modules: specdec.models.weights.fp4
 """The experts of GPT-OSS in MXFP4 are those that transformers dequantizes, on any rank."""
 
 import json

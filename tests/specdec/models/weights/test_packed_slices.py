@@ -1,3 +1,5 @@
+# Modules: specdec.kernels.reference.packed_weight, specdec.models.weights.stored_tensors
+# Modules: specdec.models.weights.weight_slices
 """Reference tests: packed slices of checkpoints have the values of the dequantized ones."""
 
 from functools import partial

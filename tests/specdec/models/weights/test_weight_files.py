@@ -1,3 +1,4 @@
+# Modules: specdec.models.weights.pickled_tensors
 """Weight files of every kind, and pickles whose code must not run."""
 
 import json

@@ -1,3 +1,4 @@
+# Modules: specdec.sampling.device.device_truncation
 """Sampling in fixed shapes: the tokens of the reference, and no value that the host reads."""
 
 import math

@@ -1,3 +1,4 @@
+# Modules: specdec.sampling.verifiers.draft_batch, specdec.sampling.verifiers.rejection
 """Single rounds of `rejection` and `block`: exact tokens, ranks, NaN logits, counters."""
 
 import numpy as np

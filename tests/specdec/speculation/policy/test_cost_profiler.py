@@ -1,3 +1,4 @@
+# Modules: specdec.types.trial_sequences
 """Tests of the cost profiler on runners of the tiny model and on fakes with known times."""
 
 import time

@@ -1,3 +1,4 @@
+# Modules: specdec.speculation.policy.expected_goodput, specdec.speculation.policy.reviews
 """Tests of the goodput policy on a synthetic target that advances the clock."""
 
 import random

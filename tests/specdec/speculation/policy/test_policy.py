@@ -1,3 +1,4 @@
+# Modules: specdec.speculation.policy.hysteresis
 """Tests of the threshold policy with a manually advanced clock."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# Modules: specdec.sequences.worker_view, specdec.speculation.proposers.ahead
 """Tests of a draft model in this process: output, block accounting and acceptance rate.
 
 The draft model is the target itself, whose drafts are nearly always accepted, or another random

@@ -1,3 +1,4 @@
+# Modules: specdec.text.grammar.translation
 """Rejection of grammars that cannot be enforced, and the cache of compiled grammars."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# Modules: specdec.training.atomic_files
 """A corpus: what is stored comes back, a reader sees whole shards, and a writer can be killed."""
 
 import json

@@ -1,3 +1,4 @@
+# Modules: specdec.training.data.whole_samples
 """Padded rows, which a GPU attends in, compute what samples compute one by one."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# Modules: specdec.training.drafters.layers
 """A draft model in training: what it computes, and that it is the model that is served."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# Modules: specdec.training.drafters.blocks
 """Blocks after many bases at once, the heads of DSpark, and the files of both block drafters."""
 
 import dataclasses

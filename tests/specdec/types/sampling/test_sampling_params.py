@@ -1,3 +1,4 @@
+# Modules: specdec.types.validation
 """Tests of the limits of each parameter, just inside and just outside, and of defaults."""
 
 import math

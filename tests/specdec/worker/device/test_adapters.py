@@ -1,3 +1,4 @@
+# Modules: specdec.worker.adapters
 """Steps with adapters on the device: the tokens of the host, and no step that goes there."""
 
 import pytest

@@ -1,3 +1,4 @@
+# Modules: specdec.worker.device.input.buffers, specdec.worker.draft_sampler, specdec.worker.loading
 """Drafts of a draft model on the device: those of the host, launched without waiting between."""
 
 import shutil

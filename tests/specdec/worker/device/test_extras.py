@@ -1,3 +1,6 @@
+# Modules: specdec.kernels.reference.logit_edits, specdec.sampling.device.device_edits
+# Modules: specdec.worker.device.input.edit_collector, specdec.worker.device.rules
+# Modules: specdec.worker.device.seen_tokens
 """Penalties, biases, masks and log-probabilities in steps on the device: the host's bits."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# Modules: cluster.api.openai.answer_reading
 """Reasoning is separated from the answer, however the text is split."""
 
 from typing import get_args

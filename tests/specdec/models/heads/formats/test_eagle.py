@@ -1,3 +1,5 @@
+# Modules: specdec.models.heads.formats.fused, specdec.models.heads.networks.fused
+# Modules: specdec.models.heads.networks.recurrent, specdec.models.heads.networks.target
 """EAGLE-1 and 2 against the equations of the paper."""
 
 import pytest

@@ -1,3 +1,4 @@
+# Modules: specdec.models.heads.formats.dflash, specdec.models.heads.networks.markov
 """DFlash and DSpark, both meanings of a block, against a reference over the whole sequence."""
 
 import pytest

@@ -1,3 +1,5 @@
+# Modules: specdec.models.heads.formats.eagle3, specdec.models.heads.formats.taps
+# Modules: specdec.models.heads.networks.layers, specdec.models.heads.networks.vocabulary
 """EAGLE-3 of every producer against the equations of the paper."""
 
 import json

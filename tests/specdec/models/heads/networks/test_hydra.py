@@ -1,3 +1,4 @@
+# Modules: specdec.models.heads.formats.hydra
 """Hydra heads against the equations of the paper."""
 
 import pytest

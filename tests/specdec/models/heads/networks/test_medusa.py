@@ -1,3 +1,4 @@
+# Modules: specdec.models.heads.formats.medusa, specdec.models.heads.networks.projection
 """Medusa heads in each layout against the equations of the paper."""
 
 import json

@@ -1,3 +1,4 @@
+# Modules: specdec.models.heads.formats.mlp_speculator
 """MLP speculators against the equations of the paper."""
 
 import math

@@ -1,3 +1,5 @@
+# Modules: specdec.kernels.cpu.medusa, specdec.models.heads.networks.native_dflash
+# Modules: specdec.models.heads.networks.native_medusa
 """Heads with attention on native kernels: whole drafts, on one rank and on several."""
 
 from functools import partial

@@ -1,3 +1,4 @@
+# Modules: specdec.models.heads.networks.base
 """Nodes of draft trees that a head with KV runs: each has the logits of the chain to it."""
 
 import pytest

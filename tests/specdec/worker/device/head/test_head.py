@@ -1,3 +1,5 @@
+# Modules: specdec.worker.device.head.pairs, specdec.worker.device.input.draft_layout
+# Modules: specdec.worker.head.parts
 """Drafts of a head in steps on the device: those of the host."""
 
 from copy import deepcopy

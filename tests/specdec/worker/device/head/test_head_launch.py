@@ -1,3 +1,4 @@
+# Modules: specdec.worker.device.plan
 """Drafts of every kind of head in steps on the device: the host reads nothing between them."""
 
 from functools import cache

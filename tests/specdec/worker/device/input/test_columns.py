@@ -1,3 +1,4 @@
+# Modules: specdec.worker.device.input.rows
 """Columns of the rows of a step have the numbers of the rows, one by one."""
 
 import random

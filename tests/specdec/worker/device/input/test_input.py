@@ -1,3 +1,4 @@
+# Modules: specdec.worker.device.state
 """Pending rows: the device takes the drafts that the host puts in their place."""
 
 import random

@@ -1,0 +1,189 @@
+"""Routes of SGLang beside `/generate`: descriptions, health, the cache, and aborts."""
+
+import asyncio
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from cluster.api.app import make_app
+from cluster.api.base.authentication import ApiKey, ApiKeys
+from cluster.api.sglang.routes import _speculation_info
+from cluster.replica.orders import AbortOrder
+from specdec.config.speculative_keys import read_speculation
+from specdec.types.errors import OverloadedError
+from specdec.types.request import Caller
+from tests.cluster.api.openai.conftest import ALONE
+from tests.cluster.api.sglang.test_generate import GREEDY, PROMPT, post
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def running_request(http, router, **changes):
+    """Start a long request; return its task once the engine has it."""
+    body = {"text": PROMPT, "sampling_params": {**GREEDY, "max_new_tokens": 400}, **changes}
+    running = asyncio.create_task(http.post("/generate", json=body))
+    count = len(body["text"]) if isinstance(body["text"], list) else 1
+    while router.running_engine().thread.num_streams < count:
+        await asyncio.sleep(0.005)
+    return running
+
+
+async def test_the_model_and_the_server_are_described(http):
+    model = (await http.get("/get_model_info")).json()
+    assert model["model_path"] == "tiny", "no path of the machine"
+    assert model["is_generation"] is True
+    assert (await http.get("/model_info")).json() == model
+    server = (await http.get("/get_server_info")).json()
+    assert server["speculative_algorithm"] == "NGRAM"
+    assert server["context_length"] == 512
+    assert server["internal_states"][0]["num_running_reqs"] == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (None, (None, None, None)),
+        ({"method": "ngram", "num_speculative_tokens": 3}, ("NGRAM", 3, 4)),
+        ({"method": "draft_model", "model": "d", "num_speculative_tokens": 4},
+         ("STANDALONE", 4, 5)),
+        ({"method": "mtp", "num_speculative_tokens": 1}, ("NEXTN", 1, 2)),
+        ({"method": "suffix", "num_speculative_tokens": 5, "num_draft_tree_tokens": 15},
+         ("SUFFIX", 5, 16)),
+    ],
+)  # fmt: skip
+async def test_speculation_is_reported_in_sglangs_names(keys, expected):
+    config = read_speculation(keys)
+    names = ("algorithm", "num_steps", "num_draft_tokens")
+    info = _speculation_info(config)
+    assert tuple(info[f"speculative_{name}"] for name in names) == expected
+
+
+async def test_health_generate_makes_a_token(http, router):
+    before = (await router.running_engine().thread.stats()).counts.num_generated_tokens
+    assert (await http.get("/health_generate")).status_code == 200
+    assert (await router.running_engine().thread.stats()).counts.num_generated_tokens == before + 1
+
+
+async def test_a_full_queue_is_healthy(http, router, monkeypatch):
+    async def full(call):
+        raise OverloadedError("the queue is full")
+
+    monkeypatch.setattr(router, "generate", full)
+    assert (await http.get("/health_generate")).status_code == 200
+
+
+class Stalled:
+    """Stands for `Router.generate` of an engine that does not answer."""
+
+    def __init__(self):
+        self.was_cancelled = False
+
+    async def __call__(self, call):
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+
+
+async def test_health_generate_has_a_deadline(http, router, monkeypatch):
+    monkeypatch.setattr(router, "generate", Stalled())
+    response = await http.get("/health_generate", headers={"x-request-timeout-s": "0.05"})
+    assert response.status_code == 504
+
+
+async def test_health_generate_ends_with_its_connection(router, monkeypatch):
+    stalled, statuses = Stalled(), []
+    monkeypatch.setattr(router, "generate", stalled)
+    messages = iter([{"type": "http.request", "body": b""}, {"type": "http.disconnect"}])
+
+    async def receive():
+        await asyncio.sleep(0.02)
+        return next(messages)
+
+    async def send(message):
+        statuses.append(message.get("status"))
+
+    scope = {"type": "http", "method": "GET", "path": "/health_generate", "query_string": b"",
+             "headers": [(b"host", b"test")], "client": ("192.0.2.7", 5000)}  # fmt: skip
+    await make_app(lambda: router, lambda: alone(router))(scope, receive, send)
+    assert stalled.was_cancelled
+    assert statuses[0] == 499
+
+
+async def test_the_cache_is_flushed_while_nothing_runs(http, router):
+    prompt = {"text": "Every spring the river " * 3, "sampling_params": {"max_new_tokens": 0}}
+    await post(http, **prompt)
+    assert (await post(http, **prompt))["meta_info"]["cached_tokens"] > 0
+    response = await http.post("/flush_cache", json={"empty_cache": True})
+    assert response.status_code == 200
+    assert (await post(http, **prompt))["meta_info"]["cached_tokens"] == 0
+    assert (await http.get("/flush_cache")).status_code == 405, "a page could send it"
+    running = await running_request(http, router)
+    refused = await http.post("/flush_cache", json={})
+    assert (refused.status_code, refused.text[:9]) == (400, "The cache")
+    await running
+
+
+async def test_a_request_is_ended_by_its_id(http, router, caplog):
+    """Its status is none that OpenAI's clients retry, as they retry 500."""
+    running = await running_request(http, router, rid="long")
+    assert (await http.post("/abort_request", json={"rid": "long"})).status_code == 200
+    ended = await asyncio.wait_for(running, 5)
+    assert (ended.status_code, ended.json()["error"]["code"]) == (499, "request_aborted")
+    assert "AbortedError" not in caplog.text
+    refused = await http.post("/abort_request", json={"abort_all": True, "rid": "x"})
+    assert refused.json()["error"]["param"] == "abort_all"
+
+
+async def test_a_batch_is_ended_by_its_id(http, router):
+    running = await running_request(http, router, text=[PROMPT, PROMPT], rid="batch")
+    assert (await http.post("/abort_request", json={"rid": "bat"})).status_code == 200
+    await asyncio.sleep(0.05)
+    assert not running.done()
+    assert (await http.post("/abort_request", json={"rid": "batch"})).status_code == 200
+    assert (await asyncio.wait_for(running, 5)).status_code != 200
+
+
+async def test_a_key_ends_its_own_requests_alone(router):
+    keys = ApiKeys([ApiKey("ann", "sk-correct-horse"), ApiKey("bob", "sk-battery-staple")])
+    transport = httpx.ASGITransport(make_app(lambda: router, lambda: alone(router), lambda: keys))
+    ann, bob = (
+        httpx.AsyncClient(
+            transport=transport, base_url="http://test", headers={"authorization": f"Bearer {key}"}
+        )
+        for key in ("sk-correct-horse", "sk-battery-staple")
+    )
+    async with ann, bob:
+        running = await running_request(ann, router, rid="mine")
+        assert (await bob.post("/abort_request", json={"rid": "mine"})).status_code == 200
+        await asyncio.sleep(0.05)
+        assert not running.done()
+        assert (await ann.post("/abort_request", json={"rid": "mine"})).status_code == 200
+        assert (await asyncio.wait_for(running, 5)).status_code != 200
+
+
+async def test_orders_are_for_every_replica(router):
+    orders = []
+
+    async def abort(order):
+        orders.append(order)
+
+    async def flush_caches():
+        orders.append("flush")
+        return len(orders) == 2
+
+    admin = SimpleNamespace(
+        applications=None, orders=SimpleNamespace(abort=abort, flush_caches=flush_caches)
+    )
+    transport = httpx.ASGITransport(
+        make_app(lambda: router, lambda: admin), client=("192.0.2.7", 5000)
+    )
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        assert (await http.post("/abort_request", json={"rid": "x"})).status_code == 200
+        assert (await http.post("/flush_cache", json={})).status_code == 200
+        refused = await http.post("/flush_cache", json={})
+    assert orders == [AbortOrder("x", Caller("192.0.2.7", is_stranger=True)), "flush", "flush"]
+    assert refused.status_code == 400
+    assert "of a replica is not flushed while its requests run or wait" in refused.text

@@ -1,0 +1,93 @@
+"""`specdec models`: downloads, the list, and what would run a model."""
+
+import json
+from typing import get_args
+
+import pytest
+
+from cluster.cli.models import DTYPES, KERNELS, KV_DTYPES, QUANTIZATIONS
+from specdec.config.engine import DTYPE_BYTES, Kernels
+from specdec.config.kv_cache import KV_CACHE_DTYPES
+from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.models.resolve import packaged_directory
+from specdec.types.errors import ModelNotFoundError
+from specdec.worker import native_library_fault
+from tests.cluster.cli.test_main import fails_with, run_cli
+from tests.specdec.models.families import save_family
+
+
+def test_fetch_prints_where_the_model_is(monkeypatch, tmp_path):
+    def resolve(name, cache_dir=None, progress=None):
+        progress(f"fetching {name}")
+        return tmp_path / name
+
+    monkeypatch.setattr("specdec.models.resolve.resolve", resolve)
+    result = run_cli("models", "fetch", "tiny")
+    assert result.exit_code == 0
+    assert result.stdout == f"{tmp_path / 'tiny'}\n"
+    assert result.stderr == "fetching tiny\n"
+    result = json.loads(run_cli("models", "fetch", "tiny", "--json").stdout)
+    assert result == {"name": "tiny", "directory": str(tmp_path / "tiny")}
+
+
+def test_fetching_an_unknown_model(monkeypatch):
+    def resolve(name, cache_dir=None, progress=None):
+        raise ModelNotFoundError("no model is called 'tiny'")
+
+    monkeypatch.setattr("specdec.models.resolve.resolve", resolve)
+    fails_with(run_cli("models", "fetch", "tiny"), "no model is called 'tiny'")
+
+
+def test_list_shows_what_is_in_the_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECDEC_CACHE_DIR", str(tmp_path))
+    assert "smollm2-135m-instruct\tnot fetched (" in run_cli("models", "list").stdout
+    directory = packaged_directory("smollm2-135m-instruct", tmp_path)
+    directory.mkdir(parents=True)
+    assert f"smollm2-135m-instruct\t{directory}\n" in run_cli("models", "list").stdout
+    [model] = json.loads(run_cli("models", "list", "--json").stdout)["models"]
+    assert model["name"] == "smollm2-135m-instruct"
+    assert (model["directory"], model["download_bytes"] > 0) == (str(directory), True)
+
+
+def test_show_reports_decoder_memory_and_methods(tiny_model_dir):
+    result = run_cli("models", "show", str(tiny_model_dir), "--tensor-parallel-size", "2")
+    assert result.exit_code == 0
+    lines = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
+    assert lines["architecture"].startswith("LlamaForCausalLM: biases by")
+    assert lines["precision"] == "float32 (float32 in files), no quantization"
+    assert lines["ngram"].startswith("ready: ")
+    assert lines["draft_model"].startswith("needs files: ")
+    assert lines["mtp"].startswith("no: the checkpoint has no layers for")
+    assert result.stdout.count(" KiB of KV a token") == 2
+    arguments = ("--kernels", "torch", "--quantization", "int8", "--json")
+    report = json.loads(run_cli("models", "show", str(tiny_model_dir), *arguments).stdout)
+    assert report["decoder"] == "torch: kernels is torch"
+    assert report["quantization"] == "int8"
+    assert report["ranks"][0]["kv_bytes_per_token"] == 2 * 2 * 3 * 16 * 4
+    report = json.loads(
+        run_cli("models", "show", str(tiny_model_dir), *arguments, "--kv-cache-dtype", "fp8").stdout
+    )
+    assert report["ranks"][0]["kv_bytes_per_token"] == 2 * 2 * 3 * 16
+
+
+@pytest.mark.skipif(bool(native_library_fault()), reason="no C++ compiler")
+def test_show_reports_native_latent_attention(tmp_path):
+    save_family(tmp_path, "deepseek-v3")
+    report = json.loads(run_cli("models", "show", str(tmp_path), "--json").stdout)
+    assert report["decoder"] == "native C++ kernels"
+    assert report["ranks"][0]["kv_bytes_per_token"] == 3 * (34 + 6) * 4
+
+
+def test_show_refuses_a_model_that_cannot_be_served(tmp_path):
+    content = {"architectures": ["MambaForCausalLM"], "state_size": 16}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    result = run_cli("models", "show", str(tmp_path))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "MambaForCausalLM is not supported: it has state-space layers" in result.stderr
+
+
+def test_choices_of_show_are_those_of_the_engine():
+    assert set(DTYPES) == set(DTYPE_BYTES)
+    assert set(QUANTIZATIONS) == {"none", *QUANTIZATION_METHODS}
+    assert set(KERNELS) == set(get_args(Kernels))
+    assert KV_DTYPES == KV_CACHE_DTYPES
