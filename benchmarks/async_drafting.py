@@ -240,8 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _measure(pinned, plain, options)
     finally:
         worker.close()
-    recorder = _recorder(directory, draft_dir, options)
-    outputs = pinned.outputs(options.max_tokens)
+    recorder, outputs = _recorder(directory, draft_dir, options), pinned.outputs(options.max_tokens)
     texts = [recorder.record(*each, options.temperature) for each in outputs.items()]
     simulated = _simulate(pinned, runs, texts) if options.temperature == 0 else runs
     rows = tuple(_row(*each) for each in zip(runs, simulated, strict=True))

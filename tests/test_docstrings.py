@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("specdec", "cluster")
 PAGES = ("docs/architecture.md", "docs/methods.md")
 QUOTED = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
-FILE = re.compile(r"[\w/]+\.(?:py|cpp|h)")
+FILE = re.compile(r"[\w/]+\.(?:py|cpp|h|proto)")
 DATA = re.compile(r"[\w/]+\.(?:json|safetensors|pt|md|toml)")
 MODULE = re.compile(r"[a-z_]\w*(?:\.[a-z_]\w*)+")
 CALL = re.compile(r"((?:\w+\.)*\w+)\(\)")
@@ -32,6 +32,8 @@ OTHERS = {
     "SpeculationMethod": "an enum of protos/specdec/v1/inference.proto",
     "specdec.executors": "an entry point group",
     "specdec/speculation/proposers/NAME.py": "a file to add",
+    "specdec/models/heads/formats/NAME.py": "a file to add",
+    "specdec/models/heads/networks/NAME.py": "a file to add",
     "RuntimeEndpoint": "a class of SGLang",
 }
 """Names that are not in the code, or first parts of such, and what they are."""
@@ -84,7 +86,11 @@ def known_names() -> frozenset[str]:
 
 @cache
 def files() -> frozenset[str]:
-    found = [path for folder in (*PACKAGES, "benchmarks") for path in (ROOT / folder).rglob("*.*")]
+    found = [
+        path
+        for folder in (*PACKAGES, "benchmarks", "protos", "tests")
+        for path in (ROOT / folder).rglob("*.*")
+    ]
     found.extend(ROOT.glob("*.py"))
     return frozenset(f"/{path.relative_to(ROOT)}" for path in found if FILE.search(path.name))
 

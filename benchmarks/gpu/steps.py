@@ -87,7 +87,7 @@ class Steps:
         has_graphs: bool,
         max_tree_nodes: int = 0,
     ) -> None:
-        self.device = decoder.device
+        self.device, self._num_steps = decoder.device, 0
         wide_bytes = model.kv_bytes_per_token(_name(decoder.dtype), 1)
         self._token_bytes = wide_bytes * decoder.kv_dtype.itemsize // decoder.dtype.itemsize
         num_blocks = min(sizes.max_num_blocks, self._fitting_blocks())
@@ -117,9 +117,7 @@ class Steps:
         )
         assert self.runner.graph_report is not None
         self.report = self.runner.graph_report
-        self.weight_bytes = matrix_bytes(self.runner)
-        self.bandwidth = bandwidth(self.device)
-        self._num_steps = 0
+        self.weight_bytes, self.bandwidth = matrix_bytes(self.runner), bandwidth(self.device)
 
     def _fitting_blocks(self) -> int:
         if self.device.type != "cuda":

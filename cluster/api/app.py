@@ -41,14 +41,7 @@ def make_app(
     has_peers: whether other applications may serve other models, to which requests are forwarded.
     /openapi.json describes the routes for clients; docs/ describes those for operators.
     """
-    app = FastAPI(
-        title="specdec",
-        summary="Text generation with speculative decoding, compatible with the OpenAI API",
-        version=version("specdec"),
-        docs_url=None,
-        redoc_url=None,
-        separate_input_output_schemas=False,
-    )
+    app = _empty_app()
     app.add_middleware(KeepHeaders)
     app.add_middleware(LimitBodies, get_limits)
     app.add_middleware(CheckHost, lambda: get_limits().hosts)  # the one added last runs first
@@ -70,6 +63,17 @@ def make_app(
 
     _add_probes(app, get_router)
     return app
+
+
+def _empty_app() -> FastAPI:
+    return FastAPI(
+        title="specdec",
+        summary="Text generation with speculative decoding, compatible with the OpenAI API",
+        version=version("specdec"),
+        docs_url=None,
+        redoc_url=None,
+        separate_input_output_schemas=False,
+    )
 
 
 def _detail(request: Request, error: HTTPException) -> str:

@@ -12,7 +12,7 @@ import resource
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import uvicorn
@@ -69,22 +69,7 @@ class EmbeddedIngress:
         self._keys = keys
         self._config = config
         self._health = health.aio.HealthServicer()
-        self._grpc = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", config.grpc_max_message_mib * 2**20),
-                ("grpc.max_send_message_length", config.grpc_max_message_mib * 2**20),
-                ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
-                *CHANNEL_OPTIONS,
-            ],
-            interceptors=[
-                Intake(
-                    partial(has_access, keys, operators.access),
-                    # More than the engine runs and queues, so that the engine refuses first.
-                    max_calls=2 * (config.max_num_seqs + config.max_queue_len) + 100,
-                    services=SERVICE_NAMES,
-                )
-            ],
-        )
+        self._grpc = _new_grpc_server(config, partial(has_access, keys, operators.access))
         self._http = _HttpServer(
             uvicorn.Config(
                 make_app(
@@ -143,6 +128,27 @@ class EmbeddedIngress:
         await self._grpc.stop(_GRACE_S)
         if self._http_task is not None:
             await self._http_task
+
+
+def _new_grpc_server(
+    config: ServeConfig, is_permitted: Callable[[str, Any], bool]
+) -> grpc.aio.Server:
+    return grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", config.grpc_max_message_mib * 2**20),
+            ("grpc.max_send_message_length", config.grpc_max_message_mib * 2**20),
+            ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
+            *CHANNEL_OPTIONS,
+        ],
+        interceptors=[
+            Intake(
+                is_permitted,
+                # More than the engine runs and queues, so that the engine refuses first.
+                max_calls=2 * (config.max_num_seqs + config.max_queue_len) + 100,
+                services=SERVICE_NAMES,
+            )
+        ],
+    )
 
 
 def _raise_file_limit() -> None:

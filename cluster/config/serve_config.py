@@ -254,8 +254,7 @@ class ServeConfig(LLMConfig):
     metric_aliases: MetricAliases = setting(
         "none",
         one_of("none", "vllm", "sglang", "all"),
-        "Expose metrics a second time, under the names of another engine: vllm, sglang, or all for "
-        "both",
+        "Expose metrics under the names of another engine too: vllm, sglang, or all for both",
     )
     otlp_traces_endpoint: str | None = setting(
         None,

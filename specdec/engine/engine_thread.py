@@ -93,8 +93,7 @@ class EngineThread:
         self.failure: TargetFailedError | None = None  # why the engine stopped for good
         self.is_recovering = False  # streams are paused while the target restarts
         self.is_draining = False  # new requests are rejected because the service stops
-        self._is_closed = False
-        self._has_ended = False
+        self._is_closed = self._has_ended = False
         # At most 20 ms old while steps run, and exact once a choice has ended.
         self.last_stats, self._stats_at_s = engine.stats(), 0.0
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_S))

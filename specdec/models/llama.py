@@ -26,7 +26,12 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.rope import Rope
 from specdec.models.layers.decoder_layer import Attention, DecoderLayer, layer_attention
-from specdec.models.layers.linear import VocabEmbedding, VocabHead, embedding_scale
+from specdec.models.layers.linear import (
+    EmbeddingTable,
+    VocabEmbedding,
+    VocabHead,
+    embedding_scale,
+)
 from specdec.models.layers.mixture import SparseMLP
 from specdec.models.layers.norm import read_norm
 from specdec.models.layers.rotary import RotaryEmbedding
@@ -74,29 +79,18 @@ class CausalDecoder(nn.Module):
         self.heads = config.head_shards(group.size)[group.rank]
         self.head_dim = config.head_dim
         self.vocab_slice = group.share_of(config.vocab_size)
-        vocab_shape = (config.vocab_size, config.hidden_size)
-        embed_name = "model.embed_tokens.weight"
-        head_name = embed_name if config.tie_word_embeddings else "lm_head.weight"
-        traits = config.traits
-        self.lm_head = VocabHead(
-            reader, head_name, vocab_shape, self.vocab_slice, output_tokens, traits.logits
-        )
-        table = self.lm_head.table if config.tie_word_embeddings else None
-        if table is None:
-            table = _read_table(reader, embed_name, vocab_shape, self.vocab_slice)
+        self.lm_head, table = _read_head_and_table(config, reader, self.vocab_slice, output_tokens)
         self.embed_tokens = VocabEmbedding(table, self.vocab_slice, group, reader.dtype)
-        self._embedding_scale = embedding_scale(traits, reader.dtype)
+        self._embedding_scale = embedding_scale(config.traits, reader.dtype)
         self.layers = _read_layers(config, reader, self.heads, group)
         if self.kv_dtype.itemsize == 1:
             _use_kv_scales(self.layers, reader)
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.norm = read_norm(reader, "model.norm", size, eps, traits)
+        self.norm = read_norm(reader, "model.norm", size, eps, config.traits)
         self.rotaries = _rotaries(config, max_model_len, reader)
         self.rotary = self.rotaries[config.rope]
         self.backend = reader.backend
-        self.attention = layer_attention(
-            config, self.heads, reader.backend, block_size, reader.device
-        )
+        self.attention = layer_attention(config, self.heads, self.backend, block_size, self.device)
 
     def enable_adapters(
         self, limits: AdapterLimits | None = None
@@ -225,6 +219,21 @@ def _copy_to_taps(x: Tensor, layer: int, taps: Sequence[int], tapped: Tensor) ->
     for index, tap in enumerate(taps):
         if tap == layer:
             tapped[:, index] = x
+
+
+def _read_head_and_table(
+    config: ModelConfig,
+    reader: CheckpointReader,
+    rows: range,
+    output_tokens: Sequence[int] | None,
+) -> tuple[VocabHead, EmbeddingTable]:
+    """Return this rank's rows of the output head and of the embedding, which may be one matrix."""
+    shape = (config.vocab_size, config.hidden_size)
+    embed_name = "model.embed_tokens.weight"
+    head_name = embed_name if config.tie_word_embeddings else "lm_head.weight"
+    head = VocabHead(reader, head_name, shape, rows, output_tokens, config.traits.logits)
+    table = head.table if config.tie_word_embeddings else None
+    return head, _read_table(reader, embed_name, shape, rows) if table is None else table
 
 
 def _read_table(reader: CheckpointReader, name: str, shape: tuple[int, int], rows: range) -> Tensor:

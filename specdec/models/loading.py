@@ -143,11 +143,7 @@ def load_model(
         return _load_transformers(
             directory, config, group, dtype, sizes, device, kernels, output_tokens, kv_cache_dtype
         )
-    backend = KernelBackend.select(kernels, device, deterministic=deterministic)
-    if quantization is not None and device.type != "cpu" and not backend.is_triton:
-        raise UnsupportedModelError(f"quantization {quantization} on {device} needs Triton")
-    if kernels == "auto" and device.type == "cpu" and not deterministic:
-        backend = _common_backend(backend, group)
+    backend = _select_backend(kernels, device, group, quantization, deterministic=deterministic)
     is_native = backend is KernelBackend.CPU
     _require_kv_kernels(backend, device, kv_cache_dtype, is_native=is_native)
     reader = open_checkpoint(directory, dtype, quantization, device, backend)
@@ -201,6 +197,22 @@ def _load_transformers(
         output_tokens=output_tokens,
         kv_dtype=kv_dtype_of(dtype, kv_cache_dtype),
     )
+
+
+def _select_backend(
+    kernels: Kernels,
+    device: torch.device,
+    group: TensorParallelGroup,
+    quantization: QuantizationMethod | None,
+    *,
+    deterministic: bool,
+) -> KernelBackend:
+    backend = KernelBackend.select(kernels, device, deterministic=deterministic)
+    if quantization is not None and device.type != "cpu" and not backend.is_triton:
+        raise UnsupportedModelError(f"quantization {quantization} on {device} needs Triton")
+    if kernels == "auto" and device.type == "cpu" and not deterministic:
+        return _common_backend(backend, group)
+    return backend
 
 
 def _common_backend(backend: KernelBackend, group: TensorParallelGroup) -> KernelBackend:

@@ -75,15 +75,8 @@ class NativeWeights:
         if config.latent is not None:
             heads = heads.sharing_one_key()
         return DecoderStruct(
+            **_unit_counts(layers),
             hidden_size=config.hidden_size,
-            num_hidden_units=max(layer.down.in_features for layer in layers),
-            num_expert_units=max(
-                layer.experts[0].down.in_features if layer.num_own_experts else 0
-                for layer in layers
-            ),
-            num_shared_units=max(
-                layer.shared[0].down.in_features if layer.shared else 0 for layer in layers
-            ),
             num_heads=len(heads.query),
             num_kv_heads=len(heads.kv),
             heads_per_kv=heads.heads_per_kv,
@@ -278,3 +271,16 @@ def all_reduce_of(group: TensorParallelGroup) -> AllReduce | None:
         return None
     collectives = group.collectives
     return collectives if isinstance(collectives, SharedMemory) else group.all_reduce
+
+
+def _unit_counts(layers: Sequence[LayerStruct]) -> dict[str, int]:
+    """Return the most units of a feed-forward network, of one expert, and of shared experts."""
+    return {
+        "num_hidden_units": max(layer.down.in_features for layer in layers),
+        "num_expert_units": max(
+            layer.experts[0].down.in_features if layer.num_own_experts else 0 for layer in layers
+        ),
+        "num_shared_units": max(
+            layer.shared[0].down.in_features if layer.shared else 0 for layer in layers
+        ),
+    }

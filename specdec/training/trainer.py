@@ -153,8 +153,7 @@ class Trainer:
             seed=config.seed,
         )
         self.step = 0
-        self._best = 0.0
-        self._best_step = 0
+        self._best, self._best_step = 0.0, 0
         self._evaluation: Evaluation | None = None
         self._start_digest = start.digest if start is not None else None
         if not self._load() and start is not None:

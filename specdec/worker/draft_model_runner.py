@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import cast
 
 from torch import Tensor
 
@@ -92,8 +91,7 @@ class DraftModelRunner(ModelRunner):
         vocabulary: map between the tokens of draft and target, if their vocabularies differ.
         confidence_threshold: minimum probability, at temperature 1, of the most likely token; below
             it a draft ends, unless the sequence's rules have another one.
-        mask_token_id: of a model that drafts in parallel; None to draft token by token.
-        has_padding_block: as in ModelRunner.
+        mask_token_id: of a model that drafts in parallel. has_padding_block: as in ModelRunner.
         """
         super().__init__(
             model,
@@ -104,21 +102,11 @@ class DraftModelRunner(ModelRunner):
             has_padding_block=has_padding_block,
             adapters=adapters,
         )
-        self.grammars = grammars
-        self._mask_token_id = mask_token_id
-        self._sampler = DraftSampler(
-            self._batch_state,
-            self._shard,
-            model.vocab_slice,
-            self.kv_cache.device,
-            vocabulary,
-            confidence_threshold,
-        )
-        state, sampler = self._batch_state, self._sampler
-        can_draft = isinstance(model, WholeDraftDecoder) and model.can_draft
-        if can_draft and mask_token_id is None:
-            whole = cast(WholeDraftDecoder, model)
-            self.whole_drafts = WholeDrafts(whole, self.kv_cache, state, self._shard)
+        state, rows, device = self._batch_state, model.vocab_slice, self.kv_cache.device
+        sampler = DraftSampler(state, self._shard, rows, device, vocabulary, confidence_threshold)
+        self.grammars, self._mask_token_id, self._sampler = grammars, mask_token_id, sampler
+        if isinstance(model, WholeDraftDecoder) and model.can_draft and mask_token_id is None:
+            self.whole_drafts = WholeDrafts(model, self.kv_cache, state, self._shard)
         self._ahead = AheadDrafter(
             model, self.kv_cache, block_size, state, grammars, sampler, group, clock
         )

@@ -86,16 +86,7 @@ class ModelRunner:
             max_tree_depth=max_tree_depth,
         )
         model = cast(DeviceDecoder, self.model)
-        graphs = StepGraphs(
-            graphs_of_ranks(backend, self.group),
-            max_num_seqs=sizes.max_num_seqs,
-            max_draft_tokens=sizes.max_draft_tokens,
-            num_blocks=sizes.blocks_of_longest,
-            ragged_tokens=ragged_token_counts(max_step_tokens, model.hidden_size),
-            has_adapters=model.adapter_places is not None,
-            max_tree_nodes=max_tree_nodes,
-            max_growing_rows=sizes.max_growing_rows,
-        )
+        graphs = _new_graphs(graphs_of_ranks(backend, self.group), sizes, model)
         steps = DeviceSteps(
             model, self.kv_cache, self._shard, sizes, graphs, num_in_flight, drafter
         )
@@ -103,3 +94,18 @@ class ModelRunner:
         if self.kv_cache.is_cuda:
             torch.cuda.empty_cache()  # of the runs before the captures
         return steps, report
+
+
+def _new_graphs(
+    backend: GraphBackend | None, sizes: DeviceStepLimits, model: DeviceDecoder
+) -> StepGraphs:
+    return StepGraphs(
+        backend,
+        max_num_seqs=sizes.max_num_seqs,
+        max_draft_tokens=sizes.max_draft_tokens,
+        num_blocks=sizes.blocks_of_longest,
+        ragged_tokens=ragged_token_counts(sizes.max_step_tokens, model.hidden_size),
+        has_adapters=model.adapter_places is not None,
+        max_tree_nodes=sizes.max_tree_nodes,
+        max_growing_rows=sizes.max_growing_rows,
+    )

@@ -111,17 +111,7 @@ def make_dashboard(
     @routes.post("/dashboard/generate")
     async def generate(request: Request) -> Response:
         """Stream an answer as server-sent events. Closing the stream aborts the request."""
-        try:
-            lease = get_admin().access.admit(request.headers.get("authorization"))
-        except Exception as error:
-            return error_response(error)
-        try:
-            return await _generate(get_router(), request, lease)
-        except BaseException as error:
-            lease.release()
-            if not isinstance(error, Exception):
-                raise
-            return error_response(error)
+        return await _answer(get_router, get_admin, request)
 
     @routes.get("/dashboard/{path:path}")
     async def file(path: str, request: Request) -> Response:
@@ -130,6 +120,23 @@ def make_dashboard(
         return Response(status_code=404) if asset is None else asset.respond(request)
 
     return routes
+
+
+async def _answer(
+    get_router: Callable[[], Router], get_admin: Callable[[], OperatorService], request: Request
+) -> Response:
+    """Return the stream of an answer, or the error."""
+    try:
+        lease = get_admin().access.admit(request.headers.get("authorization"))
+    except Exception as error:
+        return error_response(error)
+    try:
+        return await _generate(get_router(), request, lease)
+    except BaseException as error:
+        lease.release()
+        if not isinstance(error, Exception):
+            raise
+        return error_response(error)
 
 
 async def _generate(router: Router, request: Request, lease: Lease) -> EventStream:

@@ -64,13 +64,22 @@ async def generate_within_budget(
             if stop is not None:
                 return
         # The first part's stream is open until here, so that a drain waits for both parts.
-        resumed = replace(call, resume_token_ids=tuple(token_ids))
-        async with aclosing(_outputs(router, resumed, is_admitted=True)) as rest:
+        async with aclosing(_second_part(router, call, token_ids, last)) as rest:
             async for output in rest:
-                yield output._replace(
-                    speculation=last.speculation.plus(output.speculation),
-                    prediction=last.prediction.plus(output.prediction),
-                )
+                yield output
+
+
+async def _second_part(
+    router: Router, call: GenerateRequest, token_ids: list[int], last: EngineOutput
+) -> AsyncGenerator[EngineOutput, None]:
+    """Yield the outputs after `token_ids`; their counts include those of the last one before."""
+    resumed = replace(call, resume_token_ids=tuple(token_ids))
+    async with aclosing(_outputs(router, resumed, is_admitted=True)) as outputs:
+        async for output in outputs:
+            yield output._replace(
+                speculation=last.speculation.plus(output.speculation),
+                prediction=last.prediction.plus(output.prediction),
+            )
 
 
 def _first_part(

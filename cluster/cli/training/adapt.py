@@ -109,7 +109,6 @@ def adapt(
     """
     import torch
 
-    from specdec.models.config.model_config import ModelConfig
     from specdec.models.resolve import resolve
     from specdec.models.weights.checkpoint import CPU
     from specdec.training.adaptation import Adaptation
@@ -118,21 +117,31 @@ def adapt(
     torch.set_num_threads(threads)
     run_when_idle()
     directory = resolve(target, progress=print_stderr)
-    config = TrainingConfig(
+    longest = _longest_sample(directory)
+    teacher = Target(directory, longest, TargetPrecision.on(CPU, dtype, quantization))
+    output.mkdir(parents=True, exist_ok=True)
+    config = _training_config(learning_rate, num_epochs, precision)
+    adaptation = Adaptation(teacher, config, output.resolve())
+    with admin_client(**connection) as client:
+        source = SampleSource(client, min_tokens, max_tokens, longest)
+        loop = AdaptationLoop(client, source, adaptation)
+        loop.run(num_versions, lambda: time.sleep(interval_s))
+
+
+def _longest_sample(directory: Path) -> int:
+    from specdec.models.config.model_config import ModelConfig
+
+    return min(_LONGEST_SAMPLE, ModelConfig.from_directory(directory).max_position_embeddings)
+
+
+def _training_config(learning_rate: float, num_epochs: int, precision: Precision) -> TrainingConfig:
+    return TrainingConfig(
         learning_rate=learning_rate,
         num_epochs=num_epochs,
         precision=precision,
         held_out=0.1,
         evaluate_every=50,
     )
-    longest = min(_LONGEST_SAMPLE, ModelConfig.from_directory(directory).max_position_embeddings)
-    teacher = Target(directory, longest, TargetPrecision.on(CPU, dtype, quantization))
-    output.mkdir(parents=True, exist_ok=True)
-    adaptation = Adaptation(teacher, config, output.resolve())
-    with admin_client(**connection) as client:
-        source = SampleSource(client, min_tokens, max_tokens, longest)
-        loop = AdaptationLoop(client, source, adaptation)
-        loop.run(num_versions, lambda: time.sleep(interval_s))
 
 
 def run_when_idle() -> None:

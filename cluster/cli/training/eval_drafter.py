@@ -99,19 +99,13 @@ def eval_drafter(
     The engine is that of specdec serve. It answers each prompt with drafts and without, one at a
     time.
     """
-    from specdec.engine.models.model_detection import with_detected_models
-    from specdec.llm.drafter_choice import with_fastest_drafter
     from specdec.training.card import read_card, write_evaluation
     from specdec.training.data.prompts import read_prompts, select_prompts
 
     if card is not None:
         read_card(card)  # before minutes of measurements
     prompts = select_prompts(read_prompts(prompts_file), suites, num_prompts)
-    engine = {name: flags.pop(name) for name in _ENGINE_SETTINGS}
-    given = {name: value for name, value in engine.items() if value is not None}
-    config = LLMConfig.from_mapping({**given, "max_num_seqs": _MAX_NUM_SEQS})
-    config = with_detected_models(config, print_stderr)
-    config = with_fastest_drafter(config, print_stderr)
+    config = _engine_config({name: flags.pop(name) for name in _ENGINE_SETTINGS})
     results = _measure(prompts, config, flags)
     report = {
         "engine": config.to_mapping(),
@@ -129,6 +123,16 @@ def eval_drafter(
         show_json(report)
     else:
         click.echo(_table(results))
+
+
+def _engine_config(flags: Mapping[str, Any]) -> LLMConfig:
+    """Return the configuration of the engine by the flags that are given."""
+    from specdec.engine.models.model_detection import with_detected_models
+    from specdec.llm.drafter_choice import with_fastest_drafter
+
+    given = {name: value for name, value in flags.items() if value is not None}
+    config = LLMConfig.from_mapping({**given, "max_num_seqs": _MAX_NUM_SEQS})
+    return with_fastest_drafter(with_detected_models(config, print_stderr), print_stderr)
 
 
 def _measure(

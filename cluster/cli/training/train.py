@@ -38,7 +38,7 @@ from specdec.types.errors import InvalidValueError
 if TYPE_CHECKING:
     import torch
 
-    from specdec.training.trainer import Evaluation, Progress
+    from specdec.training.trainer import Evaluation, Progress, Trainer
 
 _LOG_INTERVAL_S = 30.0
 _CLEAR_LINE = "\r\x1b[K"
@@ -183,35 +183,46 @@ def train(
     far is in OUTPUT/head, for --speculative-config. A run that was interrupted continues when the
     same command is started again.
     """
-    import torch
-
     from specdec.models.resolve import resolve
     from specdec.training.data.target import TargetPrecision
     from specdec.training.device import training_device, use_device
     from specdec.training.run import TrainingFiles, draft_vocabulary_size, open_run
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    _set_threads(threads)
     trains_on, config = training_device(device), _config(settings)
     precision = TargetPrecision.on(trains_on, dtype, quantization, kernels)
     directory = resolve(model, progress=print_stderr)
     draft_vocabulary_size(config.method, draft_vocab_size, directory)  # before an hour of answers
     if corpora:
         _require_defaults(settings)
-    else:
-        served = precision.as_settings() | {"seed": config.seed}
-        corpora = (_corpus(model, output, trains_on, {**settings, **served}),)
+    settings |= precision.as_settings() | {"seed": config.seed}
+    corpora = corpora or (_corpus(model, output, trains_on, settings),)
     use_device(trains_on)
     files = TrainingFiles(model, corpora, output, num_samples, start)
     trainer = open_run(files, config, precision, draft_vocab_size, print_stderr, trains_on)
+    _run(trainer)
+    _show_result(trainer, as_json=as_json)
+
+
+def _set_threads(threads: int | None) -> None:
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def _run(trainer: Trainer) -> None:
     if trainer.step:
         print_stderr(f"continuing after step {trainer.step} of {trainer.num_steps}")
     trainer.run(Reporter(time.monotonic, print_stderr))
+
+
+def _show_result(trainer: Trainer, *, as_json: bool) -> None:
     if as_json:
         state = {"step": trainer.step, "best_accepted_length": trainer.best}
         show_json({"head": str(trainer.head_directory), **state})
-        return
-    click.echo(trainer.head_directory)
+    else:
+        click.echo(trainer.head_directory)
 
 
 def _config(settings: dict[str, Any]) -> TrainingConfig:

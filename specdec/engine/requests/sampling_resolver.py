@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from specdec.config.speculation.speculative import SpeculativeConfig
@@ -69,8 +70,24 @@ def resolve(
     allow_override: whether the request's draft_confidence_threshold applies.
     """
     _check_tokens(params, model.vocab_size)
-    settled = params.resolved(model.sampling_defaults)
     service = service or SpeculativeConfig()
+    return replace(
+        _rules_of_tokens(params, seed, model, tokenizer),
+        verifier=_verifier(params, service, prompt, tokenizer, allowed_verifiers),
+        scale_draft_temperature=_first(
+            params.speculation.scale_draft_temperature, service.scale_draft_temperature
+        ),
+        draft_confidence_threshold=(
+            params.speculation.draft_confidence_threshold if allow_override else None
+        ),
+    )
+
+
+def _rules_of_tokens(
+    params: SamplingParams, seed: int, model: ModelConfig, tokenizer: Tokenizer
+) -> SamplingRules:
+    """Return the rules by which the target selects tokens, without those of drafts."""
+    settled = params.resolved(model.sampling_defaults)
     allowed_tokens = params.allowed_token_ids
     return SamplingRules(
         temperature=settled.temperature,
@@ -89,13 +106,6 @@ def resolve(
         end_token_ids=tuple(sorted(model.eos_token_ids | set(params.stop_token_ids))),
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
-        verifier=_verifier(params, service, prompt, tokenizer, allowed_verifiers),
-        scale_draft_temperature=_first(
-            params.speculation.scale_draft_temperature, service.scale_draft_temperature
-        ),
-        draft_confidence_threshold=(
-            params.speculation.draft_confidence_threshold if allow_override else None
-        ),
     )
 
 

@@ -317,9 +317,7 @@ class BatchArrays:
         assert integers.itemsize == ctypes.sizeof(c_int32)
         self._tables = []
         for chunk in batch.chunks:
-            table, end = chunk.block_table, chunk.end
-            if not (isinstance(table, array) and table.typecode == "i"):
-                table = array("i", table)
+            table, end = _int32_array(chunk.block_table), chunk.end
             assert end <= min(max_positions, len(table) * batch.block_size)
             integers.extend(chunk.token_ids)
             starts.append(len(integers))
@@ -345,10 +343,18 @@ class BatchArrays:
             *trees,
         )
         if adapters is not None and (runs := batch.adapter_runs):
-            self._runs = run_structs(runs, adapters)
-            pointer = ctypes.POINTER(AdapterRunStruct)
-            self.struct.adapter_runs = ctypes.cast(self._runs, pointer)
-            self.struct.num_adapter_runs = len(self._runs)
+            self._add_adapters(run_structs(runs, adapters))
+
+    def _add_adapters(self, runs: ctypes.Array[AdapterRunStruct]) -> None:
+        self._runs = runs
+        self.struct.adapter_runs = ctypes.cast(runs, ctypes.POINTER(AdapterRunStruct))
+        self.struct.num_adapter_runs = len(runs)
+
+
+def _int32_array(numbers: Sequence[int]) -> array[int]:
+    return (
+        numbers if isinstance(numbers, array) and numbers.typecode == "i" else array("i", numbers)
+    )
 
 
 class _TreeArrays:

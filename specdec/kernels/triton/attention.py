@@ -198,8 +198,7 @@ class TritonAttention(PagedAttention):
         query = heads.new_empty(num_tokens, self.num_heads, head_dim)
         assert count == self.num_heads + self.kv_parts * self.num_kv_heads
         assert heads.stride()[1:] == (head_dim, 1)
-        grid = (num_tokens, triton.cdiv(count, _HEADS_PER_PROGRAM))
-        rotate_and_store[grid](
+        rotate_and_store[(num_tokens, triton.cdiv(count, _HEADS_PER_PROGRAM))](
             heads,
             query,
             kv_cache,

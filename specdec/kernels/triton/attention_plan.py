@@ -154,17 +154,9 @@ def plan_batch(
     ]
     assert not visible.num_ahead, "queries see ahead in a DeviceBatch alone"
     words = _ancestor_words(batch, visible.window)
-    nodes = np.array([chunk.num_nodes for chunk in batch.chunks], np.int32)
-    arrays = [
-        batch.slot_mapping,
-        batch.positions,
-        batch.cu_seqlens_q,
-        batch.context_lens,
-        batch.context_lens - nodes,
-        batch.block_tables,
-        *[part for tiles in launches for part in (tiles.sequences, tiles.tokens)],
-        *([] if words is None else [words.view(np.int32)]),
-    ]
+    arrays = _arrays_of(batch)
+    arrays += [part for tiles in launches for part in (tiles.sequences, tiles.tokens)]
+    arrays += [] if words is None else [words.view(np.int32)]
     copies = iter(_to_device(arrays, device))
     return TritonPlan(
         slot_mapping=next(copies),
@@ -180,6 +172,19 @@ def plan_batch(
         ancestors=None if words is None else next(copies).view(torch.int64),
         visible=visible,
     )
+
+
+def _arrays_of(batch: ForwardBatch) -> list[Int32Array]:
+    """Return what the kernels read of a batch, in the order of TritonPlan's fields."""
+    nodes = np.array([chunk.num_nodes for chunk in batch.chunks], np.int32)
+    return [
+        batch.slot_mapping,
+        batch.positions,
+        batch.cu_seqlens_q,
+        batch.context_lens,
+        batch.context_lens - nodes,
+        batch.block_tables,
+    ]
 
 
 def plan_device_batch(

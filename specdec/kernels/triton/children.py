@@ -43,23 +43,32 @@ def best_children(
         num_warps=8,
         enable_fp_fusion=False,
     )
-    token_ids = torch.empty(num_rows, count, dtype=torch.int64, device=device)
-    confidences = torch.empty(num_rows, count, dtype=torch.float64, device=device)
+    rows = (tiles.best, best.values, best.has_nan.int(), columns[1])
+    return _merge_tiles(keys, sums, rows, count, is_noisy=sampling is not None)
+
+
+def _merge_tiles(
+    keys: Tensor, sums: Tensor, rows: tuple[Tensor, ...], count: int, *, is_noisy: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the best tokens of rows, from those of their tiles, and their confidences.
+
+    keys: [R, tiles, kept]. sums: [R, tiles]. rows: what the kernel reads of the rows.
+    """
+    num_rows, num_tiles, num_kept = keys.shape
+    token_ids = torch.empty(num_rows, count, dtype=torch.int64, device=keys.device)
+    confidences = torch.empty(num_rows, count, dtype=torch.float64, device=keys.device)
     kernels.merge_children[(num_rows,)](
         keys,
         sums,
-        tiles.best,
-        best.values,
-        best.has_nan.int(),
-        columns[1],
+        *rows,
         token_ids,
         confidences,
-        tiles.num_tiles,
+        num_tiles,
         count,
-        NOISY=sampling is not None,
+        NOISY=is_noisy,
         COUNT=num_kept,
         BLOCK_COUNT=triton.next_power_of_2(num_kept),
-        BLOCK_TILES=triton.next_power_of_2(tiles.num_tiles),
+        BLOCK_TILES=triton.next_power_of_2(num_tiles),
         num_warps=1,
     )
     return token_ids, confidences

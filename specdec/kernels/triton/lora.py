@@ -43,30 +43,11 @@ class TritonLora:
         assert x.stride(1) == 1
         assert y.stride(1) == 1
         tiles = self._tiles[stack.columns]
-        (num_rows, inner), num_ranks = x.shape, stack.downs.shape[1]
-        if not num_rows or not len(tiles):
+        if not len(x) or not len(tiles):
             return
-        block_r = block_of_ranks(stack.rank)
-        num_parts = num_parts_of(inner)
-        row_tiles = triton.cdiv(num_rows, BLOCK_M)
-        hidden = x.new_empty(num_parts, num_rows, num_ranks, dtype=torch.float32)
-        kernels.shrink[(row_tiles, num_ranks // block_r, num_parts)](
-            x,
-            places,
-            stack.downs,
-            hidden,
-            num_rows,
-            inner,
-            num_ranks,
-            triton.cdiv(triton.cdiv(inner, num_parts), BLOCK_K) * BLOCK_K,
-            x.stride(0),
-            BLOCK_M=BLOCK_M,
-            BLOCK_R=block_r,
-            BLOCK_K=block_of_inner(x.element_size()),
-            num_warps=4,
-            num_stages=3,
-        )
-        kernels.expand[(row_tiles, len(tiles))](
+        hidden = _shrunk(x, places, stack)
+        num_parts, num_rows, num_ranks = hidden.shape
+        kernels.expand[(triton.cdiv(num_rows, BLOCK_M), len(tiles))](
             hidden,
             places,
             stack.ups,
@@ -79,11 +60,35 @@ class TritonLora:
             NUM_PARTS=num_parts,
             RANK=stack.rank,
             BLOCK_M=BLOCK_M,
-            BLOCK_R=block_r,
+            BLOCK_R=block_of_ranks(stack.rank),
             BLOCK_N=BLOCK_N,
             num_warps=4,
             num_stages=2,
         )
+
+
+def _shrunk(x: Tensor, places: Tensor, stack: LoraStack) -> Tensor:
+    """Return the products of rows by the first matrices, [parts of their sums, T, ranks]."""
+    (num_rows, inner), num_ranks = x.shape, stack.downs.shape[1]
+    block_r, num_parts = block_of_ranks(stack.rank), num_parts_of(inner)
+    hidden = x.new_empty(num_parts, num_rows, num_ranks, dtype=torch.float32)
+    kernels.shrink[(triton.cdiv(num_rows, BLOCK_M), num_ranks // block_r, num_parts)](
+        x,
+        places,
+        stack.downs,
+        hidden,
+        num_rows,
+        inner,
+        num_ranks,
+        triton.cdiv(triton.cdiv(inner, num_parts), BLOCK_K) * BLOCK_K,
+        x.stride(0),
+        BLOCK_M=BLOCK_M,
+        BLOCK_R=block_r,
+        BLOCK_K=block_of_inner(x.element_size()),
+        num_warps=4,
+        num_stages=3,
+    )
+    return hidden
 
 
 def block_of_ranks(rank: int) -> int:

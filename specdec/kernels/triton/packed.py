@@ -78,13 +78,9 @@ def multiply(
         x.stride(0),
         base_stride,
         KIND=KINDS[kind],
-        NUM_PARTS=grid.num_parts,
-        IS_PART=grid.is_split,
-        HAS_BASE=base is not None and not grid.is_split,
+        **grid.constants(has_base=base is not None),
         HAS_ZEROS=weight.zeros is not None,
         IS_COARSE=is_coarse(weight, block_k),
-        BLOCK_M=grid.block_m,
-        BLOCK_N=BLOCK_N,
         BLOCK_K=block_k,
         num_warps=4,
         num_stages=STAGES,
@@ -140,11 +136,7 @@ def float8_product(
         len(x_scales) // num_rows,
         grid.part_size,
         base_stride,
-        NUM_PARTS=grid.num_parts,
-        IS_PART=grid.is_split,
-        HAS_BASE=base is not None and not grid.is_split,
-        BLOCK_M=grid.block_m,
-        BLOCK_N=BLOCK_N,
+        **grid.constants(has_base=base is not None),
         BLOCK_K=FLOAT8_BLOCK_K,
         num_warps=4,
         num_stages=3,
@@ -212,6 +204,16 @@ class _Grid:
         self.is_split = self.num_parts > 1 and tiles[0] * tiles[1] < _ENOUGH_TILES
         self.part_size = triton.cdiv(triton.cdiv(inner, self.num_parts), block_k) * block_k
         self.programs = (*tiles, self.num_parts if self.is_split else 1)
+
+    def constants(self, *, has_base: bool) -> dict[str, int]:
+        """Return the constants of every kernel of products."""
+        return {
+            "NUM_PARTS": self.num_parts,
+            "IS_PART": self.is_split,
+            "HAS_BASE": has_base and not self.is_split,
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": BLOCK_N,
+        }
 
     def target(self, output: Tensor) -> Tensor:
         """Return where the programs write: the output, or parts [num_parts, T, size]."""

@@ -135,14 +135,14 @@ def multiply_by_tiles(
         maps = (_map_of(x, tile.block_m, tile.block_k), _map_of(weight, tile.block_n, tile.block_k))
         kernels.mapped_product[grid](*maps, **sizes)
     else:
-        strides = {
-            "x_stride": x.stride(0),
-            "outer_stride": weight.stride(0),
-            "inner_stride": weight.stride(1),
-        }
-        kernels.product[grid](x, weight, **strides, **sizes)
+        kernels.product[grid](x, weight, **_strides(x, weight), **sizes)
     if is_split:
         add_parts(target, base, base_stride, output)
+
+
+def _strides(x: Tensor, weight: Tensor) -> dict[str, int]:
+    outer, inner = weight.stride()
+    return {"x_stride": x.stride(0), "outer_stride": outer, "inner_stride": inner}
 
 
 def _map_of(matrix: Tensor, block_rows: int, block_columns: int) -> TensorDescriptor:

@@ -33,6 +33,25 @@ def plan_ragged_batch(
     TritonAttention.
     """
     assert not visible.num_ahead, "queries see ahead in a DeviceBatch alone"
+    context_lens = batch.context_lens.contiguous()
+    first_nodes, ancestors = nodes_of(batch, context_lens, visible.window)
+    return TritonPlan(
+        slot_mapping=batch.slot_mapping.contiguous(),
+        positions=batch.positions.contiguous(),
+        cu_seqlens=batch.cu_seqlens.contiguous(),
+        context_lens=context_lens,
+        first_nodes=first_nodes,
+        block_tables=batch.block_tables.contiguous(),
+        ancestors=ancestors,
+        launches=_launches(batch, heads, head_dim, block_size, invariant=invariant),
+        visible=visible,
+    )
+
+
+def _launches(
+    batch: RaggedBatch, heads: HeadShard, head_dim: int, block_size: int, *, invariant: bool
+) -> tuple[Tiles, ...]:
+    """Return the tiles of the short queries, and those of the long ones if there may be any."""
     num_tokens, num_seqs = len(batch.input_ids), len(batch.context_lens)
     longest = batch.block_tables.shape[1] * block_size
     lens = batch.cu_seqlens.diff()
@@ -56,19 +75,7 @@ def plan_ragged_batch(
         num_long = min(num_seqs, num_tokens // (1 + MAX_SHORT_QUERY_TOKENS))
         own = lens.masked_fill(~is_long, 0)
         launches.append(_tiles(own, shape, num_tokens, heads, head_dim, num_long))
-    context_lens = batch.context_lens.contiguous()
-    first_nodes, ancestors = nodes_of(batch, context_lens, visible.window)
-    return TritonPlan(
-        slot_mapping=batch.slot_mapping.contiguous(),
-        positions=batch.positions.contiguous(),
-        cu_seqlens=batch.cu_seqlens.contiguous(),
-        context_lens=context_lens,
-        first_nodes=first_nodes,
-        block_tables=batch.block_tables.contiguous(),
-        ancestors=ancestors,
-        launches=tuple(launches),
-        visible=visible,
-    )
+    return tuple(launches)
 
 
 def _tiles(

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from specdec.config.engine import ModelImpl
-from specdec.config.json_values import unsupported
+from specdec.config.json_values import require_keys, unsupported
+from specdec.models.config.architecture import Architecture
 from specdec.models.config.registry import (
     ARCHITECTURES,
     SAME_DECODERS,
@@ -22,6 +23,15 @@ from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.types.sampling.sampling_params import SamplingDefaults, SamplingParams
 
 _SPELLINGS = {"max_tokens": "max_new_tokens"}
+
+_REQUIRED_KEYS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
 
 
 def read_sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
@@ -123,3 +133,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise UnsupportedModelError(f"{path} is not a JSON object")
     return content
+
+
+def decoder_of(whole: str, raw: Mapping[str, Any]) -> tuple[str, Architecture, dict[str, Any]]:
+    """Return the architecture of the decoder, and its fields with the defaults of its family."""
+    architecture = TEXT_MODELS.get(whole, whole)
+    family = ARCHITECTURES[architecture]
+    if whole in TEXT_MODELS:
+        raw = text_config(raw, family.model_type)
+    fields = {**family.config_defaults, **raw}
+    require_keys(fields, (*_REQUIRED_KEYS, family.norm_eps_key))
+    return architecture, family, fields

@@ -23,22 +23,21 @@ from specdec.config.json_values import (
     count,
     fraction,
     head_dim_of,
-    require_keys,
     unsupported,
 )
 from specdec.config.kv_cache import KVCacheDType
 from specdec.config.quantization import WEIGHT_BITS, QuantizationMethod
 from specdec.models.config.architecture import has
 from specdec.models.config.config_files import (
+    decoder_of,
     needs_transformers,
     read_eos_token_ids,
     read_json,
     read_sampling_defaults,
     supported_architecture,
-    text_config,
 )
 from specdec.models.config.layer_patterns import LayerRopes, Windows, main_rope
-from specdec.models.config.registry import ARCHITECTURES, TEXT_MODELS
+from specdec.models.config.registry import TEXT_MODELS
 from specdec.models.config.rope import DefaultRope, LongRope, Rope, read_rope
 from specdec.models.config.stored_weights import StoredWeights, stored_weights
 from specdec.models.config.traits import LLAMA, DecoderTraits, Experts, Latent, QkNorm
@@ -51,15 +50,6 @@ from specdec.types.sampling.sampling_params import SamplingDefaults
 from specdec.types.sharding import HeadShard
 
 _MAX_LAYERS = 10_000
-
-_REQUIRED_KEYS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "max_position_embeddings",
-)
 
 
 @dataclass(frozen=True)
@@ -173,18 +163,10 @@ class ModelConfig:
     def from_dict(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
         """Read the fields of a `config.json` and of a `generation_config.json`."""
         whole = supported_architecture(raw)
-        architecture = TEXT_MODELS.get(whole, whole)
-        family = ARCHITECTURES[architecture]
-        if whole in TEXT_MODELS:
-            raw = text_config(raw, family.model_type)
-        raw = {**family.config_defaults, **raw}
-        require_keys(raw, (*_REQUIRED_KEYS, family.norm_eps_key))
+        architecture, family, raw = decoder_of(whole, raw)
         hidden_size, num_heads = count(raw, "hidden_size"), count(raw, "num_attention_heads")
         latent = family.latent(raw)
-        num_layers = count(raw, "num_hidden_layers")
-        if num_layers > _MAX_LAYERS:
-            raise unsupported("num_hidden_layers", num_layers, f"at most {_MAX_LAYERS}")
-        windows = family.windows(raw, num_layers)
+        windows = family.windows(raw, _num_layers(raw))
         ropes = family.ropes(raw, windows)
         return cls(
             architecture=architecture,
@@ -192,7 +174,7 @@ class ModelConfig:
             vocab_size=count(raw, "vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=count(raw, "intermediate_size"),
-            num_layers=num_layers,
+            num_layers=len(windows),
             num_heads=num_heads,
             num_kv_heads=1 if latent else count(raw, "num_key_value_heads", num_heads),
             head_dim=latent.key_dim if latent else head_dim_of(raw, hidden_size, num_heads),
@@ -201,7 +183,7 @@ class ModelConfig:
             rope=main_rope(ropes, windows) or read_rope(raw),
             layer_ropes=ropes,
             rotary_fraction=family.rotary_fraction(raw),
-            experts=family.experts(raw, num_layers),
+            experts=family.experts(raw, len(windows)),
             traits=replace(family.traits(raw), activation=family.activation(raw)),
             max_position_embeddings=count(raw, "max_position_embeddings"),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
@@ -394,3 +376,10 @@ class ModelConfig:
         """Return the numbers in the KV of one token over all layers, for these KV heads."""
         parts = 2 if self.latent is None else 1  # the value of a latent is a part of its key
         return parts * self.num_layers * num_kv_heads * self.head_dim
+
+
+def _num_layers(raw: Mapping[str, Any]) -> int:
+    num_layers = count(raw, "num_hidden_layers")
+    if num_layers > _MAX_LAYERS:
+        raise unsupported("num_hidden_layers", num_layers, f"at most {_MAX_LAYERS}")
+    return num_layers

@@ -277,24 +277,7 @@ def load_transformers(
     UnsupportedModelError for a model that cannot be run, and for a checkpoint without some of its
     tensors.
     """
-    # Grouped products need widths that are multiples of 16 bytes, and save launches on a GPU only.
-    experts = {"experts_implementation": "eager"} if device.type == "cpu" else {}
-    try:
-        with _loading:
-            model, found = AutoModelForCausalLM.from_pretrained(
-                directory,
-                dtype=dtype,
-                attn_implementation=PROBE,
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-                **experts,
-            )
-    except Exception as error:  # transformers raises any exception for invalid files
-        reason = " ".join(str(error).split())[:_MAX_REASON_CHARS]
-        raise UnsupportedModelError(f"transformers cannot load {directory}: {reason}") from error
-    if missing := sorted(found["missing_keys"]):
-        raise UnsupportedModelError(f"{directory} has no tensor {missing[0]}")
+    model = _read_model(directory, dtype, device)
     tokens = None
     if group.size > 1:
         of_model = config.transformers
@@ -313,3 +296,26 @@ def load_transformers(
         group.size,
         kv_dtype,
     )
+
+
+def _read_model(directory: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """Return the model of transformers, on the CPU."""
+    # Grouped products need widths that are multiples of 16 bytes, and save launches on a GPU only.
+    experts = {"experts_implementation": "eager"} if device.type == "cpu" else {}
+    try:
+        with _loading:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                directory,
+                dtype=dtype,
+                attn_implementation=PROBE,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                **experts,
+            )
+    except Exception as error:  # transformers raises any exception for invalid files
+        reason = " ".join(str(error).split())[:_MAX_REASON_CHARS]
+        raise UnsupportedModelError(f"transformers cannot load {directory}: {reason}") from error
+    if missing := sorted(found["missing_keys"]):
+        raise UnsupportedModelError(f"{directory} has no tensor {missing[0]}")
+    return model

@@ -86,11 +86,7 @@ class CostProfiler:
             return begun_at_s - began_at_s
 
         def verify(step: ProfiledStep) -> float:
-            next_draft = self._next_draft(step.num_draft_tokens)
-            drafting = RowDrafting(
-                num_next=next_draft.num_draft_tokens,
-                next_depth=next_draft.depth if next_draft.is_tree else 0,
-            )
+            drafting = self._drafting(step.num_draft_tokens)
             rows = tuple(
                 StepRow(
                     seq_id,
@@ -181,6 +177,12 @@ class CostProfiler:
         deepest = _tree_depth(self.config)
         depth = num_draft_tokens if deepest is None else min(deepest, num_draft_tokens)
         return tree(num_draft_tokens, depth)
+
+    def _drafting(self, num_draft_tokens: int) -> RowDrafting:
+        draft = self._next_draft(num_draft_tokens)
+        return RowDrafting(
+            num_next=draft.num_draft_tokens, next_depth=draft.depth if draft.is_tree else 0
+        )
 
     @property
     def _num_guess_slots(self) -> int:

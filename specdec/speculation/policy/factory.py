@@ -51,24 +51,19 @@ def make_policy(
     full_batch: intended number of decoding requests. measure_engine: measures the engine's own part
         of a step. text, draft_text: see CostProfiler.
     """
-    speculation = config.speculation
-    if speculation is None:
+    if (speculation := config.speculation) is None:
         return None
-    rule = speculation.length_rule
     choosers: Mapping[str | None, GoodputChooser] = {}
     if speculation.chosen_policy == "goodput":
         models = target, measure_draft, draft_limits
         costs = measure_costs(speculation, config, *models, measure_engine, text, draft_text)
-        choosers = {
-            name: GoodputChooser(CostModel(each.whole, each.ahead, each.drafting))
-            for name, each in costs.items()
-        }
+        choosers = {name: GoodputChooser(each.model()) for name, each in costs.items()}
     return SpeculationPolicy(
         control,
         time.monotonic,
         schedule=speculation.length_schedule,
         choosers=choosers,
-        max_adaptive_tokens=rule.max_tokens if rule else 0,
+        max_adaptive_tokens=_max_adaptive_tokens(speculation),
         num_tree_tokens=speculation.num_draft_tree_tokens,
         max_num_batched_tokens=config.max_num_batched_tokens,
         full_batch=full_batch,
@@ -90,6 +85,15 @@ class MethodCosts(NamedTuple):
     ahead: CostTable | None = None
     drafting: CostTable | None = None
 
+    def model(self) -> CostModel:
+        """Return a model of these costs, which has observed no step."""
+        return CostModel(self.whole, self.ahead, self.drafting)
+
+
+def _max_adaptive_tokens(speculation: SpeculativeConfig) -> int:
+    rule = speculation.length_rule
+    return rule.max_tokens if rule else 0
+
 
 def measure_costs(
     speculation: SpeculativeConfig,
@@ -105,12 +109,8 @@ def measure_costs(
 
     The arguments are those of `make_policy`.
     """
-    rule = speculation.length_rule
-    most = max(
-        speculation.num_speculative_tokens,
-        speculation.num_draft_tree_tokens,
-        rule.max_tokens if rule else 0,
-    )
+    chosen = speculation.num_speculative_tokens, speculation.num_draft_tree_tokens
+    most = max(*chosen, _max_adaptive_tokens(speculation))
     profiler = CostProfiler(config, most, time.perf_counter, text=text, draft_text=draft_text)
     engine = measure_engine(most, _ENGINE_BUDGET_S)
     num_held = most if speculation.holds_drafts else 0
@@ -129,16 +129,18 @@ def measure_costs(
         limits, budget_s = draft_limits, _DRAFTING_BUDGET_S
         drafting = measure_draft(lambda worker: profiler.drafting(worker, limits, budget_s))
         of_lookups = tables[DraftPlace.ENGINE].whole
-        tables[DraftPlace.DRAFT_WORKER] = (
-            MethodCosts(of_lookups)
-            if drafting is None
-            else MethodCosts(with_drafting(of_lookups, drafting), of_lookups, drafting)
-        )
+        tables[DraftPlace.DRAFT_WORKER] = _costs_with_worker(of_lookups, drafting)
     whole = tables.get(_main_place(speculation)) or tables[DraftPlace.ENGINE]
     logger.info("seconds of a step: %s", whole.whole)
     by_method: dict[str | None, MethodCosts] = {None: whole}
     by_method |= {each.name: tables.get(each.place, whole) for each in speculation.drafters}
     return by_method
+
+
+def _costs_with_worker(of_lookups: CostTable, drafting: CostTable | None) -> MethodCosts:
+    if drafting is None:
+        return MethodCosts(of_lookups)
+    return MethodCosts(with_drafting(of_lookups, drafting), of_lookups, drafting)
 
 
 def _main_place(speculation: SpeculativeConfig) -> DraftPlace:

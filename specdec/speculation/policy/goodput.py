@@ -76,12 +76,8 @@ class GoodputChooser:
             a change to no draft, which takes none while drafts cost more than they yield.
         review_s: time between comparisons without news, which take some ten microseconds each.
         """
-        settings = {
-            "margin": margin,
-            "entry_margin": entry_margin,
-            "dwell_s": dwell_s,
-            "review_s": review_s,
-        }
+        settings = {"margin": margin, "entry_margin": entry_margin}
+        settings |= {"dwell_s": dwell_s, "review_s": review_s}
         for name, value in settings.items():
             if not value >= 0:
                 raise InvalidValueError(name, value, "0 or a number above it")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+from specdec.types.control import MAX_SPECULATION_THRESHOLD, require_count
+from specdec.types.errors import InvalidValueError
+
 
 class LoadHysteresis:
     """Threshold with hysteresis and dwell time, updated in every step.
@@ -15,6 +18,10 @@ class LoadHysteresis:
     """
 
     def __init__(self, threshold: int, hysteresis: int, dwell_s: float) -> None:
+        """Raise InvalidValueError for a number of requests or seconds that is not possible."""
+        require_count("hysteresis", hysteresis, MAX_SPECULATION_THRESHOLD)
+        if not 0 <= dwell_s < math.inf:
+            raise InvalidValueError("dwell_s", dwell_s, "a number of seconds, 0 or more")
         self._threshold = threshold
         self._hysteresis = hysteresis
         self._dwell_s = dwell_s

@@ -18,9 +18,7 @@ from specdec.speculation.policy.expected_goodput import GoodputEstimate
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.hysteresis import LoadHysteresis
 from specdec.types.control import (
-    MAX_SPECULATION_THRESHOLD,
     SpeculationControl,
-    require_count,
 )
 from specdec.types.drafts.draft_decision import (
     NO_PROMPTS,
@@ -35,7 +33,6 @@ from specdec.types.drafts.draft_decision import (
     tree,
 )
 from specdec.types.drafts.draft_length import LengthSchedule, draft_budget
-from specdec.types.errors import InvalidValueError
 
 DEFAULT_HYSTERESIS = 2
 DEFAULT_DWELL_S = 1.0
@@ -91,21 +88,13 @@ class SpeculationPolicy:
         ahead_choices: what a draft model may draft while the target runs; goodput chooses, other
             policies take the last one.
         """
-        require_count("hysteresis", hysteresis, MAX_SPECULATION_THRESHOLD)
-        if not 0 <= dwell_s < math.inf:
-            raise InvalidValueError("dwell_s", dwell_s, "a number of seconds, 0 or more")
-        self._control = control
-        self._clock = clock
+        self._control, self._clock = control, clock
         self._load = LoadHysteresis(control.threshold, hysteresis, dwell_s)
-        self._schedule = schedule
-        self._choosers = choosers
-        self._max_adaptive_tokens = max_adaptive_tokens
-        self._num_tree_tokens = num_tree_tokens
-        self._max_num_batched_tokens = max_num_batched_tokens
-        self._full_batch = full_batch
+        self._schedule, self._choosers = schedule, choosers
+        self._max_adaptive_tokens, self._num_tree_tokens = max_adaptive_tokens, num_tree_tokens
+        self._max_num_batched_tokens, self._full_batch = max_num_batched_tokens, full_batch
         self._is_drafter_available = is_drafter_available
-        self._catches_up = catches_up
-        self._ahead_choices = ahead_choices
+        self._catches_up, self._ahead_choices = catches_up, ahead_choices
         self._log = DecisionLog(clock)
         self._begin_without_steps()
 

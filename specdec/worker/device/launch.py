@@ -75,8 +75,7 @@ class StepLauncher:
         """Arguments as in DeviceSteps."""
         device = kv_cache.device
         self._model, self._kv_cache, self._shard = model, kv_cache, shard
-        self._limits, self._state, self._graphs = limits, state, graphs
-        self._packer = packer
+        self._limits, self._state, self._graphs, self._packer = limits, state, graphs, packer
         num_rows, num_tokens = limits.max_num_seqs, limits.max_scored_tokens
         layout = draft_layout(drafter, limits)
         ids = partial(torch.zeros, dtype=torch.int64, device=device)
@@ -92,8 +91,7 @@ class StepLauncher:
             **{stage: partial(self._launch_plain, kind) for kind, stage in _STAGES.items()},
         }
         if model.adapter_places is not None:
-            launch_adapted = partial(self.launch_forward, has_adapters=True)
-            self._stages[Stage.ADAPTED_FORWARD] = launch_adapted
+            self._stages[Stage.ADAPTED_FORWARD] = partial(self.launch_forward, has_adapters=True)
         self._head: HeadLauncher | None = None
         if drafter is not None:
             self._head = HeadLauncher(drafter, self.buffers, state, limits, graphs, self._sources)

@@ -68,19 +68,14 @@ class HeadRunner:
     ) -> None:
         """Allocate the head's KV and features for a pool of `num_blocks`, if it has attention.
 
-        has_padding_block: as in ModelRunner. num_scratch_blocks: behind it, for `BlockDrafts`.
-        batch_state, shard: of the target's rank. tree_choices: as in HeadTrees. has_confidences:
-        whether chains are returned with confidences, which a call for a whole draft does not give.
-        on_replace: is called after each `replace_head`.
+        has_padding_block: as in ModelRunner. num_scratch_blocks: after it, for `BlockDrafts`.
+        tree_choices: as in HeadTrees. has_confidences: whether chains are returned with them, which
+        a call for a whole draft does not give. on_replace: is called after each `replace_head`.
         """
-        self._batch_state = batch_state
-        self._shard = shard
-        self._block_size = block_size
-        self._max_model_len = max_model_len
-        self._max_pairs = max_pairs
-        self._tree_choices = tree_choices
-        self._has_confidences = has_confidences
-        self._on_replace = on_replace
+        self._batch_state, self._shard = batch_state, shard
+        self._block_size, self._max_model_len = block_size, max_model_len
+        self._max_pairs, self._tree_choices = max_pairs, tree_choices
+        self._has_confidences, self._on_replace = has_confidences, on_replace
         self._kv: HeadKv | None = None
         self._kv_cache: Tensor | None = None
         if head.num_kv_layers:

@@ -14,44 +14,16 @@ from cluster.control.peers import ServiceCard
 from cluster.control.plane import (
     OVERDUE_S,
     SILENCE_LIMIT_S,
-    ControlPlane,
     ControlPlaneReplica,
 )
 from cluster.control.store import ControlStore
 from specdec.client import Counts, ReplicaReport, SpeculationChange
 from specdec.types.control import RateRule, SpeculationControl
 from specdec.types.errors import InvalidValueError, StorageError, VersionConflictError
-from tests.clock import Clock
 from tests.cluster.admin_service import LocalHandle
+from tests.cluster.control.conftest import CONFIGURED
 
-CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
-LIMITS = OverrideLimits(("draft_model", "ngram"))
 OFF = SpeculationChange(mode="off", updated_by="ann@host", reason="a test")
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def make(tmp_path, clock):
-    def make(configured=CONFIGURED, limits=LIMITS):
-        store = ControlStore(tmp_path, "tiny")
-        return ControlPlane(
-            configured,
-            store,
-            limits=limits,
-            clock=clock,
-            wall_clock=lambda: 1e9 - 100 + clock.now_s,
-        )
-
-    return make
-
-
-@pytest.fixture
-def plane(make):
-    return make()
 
 
 async def test_the_configured_values_hold_at_first(plane):

@@ -6,41 +6,10 @@ from itertools import pairwise
 import pytest
 
 from cluster.control import plane as control_plane
-from cluster.control.plane import (
-    ControlPlane,
-)
-from cluster.control.store import ControlStore
 from specdec.client import Counts, ReplicaReport, SpeculationChange
 from specdec.types.control import RateRule, SpeculationControl
 from specdec.types.errors import InvalidValueError
-from tests.clock import Clock
-from tests.cluster.control.test_plane import CONFIGURED, LIMITS
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def make(tmp_path, clock):
-    def make(configured=CONFIGURED, limits=LIMITS):
-        store = ControlStore(tmp_path, "tiny")
-        return ControlPlane(
-            configured,
-            store,
-            limits=limits,
-            clock=clock,
-            wall_clock=lambda: 1e9 - 100 + clock.now_s,
-        )
-
-    return make
-
-
-@pytest.fixture
-def plane(make):
-    return make()
-
+from tests.cluster.control.conftest import CONFIGURED
 
 RULES = (RateRule(5.0, num_speculative_tokens=1), RateRule(20.0, mode="off"))
 

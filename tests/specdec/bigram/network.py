@@ -1,4 +1,4 @@
-"""Network of bigram heads: the scores behind the last token."""
+"""Network of bigram heads: the scores after the last token."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from specdec.kernels.reference.forward_batch import ModelInput, on_device
+from specdec.kernels.reference.forward_batch import ForwardBatch, on_device
 from specdec.models.heads.networks.base import DeviceDrafts, HeadCapabilities
 from specdec.models.heads.networks.target import TargetRank
 from specdec.models.weights.checkpoint import CheckpointReader
@@ -38,7 +38,7 @@ class BigramHead(nn.Module):
         return states
 
     def begin(
-        self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
+        self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
     ) -> Tensor:
         """See DraftHead."""
         return on_device(pairs.input_ids, self.device)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.specdec.worker.device.head.test_head import requests, run_target
 
 import specdec
 from specdec import LLM, SamplingParams
@@ -25,6 +24,7 @@ from tests.specdec.bigram.entry import BigramConfig
 from tests.specdec.engines import engine_config, local_engine, tokens_by
 from tests.specdec.llm.models import arguments, metrics_of
 from tests.specdec.models.heads.driver import save
+from tests.specdec.worker.device.head.test_head import requests, run_target
 from tests.specdec.worker.device.runners import FakeGraphs, recorded_device_steps
 from tools import wire_methods
 

@@ -149,9 +149,8 @@ class DFlashShape(BaseShape):
 
 def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
     """Read a block drafter of z-lab, DeepSpec or speculators."""
-    fields = source.fields
+    fields, keys = source.fields, _all_keys(source.fields)
     names = source.renamed(lambda name: name.removeprefix("model."))
-    keys = _all_keys(fields)
     _require_supported(source, keys)
     layers = _with_usual_window(speculators.layer_fields(fields), keys)
     layers.require_equal("hidden_size", target.hidden_size, "the target")
@@ -174,15 +173,9 @@ def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
         has_draft_ids="d2t" in names and draft_vocab_size < target.vocab_size,
         markov_rank=rank,
         markov_kind=_markov_kind(keys) if rank else "vanilla",
-        markov_has_bias=any(
-            f"markov_head.{name}.bias" in names for name in ("gate_proj", "joint_proj")
-        ),
+        markov_has_bias=any(f"markov_head.{name}_proj.bias" in names for name in ("gate", "joint")),
     )
-    if not shape.has_draft_ids and draft_vocab_size != target.vocab_size:
-        raise UnsupportedModelError(
-            f"{source.directory}: lm_head.weight has {draft_vocab_size} rows, and the target "
-            f"{target.vocab_size} tokens; tensor d2t, which maps them, is missing"
-        )
+    _require_map(shape, source, target)
     is_given = _given_layers(fields, keys, target) is not None
     return Reading(
         _format(fields, shape),
@@ -239,6 +232,15 @@ def _with_usual_window(layers: Fields, keys: Fields) -> Fields:
     window = layers.raw.get("sliding_window") or keys.count("swa_window_size")
     changes = {"use_sliding_window": True, "sliding_window": window}
     return Fields({**layers.raw, **changes}, layers.path)
+
+
+def _require_map(shape: DFlashShape, source: HeadSource, target: ModelConfig) -> None:
+    """Raise UnsupportedModelError if the head has other tokens, and no tensor maps them."""
+    if not shape.has_draft_ids and shape.draft_vocab_size != target.vocab_size:
+        raise UnsupportedModelError(
+            f"{source.directory}: lm_head.weight has {shape.draft_vocab_size} rows, and the target "
+            f"{target.vocab_size} tokens; tensor d2t, which maps them, is missing"
+        )
 
 
 def _causal_layers(keys: Fields, decoder: ModelConfig) -> frozenset[int]:

@@ -143,12 +143,11 @@ def read_eagle3(source: HeadSource, target: ModelConfig) -> Reading:
     _require_fit(source, target)
     names = _renamed(source)
     layers = speculators.layer_fields(fields)
-    decoder = read_layers(layers, names, target)
     has_lm_head = "lm_head.weight" in names
     draft_vocab_size = names.shape("lm_head.weight", 2)[0] if has_lm_head else target.vocab_size
     fields.require_equal("draft_vocab_size", draft_vocab_size, "lm_head.weight")
     shape = Eagle3Shape(
-        decoder=decoder,
+        decoder=read_layers(layers, names, target),
         draft_vocab_size=draft_vocab_size,
         target_size=target.hidden_size,
         layers_read=_layers_read(fields, switches, names, target),
@@ -158,8 +157,7 @@ def read_eagle3(source: HeadSource, target: ModelConfig) -> Reading:
         has_token_norm=switches.flag("use_input_layernorm_in_first_layer", default=True),
         norm_before_residual=switches.flag("norm_before_residual", default=False),
         has_final_norm=_has_final_norm(fields, switches),
-        recycles_norm=speculators.is_speculators(fields)
-        and switches.flag("norm_output", default=False),
+        recycles_norm=_recycles_norm(fields, switches),
         has_embedding="embed_tokens.weight" in names,
         has_lm_head=has_lm_head,
         has_draft_ids="d2t" in names and draft_vocab_size < target.vocab_size,
@@ -167,17 +165,15 @@ def read_eagle3(source: HeadSource, target: ModelConfig) -> Reading:
         mask_shape=names.shapes.get("mask_hidden", ()),
     )
     _require_sharing(shape, source)
+    is_given = _given_layers(fields, target) is not None
+    layers_note = default_note(shape.layers_read, is_given=is_given)
     return Reading(
         _format(fields, shape, names),
         shape,
         names,
         speculators.target_name(fields),
         speculators.num_draft_tokens(fields),
-        (
-            *theta_note(layers, target),
-            *_unused_note(names),
-            *default_note(shape.layers_read, is_given=_given_layers(fields, target) is not None),
-        ),
+        (*theta_note(layers, target), *_unused_note(names), *layers_note),
         lambda name: bool(_UNUSED.fullmatch(name)),
     )
 
@@ -225,6 +221,10 @@ def _canonical(stored: str) -> str:
     if stem in _LEGACY_NORMS:
         return f"fc_norm.{_LEGACY_NORMS[stem]}.weight"
     return name
+
+
+def _recycles_norm(fields: Fields, switches: Fields) -> bool:
+    return speculators.is_speculators(fields) and switches.flag("norm_output", default=False)
 
 
 def _has_fc_norm(switches: Fields, names: TensorNames) -> bool:

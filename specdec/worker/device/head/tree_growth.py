@@ -1,8 +1,8 @@
 """Draft trees on the device of a head with KV that drafts token by token (EAGLE, EAGLE-3, MTP).
 
-A tree grows level by level as `worker.head.trees` has it, in fixed shapes: all rows of a step have the
-levels and the width of the largest tree, of which each uses as much as it wants. A chain is a tree
-of width 1. The nodes of a level run in one pass, in the KV slots after the sequence, where the
+A tree grows level by level as `worker.head.trees` has it, in fixed shapes: all rows of a step have
+the levels and the width of the largest tree, of which each uses as much as it wants. A chain is a
+tree of width 1. The nodes of a level run in one pass, in the KV slots after the sequence, where the
 engine has reserved room. All levels are launched at once.
 """
 

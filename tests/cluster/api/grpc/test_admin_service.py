@@ -1,3 +1,4 @@
+# Modules: cluster.api.base.operator_service
 """AdminService from the Python client to the ControlPlane and back."""
 
 import asyncio

@@ -1,55 +1,12 @@
 """Routes that load versions of the drafter and adapters, ours and vLLM's."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 
-import httpx
 import pytest
 
-from cluster.api.app import make_app
 from cluster.api.base.authentication import AdminAccess
-from cluster.api.grpc.servicers import AdminServicer
-from cluster.control.client import ControlClient, StatsStreams
-from cluster.control.plane import ControlPlane
-from cluster.control.store import ControlStore
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.drafters import DrafterOrder
-from tests.cluster.admin_service import Adapters, Drafters, LocalHandle, take_profile, take_samples
-from tests.cluster.api.http.test_admin import CONFIGURED, REPORT, ignore
-
-
-@pytest.fixture
-async def handle(tmp_path):
-    return LocalHandle(ControlPlane(CONFIGURED, ControlStore(tmp_path, "tiny")))
-
-
-@pytest.fixture
-async def admin(handle):
-    link = ControlClient(handle, ignore, lambda: REPORT, call_timeout_s=0.3)
-    return AdminServicer(
-        link,
-        AdminAccess(),
-        StatsStreams(link.fleet),
-        take_profile,
-        Drafters(),
-        Adapters(),
-        take_samples,
-    )
-
-
-@pytest.fixture(scope="module")
-def served():
-    """The application, which takes longest to build, and the servicer that it calls: `admin`."""
-    served = SimpleNamespace(admin=None)
-    served.app = make_app(lambda: SimpleNamespace(), lambda: served.admin)
-    return served
-
-
-@pytest.fixture
-async def http(served, admin):
-    served.admin = admin
-    transport = httpx.ASGITransport(served.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        yield client
 
 
 async def test_versions_of_the_drafter(http, admin):

@@ -13,7 +13,7 @@ from cluster.replica.orders import AbortOrder
 from specdec.config.speculative_keys import read_speculation
 from specdec.types.errors import OverloadedError
 from specdec.types.request import Caller
-from tests.cluster.api.openai.conftest import ALONE
+from tests.cluster.api.openai.conftest import alone
 from tests.cluster.api.sglang.test_generate import GREEDY, PROMPT, post
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

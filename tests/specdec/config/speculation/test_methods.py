@@ -1,3 +1,4 @@
+# Modules: specdec.config.speculation.head_methods, specdec.config.speculation.method_config
 """Every configured method has a registration, and a name in the protos."""
 
 import pytest

@@ -144,11 +144,11 @@ def test_the_device_runs_the_rest(runner, row, rules):
 def test_a_head_needs_the_pairs_before_the_first_token_or_a_step_in_flight_that_makes_them(runner):
     first = CHUNK._replace(drafting=WANTS_DRAFT)
     in_front = [first._replace(samples=True)]
-    behind = PENDING._replace(drafting=WANTS_DRAFT)
+    next_rows = PENDING._replace(drafting=WANTS_DRAFT)
     for rows, before, expected in (
         ([first], (), HostReason.MISSING_PAIRS),
-        ([behind], in_front, HostReason.NEXT_DRAFTS),
-        ([behind], [CHUNK], HostReason.MISSING_PAIRS),
+        ([next_rows], in_front, HostReason.NEXT_DRAFTS),
+        ([next_rows], [CHUNK], HostReason.MISSING_PAIRS),
         ([CHUNK], (), None),
     ):
         assert reason(runner, rows, head=HEAD, in_front=before) is expected

@@ -1,3 +1,4 @@
+# Modules: specdec.worker.warm_up
 # Modules: specdec.kernels.reference.device_batch, specdec.worker.device.decoder
 # Modules: specdec.worker.device.launch, specdec.worker.device.queue
 """Steps on the device: the tokens of steps on the host, and nothing that the host reads between."""
