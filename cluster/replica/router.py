@@ -78,7 +78,7 @@ class Router:
         """memory: limits of this replica. replica: its name in the cluster.
 
         num_sharing: the number of replicas that share the cores of a node. seats: see
-        RayExecutor.
+        ReplicaExecutor.
         """
         self.core = EngineCore(
             config, directories.configs(), memory.target_bytes, memory.draft_bytes

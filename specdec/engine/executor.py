@@ -64,8 +64,8 @@ class Drafting:
             self.is_available,
             full_batch,
             measure_engine,
-            text,
-            self.text,
+            text=text,
+            draft_text=self.text,
         )
 
     def measure_costs(
@@ -75,7 +75,9 @@ class Drafting:
         engine, draft = self.plan.engine, self.plan.draft
         assert engine.speculation is not None, "nothing drafts"
         models = target, self.measure_draft, draft
-        costs = measure_costs(engine.speculation, engine, *models, measure_engine, text, self.text)
+        costs = measure_costs(
+            engine.speculation, engine, *models, measure_engine, text=text, draft_text=self.text
+        )
         return costs[None].whole
 
 

@@ -241,7 +241,10 @@ class EngineHost:
     def _running_engine(self) -> RunningEngine:
         """Return the engine with a thread for the running event loop; start that if necessary."""
         self._require_open()
-        self.engine = engine = self.engine.on_running_loop()
+        current = self.engine
+        engine = current.on_running_loop()
+        if engine is not current:  # `close` may replace it meanwhile, on another thread
+            self.engine = engine
         return engine
 
     def _require_open(self) -> None:

@@ -78,4 +78,4 @@ class DraftWorker(Protocol):
         """
 
     def poll_busy(self) -> bool:
-        """Return whether an earlier step's catch-up text is still running."""
+        """Read what has arrived; return whether an earlier step's catch-up text still runs."""

@@ -91,7 +91,8 @@ class DraftModelRunner(ModelRunner):
         vocabulary: map between the tokens of draft and target, if their vocabularies differ.
         confidence_threshold: minimum probability, at temperature 1, of the most likely token; below
             it a draft ends, unless the sequence's rules have another one.
-        mask_token_id: of a model that drafts in parallel. has_padding_block: as in ModelRunner.
+        mask_token_id: of a model that drafts in parallel; None to draft token by token.
+        has_padding_block: as in ModelRunner.
         """
         super().__init__(
             model,

@@ -79,7 +79,6 @@ class InferenceServicer:
         self.budget = budget or ByteBudget()
         self.router = router
         self.keys = keys
-        self.applications = applications
         forward(self, applications, BY_KEY, pb.DESCRIPTOR)
 
     async def GenerateStream(

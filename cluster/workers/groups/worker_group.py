@@ -76,7 +76,9 @@ class WorkerGroup(Generic[StepT, OutputT]):
         open_ranks: to use instead of new ones, for which there must be a placement. clock:
         monotonic, in seconds.
         """
-        self._role, self._spec, self._clock = role, spec, clock
+        self._role = role
+        self._spec = spec
+        self._clock = clock
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         self._sockets: list[StepSocket] = []  # by rank
@@ -86,7 +88,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
         self._received: deque[tuple[int, Frames]] = deque()  # by rank, unprocessed
         self._pending: deque[_PendingStep] = deque()  # whose outputs are not collected
         self._num_late = 0  # the first ones of these, which `collect` has given up
-        self._num_catching_up, self.gives_up = 0, False
+        self.gives_up = False
         self._answered_s = self._previous_answer_s = 0.0  # when the last two answers arrived
         self._deadlines = StepDeadline(
             _MIN_STEP_TIMEOUT_S, spec.step_timeout_s, _STEP_TIMEOUT_FACTOR
@@ -94,6 +96,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
         self._patience = StepDeadline(
             _MIN_PATIENCE_S, spec.step_timeout_s, _PATIENCE_FACTOR, shares_sizes=True
         )
+        self._num_catching_up = 0
         self._pending_ahead: deque[_PendingStep] = deque()  # whose drafts ahead have not arrived
         self._ahead: list[AheadOutput] = []  # arrived, and not collected
         self._profile: ProfileInbox | None = None

@@ -84,11 +84,11 @@ def _takes_model(given: Given) -> bool:
 
 
 def _named(role: str, name: object) -> type[MethodConfig]:
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         suffix = "" if role == "method" else ", or left out"
         limit = f"one of {', '.join(METHODS)}{suffix}"
         raise InvalidValueError(f"speculative_config.{role}", name, limit)
-    return METHODS[str(name)]
+    return METHODS[name]
 
 
 def _with_keys(config_class: type[MethodConfig], keys: Mapping[str, Any]) -> MethodConfig:

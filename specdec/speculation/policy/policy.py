@@ -17,9 +17,7 @@ from specdec.speculation.policy.cost_model import StepSeconds
 from specdec.speculation.policy.expected_goodput import GoodputEstimate
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.hysteresis import LoadHysteresis
-from specdec.types.control import (
-    SpeculationControl,
-)
+from specdec.types.control import SpeculationControl
 from specdec.types.drafts.draft_decision import (
     NO_PROMPTS,
     Decision,

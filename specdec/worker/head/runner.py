@@ -68,9 +68,10 @@ class HeadRunner:
     ) -> None:
         """Allocate the head's KV and features for a pool of `num_blocks`, if it has attention.
 
-        has_padding_block: as in ModelRunner. num_scratch_blocks: after it, for `BlockDrafts`.
-        tree_choices: as in HeadTrees. has_confidences: whether chains are returned with them, which
-        a call for a whole draft does not give. on_replace: is called after each `replace_head`.
+        batch_state, shard: of the target's rank. has_padding_block: as in ModelRunner.
+        num_scratch_blocks: after it, for `BlockDrafts`. tree_choices: as in HeadTrees.
+        has_confidences: whether chains are returned with confidences, which a call for a whole
+        draft does not give. on_replace: is called after each `replace_head`.
         """
         self._batch_state, self._shard = batch_state, shard
         self._block_size, self._max_model_len = block_size, max_model_len

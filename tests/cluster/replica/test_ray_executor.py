@@ -321,4 +321,9 @@ def test_executors_pass_the_text_of_the_draft_model(tmp_path, monkeypatch, execu
     directories = ModelDirectories(target=tmp_path, draft=tmp_path / "draft")
     plan = SimpleNamespace(engine=None, draft=None)
     executor = executor_class(ServeConfig(model="tiny"), directories, plan)
-    assert executor.drafting.text == (tmp_path / "draft", "text")
+    policies = []
+    monkeypatch.setattr(
+        "specdec.engine.executor.make_policy", lambda *_, **own: policies.append(own)
+    )
+    executor.drafting.make_policy(None, None, 1, None, (1, 2))
+    assert policies == [{"text": (1, 2), "draft_text": (tmp_path / "draft", "text")}]

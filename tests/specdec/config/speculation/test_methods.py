@@ -8,6 +8,7 @@ from specdec.config.speculation.method_config import DraftPlace
 from specdec.config.speculation.methods import METHOD_NAMES, METHODS
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.speculation.proposers import make_proposer, proposer_memory
+from specdec.types.errors import InvalidValueError
 
 
 def config_of(name, *options, **keys):
@@ -34,3 +35,9 @@ def test_flat_keys_round_trip():
     for name in METHOD_NAMES:
         config = config_of(name, 5, adaptive_length=True)
         assert SpeculativeConfig.of(**config.to_mapping()) == config
+
+
+@pytest.mark.parametrize("name", [["eagle"], 7])
+def test_a_name_that_is_no_text_is_refused(name):
+    with pytest.raises(InvalidValueError, match=r"^speculative_config\.method is "):
+        SpeculativeConfig.of(name)
