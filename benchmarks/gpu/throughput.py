@@ -1,7 +1,7 @@
 """Tokens per second: speculation at a given acceptance against none, and transformers.
 
 The target has the sizes of Llama-3.1-8B and random weights. Drafts are any tokens, of which the
-verifier `synthetic` accepts as many as a trained drafter of that accepted length would have. Their
+verifier `synthetic` accepts as many as a trained drafter of that acceptance length would. Their
 number is fixed, and then chosen by the policy of a service, from the costs that it measures.
 """
 
@@ -201,7 +201,7 @@ def _request(index: int, temperature: float) -> EngineRequest:
 
 
 def compare_speculation(context: Context) -> Result:
-    """Compare drafts of accepted length 3.5 with no speculation, by batch size.
+    """Compare drafts of acceptance length 3.5 with no speculation, by batch size.
 
     `ratios` has those of five drafts in each step, `policy_ratios` those of as many as the policy
     chooses, which is what a service does: medians of rounds in which all three alternate.
