@@ -1,4 +1,4 @@
-"""The Router as a Ray Serve deployment: one replica, and its orders to the others."""
+"""The Router as a Ray Serve deployment: one replica."""
 
 from __future__ import annotations
 
