@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineCore(Generic[Config]):
-    """What an engine has before its models are loaded: configuration, plan and metrics.
+    """An engine before its models are loaded: configuration, plan and metrics.
 
     `load` returns the engine of loaded models, and `LoadedEngine.start_thread` runs it.
 

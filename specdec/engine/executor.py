@@ -30,7 +30,7 @@ class DraftModel(Proposer, AdapterDrafter, Protocol):
 
 @dataclass(frozen=True)
 class Drafting:
-    """What loaded models draft with.
+    """The drafting of loaded models: proposer, policy and costs.
 
     plan: limits of the models that were loaded. model, measure_draft: None without a draft model.
     text: see `draft_profile_text`. is_available: whether a configured method can draft now.
@@ -97,7 +97,7 @@ class Executor(Protocol):
 
     @property
     def drafting(self) -> Drafting:
-        """What the loaded models draft with."""
+        """The drafting of the loaded models."""
 
     def measure(self, function: Callable[[Target], Measured]) -> Measured:
         """Call a function with the target, before there is a sequence."""

@@ -192,7 +192,7 @@ class RunningEngine:
 
 @dataclass(frozen=True)
 class StoppedEngine:
-    """What is left of an engine: its last stats."""
+    """An engine that has ended, with its last stats."""
 
     last_stats: EngineStats
 

@@ -1,4 +1,4 @@
-"""What operators can read and change, for every interface: gRPC, HTTP, dashboard and SGLang's."""
+"""The service for operators, shared by every interface: gRPC, HTTP, dashboard and SGLang's."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def within(default: Any, low: float, high: float) -> Any:
 
 
 class TrainedDrafter(NamedTuple):
-    """What `specdec train` makes for a method.
+    """The drafter that `specdec train` makes for a method.
 
     module: the class that learns, as "module:class" (`specdec.training.drafters`). has_layers:
     whether it has decoder layers, which are Llama's. sizes: fields of TrainingConfig that it reads

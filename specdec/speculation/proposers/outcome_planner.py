@@ -33,7 +33,7 @@ _KEPT = 0.95
 
 
 class RowPlan(NamedTuple):
-    """What to draft after one row; see AheadRow."""
+    """The drafts to make after one row; see AheadRow."""
 
     fan_out: tuple[int, ...]
     num_draft_tokens: int

@@ -44,7 +44,7 @@ class DecisionReason(StrEnum):
 
 
 class DraftAhead(StrEnum):
-    """What a draft model drafts after the rows that the target runs.
+    """The drafts that a draft model makes after the rows that the target runs.
 
     OFF: nothing. It drafts once a step is verified, and the next step waits for it.
     CONTINUING: after all drafts of a row and the token that it expects the target to add (PEARL,
@@ -144,7 +144,7 @@ class Decision:
 
     @property
     def ahead(self) -> DraftAhead:
-        """What a draft model drafts meanwhile for the step after it."""
+        """The drafts that a draft model makes meanwhile for the step after it."""
         return self.shape.ahead
 
     def drafts_like(self, other: Decision) -> bool:

@@ -43,7 +43,7 @@ class DeviceDrafts(Enum):
 
 @dataclass(frozen=True)
 class HeadCapabilities:
-    """What a head can do beside the calls of DraftHead; its type then has the calls of a protocol.
+    """Capabilities of a head beside the calls of DraftHead; its type has those of their protocols.
 
     runs_nodes: a TreeDraftHead. on_device: None for a head that drafts on the host alone, as those
     of native kernels. drafts_whole: a WholeDraftHead; equal on all ranks.
