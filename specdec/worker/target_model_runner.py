@@ -180,11 +180,11 @@ class TargetModelRunner(ModelRunner):
             return False
         if not queue.has_room(step):
             return False
-        is_behind = queue.num_unsettled > 0
-        if is_behind and any(row.drafting.by_token for row in step.rows):
+        follows_another = queue.num_unsettled > 0
+        if follows_another and any(row.drafting.by_token for row in step.rows):
             return False
         self._update(step)
-        rows = step.rows if is_behind else self._batch_state.resolve_pending(step.rows)
+        rows = step.rows if follows_another else self._batch_state.resolve_pending(step.rows)
         states = self._batch_state.states(rows)
         return not verified_by_host(rows, states) and queue.begin(step.step_id, rows, states)
 
@@ -223,7 +223,7 @@ class TargetModelRunner(ModelRunner):
         verified = tuple(row for row in output.rows if row.seq_id in seq_ids)
         if any(row.drafting.num_next for row in own):
             assert self.device_steps is not None
-            verified = self.head.draft_behind(own, self.device_steps.states_of(rows), verified)
+            verified = self.head.draft_next(own, self.device_steps.states_of(rows), verified)
         self._batch_state.hold_drafts(verified)
         return with_rows(output, verified, rows)
 

@@ -90,15 +90,15 @@ class StepEligibility:
         columns: StepColumns,
         states: Sequence[SequenceState],
         head: HeadRunner | None = None,
-        in_front: Sequence[StepRow] = (),
+        preceding: Sequence[StepRow] = (),
     ) -> HostReason | None:
         """Return why the device cannot run a step; None where it can, and holds its sequences.
 
-        head: drafts at the end of the step. in_front: rows of the step in flight, whose tokens
+        head: drafts at the end of the step. preceding: rows of the step in flight, whose tokens
         pending rows continue.
         """
         return (
-            _reason_of_head(head, columns.rows, in_front)
+            _reason_of_head(head, columns.rows, preceding)
             or self._reason_of_features(columns)
             or _reason_of_rows(columns.rows, states)
             or self._reason_of_shape(columns)
@@ -155,12 +155,12 @@ class StepEligibility:
 
 
 def _reason_of_head(
-    head: HeadRunner | None, rows: Sequence[StepRow], in_front: Sequence[StepRow]
+    head: HeadRunner | None, rows: Sequence[StepRow], preceding: Sequence[StepRow]
 ) -> HostReason | None:
     """Return why drafts cannot follow, where pairs are missing apart from those of new tokens."""
     if head is None or not head.has_pairs:
         return None
-    has_drafted = {row.seq_id: row.drafting.num_next > 0 for row in in_front}
+    has_drafted = {row.seq_id: row.drafting.num_next > 0 for row in preceding}
     is_complete = all(
         has_drafted[row.seq_id] if row.seq_id in has_drafted else head.has_pairs_before(row)
         for row in rows

@@ -111,8 +111,8 @@ class DeviceQueue:
     def begin(self, step_id: int, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> bool:
         """Begin a step after those in flight; return False where the device cannot run it."""
         columns = StepColumns(rows)
-        in_front = self._begun[-1].rows if self._begun else ()
-        if self._steps.eligibility.reason(columns, states, self._head, in_front) is not None:
+        preceding = self._begun[-1].rows if self._begun else ()
+        if self._steps.eligibility.reason(columns, states, self._head, preceding) is not None:
             return False
         try:
             if self._head is not None:

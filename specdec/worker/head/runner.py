@@ -184,10 +184,10 @@ class HeadRunner:
                 self._kv.features.move(moves)
             for row in verified:
                 self._kv.append_output(row.seq_id, row.token_ids)
-        return self.draft_behind(rows, states, verified)
+        return self.draft_next(rows, states, verified)
 
     @torch.inference_mode()
-    def draft_behind(self, rows: Sequence[StepRow], states: Tensor, verified: Verified) -> Verified:
+    def draft_next(self, rows: Sequence[StepRow], states: Tensor, verified: Verified) -> Verified:
         """Draft after a step that was recorded, by `draft` or by `note_device_step`.
 
         The latter got rows without the drafts that these want. A head with KV reads the stored

@@ -49,10 +49,10 @@ def admit(runner, rules, count=1):
     return runner._batch_state.states([DECODE._replace(seq_id=i) for i in range(count)])
 
 
-def reason(runner, rows, rules=GREEDY, head=None, in_front=()):
+def reason(runner, rows, rules=GREEDY, head=None, preceding=()):
     states = admit(runner, rules, len(rows))
     eligibility = runner.device_steps.eligibility
-    return eligibility.reason(StepColumns(rows), states, head, in_front)
+    return eligibility.reason(StepColumns(rows), states, head, preceding)
 
 
 def drafted(count, **more):
@@ -143,17 +143,17 @@ def test_the_device_runs_the_rest(runner, row, rules):
 
 def test_a_head_needs_the_pairs_before_the_first_token_or_a_step_in_flight_that_makes_them(runner):
     first = CHUNK._replace(drafting=WANTS_DRAFT)
-    in_front = [first._replace(samples=True)]
+    preceding = [first._replace(samples=True)]
     next_rows = PENDING._replace(drafting=WANTS_DRAFT)
     for rows, before, expected in (
         ([first], (), HostReason.MISSING_PAIRS),
-        ([next_rows], in_front, HostReason.NEXT_DRAFTS),
+        ([next_rows], preceding, HostReason.NEXT_DRAFTS),
         ([next_rows], [CHUNK], HostReason.MISSING_PAIRS),
         ([CHUNK], (), None),
     ):
-        assert reason(runner, rows, head=HEAD, in_front=before) is expected
+        assert reason(runner, rows, head=HEAD, preceding=before) is expected
     without_kv = Mock(has_pairs=False)
-    assert reason(runner, [first], head=without_kv, in_front=[CHUNK]) is None
+    assert reason(runner, [first], head=without_kv, preceding=[CHUNK]) is None
 
 
 def test_rows_are_verified_and_drafted_by_the_host_one_by_one(runner):

@@ -108,13 +108,13 @@ def test_the_host_drafts_only_after_the_rows_that_it_verifies(
     ]
     run = [tiny_model_dir, head_dir(method), method]
     tokens, host, _ = run_target(*run, asked=asked, runs_on_device=False)
-    drafted, draft = [], HeadRunner.draft_behind
+    drafted, draft = [], HeadRunner.draft_next
 
     def recorded(self, rows, states, verified):
         drafted.extend(row.seq_id for row in rows if row.drafting.num_next)
         return draft(self, rows, states, verified)
 
-    monkeypatch.setattr(HeadRunner, "draft_behind", recorded)
+    monkeypatch.setattr(HeadRunner, "draft_next", recorded)
     found, target, engine = run_target(*run, asked=asked)
     assert found == tokens
     assert [each.rows for each in target.outputs] == [each.rows for each in host.outputs]

@@ -75,14 +75,14 @@ def on_device(monkeypatch):
 @pytest.fixture
 def tree_counts(monkeypatch):
     """Return a list with the number of trees that a head drafts after each step, by the host."""
-    counts, draft = [], HeadRunner.draft_behind
+    counts, draft = [], HeadRunner.draft_next
 
     def counted(self, rows, states, verified):
         found = draft(self, rows, states, verified)
         counts.append(sum(row.next_draft_parents is not None for row in found))
         return found
 
-    monkeypatch.setattr(HeadRunner, "draft_behind", counted)
+    monkeypatch.setattr(HeadRunner, "draft_next", counted)
     return counts
 
 
