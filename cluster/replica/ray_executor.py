@@ -62,12 +62,11 @@ class ReplicaExecutor:
         self._draft: DraftSupervisor | None = None
         self._is_closed = False
 
-    def load(self, placement: PlacementGroup | None = None) -> None:
+    def load(self, placement: PlacementGroup) -> None:
         """Start both models at once on a replica's resources, and return when they are warm.
 
         Closes the executor if loading fails.
         """
-        assert placement is not None, "a replica without resources"
         try:
             self._start_models(placement)
         except BaseException:
@@ -224,20 +223,17 @@ class RayExecutor(ReplicaExecutor):
     """
 
     def __init__(self, config: LLMConfig, directories: ModelDirectories, plan: MemoryPlan) -> None:
+        """Load the models on the Ray that the program is connected to, or else on a private one.
+
+        The private one ends with this executor. Raises what loading raises.
+        """
         values = {each.name: getattr(config, each.name) for each in fields(LLMConfig)}
         service = ServeConfig(**values, served_model_name="llm", spare_draft_worker=False)
         super().__init__(service, directories, plan)
         self._own_ray: LocalRay | None = None
         self._own_placement: PlacementGroup | None = None
-
-    def load(self, placement: PlacementGroup | None = None) -> None:
-        """See ReplicaExecutor.
-
-        placement: None to reserve one on the Ray that the program is connected to, or else on a
-        private one that ends with this executor.
-        """
         try:
-            super().load(self._reserve() if placement is None else placement)
+            self.load(self._reserve())
         except BaseException:
             self.close()
             raise

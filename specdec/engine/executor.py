@@ -82,10 +82,7 @@ class Drafting:
 
 
 class Executor(Protocol):
-    """The workers of the target, and of the draft model where one is configured."""
-
-    def load(self) -> None:
-        """Load the models and warm them up. Raises what loading raises."""
+    """The workers of the target, and of the draft model where one is configured, all loaded."""
 
     @property
     def target(self) -> Target:

@@ -61,7 +61,6 @@ def step_costs(config: LLMConfig) -> CostTable:
     # As in a service, whose ranks are other processes.
     engine = replace(plan.engine, async_scheduling=config.async_scheduling)
     executor = LocalExecutor(config, directories, replace(plan, engine=engine))
-    executor.load()
     try:
         profiler = EngineProfiler(engine, models.target, Tokenizer(directories.target))
         drafting, measured = executor.drafting, (profiler.measure, profiler.text)

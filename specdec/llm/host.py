@@ -6,7 +6,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
@@ -276,18 +276,15 @@ def _make_executor(
     name: of an entry point; None loads the models into this process. Raises SpecdecError where no
     installed package has that name, and what loading raises.
     """
-    executor: Executor
     if name is None:
         from specdec.llm.local_executor import LocalExecutor  # imports torch
 
-        executor = LocalExecutor(config, directories, plan)
-    else:
-        found = entry_points(group=EXECUTORS, name=name)
-        if not found:
-            raise SpecdecError(
-                f"several ranks need the executor {name!r}, and no installed package has one: "
-                f"install specdec with its cluster package, or leave tensor_parallel_size at 1"
-            )
-        executor = next(iter(found)).load()(config, directories, plan)
-    executor.load()
-    return executor
+        return LocalExecutor(config, directories, plan)
+    found = entry_points(group=EXECUTORS, name=name)
+    if not found:
+        raise SpecdecError(
+            f"several ranks need the executor {name!r}, and no installed package has one: "
+            f"install specdec with its cluster package, or leave tensor_parallel_size at 1"
+        )
+    make: Callable[[LLMConfig, ModelDirectories, MemoryPlan], Executor] = next(iter(found)).load()
+    return make(config, directories, plan)

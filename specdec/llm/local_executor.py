@@ -53,22 +53,19 @@ class LocalExecutor:
     """See Executor. A failed model is not restarted: there is no process to restart."""
 
     def __init__(self, config: LLMConfig, directories: ModelDirectories, plan: MemoryPlan) -> None:
+        """Load the models and warm them up. Raises what loading raises."""
         self._config = config
         self._directories = directories
         self._plan = plan
         self._draft_worker: LocalDraftWorker | None = None
         self._draft: DraftModelProposer | None = None
-        self._target: LocalTarget | None = None
-
-    def load(self) -> None:
-        """See Executor."""
-        self._target = _on_thread(self._load_target)
+        self._target: LocalTarget | None = _on_thread(self._load_target)
         _on_thread(self._load_draft)
 
     @property
     def target(self) -> LocalTarget:
         """See Executor."""
-        assert self._target is not None, "the models are not loaded"
+        assert self._target is not None, "the models are closed"
         return self._target
 
     @property

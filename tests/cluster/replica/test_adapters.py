@@ -38,8 +38,8 @@ class LocalModels(LocalExecutor):
 
     can_draft, is_draft_up = True, None
 
-    def load(self, placement=None):
-        super().load()
+    def load(self, placement):
+        """Do nothing: the constructor has loaded them."""
 
 
 @pytest.fixture(scope="module")

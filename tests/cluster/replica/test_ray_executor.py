@@ -203,8 +203,9 @@ async def test_a_service_keeps_spares_for_its_draft_model(models, started):
 
 @pytest.mark.parametrize("is_llm", [True, False])
 async def test_no_spares_are_kept_for_an_llm_or_where_they_are_turned_off(
-    tiny_model_dir, started, is_llm
+    tiny_model_dir, started, monkeypatch, is_llm
 ):
+    monkeypatch.setattr(RayExecutor, "_reserve", lambda self: PLACEMENT)
     settings = {
         "model": str(tiny_model_dir),
         "max_model_len": 128,
@@ -217,7 +218,8 @@ async def test_no_spares_are_kept_for_an_llm_or_where_they_are_turned_off(
     directories = ModelDirectories(tiny_model_dir, tiny_model_dir, None)
     plan = memory_plan(config, directories.configs(), 2**33)
     models = make(config, directories, plan)
-    models.load(PLACEMENT)
+    if not is_llm:
+        models.load(PLACEMENT)
     await models.check(Loop())
     assert not started.has_spare.wait(0.1)
     models.close()
@@ -318,6 +320,7 @@ def test_a_replica_with_a_seat_starts_no_draft_ranks(tiny_model_dir, started, mo
 )
 def test_executors_pass_the_text_of_the_draft_model(tmp_path, monkeypatch, executor_class, module):
     monkeypatch.setattr(f"{module}.draft_profile_text", lambda directory: (directory, "text"))
+    monkeypatch.setattr(LocalExecutor, "_load_target", lambda self: None)
     directories = ModelDirectories(target=tmp_path, draft=tmp_path / "draft")
     plan = SimpleNamespace(engine=None, draft=None)
     executor = executor_class(ServeConfig(model="tiny"), directories, plan)
