@@ -1,7 +1,8 @@
 """Base classes and shared fields of requests and responses of the OpenAI API.
 
 A field of the OpenAI API that is not supported is rejected with the reason, an unknown field with
-the most similar known one. A null field counts as left out. Bodies are validated on the event loop:
+the most similar known one. A null field counts as left out, and so does an unsupported one whose
+value requests nothing (`unsupported_fields.is_neutral`). Bodies are validated on the event loop:
 the length of every list and mapping is limited, and validation stops at its first error.
 """
 
@@ -15,6 +16,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
+
+from cluster.api.base.unsupported_fields import is_neutral
 
 
 class RequestModel(BaseModel):
@@ -32,14 +35,18 @@ class RequestModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, given: Any) -> Any:
-        """Drop null fields, and all unknown fields but the first, which is the one reported."""
+        """Drop fields that count as left out, and all unknown fields but the first, to report."""
         if not isinstance(given, dict):
             return given
-        fields = {name: value for name, value in given.items() if value is not None}
+        fields = {name: value for name, value in given.items() if not cls._is_left_out(name, value)}
         unknown = [name for name in fields if name not in _field_names(cls)]
         for name in unknown[1:]:
             del fields[name]
         return fields
+
+    @classmethod
+    def _is_left_out(cls, name: str, value: Any) -> bool:
+        return value is None or (name in cls.refused and is_neutral(name, value))
 
     def fields_of(self, model: type[RequestModel]) -> dict[str, Any]:
         """Return the values of the fields that `model` has too."""

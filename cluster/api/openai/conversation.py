@@ -186,7 +186,7 @@ def _turn(message: Message, where: str) -> Turn:
         if role != "assistant":
             limit = "left out unless role is assistant"
             raise InvalidValueError(f"{where}.tool_calls", "given", limit)
-        turn["tool_calls"] = [each.model_dump() for each in message.tool_calls]
+        turn["tool_calls"] = [each.model_dump(exclude={"index"}) for each in message.tool_calls]
         for call in turn["tool_calls"]:
             call["function"]["arguments"] = decoded_arguments(call["function"]["arguments"])
     if message.reasoning_content is not None:

@@ -37,7 +37,7 @@ async def prepare_response(
     router: Router, request: ResponsesRequest, context: RequestContext
 ) -> ResponsesBuilder:
     """Validate and tokenize a request. Raise the errors of its fields."""
-    if request.top_logprobs is not None and not request.include:
+    if request.top_logprobs and not request.include:
         limit = "left out unless include contains message.output_text.logprobs"
         raise InvalidValueError("top_logprobs", request.top_logprobs, limit)
     chat = await prepare_chat(router, as_chat(request), context)

@@ -166,7 +166,7 @@ def _params(
     for name in ("frequency_penalty", "presence_penalty"):
         values[name] = getattr(given, name) or 0.0
     limit = given.max_new_tokens
-    stop = given.stop if given.stop is not None else ()
+    stop = given.stop or ()
     speculation = request.speculation
     return SamplingParams(
         **values,

@@ -53,6 +53,7 @@ class ToolCall(RequestModel):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
+    index: int | None = option("accepted: its place in the stream of the earlier answer")
 
 
 class Message(RequestModel):
@@ -141,6 +142,10 @@ class ChatRequest(SamplingFields):
         "verbosity": "left out: request the length of the answer in a message",
         "documents": "left out: put them into a message",
         "chat_template": "left out: only the model's own template is used",
+        "chat_template_content_format": "left out: the template decides the form of contents",
+        "separate_reasoning": "left out: use include_reasoning",
+        "stream_reasoning": "left out: reasoning is streamed as it is generated",
+        "use_audio_in_video": _TEXT_ONLY,
         "add_special_tokens": "left out: the chat template adds them",
         "best_of": "left out: use n and select a choice",
     }
@@ -211,7 +216,7 @@ class ChatRequest(SamplingFields):
         """Raise InvalidValueError for fields that exclude each other or are out of range."""
         super().check_together()
         require_range("thinking_token_budget", self.thinking_token_budget, 1, MAX_TOKEN_IDS)
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             limit = "left out unless logprobs is true"
             raise InvalidValueError("top_logprobs", self.top_logprobs, limit)
         own = self.speculation.prediction if self.speculation is not None else None

@@ -17,10 +17,12 @@ from cluster.api.base.openai_schema import (
     option,
     same_as,
 )
+from cluster.api.base.unsupported_fields import ENGINE_FIELDS
 from cluster.api.openai.logprobs import TokenLogprob
 from cluster.api.openai.schemas.chat_schema import MAX_PARTS, ChatRequest
 from cluster.api.openai.schemas.sampling_fields import JsonSchemaFormat, Speculation
 from cluster.replica.limits import MAX_CHAT_MESSAGES, MAX_TOKEN_IDS
+from specdec.types.sampling.sampling_params import MAX_STOP_STRINGS
 
 _NOTHING_IS_STORED = "left out: nothing is stored; send the whole chat as input"
 _NO_TOOLS = "left out: use /v1/chat/completions for tools"
@@ -84,6 +86,8 @@ class ResponsesRequest(RequestModel):
         "parallel_tool_calls": _NO_TOOLS,
         "max_tool_calls": _NO_TOOLS,
         "stream_options": "left out: the last event has the usage",
+        "enable_response_messages": "left out: the output has the messages",
+        **ENGINE_FIELDS,
     }
 
     api_names: ClassVar[Mapping[str, str]] = {
@@ -111,6 +115,12 @@ class ResponsesRequest(RequestModel):
     top_p: float | None = same_as(ChatRequest, "top_p")
     top_k: int | None = same_as(ChatRequest, "top_k")
     min_p: float | None = same_as(ChatRequest, "min_p")
+    presence_penalty: float | None = same_as(ChatRequest, "presence_penalty")
+    frequency_penalty: float | None = same_as(ChatRequest, "frequency_penalty")
+    repetition_penalty: float | None = same_as(ChatRequest, "repetition_penalty")
+    stop: str | Annotated[list[str], at_most(MAX_STOP_STRINGS)] | None = same_as(
+        ChatRequest, "stop"
+    )
     seed: int | None = same_as(ChatRequest, "seed")
     stream: bool = same_as(ChatRequest, "stream")
     text: TextOptions | None = option("required format of the text")

@@ -17,6 +17,7 @@ from cluster.api.base.openai_schema import (
     number,
     option,
 )
+from cluster.api.base.unsupported_fields import ENGINE_FIELDS
 from cluster.replica.limits import (
     MAX_PRIORITY,
     MAX_TOKEN_IDS,
@@ -136,15 +137,17 @@ class SamplingFields(RequestModel):
     """The fields that `/v1/chat/completions` and `/v1/completions` share."""
 
     refused: ClassVar[Mapping[str, str]] = {
+        **ENGINE_FIELDS,
         "use_beam_search": "left out: beam search is not supported",
         "length_penalty": "left out: beam search is not supported",
         "spaces_between_special_tokens": "left out: special tokens are not separated",
         "logits_processors": "left out: requests cannot contain code",
         "guided_decoding_backend": "left out: llguidance is the only backend",
         "guided_whitespace_pattern": "left out: JSON is written without whitespace",
-        "kv_transfer_params": "left out: KV transfer is not supported",
         "vllm_xargs": "left out: there are no extra arguments",
+        "no_stop_trim": "left out: use include_stop_str_in_output",
         "mm_processor_kwargs": "left out: the models read text only",
+        "media_io_kwargs": "left out: the models read text only",
         "allowed_media_domains": "left out: the models read text only",
     }
     api_names: ClassVar[Mapping[str, str]] = {
@@ -243,9 +246,9 @@ class SamplingFields(RequestModel):
 
     def check_together(self) -> None:
         """Raise InvalidValueError for fields that exclude each other or are out of range."""
-        if self.stream_options is not None and not self.stream:
+        if self.stream_options not in (None, StreamOptions()) and not self.stream:
             limit = "left out unless stream is true"
-            raise InvalidValueError("stream_options", self.stream_options.model_dump(), limit)
+            raise InvalidValueError("stream_options", "given", limit)
         require_range("stream_interval", self.stream_interval, 1, MAX_STREAM_INTERVAL)
         require_range("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_TOKEN_IDS)
         check_model(self.model or "")
@@ -289,8 +292,8 @@ def sampling_params(request: SamplingFields, **decided: Any) -> SamplingParams:
     if request.top_k == _ALL_TOKENS:
         given["top_k"] = 0
     given["speculation"] = speculation_options(request)
-    stop = request.stop
-    given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    stop = request.stop or ()
+    given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     given["logit_bias"] = dict(token_biases(request.logit_bias or {}))
     given |= {name: value for name, value in decided.items() if value is not None}
     return SamplingParams(**given)

@@ -38,7 +38,7 @@ def failure_of_chat(body):
         ({"stop": 3}, "stop", "stop is 3; it must be a valid string or a valid list"),
         ({"frequncy_penalty": 1}, "frequncy_penalty", "did you mean frequency_penalty?"),
         ({"xyz": 1}, "xyz", "it must be left out: the field is unknown"),
-        ({"documents": []}, "documents", "it must be left out: put them into a message"),
+        ({"documents": ["x"]}, "documents", "it must be left out: put them into a message"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.function", "it must be given"),
         ({"tool_choice": "some"}, "tool_choice", "'none', 'auto' or 'required'"),
         (

@@ -164,7 +164,7 @@ async def test_special_tokens_are_added_by_default(http):
         ({"logprobs": 21}, "logprobs"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 2}, "best_of"),
-        ({"messages": []}, "messages"),
+        ({"messages": [{}]}, "messages"),
     ],
 )
 async def test_the_error_names_the_invalid_field(http, changes, param):

@@ -109,7 +109,7 @@ async def test_log_probabilities(http):
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"tools": []}, "tools"),
+        ({"tools": [{}]}, "tools"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"truncation": "auto"}, "truncation"),
         ({"n": 2}, "n"),
