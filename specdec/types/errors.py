@@ -28,6 +28,26 @@ class InvalidValueError(SpecdecError, ValueError):
         return f"{self.field} is {_short(self.value)}; it must be {self.limit}"
 
 
+class ContextLengthError(InvalidValueError):
+    """A prompt, or a prompt with the requested tokens, exceeds the context length."""
+
+    def __init__(
+        self, max_model_len: int, num_prompt_tokens: int, max_tokens: int | None = None
+    ) -> None:
+        """Take the lengths in tokens. max_tokens: None where the prompt alone is too long."""
+        self.max_model_len = max_model_len
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_tokens = max_tokens
+        if max_tokens is None:
+            limit = f"at most {max_model_len - 1} tokens (max_model_len less one)"
+            super().__init__("prompt length", num_prompt_tokens, limit)
+        else:
+            room = max_model_len - num_prompt_tokens
+            limit = f"at most {room} (max_model_len less the prompt's {num_prompt_tokens} tokens)"
+            super().__init__("max_tokens", max_tokens, limit)
+        self.args = (max_model_len, num_prompt_tokens, max_tokens)  # to be pickled
+
+
 class UnknownNameError(InvalidValueError):
     """A setting, key or argument has a name that does not exist; `limit` lists what does."""
 

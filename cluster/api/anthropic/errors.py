@@ -23,7 +23,21 @@ def error_body(failure: Failure) -> dict[str, Any]:
     """Return the body of a failure."""
     default = "invalid_request_error" if failure.status < 500 else "api_error"
     kind = _TYPES.get(failure.status, default)
-    return {"type": "error", "error": {"type": kind, "message": failure.details.message}}
+    return {"type": "error", "error": {"type": kind, "message": _message(failure)}}
+
+
+def _message(failure: Failure) -> str:
+    """Return the message; for an exceeded context length in the words that clients look for."""
+    overflow = failure.overflow
+    if overflow is None:
+        return failure.details.message
+    limit, length = overflow.max_model_len, overflow.num_prompt_tokens
+    if overflow.max_tokens is None:
+        return f"prompt is too long: {length} tokens > {limit - 1} maximum"
+    return (
+        f"input length and `max_tokens` exceed context limit: {length} + {overflow.max_tokens} > "
+        f"{limit}, decrease input length or `max_tokens` and try again"
+    )
 
 
 def error_event(failure: Failure) -> bytes:

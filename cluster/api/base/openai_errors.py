@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from cluster.api.base.errors import status_of
 from cluster.api.base.openai_schema import ErrorBody, ErrorDetails, RequestModel
-from specdec.types.errors import InvalidValueError, SpecdecError
+from specdec.types.errors import ContextLengthError, InvalidValueError, SpecdecError
 
 INVALID_REQUEST = "invalid_request_error"
 RETRY_AFTER_S = 1
@@ -45,7 +45,6 @@ _THIRD_PERSON = {"have": "has", "match": "matches"}
 _ASIDE = re.compile(r" after validation, not .*")
 _MAX_NAME_CHARS = 100
 """Limit for the name of an unknown field, which is compared with all known names."""
-_CONTEXT_FIELDS = ("prompt length", "max_tokens")
 
 
 class ApiError(SpecdecError):
@@ -60,12 +59,16 @@ class ApiError(SpecdecError):
 
 @dataclass(frozen=True)
 class Failure:
-    """An error as it is reported to a client. grpc_code: its label in the metrics."""
+    """An error as it is reported to a client. grpc_code: its label in the metrics.
+
+    overflow: the lengths, where the context length is exceeded.
+    """
 
     status: int
     details: ErrorDetails
     grpc_code: StatusCode
     headers: Mapping[str, str] = field(default_factory=dict)
+    overflow: ContextLengthError | None = None
 
     @property
     def body(self) -> ErrorBody:
@@ -111,10 +114,21 @@ def _engine_failure(error: Exception, names: Mapping[str, str]) -> Failure:
         name = _renamed(error.field, names)
         message = str(InvalidValueError(name, error.value, error.limit))
         param = name.removesuffix(" length")
-        if error.field in _CONTEXT_FIELDS and "max_model_len" in error.limit:
-            code = "context_length_exceeded"
+    overflow = error if isinstance(error, ContextLengthError) else None
+    if overflow is not None:
+        message, code = f"{_overflow_text(overflow)} {message}", "context_length_exceeded"
     details = _details(status.http_code, message, param, code)
-    return Failure(status.http_code, details, status.grpc_code, headers)
+    return Failure(status.http_code, details, status.grpc_code, headers, overflow)
+
+
+def _overflow_text(error: ContextLengthError) -> str:
+    """Return the sentences by which clients recognize that a context length is exceeded."""
+    limit, length = error.max_model_len, error.num_prompt_tokens
+    known = f"This model's maximum context length is {limit} tokens. However, you requested"
+    if error.max_tokens is None:
+        return f"{known} {length} tokens in the prompt."
+    total = length + error.max_tokens
+    return f"{known} {total} tokens ({length} in the prompt, {error.max_tokens} in the completion)."
 
 
 def _details(status: int, message: str, param: str | None, code: str | None) -> ErrorDetails:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from cluster.api.base.openai_schema import RequestModel, at_most, max_entries, number, option
+from cluster.api.base.unsupported_fields import ENGINE_FIELDS
 from cluster.api.openai.schemas.completion_schema import MAX_PROMPTS
 from cluster.api.openai.schemas.sampling_fields import Speculation
 from cluster.replica.limits import MAX_TOKEN_IDS
@@ -69,19 +70,20 @@ class GenerateRequest(RequestModel):
     """A request of `/generate`: one prompt or several, as texts or as token ids."""
 
     refused: ClassVar[Mapping[str, str]] = {
+        **{name: why for name, why in ENGINE_FIELDS.items() if name != "extra_key"},
+        "extra_key": "left out: there is no key of the cache",
+        "background": "left out: the answer is sent where the request came from",
         "input_embeds": "left out: give text or input_ids",
         "image_data": _TEXT_ONLY,
         "video_data": _TEXT_ONLY,
         "audio_data": _TEXT_ONLY,
         "modalities": _TEXT_ONLY,
         "token_ids_logprob": "left out: use top_logprobs_num",
-        "return_hidden_states": "left out: hidden states are not returned",
-        "session_params": "left out: the prefix cache keeps the state of a conversation",
-        "custom_logit_processor": "left out: requests cannot contain code",
     }
     api_names: ClassVar[Mapping[str, str]] = {
         "token_ids": "input_ids",
         "prompt": "text",
+        "prompt length": "text length",
         "max_tokens": "sampling_params.max_new_tokens",
         "min_tokens": "sampling_params.min_new_tokens",
         "seed": "sampling_params.sampling_seed",

@@ -17,7 +17,7 @@ from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.grammar import OutputConstraint
 from specdec.text.tokenizer import Tokenizer, check_token_ids
 from specdec.types.control import SpeculationControl
-from specdec.types.errors import GrammarError, InvalidValueError
+from specdec.types.errors import ContextLengthError, GrammarError, InvalidValueError
 from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.types.validation import require_range
@@ -37,9 +37,7 @@ def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int)
     room = config.max_model_len - len(request.prompt_token_ids)
     max_tokens = request.params.max_tokens
     if max_tokens is not None and max_tokens > room:
-        length = len(request.prompt_token_ids)
-        reason = f"at most {room} (max_model_len less the prompt's {length} tokens)"
-        raise InvalidValueError("max_tokens", max_tokens, reason)
+        raise ContextLengthError(config.max_model_len, len(request.prompt_token_ids), max_tokens)
     _check_resumed(request, room if max_tokens is None else max_tokens, vocab_size)
     if type(request.priority) is not int:  # the queue is sorted by it
         raise InvalidValueError("priority", request.priority, "a whole number")
@@ -64,12 +62,11 @@ def check_answer_in_one_message(params: SamplingParams, max_tokens: int) -> None
 
 
 def _check_prompt(request: EngineRequest, max_model_len: int, vocab_size: int) -> None:
-    num_tokens, limit = len(request.prompt_token_ids), max_model_len - 1
+    num_tokens = len(request.prompt_token_ids)
     if num_tokens == 0:
         raise InvalidValueError("prompt", "", "at least 1 token long")
-    if num_tokens > limit:
-        reason = f"at most {limit} tokens (max_model_len less one)"
-        raise InvalidValueError("prompt length", num_tokens, reason)
+    if num_tokens >= max_model_len:
+        raise ContextLengthError(max_model_len, num_tokens)
     check_token_ids("prompt", request.prompt_token_ids, vocab_size)
 
 

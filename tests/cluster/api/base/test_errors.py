@@ -1,5 +1,6 @@
 # Modules: specdec.types.errors
 import logging
+import pickle
 
 import pytest
 from grpc import StatusCode
@@ -97,6 +98,13 @@ def test_a_subclass_is_reported_as_its_base():
     assert status.grpc_code is StatusCode.INVALID_ARGUMENT
 
 
+def test_an_exceeded_context_length_crosses_processes():
+    error = errors.ContextLengthError(9, 4, 6)
+    copied = pickle.loads(pickle.dumps(error))
+    assert (str(copied), copied.max_tokens) == (str(error), 6)
+    assert str(error).startswith("max_tokens is 6; it must be at most 5 (max_model_len less")
+
+
 def test_every_error_of_ours_has_its_own_rule():
     ours = {
         kind
@@ -112,7 +120,8 @@ def test_every_error_of_ours_has_its_own_rule():
             errors.VersionConflictError: 2,
             errors.StorageError: 2,
         }.get(kind, 1)
-        arguments = [1.0] if kind is errors.SlowBodyError else ["x"] * num_fields
+        numbers = {errors.SlowBodyError: [1.0], errors.ContextLengthError: [9, 12]}
+        arguments = numbers.get(kind, ["x"] * num_fields)
         status = status_of(kind(*arguments))
         assert status.message != INTERNAL_MESSAGE, kind
 

@@ -1,6 +1,7 @@
 """Chats that are refused: the error names the field and its limit."""
 
 import asyncio
+import re
 
 import openai
 import pytest
@@ -35,7 +36,7 @@ BROKEN_TOOL = {
         ),
         ({"temprature": 1}, "temprature", "did you mean temperature"),
         ({"use_beam_search": True}, "use_beam_search", "beam search is not supported"),
-        ({"functions": []}, "functions", "use tools"),
+        ({"functions": [{}]}, "functions", "use tools"),
         ({"chat_template": "x"}, "chat_template", "only the model's own template"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
         ({"logit_bias": {"9999": 1}}, "logit_bias.keys[0]", "from 0 to 382"),
@@ -89,9 +90,27 @@ async def test_the_error_names_the_invalid_field_and_its_limit(http, changes, pa
     assert words in error["message"]
 
 
-async def test_the_error_of_a_too_long_prompt_has_its_own_code(http):
-    error = await refusal(http, messages=[{"role": "user", "content": "x" * 2000}])
-    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+@pytest.mark.parametrize(
+    ("changes", "param", "words"),
+    [
+        (
+            {"messages": [{"role": "user", "content": "x" * 2000}]},
+            "messages",
+            r"\d{4} tokens in the prompt\. messages length is \d{4}; it must be at most 511 ",
+        ),
+        (
+            {"max_tokens": 510},
+            "max_tokens",
+            r"530 tokens \(20 in the prompt, 510 in the completion\)\. max_tokens is 510; it must ",
+        ),
+    ],
+)
+async def test_clients_recognize_that_the_context_length_is_exceeded(http, changes, param, words):
+    """LangChain looks for the code, LiteLLM for the sentence."""
+    error = await refusal(http, **changes)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    known = r"This model's maximum context length is 512 tokens\. However, you requested "
+    assert re.match(known + words, error["message"]), error["message"]
 
 
 async def test_an_unknown_model_is_not_found(http):
