@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from cluster.api.anthropic.routes import messages_routes
+from cluster.api.base.anthropic_errors import failure_response
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.base.openai_errors import failure_of
 from cluster.api.base.operator_service import OperatorService
@@ -59,7 +60,7 @@ def make_app(
     async def no_route(request: Request, error: HTTPException) -> Response:
         """Report an unknown path or method in the same format as all other errors."""
         error.detail = _detail(request, error)
-        return failure_of(error).respond()
+        return failure_response(failure_of(error), request.url.path)
 
     _add_probes(app, get_router)
     return app

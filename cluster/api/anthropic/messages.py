@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import Field
 
 from cluster.api.anthropic.conversion import to_chat
-from cluster.api.anthropic.errors import error_event
 from cluster.api.anthropic.schema import MessagesRequest
+from cluster.api.base.anthropic_errors import error_event
 from cluster.api.base.openai_errors import Failure
 from cluster.api.base.openai_schema import ResponseModel
 from cluster.api.base.sse import json_event

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from cluster.api.anthropic.conversion import to_chat
-from cluster.api.anthropic.errors import error_body
 from cluster.api.anthropic.messages import prepare_messages
 from cluster.api.anthropic.schema import CountTokensRequest, MessagesRequest
+from cluster.api.base.anthropic_errors import error_body
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.base.openai_errors import Failure
 from cluster.api.openai.conversation import configured_tool_format, make_conversation, tool_use

@@ -138,6 +138,7 @@ class PromptTokensDetails(ResponseModel):
     """Details of the prompt tokens."""
 
     cached_tokens: int = Field(description="tokens found in the prefix cache")
+    cache_write_tokens: int = Field(description="0: writing to the prefix cache has no cost")
 
 
 class SpeculationUsage(ResponseModel):
@@ -189,8 +190,17 @@ class StreamOptions(RequestModel):
         "include_obfuscation": "left out: chunks are not padded to hide their length"
     }
 
-    include_usage: bool = option("sends the usage in a last chunk without choices", False)
-    continuous_usage_stats: bool = option("sends the usage so far in every chunk", False)
+    include_usage: bool | None = option(
+        "sends the usage in a last chunk without choices; default: as `continuous_usage_stats`"
+    )
+    continuous_usage_stats: bool = option(
+        "sends the usage so far in every chunk, unless `include_usage` is false", False
+    )
+
+    @property
+    def has_usage(self) -> bool:
+        """Return whether a stream has usage."""
+        return self.continuous_usage_stats if self.include_usage is None else self.include_usage
 
 
 FinishReason = Literal["stop", "length", "tool_calls"]

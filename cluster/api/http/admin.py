@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from cluster.api.base.errors import status_of
+from cluster.api.base.openai_errors import failure_of
 from cluster.api.base.operator_service import OperatorService
 from cluster.api.base.sse import event, event_response, json_event
 from cluster.api.http.admin_json import (
@@ -68,12 +69,16 @@ def admin_routes(get_admin: Callable[[], OperatorService]) -> APIRouter:
         ("POST", "/adapters", _order_adapter),
     )
     for method, path, handle in routes:
-        router.add_api_route(path, _guarded(get_admin, handle), methods=[method])
+        respond = _guarded(get_admin, handle, error_response)
+        router.add_api_route(path, respond, methods=[method])
     return router
 
 
 def lora_routes(get_admin: Callable[[], OperatorService]) -> APIRouter:
-    """Return vLLM's routes to load and unload adapters, for operators as `admin_routes`."""
+    """Return vLLM's routes to load and unload adapters, for operators as `admin_routes`.
+
+    Errors are in the format of the OpenAI API, as in vLLM.
+    """
     router = APIRouter(prefix="/v1")
     routes = (
         ("/load_lora_adapter", read_load, "loaded"),
@@ -81,14 +86,17 @@ def lora_routes(get_admin: Callable[[], OperatorService]) -> APIRouter:
     )
     for path, read, done in routes:
         handle = partial(_execute_adapter_order, read, done)
-        router.add_api_route(path, _guarded(get_admin, handle), methods=["POST"])
+        respond = _guarded(get_admin, handle, lambda error: failure_of(error).respond())
+        router.add_api_route(path, respond, methods=["POST"])
     return router
 
 
 def _guarded(
-    get_admin: Callable[[], OperatorService], handle: _Handler
+    get_admin: Callable[[], OperatorService],
+    handle: _Handler,
+    failed: Callable[[Exception], Response],
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Check the operators' token, then the origin; return errors as JSON."""
+    """Check the operators' token, then the origin. failed: returns the response of an error."""
 
     async def respond(request: Request) -> Response:
         admin = get_admin()
@@ -104,7 +112,7 @@ def _guarded(
                 return await handle(admin, request)
             return await forward(peer, ForwardedRequest.of(request, await _body(request)))
         except Exception as error:
-            return error_response(error)
+            return failed(error)
 
     return respond
 

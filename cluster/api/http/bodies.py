@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cluster.api.base.anthropic_errors import failure_response
 from cluster.api.base.byte_budget import HeldBytes
 from cluster.api.base.openai_errors import failure_of
 from cluster.api.http.limits import HttpLimits
@@ -105,7 +106,7 @@ class LimitBodies:
             try:
                 body = BoundedBody(scope, receive, limits.max_body_bytes, held)
             except BodyTooLargeError as error:
-                await failure_of(error).respond()(scope, receive, send)
+                await failure_response(failure_of(error), scope["path"])(scope, receive, send)
                 return
 
             async def send_and_close(message: Message) -> None:

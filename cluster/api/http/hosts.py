@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cluster.api.base.anthropic_errors import failure_response
 from cluster.api.base.openai_errors import failure_of
 from cluster.api.http.forwarding import is_forwarded
 from cluster.config.network import ANY_HOST, host_names, is_ip_address
@@ -73,6 +74,6 @@ class CheckHost:
                     if name == b"host":
                         hosts.check(value.decode("latin-1"))
             except UnknownHostError as error:
-                await failure_of(error).respond()(scope, receive, send)
+                await failure_response(failure_of(error), scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -192,7 +192,9 @@ class UsageMeter:
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._cached.values())),
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=sum(self._cached.values()), cache_write_tokens=0
+            ),
             completion_tokens_details=CompletionTokensDetails(
                 accepted_prediction_tokens=predicted.num_accepted_tokens,
                 rejected_prediction_tokens=predicted.num_rejected_tokens,
@@ -284,7 +286,9 @@ class ChoicesBuilder(ResponseBuilder, Generic[W]):
     ) -> None:
         super().__init__(calls, names)
         self.request = request
-        self._options = request.stream_options or StreamOptions()
+        options = request.stream_options or StreamOptions()
+        self._has_usage = options.has_usage
+        self.has_continuous_usage = options.has_usage and options.continuous_usage_stats
         self.info = info
         self.writers = writers
 
@@ -307,20 +311,18 @@ class ChoicesBuilder(ResponseBuilder, Generic[W]):
         choice = self._writer(each).chunk(each.output)
         if choice is None:
             return []
-        return [self.encode_chunk([choice], has_usage=self._options.continuous_usage_stats)]
+        return [self.encode_chunk([choice], self.usage() if self.has_continuous_usage else None)]
 
     def closing(self) -> list[bytes]:
         """Encode the usage, if requested, and the end."""
-        if not self._options.include_usage:
+        if not self._has_usage:
             return [DONE]
-        return [self.encode_chunk([], has_usage=True), DONE]
+        return [self.encode_chunk([], self.usage()), DONE]
 
-    def encode_chunk(self, choices: Sequence[Any], *, has_usage: bool, **fields: Any) -> bytes:
-        """Encode a chunk with these choices and fields."""
-        if has_usage:
-            fields["usage"] = self.usage()
-        elif self._options.include_usage:
-            fields["usage"] = None  # set, and thus serialized as null
+    def encode_chunk(self, choices: Sequence[Any], usage: Usage | None, **fields: Any) -> bytes:
+        """Encode a chunk with these choices and fields; without usage it is null, or left out."""
+        if self._has_usage:
+            fields["usage"] = usage
         return event(self.chunk(choices, **fields).to_json())
 
     def _writer(self, each: PromptOutput) -> W:

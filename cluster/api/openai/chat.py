@@ -142,18 +142,25 @@ class ChatBuilder(ChoicesBuilder["ChatWriter"]):
             object="chat.completion",
             choices=[writer.choice() for writer in self.writers],
             usage=self.usage(),
-            **self._prompt_fields(self._first),
+            **{"prompt_logprobs": None, **self._prompt_fields(self._first)},
         )
 
     def events(self, each: PromptOutput) -> list[bytes]:
-        """Encode an output as at most two events: the first starts with the roles."""
+        """Encode an output; the first one after an event with the role for each choice."""
         is_first, encoded = not self.meter.has_output, super().events(each)
-        if not is_first:
-            return encoded
+        return [*self._openings(each.output), *encoded] if is_first else encoded
+
+    def _openings(self, first: EngineOutput) -> list[bytes]:
+        """Encode the roles, which have no tokens; the first event has the fields of the prompt."""
+        usage = None
+        if self.has_continuous_usage:
+            usage = self.meter.usage(num_hidden_tokens=self.meter.num_output_tokens)
+        fields = self._prompt_fields(first)
         openings = [writer.opening() for writer in self.writers]
-        fields = self._prompt_fields(each.output)
-        has_usage = self._options.continuous_usage_stats
-        return [self.encode_chunk(openings, has_usage=has_usage, **fields), *encoded]
+        return [
+            self.encode_chunk(openings[:1], usage, **fields),
+            *(self.encode_chunk([each], usage) for each in openings[1:]),
+        ]
 
     def chunk(self, choices: Sequence[ChatChunkChoice], **fields: Any) -> ChatChunk:
         """Build a chunk."""

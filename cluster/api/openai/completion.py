@@ -55,6 +55,7 @@ async def prepare_completion(
     router.check_admission(request.model or "", 1)
     params, prompts = completion_params(request), _prompts(request)
     request.check_resumption(params, echo=request.echo, prompt=_several(prompts))
+    is_seed_given = params.seed is not None
     params = with_seed(params, router)
     num_prompts = len(prompts)
     check_batch_admission(router, request.model or "", num_prompts, params.n * num_prompts)
@@ -64,7 +65,7 @@ async def prepare_completion(
             router, request, prompt, add_special_tokens=request.add_special_tokens
         )
         echoes.append(Echo(token_ids, await _echoed_text(router, request, prompt, token_ids)))
-        own = params_for_prompt(params, index, is_seed_given=request.seed is not None)
+        own = params_for_prompt(params, index, is_seed_given=is_seed_given)
         calls.append(generate_call(router, request, token_ids, own, context.request_id))
     _check_num_logprobs(request, params, echoes, router.max_tokens(params))
     needs_names = request.logprobs is not None or request.prompt_logprobs is not None
@@ -187,12 +188,11 @@ class CompletionWriter(ChoiceWriter):
             logprobs=concatenate(parts) if parts else None,
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
+            prompt_logprobs=first.prompt_logprobs,
         )
         if self._request.return_token_ids:
             whole.token_ids = [token for each in chunks for token in each.token_ids]
             whole.prompt_token_ids = first.prompt_token_ids
-        if first.prompt_logprobs is not None:
-            whole.prompt_logprobs = first.prompt_logprobs
         return whole
 
     def _chunk_logprobs(self, output: EngineOutput, *, is_first: bool) -> CompletionLogprobs | None:

@@ -225,7 +225,7 @@ def _usage(usage: Usage) -> ResponseUsage:
     cached = usage.prompt_tokens_details.cached_tokens
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
-        input_tokens_details=InputTokensDetails(cached_tokens=cached),
+        input_tokens_details=InputTokensDetails(cached_tokens=cached, cache_write_tokens=0),
         output_tokens=usage.completion_tokens,
         output_tokens_details=OutputTokensDetails(
             reasoning_tokens=0, speculation=usage.completion_tokens_details.speculation

@@ -14,7 +14,7 @@ import uvicorn.config
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cluster.api.anthropic.errors import error_event
+from cluster.api.base.anthropic_errors import error_event, failure_response
 from cluster.api.base.byte_budget import ByteBudget
 from cluster.api.base.openai_errors import ApiError, failure_of
 from cluster.api.base.sse import event
@@ -75,7 +75,7 @@ class ReadBodies:
                 body = BoundedBody(scope, receive, self._limits.max_body_bytes, held)
                 messages = [await _whole(body)]
             except (BodyTooLargeError, OverloadedError, SlowBodyError) as error:
-                response = failure_of(error).respond()
+                response = failure_response(failure_of(error), scope["path"])
                 response.headers["connection"] = "close"
                 await response(scope, receive, send)
                 return

@@ -63,7 +63,7 @@ class SglSamplingParams(RequestModel):
     json_schema: str | dict[str, Any] | None = option("JSON that matches this schema")
     ebnf: str | None = option("a text of this grammar")
     logit_bias: _Biases | None = option("added to the logits, by token id")
-    sampling_seed: int | None = number("seed of all random choices", 0)
+    sampling_seed: int | None = number("seed of all random choices; -1: random")
 
 
 class GenerateRequest(RequestModel):

@@ -253,6 +253,7 @@ class SamplingParams:
     max_tokens: most tokens to generate; None: as many as the context length allows.
     ignore_eos: continues after an end-of-sequence token (for benchmarks).
     seed: determines every random choice; None lets the service choose a seed, which it reports.
+        As in vLLM -1 is None; another negative seed counts as the one that is 2^63 higher.
     logprobs: number of most likely tokens to report at each position, with their log-probabilities,
         besides the token that was drawn; None reports nothing. They are those of the model, before
         any parameter here.
@@ -297,6 +298,9 @@ class SamplingParams:
         self._check_distribution()
         self._check_tokens()
         self._check_length()
+        if self.seed is not None and self.seed < 0:
+            seed = None if self.seed == -1 else self.seed + SEED_LIMIT
+            object.__setattr__(self, "seed", seed)
         for name in ("logprobs", "prompt_logprobs"):
             require_range(name, getattr(self, name), 0, MAX_LOGPROBS)
         check_texts("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_CHARS)
@@ -342,5 +346,5 @@ class SamplingParams:
         if not 0 <= self.min_tokens <= most:
             limit = "at least 0" if self.max_tokens is None else f"from 0 to max_tokens ({most})"
             raise InvalidValueError("min_tokens", self.min_tokens, limit)
-        if self.seed is not None and not 0 <= self.seed < SEED_LIMIT:
-            raise InvalidValueError("seed", self.seed, "from 0 to 2^63 - 1")
+        if self.seed is not None and not -SEED_LIMIT <= self.seed < SEED_LIMIT:
+            raise InvalidValueError("seed", self.seed, "from -2^63 to 2^63 - 1")

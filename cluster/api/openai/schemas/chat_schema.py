@@ -284,7 +284,7 @@ class ChatCompletion(GenerationBody):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage
-    prompt_logprobs: PromptLogprobs | None = Field(default=None, description="if requested")
+    prompt_logprobs: PromptLogprobs | None = Field(description="null unless requested")
     prompt_token_ids: list[int] = Field(default=[], description="if requested")
 
 

@@ -86,7 +86,9 @@ class CompletionChoice(ResponseModel):
     )
     token_ids: list[int] = Field(default=[], description="if requested")
     prompt_token_ids: list[int] = Field(default=[], description="if requested")
-    prompt_logprobs: PromptLogprobs | None = Field(default=None, description="if requested")
+    prompt_logprobs: PromptLogprobs | None = Field(
+        default=None, description="null unless requested; in a stream it is left out"
+    )
 
 
 class Completion(GenerationBody):

@@ -183,6 +183,7 @@ class InputTokensDetails(ResponseModel):
     """Details of the input tokens."""
 
     cached_tokens: int
+    cache_write_tokens: int = Field(description="0: writing to the prefix cache has no cost")
 
 
 class OutputTokensDetails(ResponseModel):

@@ -179,7 +179,9 @@ class SamplingFields(RequestModel):
     stop: str | Annotated[list[str], at_most(MAX_STOP_STRINGS)] | None = option(
         "strings that end the text, which excludes them; at most 16 of 1 to 256 characters"
     )
-    seed: int | None = number("seed of all random choices, at most 2^63 - 1; default: random", 0)
+    seed: int | None = number(
+        "seed of all random choices, from -2^63 to 2^63 - 1; default, and -1: random"
+    )
     stream: bool = option("streams the answer as server-sent events", False)
     stream_options: StreamOptions | None = option("with `stream` only")
     user: str | None = option("accepted and ignored")

@@ -1,4 +1,4 @@
-# Modules: cluster.api.anthropic.conversion, cluster.api.anthropic.errors
+# Modules: cluster.api.anthropic.conversion, cluster.api.base.anthropic_errors
 # Modules: cluster.api.anthropic.schema
 """Anthropic's Messages API: requests and responses in the format of its client."""
 
@@ -11,9 +11,9 @@ from fastapi import Request
 
 from cluster.api.anthropic import conversion
 from cluster.api.anthropic.conversion import to_chat
-from cluster.api.anthropic.errors import error_body
 from cluster.api.anthropic.messages import MessageBody, MessagesBuilder, _complete
 from cluster.api.anthropic.schema import MessagesRequest
+from cluster.api.base.anthropic_errors import error_body
 from cluster.api.base.openai_errors import failure_of
 from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Reasoning
 from cluster.api.openai.request_handler import authorization_of
@@ -194,6 +194,19 @@ async def test_errors_have_anthropics_format(http, changes, status, kind, messag
     body = response.json()
     assert (body["type"], body["error"]["type"]) == ("error", kind)
     assert message in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("GET", URL, 405, "invalid_request_error"),
+        ("POST", f"{URL}/batches", 404, "not_found_error"),
+    ],
+)
+async def test_errors_below_the_path_have_anthropics_format(http, method, path, status, kind):
+    response = await http.request(method, path)
+    body = response.json()
+    assert (response.status_code, body["type"], body["error"]["type"]) == (status, "error", kind)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,11 @@ async def test_vllms_routes_for_adapters(http, admin):
 )
 async def test_a_wrong_order_for_adapters_names_its_field(http, path, body, status, field):
     response = await http.post(path, json=body)
-    assert (response.status_code, response.json()["error"].get("field")) == (status, field)
+    error = response.json()["error"]
+    assert (response.status_code, error.get("param", error.get("field"))) == (status, field)
+    if "admin" not in path:  # in the format of the OpenAI API
+        assert error["code"] == (None if field else "model_not_found")
+        assert error["type"] == "invalid_request_error"
 
 
 async def test_an_order_that_some_replicas_did_not_execute_fails_on_vllms_routes(http, served):

@@ -84,14 +84,44 @@ async def test_a_stream_is_the_answer_in_pieces(http):
     assert all(chunk["usage"] is None for chunk in (first, *chunks))
 
 
-async def test_usage_in_every_event(http):
-    options = {"continuous_usage_stats": True}
-    response = await http.post(
-        URL, json={**CHAT, **MORE, "stream": True, "stream_options": options}
-    )
-    counts = [each["usage"]["completion_tokens"] for each in events(response)]
+@pytest.mark.parametrize("options", [{}, {"include_usage": True}])
+async def test_usage_in_every_event_counts_what_was_sent(http, options):
+    options = {"continuous_usage_stats": True, **options}
+    body = {**CHAT, **MORE, "stream": True, "stream_options": options}
+    usages = [each["usage"] for each in events(await http.post(URL, json=body))]
+    counts = [each["completion_tokens"] for each in usages]
     assert counts == sorted(counts)
-    assert counts[-1] == 12
+    assert (counts[0], counts[-1]) == (0, 12)
+    assert len({each["prompt_tokens"] for each in usages}) == 1
+    assert usages[0]["total_tokens"] == usages[0]["prompt_tokens"]
+
+
+async def test_no_usage_where_it_is_not_included(http):
+    options = {"continuous_usage_stats": True, "include_usage": False}
+    body = {**CHAT, **MORE, "stream": True, "stream_options": options}
+    assert not any("usage" in each for each in events(await http.post(URL, json=body)))
+
+
+async def test_an_event_of_a_stream_has_one_choice(http):
+    body = {**CHAT, **MORE, "stream": True, "n": 3, "return_token_ids": True}
+    chunks = events(await http.post(URL, json=body))
+    assert {len(each["choices"]) for each in chunks} == {1}
+    roles = [each["choices"][0] for each in chunks if "role" in each["choices"][0]["delta"]]
+    assert [each["index"] for each in roles] == [0, 1, 2]
+    assert ["prompt_token_ids" in each for each in chunks] == [True] + [False] * (len(chunks) - 1)
+
+
+async def test_fields_that_vllms_clients_read_are_null(http):
+    assert (await ask(http))["prompt_logprobs"] is None
+    body = (await http.post("/v1/completions", json={"prompt": "a b", "max_tokens": 1})).json()
+    assert body["choices"][0]["prompt_logprobs"] is None
+
+
+@pytest.mark.parametrize(("seed", "used"), [(-1, None), (-3, 2**63 - 3), (-(2**63), 0)])
+async def test_a_negative_seed(http, seed, used):
+    """vLLM's -1 requests a random seed."""
+    seeds = [(await ask(http, seed=seed))["seed"] for _ in range(2)]
+    assert (len(set(seeds)) == 2) if used is None else (seeds == [used] * 2)
 
 
 async def test_speculation_changes_the_statistics_and_not_the_answer(http):

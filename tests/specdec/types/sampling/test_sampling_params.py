@@ -82,7 +82,7 @@ OUTSIDE = [
     ("min_tokens", {"min_tokens": -1}),
     ("min_tokens", {"min_tokens": 6, "max_tokens": 5}),
     ("max_tokens", {"max_tokens": 0}),
-    ("seed", {"seed": -1}),
+    ("seed", {"seed": -(2**63) - 1}),
     ("seed", {"seed": 2**63}),
     ("logprobs", {"logprobs": -1}),
     ("logprobs", {"logprobs": 21}),

@@ -1,9 +1,12 @@
-"""Errors in Anthropic's format."""
+"""Errors in Anthropic's format, which all paths below `/v1/messages` have."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from fastapi import Response
+from fastapi.responses import JSONResponse
 
 from cluster.api.base.openai_errors import Failure
 from cluster.api.base.sse import json_event
@@ -17,6 +20,13 @@ _TYPES: Mapping[int, str] = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+
+
+def failure_response(failure: Failure, path: str) -> Response:
+    """Return the response of a request that has sent no status yet, in the format of its path."""
+    if "/v1/messages/" not in f"{path}/":
+        return failure.respond()
+    return JSONResponse(error_body(failure), failure.status, dict(failure.headers))
 
 
 def error_body(failure: Failure) -> dict[str, Any]:
