@@ -276,6 +276,12 @@ class ServeConfig(LLMConfig):
     request_timeout_s: float = setting(
         3600.0, POSITIVE, "Timeout in seconds of an OpenAI API request, including its stream"
     )
+    sse_keep_alive_s: int = setting(
+        15,
+        whole_number(0, 3600),
+        "Interval in seconds at which a stream over HTTP sends a comment until its first token; "
+        "its status is sent once the request is admitted. 0 sends nothing before the first token",
+    )
     tool_call_parser: ToolCallParserName = setting(
         "auto",
         one_of(*get_args(ToolCallParserName)),

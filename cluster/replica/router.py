@@ -13,7 +13,7 @@ import math
 import random
 import secrets
 import time
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -200,11 +200,18 @@ class Router:
         """Return answers for training, and forget them; see `SampleBuffer.take`."""
         return self._samples.take(order)
 
-    async def generate(self, call: GenerateRequest, *, is_admitted: bool = False) -> Generation:
+    async def generate(
+        self,
+        call: GenerateRequest,
+        *,
+        is_admitted: bool = False,
+        on_admitted: Callable[[], None] = lambda: None,
+    ) -> Generation:
         """Start a request. Its outputs raise the engine's errors.
 
         is_admitted: it continues an admitted request, so that neither a drain nor a full queue
-        rejects it, and it does not expire in the queue.
+        rejects it, and it does not expire in the queue. on_admitted: called when the engine has
+        accepted it, while the first output is awaited.
         """
         request_id = call.request_id or secrets.token_hex(8)
         current_request_id.set(request_id)
@@ -220,7 +227,9 @@ class Router:
             raise
         measured.on_queued(request)
         caller = current_caller.get()
-        outputs = thread.generate(request, measured, caller, is_admitted=is_admitted)
+        outputs = thread.generate(
+            request, measured, caller, is_admitted=is_admitted, on_admitted=on_admitted
+        )
         if self._samples.accepts(call) and request.adapter_id == BASE_MODEL:
             temperature = call.params.resolved(self._model.sampling_defaults).temperature
             outputs = self._samples.recording(request, temperature, outputs)

@@ -117,18 +117,21 @@ class EngineThread:
         caller: Caller = OWN_PROCESS,
         *,
         is_admitted: bool = False,
+        on_admitted: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[EngineOutput, None]:
         """Stream a request's outputs, one per step and choice. Leaving early aborts the request.
 
         Raises what `Engine.add` raises, the error of a failed output, TargetFailedError when the
         engine is lost, and NotReadyError while draining. The request's id need not be unique.
         caller: the client that may abort it. is_admitted: the request continues an admitted one,
-            so that neither a drain nor a full queue rejects it.
+            so that neither a drain nor a full queue rejects it. on_admitted: called once the engine
+            has accepted the request, before its first output.
         """
         unique_id = self._open_stream(request, metrics, caller, is_admitted=is_admitted)
         finished = False
         try:
             await self.call(lambda: self._engine.add(replace(request, request_id=unique_id)))
+            on_admitted()
             while not finished:
                 output = await self._streams.next_output(unique_id)
                 finished = output.is_last

@@ -79,6 +79,11 @@ class MessagesBuilder(ResponseBuilder):
         blocks = [_complete(block) for block in self._blocks]
         return MessageBody(message={**self._message(), "content": blocks})
 
+    @property
+    def keep_alive(self) -> bytes:
+        """The event that Anthropic sends in a long silence."""
+        return json_event("ping", {"type": "ping"})
+
     def opening(self) -> list[bytes]:
         """Encode the start, which comes before the number of prompt tokens is known."""
         return []

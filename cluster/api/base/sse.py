@@ -11,6 +11,10 @@ from fastapi.responses import StreamingResponse
 
 STREAM_HEADERS: Mapping[str, str] = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
+EMPTY_LINE = b"\n"
+COMMENT = b": waiting for the first token\n\n"
+"""Bytes that keep a connection open and that clients ignore."""
+
 
 def event(data: str, name: str | None = None) -> bytes:
     """Encode one event. data: JSON on one line."""

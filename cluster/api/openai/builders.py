@@ -19,7 +19,7 @@ from cluster.api.base.openai_schema import (
     StreamOptions,
     Usage,
 )
-from cluster.api.base.sse import event
+from cluster.api.base.sse import COMMENT, event
 from cluster.api.openai.logprobs import TokenNames
 from cluster.api.openai.schemas.sampling_fields import SamplingFields
 from cluster.api.openai.streams import DONE, Deadline, PromptOutput
@@ -230,6 +230,11 @@ class ResponseBuilder(ABC):
     @abstractmethod
     def body(self) -> ResponseModel:
         """Build the complete response."""
+
+    @property
+    def keep_alive(self) -> bytes:
+        """What a stream sends in a long silence."""
+        return COMMENT
 
     def opening(self) -> list[bytes]:
         """Encode the events before the first output."""

@@ -18,6 +18,7 @@ from cluster.api.openai.builders import RequestContext, ResponseBuilder, offload
 from cluster.api.openai.chat import prepare_chat
 from cluster.api.openai.completion import prepare_completion
 from cluster.api.openai.conversation import configured_tool_format, make_conversation, tool_use
+from cluster.api.openai.pending_outputs import PendingOutputs, Silence
 from cluster.api.openai.request_handler import RequestHandler, authorization_of
 from cluster.api.openai.responses import prepare_response
 from cluster.api.openai.schemas.chat_schema import ChatCompletion, ChatRequest
@@ -36,7 +37,6 @@ from cluster.api.openai.streams import (
     EventStream,
     PromptOutput,
     cancel_on_disconnect,
-    chained,
     generate_outputs,
 )
 from cluster.control.peers import Applications
@@ -181,11 +181,14 @@ async def generate_response(
         handler.get_keys().check_priority(authorization_of(request), body.priority)
         async with context.deadline.enforce():
             builder = await prepare(router, body, context)
-        outputs = generate_outputs(router, builder.calls, context.deadline, builder.thinking_budget)
+        generate = partial(
+            generate_outputs, router, builder.calls, context.deadline, builder.thinking_budget
+        )
         if not body.stream:
-            return await _complete(builder, outputs)
-        first = await anext(outputs)
-        events = _events(handler, builder, chained(first, outputs), names)
+            return await _complete(builder, generate())
+        outputs, interval_s = PendingOutputs(generate), router.config.sse_keep_alive_s
+        await (outputs.wait_until_admitted() if interval_s else outputs.wait_for_first())
+        events = _events(handler, builder, outputs, names, interval_s)
         return EventStream(events, outputs, context.deadline)
 
     return await cancel_on_disconnect(request, answer())
@@ -204,17 +207,25 @@ async def _complete(
 async def _events(
     handler: RequestHandler,
     builder: ResponseBuilder,
-    outputs: AsyncGenerator[PromptOutput, None],
+    outputs: PendingOutputs,
     names: Mapping[str, str],
+    interval_s: float,
 ) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a stream. interval_s: longest silence, in which nothing is visible."""
+    silence = Silence(interval_s)
     async with aclosing(outputs):
         try:
             for data in builder.opening():
                 yield data
+            async for data in outputs.keep_alive(interval_s, builder.keep_alive):
+                yield data
             async for each in outputs:
                 encode = partial(builder.events, each)
-                for data in await offload(encode, is_large=builder.is_large(each.output)):
+                encoded = await offload(encode, is_large=builder.is_large(each.output))
+                for data in encoded:
                     yield data
+                if silence.is_too_long(has_events=bool(encoded)):
+                    yield builder.keep_alive
             for data in await offload(builder.closing, is_large=builder.names is not None):
                 yield data
         except Exception as error:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
@@ -78,15 +78,20 @@ async def generate_outputs(
     calls: Sequence[GenerateRequest],
     deadline: Deadline,
     budget: ThinkingBudget | None = None,
+    on_admitted: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[PromptOutput, None]:
     """Yield the outputs of all calls as they arrive. Closing the generator aborts the requests.
 
-    budget: of the reasoning in the answer of a single call.
+    budget: of the reasoning in the answer of a single call. on_admitted: called once the engine has
+    accepted all calls.
 
     Raise the errors of the router and the engine, and ApiError 504 at the deadline.
     """
     assert budget is None or len(calls) == 1, "a thinking budget for several prompts"
-    outputs = _one(router, 0, calls[0], budget) if len(calls) == 1 else _all(router, calls)
+    if len(calls) == 1:
+        outputs = _one(router, 0, calls[0], on_admitted, budget)
+    else:
+        outputs = _all(router, calls, on_admitted)
     async with aclosing(outputs):
         while True:
             async with deadline.enforce():
@@ -97,28 +102,40 @@ async def generate_outputs(
 
 
 async def _one(
-    router: Router, index: int, call: GenerateRequest, budget: ThinkingBudget | None = None
+    router: Router,
+    index: int,
+    call: GenerateRequest,
+    on_admitted: Callable[[], None],
+    budget: ThinkingBudget | None = None,
 ) -> AsyncGenerator[PromptOutput, None]:
     if budget is not None:
-        async with aclosing(generate_within_budget(router, call, budget)) as outputs:
+        limited = generate_within_budget(router, call, budget, on_admitted)
+        async with aclosing(limited) as outputs:
             async for output in outputs:
                 yield PromptOutput(index, output)
         return
-    generation = await router.generate(call)
+    generation = await router.generate(call, on_admitted=on_admitted)
     async with aclosing(generation.outputs) as outputs:
         async for output in outputs:
             yield PromptOutput(index, output)
 
 
 async def _all(
-    router: Router, calls: Sequence[GenerateRequest]
+    router: Router, calls: Sequence[GenerateRequest], on_admitted: Callable[[], None]
 ) -> AsyncGenerator[PromptOutput, None]:
     """Run the calls concurrently; the first error aborts all of them."""
     queue: asyncio.Queue[PromptOutput | Exception | None] = asyncio.Queue()
+    num_admitted = 0
+
+    def count_admitted() -> None:
+        nonlocal num_admitted
+        num_admitted += 1
+        if num_admitted == len(calls):
+            on_admitted()
 
     async def run(index: int, call: GenerateRequest) -> None:
         try:
-            async with aclosing(_one(router, index, call)) as outputs:
+            async with aclosing(_one(router, index, call, count_admitted)) as outputs:
                 async for each in outputs:
                     queue.put_nowait(each)
             queue.put_nowait(None)
@@ -167,6 +184,13 @@ async def _cancel(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+class Closable(Protocol):
+    """A source of events, such as an asynchronous generator or `PendingOutputs`."""
+
+    async def aclose(self) -> None:
+        """End the requests of the source."""
+
+
 class EventStream(StreamingResponse):
     """Response of server-sent events that always closes its generators and releases its lease.
 
@@ -176,7 +200,7 @@ class EventStream(StreamingResponse):
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
-        source: AsyncGenerator[Any, None],
+        source: Closable,
         deadline: Deadline,
         grace_s: float = 5.0,
     ) -> None:
@@ -185,7 +209,7 @@ class EventStream(StreamingResponse):
         grace_s: seconds after the deadline for events that are still to be sent.
         """
         super().__init__(events, media_type="text/event-stream", headers=STREAM_HEADERS)
-        self._closed_at_end = (events, source)
+        self._closed_at_end: tuple[Closable, ...] = (events, source)
         self._deadline = deadline
         self._grace_s = grace_s
         self.lease = Lease()

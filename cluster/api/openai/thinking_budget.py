@@ -10,7 +10,7 @@ or the start of a stop string. Here the text goes on, so that only what is certa
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -31,7 +31,10 @@ class ThinkingBudget:
 
 
 async def generate_within_budget(
-    router: Router, call: GenerateRequest, budget: ThinkingBudget
+    router: Router,
+    call: GenerateRequest,
+    budget: ThinkingBudget,
+    on_admitted: Callable[[], None],
 ) -> AsyncGenerator[EngineOutput, None]:
     """Yield the outputs of a call with one choice, whose reasoning the budget ends.
 
@@ -40,7 +43,7 @@ async def generate_within_budget(
     limited, most = _first_part(router, call, budget)
     token_ids, text, last = list[int](), "", None
     detokenizer = IncrementalDetokenizer.of(router.text.tokenizer, call.params)
-    async with aclosing(_outputs(router, limited)) as first:
+    async with aclosing(_outputs(router, limited, on_admitted=on_admitted)) as first:
         async for output in first:
             token_ids += output.token_ids
             text += output.text
@@ -141,9 +144,13 @@ def _forced(
 
 
 async def _outputs(
-    router: Router, call: GenerateRequest, *, is_admitted: bool = False
+    router: Router,
+    call: GenerateRequest,
+    *,
+    is_admitted: bool = False,
+    on_admitted: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[EngineOutput, None]:
-    generation = await router.generate(call, is_admitted=is_admitted)
+    generation = await router.generate(call, is_admitted=is_admitted, on_admitted=on_admitted)
     async with aclosing(generation.outputs) as outputs:
         async for output in outputs:
             yield output

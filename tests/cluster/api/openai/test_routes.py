@@ -23,8 +23,8 @@ ALL = pytest.mark.parametrize(
 def breaking(router, monkeypatch):
     """Lose the model after its first output."""
 
-    async def generate(call):
-        generation = await Router.generate(router, call)
+    async def generate(call, **options):
+        generation = await Router.generate(router, call, **options)
 
         async def outputs():
             async with aclosing(generation.outputs) as real:

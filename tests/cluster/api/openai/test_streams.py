@@ -33,13 +33,14 @@ class Counting:
         self.failing = failing
         self.open = set()
 
-    async def generate(self, call):
+    async def generate(self, call, on_admitted):
         if call.prompt in self.failing:
             raise OverloadedError("full")
-        return Generation(0, self._count(call.prompt))
+        return Generation(0, self._count(call.prompt, on_admitted))
 
-    async def _count(self, prompt):
+    async def _count(self, prompt, on_admitted):
         self.open.add(prompt)
+        on_admitted()
         try:
             for number in range(3):
                 await asyncio.sleep(self.pause_s)

@@ -49,7 +49,7 @@ class EngineRouter:
     def max_tokens(self, params):
         return min(params.max_tokens or self.max_model_len, self.max_model_len)
 
-    async def generate(self, call, *, is_admitted=False):
+    async def generate(self, call, *, is_admitted=False, on_admitted=None):
         self.calls.append((is_admitted, self.num_open))
         engine = make_engine(self._directory, engine_config(0), WritingTarget(self._written))
         engine.add(EngineRequest.of(call, call.prompt, 0))
@@ -85,7 +85,7 @@ async def outputs_from(router, written, num_tokens, parser="deepseek_r1", **para
     values = {"temperature": 0.0, "max_tokens": len(written), "ignore_eos": True, **params}
     call = GenerateRequest(PROMPT, SamplingParams(**values), request_id="r")
     budget = ThinkingBudget(num_tokens, closing_ids, SYNTAXES[parser])
-    return [output async for output in generate_within_budget(router, call, budget)]
+    return [output async for output in generate_within_budget(router, call, budget, int)]
 
 
 def tokens_and_text(outputs):
@@ -151,7 +151,7 @@ async def test_an_answer_without_max_tokens_ends_with_the_context(
 async def test_max_tokens_beyond_the_context_are_refused_before_the_first_token(tiny_model_dir):
     router = EngineRouter(tiny_model_dir, (1,) * 200)
     call = GenerateRequest(PROMPT, SamplingParams(temperature=0.0, max_tokens=156))
-    outputs = generate_within_budget(router, call, ThinkingBudget(4, (2,), SYNTAXES["qwen3"]))
+    outputs = generate_within_budget(router, call, ThinkingBudget(4, (2,), SYNTAXES["qwen3"]), int)
     with pytest.raises(InvalidValueError, match="max_tokens is 156"):
         await anext(outputs)
 

@@ -1,0 +1,140 @@
+"""Streams that begin before their first output: bytes that keep the connection open."""
+
+import asyncio
+import copy
+import threading
+from contextlib import aclosing
+
+import pytest
+
+from cluster.api.base.sse import COMMENT, EMPTY_LINE
+from cluster.api.openai.pending_outputs import PendingOutputs, Silence
+from specdec.types.errors import OverloadedError
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+USER = [{"role": "user", "content": "Ask the baker"}]
+DOORS = [
+    ("/v1/chat/completions", {"messages": USER, "max_tokens": 2}, COMMENT),
+    ("/v1/completions", {"prompt": ["The river", "The rain"], "max_tokens": 2}, COMMENT),
+    ("/v1/responses", {"input": "Ask the baker", "max_output_tokens": 2}, COMMENT),
+    ("/v1/messages", {"messages": USER, "max_tokens": 2}, PING),
+    ("/generate", {"text": "The river", "sampling_params": {"max_new_tokens": 2}}, COMMENT),
+]
+
+
+class Gated:
+    """Outputs that begin once `gate` is set. error: raised before the admission."""
+
+    def __init__(self, error=None):
+        self.gate, self.error, self.is_open = asyncio.Event(), error, False
+
+    async def generate(self, on_admitted):
+        if self.error is not None:
+            raise self.error
+        on_admitted()
+        self.is_open = True
+        try:
+            await self.gate.wait()
+            yield "first"
+            yield "second"
+        finally:
+            self.is_open = False
+
+
+async def test_bytes_are_sent_at_once_and_at_each_interval_until_the_first_output():
+    gated = Gated()
+    outputs = PendingOutputs(gated.generate)
+    await outputs.wait_until_admitted()
+    async with aclosing(outputs), aclosing(outputs.keep_alive(0.01, COMMENT)) as sent:
+        assert [await anext(sent) for _ in range(3)] == [EMPTY_LINE, COMMENT, COMMENT]
+        gated.gate.set()
+        assert [each async for each in sent] == []
+        assert [each async for each in outputs] == ["first", "second"]
+
+
+async def test_nothing_is_sent_before_an_output_that_is_there():
+    gated = Gated()
+    gated.gate.set()
+    outputs = PendingOutputs(gated.generate)
+    await outputs.wait_for_first()
+    async with aclosing(outputs):
+        assert [each async for each in outputs.keep_alive(9, COMMENT)] == []
+
+
+@pytest.mark.parametrize("wait", ["wait_until_admitted", "wait_for_first"])
+async def test_a_request_that_is_not_admitted_raises_its_error(wait):
+    outputs = PendingOutputs(Gated(OverloadedError("full")).generate)
+    with pytest.raises(OverloadedError):
+        await getattr(outputs, wait)()
+
+
+@pytest.mark.parametrize("wait", ["wait_until_admitted", "wait_for_first"])
+async def test_closing_ends_the_requests(wait):
+    gated = Gated()
+    outputs = PendingOutputs(gated.generate)
+    if wait == "wait_for_first":
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(outputs.wait_for_first(), 0.01)
+    else:
+        await outputs.wait_until_admitted()
+        assert gated.is_open
+        await outputs.aclose()
+    assert not gated.is_open
+
+
+async def test_a_silence_ends_at_its_limit_and_begins_again():
+    now_s = iter((0.0, 14.0, 15.0, 20.0, 30.0))
+    silence = Silence(15, lambda: next(now_s))
+    hidden = [silence.is_too_long(has_events=False) for _ in range(5)]
+    assert hidden == [False, False, True, False, True]
+    assert not silence.is_too_long(has_events=True)
+
+
+@pytest.fixture
+def held(router, monkeypatch):
+    """Let no step run until the event is set."""
+    gate, engine = threading.Event(), router.running_engine().thread._engine
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda: (gate.wait(5), step())[1])
+    yield gate
+    gate.set()
+
+
+def with_interval(router, monkeypatch, seconds):
+    config = copy.copy(router.config)
+    object.__setattr__(config, "sse_keep_alive_s", seconds)
+    monkeypatch.setattr(router, "config", config)
+
+
+@pytest.mark.parametrize(("path", "body", "comment"), DOORS)
+async def test_every_stream_sends_bytes_before_its_first_token(
+    http, router, held, monkeypatch, path, body, comment
+):
+    with_interval(router, monkeypatch, 0.02)
+    posted = asyncio.create_task(http.post(path, json={**body, "stream": True}))
+    while not router.running_engine().thread.num_streams:
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.15)
+    held.set()
+    response = await posted
+    assert response.status_code == 200
+    opening, _, rest = response.content.partition(EMPTY_LINE + comment)
+    assert opening.count(b"event: ") == (4 if path == "/v1/responses" else 0)
+    assert rest.startswith(comment), "more than one interval has passed"
+    silence, _, answer = rest.rpartition(comment)
+    assert silence.replace(comment, b"") == b""
+    assert b"data: " in answer
+
+
+@pytest.mark.parametrize(("path", "body", "comment"), DOORS)
+async def test_streams_without_keep_alive_send_nothing_before(
+    http, router, held, monkeypatch, path, body, comment
+):
+    with_interval(router, monkeypatch, 0)
+    asyncio.get_running_loop().call_later(0.02, held.set)
+    response = await http.post(path, json={**body, "stream": True})
+    assert response.content.startswith((b"data: ", b"event: "))
+    assert comment not in response.content
+    assert EMPTY_LINE * 3 not in response.content
