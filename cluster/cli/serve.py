@@ -69,6 +69,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "Network": (
             *("ingress", "host", "http_port", "grpc_port", "http_max_body_mib"),
             *("grpc_max_message_mib", "max_inflight_mib", "request_timeout_s", "sse_keep_alive_s"),
+            "enable_tokenizer_info_endpoint",
         ),
         "Security": (
             *("api_key_file", "admin_token_file", "allowed_hosts", "tls_cert_file"),

@@ -292,6 +292,9 @@ class ServeConfig(LLMConfig):
         one_of(*get_args(ReasoningParserName)),
         "Parser that separates the model's reasoning from its answer, as reasoning_content",
     )
+    enable_tokenizer_info_endpoint: bool = setting(
+        False, BOOLEAN, "Serve /tokenizer_info: the tokenizer's settings and chat template"
+    )
     allow_synthetic_acceptance: bool = setting(
         False,
         BOOLEAN,

@@ -33,17 +33,19 @@ class AbortOrder:
     """Order to end a caller's requests with an id, and the prompts of its batch with that id.
 
     Clients without an API key are one caller: they exist only where the service has no keys.
+    is_for_all: whether an operator ends all requests, with any id and caller.
     """
 
     request_id: str
     caller: Caller
+    is_for_all: bool = False
 
     def applies_to(self, request_id: str, caller: Caller) -> bool:
         """Return whether a request is to end. Those of a batch `x` are `x_0`, `x_1`, and so on."""
         is_own = caller == self.caller or (caller.is_stranger and self.caller.is_stranger)
         batch, _, index = request_id.rpartition("_")
         is_of_batch = batch == self.request_id and index.isdecimal()
-        return is_own and (request_id == self.request_id or is_of_batch)
+        return self.is_for_all or (is_own and (request_id == self.request_id or is_of_batch))
 
 
 async def result_of(

@@ -54,6 +54,9 @@ logger = logging.getLogger(__name__)
 
 _VERSION = version("specdec")
 
+DEFAULT_MODEL = "default"
+"""SGLang's name for the served model; an adapter of this name takes precedence."""
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -339,7 +342,7 @@ class Router:
         if model in ("", self.config.served_model_name):
             return BASE_MODEL
         adapter_id = self.core.adapter_id(model)
-        if adapter_id == BASE_MODEL:
+        if adapter_id == BASE_MODEL and model != DEFAULT_MODEL:
             raise UnknownModelError(model, self.config.served_model_name, *self.adapter_names)
         return adapter_id
 

@@ -20,10 +20,13 @@ _ALLOWED_SITES = ("same-origin", "none")  # none: the user, not a page, made the
 
 
 def require_same_origin(request: Request) -> None:
-    """Raise ForeignPageError for another site's page, InvalidValueError unless the body is JSON."""
+    """Raise ForeignPageError for another site's page, InvalidValueError unless the body is JSON.
+
+    A request without body and content type is not a form.
+    """
     _require_own_page(request)
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != _JSON:
+    if content_type != _JSON and (content_type or _has_body(request)):
         raise InvalidValueError("content-type", content_type, _JSON)
 
 
@@ -31,6 +34,11 @@ def require_own_reader(request: Request) -> None:
     """Raise ForeignPageError where another site's page, not a link in it, sends a GET request."""
     if request.headers.get("sec-fetch-dest") != "document":
         _require_own_page(request)
+
+
+def _has_body(request: Request) -> bool:
+    headers = request.headers
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
 def _require_own_page(request: Request) -> None:

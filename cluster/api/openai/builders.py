@@ -30,7 +30,7 @@ from specdec.engine.requests.input_processor import check_answer_in_one_message
 from specdec.types.errors import InvalidValueError
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import Conversation, GenerateRequest, TokenizeRequest
-from specdec.types.responses import EngineOutput
+from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.sampling.sampling_params import LOSSY_VERIFIERS, SamplingParams, VerifierName
 
 T = TypeVar("T")
@@ -137,6 +137,13 @@ def generate_call(
         allow_training=request.allow_training,
         resume_token_ids=tuple(request.resume_token_ids),
     )
+
+
+def matched_stop(output: EngineOutput) -> str | int | None:
+    """Return what a last output ended with, as in SGLang: also an end-of-sequence token."""
+    if output.stop_reason is not None or output.finish_reason is not FinishReason.STOP:
+        return output.stop_reason
+    return output.token_ids[-1] if output.token_ids else None
 
 
 async def token_names(router: Router, request: SamplingFields) -> TokenNames:

@@ -14,6 +14,7 @@ from cluster.api.openai.builders import (
     RequestContext,
     ResponseInfo,
     generate_call,
+    matched_stop,
     prompt_token_ids,
     token_names,
     with_seed,
@@ -212,6 +213,7 @@ class ChatWriter(ChoiceWriter):
         )
         if output.finish_reason is not None:
             choice.stop_reason = output.stop_reason
+            choice.matched_stop = matched_stop(output)
         if self._returns_token_ids:
             choice.token_ids = list(output.token_ids)
         return choice
@@ -228,6 +230,7 @@ class ChatWriter(ChoiceWriter):
             logprobs=self._logprobs(self.outputs),
             finish_reason=reason,
             stop_reason=last.stop_reason,
+            matched_stop=matched_stop(last),
         )
         if self._returns_token_ids:
             choice.token_ids = [each for output in self.outputs for each in output.token_ids]

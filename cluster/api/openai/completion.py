@@ -14,6 +14,7 @@ from cluster.api.openai.builders import (
     ResponseInfo,
     check_batch_admission,
     generate_call,
+    matched_stop,
     params_for_prompt,
     prompt_token_ids,
     token_names,
@@ -162,6 +163,7 @@ class CompletionWriter(ChoiceWriter):
         )
         if output.finish_reason is not None:
             choice.stop_reason = None if is_hidden else output.stop_reason
+            choice.matched_stop = None if is_hidden else matched_stop(output)
         if self._request.return_token_ids:
             choice.token_ids = [] if is_hidden else list(output.token_ids)
             if is_first:
@@ -188,6 +190,7 @@ class CompletionWriter(ChoiceWriter):
             logprobs=concatenate(parts) if parts else None,
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
+            matched_stop=last.matched_stop,
             prompt_logprobs=first.prompt_logprobs,
         )
         if self._request.return_token_ids:

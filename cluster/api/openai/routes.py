@@ -39,6 +39,7 @@ from cluster.api.openai.streams import (
     cancel_on_disconnect,
     generate_outputs,
 )
+from cluster.api.openai.vllm_routes import add_vllm_routes
 from cluster.control.peers import Applications
 from cluster.replica.limits import check_model
 from cluster.replica.router import Router
@@ -110,6 +111,7 @@ def openai_routes(
     _add_generation(routes, handler)
     _add_tokens(routes, handler)
     _add_models(routes, handler)
+    add_vllm_routes(routes, handler)
     _add_refused(routes)
     return routes
 
@@ -279,6 +281,7 @@ def _add_models(routes: APIRouter, handler: RequestHandler) -> None:
             object="model",
             created=created,
             owned_by="specdec",
+            root=info.model,
             parent=info.parent or None,
             max_model_len=info.max_model_len,
             speculation_methods=list(info.speculation_methods),

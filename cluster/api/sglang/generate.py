@@ -17,6 +17,7 @@ from cluster.api.openai.builders import (
     RequestContext,
     ResponseBuilder,
     check_batch_admission,
+    matched_stop,
     params_for_prompt,
     with_seed,
 )
@@ -309,10 +310,7 @@ class Answer:
             return None
         if last.finish_reason is FinishReason.LENGTH or self.options.is_hidden:
             return {"type": "length", "length": len(self.output_ids)}
-        matched: str | int | None = last.stop_reason
-        if matched is None and last.token_ids:
-            matched = last.token_ids[-1]
-        return {"type": "stop", "matched": matched}
+        return {"type": "stop", "matched": matched_stop(last)}
 
     def _entries(self, logprobs: Logprobs) -> list[list[Entry]]:
         """Return each position's tokens: its own first, then the best ones."""

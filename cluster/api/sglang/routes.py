@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from cluster.api.base.authentication import ApiKeys
+from cluster.api.base.authentication import ApiKeys, Lease
 from cluster.api.base.operator_service import OperatorService
-from cluster.api.openai.request_handler import RequestHandler
+from cluster.api.openai.request_handler import RequestHandler, authorization_of
 from cluster.api.openai.routes import generate_response
 from cluster.api.openai.streams import cancel_on_disconnect, generate_outputs
 from cluster.api.sglang.generate import prepare_generate
@@ -24,7 +25,7 @@ from cluster.replica.orders import AbortOrder
 from cluster.replica.router import Router
 from specdec.config.speculation.methods import other_method_names
 from specdec.config.speculation.speculative import SpeculativeConfig
-from specdec.types.errors import OverloadedError
+from specdec.types.errors import OverloadedError, UnauthenticatedError
 from specdec.types.request import GenerateRequest as EngineCall
 from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
 
@@ -49,7 +50,30 @@ def sglang_routes(
     _add_generation(routes, handler)
     _add_replica_orders(routes, handler, get_admin)
     _add_infos(routes, handler)
+    operators = OperatorHandler(get_router, get_keys, get_admin=get_admin)
+    aborts = APIRouter(route_class=operators.route_class())
+    _add_abort(aborts, operators, get_admin)
+    routes.include_router(aborts)
     return routes
+
+
+@dataclass(frozen=True)
+class OperatorHandler(RequestHandler):
+    """Wrapper of routes for clients with an API key, and for operators with their token."""
+
+    get_admin: Callable[[], OperatorService] = field(kw_only=True)
+
+    def is_operator(self, request: Request) -> bool:
+        """Return whether a request has the operators' credential."""
+        try:
+            self.get_admin().access.check(authorization_of(request))
+        except UnauthenticatedError:
+            return False
+        return True
+
+    def _admit(self, request: Request) -> Lease:
+        is_token = self.get_admin().access.has_token and self.is_operator(request)
+        return Lease() if is_token else super()._admit(request)
 
 
 def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
@@ -74,17 +98,24 @@ def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
         return await cancel_on_disconnect(request, probe())
 
 
-def _add_replica_orders(
-    routes: APIRouter, handler: RequestHandler, get_admin: Callable[[], OperatorService]
+def _add_abort(
+    routes: APIRouter, handler: OperatorHandler, get_admin: Callable[[], OperatorService]
 ) -> None:
     @routes.post("/abort_request")
     async def abort_request(body: AbortRequest, request: Request) -> Response:
-        """End the client's requests with this id, on every replica."""
-        order = AbortOrder(body.rid, current_caller.get())
+        """End the client's requests with this id, or all requests for an operator, everywhere."""
+        body.check_together()
+        if body.abort_all and not handler.is_operator(request):
+            raise UnauthenticatedError
+        order = AbortOrder(body.rid, current_caller.get(), is_for_all=body.abort_all)
         async with handler.context(request, None).deadline.enforce():
             await get_admin().orders.abort(order)
         return Response(status_code=200)
 
+
+def _add_replica_orders(
+    routes: APIRouter, handler: RequestHandler, get_admin: Callable[[], OperatorService]
+) -> None:
     @routes.post("/flush_cache")
     async def flush_cache(request: Request, body: FlushRequest | None = None) -> Response:
         """Empty the prefix cache of every replica, unless its requests run or wait."""
@@ -147,6 +178,7 @@ def _server_info(router: Router) -> dict[str, Any]:
         "dtype": config.resolved_dtype,
         "max_running_requests": config.max_num_seqs,
         "page_size": config.block_size,
+        "disable_radix_cache": not config.enable_prefix_caching,
         "max_total_num_tokens": stats.num_blocks * config.block_size,
         **_speculation_info(config.speculative_config),
         "internal_states": [

@@ -156,11 +156,13 @@ class GenerateRequest(RequestModel):
 class AbortRequest(RequestModel):
     """A request of `/abort_request`."""
 
-    refused: ClassVar[Mapping[str, str]] = {
-        "abort_all": "left out: a client ends its own requests, by their rid"
-    }
+    rid: str = Field("", max_length=128, description="id of the request to end")
+    abort_all: bool = option("ends the requests of all clients, for operators", False)
 
-    rid: str = Field(min_length=1, max_length=128, description="id of the request to end")
+    def check_together(self) -> None:
+        """Raise InvalidValueError without a request to end."""
+        if not (self.rid or self.abort_all):
+            raise InvalidValueError("rid", self.rid, "given unless abort_all is true")
 
 
 class FlushRequest(RequestModel):

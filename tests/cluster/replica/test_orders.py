@@ -86,6 +86,7 @@ def test_an_abort_applies_to_a_request_and_to_the_prompts_of_a_batch(request_id,
 
 
 def test_an_abort_applies_to_the_requests_of_its_caller():
+    assert AbortOrder("", Caller("root"), is_for_all=True).applies_to("y", Caller("ann"))
     order = AbortOrder("x", Caller("ann"))
     assert not order.applies_to("x", Caller("bob"))
     assert not order.applies_to("x", Caller("ann", is_stranger=True))

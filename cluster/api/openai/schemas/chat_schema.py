@@ -19,7 +19,7 @@ from cluster.api.base.openai_schema import (
     option,
 )
 from cluster.api.openai.logprobs import ChoiceLogprobs, PromptLogprobs
-from cluster.api.openai.schemas.sampling_fields import KINDS, ResponseFormat, SamplingFields
+from cluster.api.openai.schemas.sampling_fields import ResponseFormat, SamplingFields
 from cluster.replica.limits import MAX_CHAT_MESSAGES, MAX_TOKEN_IDS
 from specdec.types.errors import InvalidValueError
 from specdec.types.validation import require_range
@@ -205,11 +205,10 @@ class ChatRequest(SamplingFields):
     def is_structured(self) -> bool:
         """Return whether a format of the whole text is required."""
         form = self.response_format
-        guided = (getattr(self, f"guided_{name}") for name in KINDS)
         return (
             (form is not None and form.type != "text")
             or self.structured_outputs is not None
-            or any(each is not None for each in guided)
+            or bool(self.guided)
         )
 
     def check_together(self) -> None:
@@ -275,6 +274,9 @@ class ChatChoice(ResponseModel):
     logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason
     stop_reason: str | int | None = Field(description="the stop string or token that ended it")
+    matched_stop: str | int | None = Field(
+        description="SGLang's field: the same, or the end-of-sequence token"
+    )
     token_ids: list[int] = Field(default=[], description="if requested")
 
 
@@ -321,6 +323,7 @@ class ChatChunkChoice(ResponseModel):
     logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
+    matched_stop: str | int | None = None
     token_ids: list[int] = Field(default=[])
 
 

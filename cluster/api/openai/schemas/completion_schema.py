@@ -72,6 +72,7 @@ class CompletionRequest(SamplingFields):
     echo: bool = option("puts the prompt before each choice, also in logprobs", False)
     add_special_tokens: bool = option("adds the special tokens that start a text", True)
     response_format: ResponseFormat | None = option("required format of the text")
+    json_schema: str | None = option("SGLang's name of guided_json")
 
 
 class CompletionChoice(ResponseModel):
@@ -83,6 +84,9 @@ class CompletionChoice(ResponseModel):
     finish_reason: Literal["stop", "length"] | None = Field(description="null in a stream only")
     stop_reason: str | int | None = Field(
         default=None, description="the stop string or token that ended it"
+    )
+    matched_stop: str | int | None = Field(
+        default=None, description="SGLang's field: the same, or the end-of-sequence token"
     )
     token_ids: list[int] = Field(default=[], description="if requested")
     prompt_token_ids: list[int] = Field(default=[], description="if requested")
@@ -159,6 +163,7 @@ class ModelCard(ResponseModel):
     object: Literal["model"]
     created: int = Field(description="Unix time of the start of this replica")
     owned_by: str
+    root: str = Field(description="the name again: vLLM has a path here, which is not shown")
     parent: str | None = Field(None, description="the model of a LoRA adapter")
     max_model_len: int
     speculation_methods: list[str]

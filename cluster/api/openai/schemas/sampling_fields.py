@@ -63,6 +63,14 @@ KINDS: Mapping[str, str] = {
 }
 """The fields of StructuredOutput by their names in vLLM, without `guided_`."""
 
+_GUIDED: Mapping[str, str] = {
+    **{f"guided_{kind}": kind for kind in KINDS},
+    "regex": "regex",
+    "ebnf": "grammar",
+    "json_schema": "json",
+}
+"""Fields of requests for structured output: vLLM's older names, and SGLang's."""
+
 
 class JsonSchemaFormat(RequestModel):
     """A named JSON schema."""
@@ -220,6 +228,8 @@ class SamplingFields(RequestModel):
         "one of these texts"
     )
     guided_grammar: str | None = option("a text of this grammar, in Lark or GBNF")
+    regex: str | None = option("SGLang's name of guided_regex")
+    ebnf: str | None = option("SGLang's name of guided_grammar")
     return_token_ids: bool = option("returns the token ids of prompt and answer", False)
     return_tokens_as_token_ids: bool = option(
         "names tokens in logprobs by id, as `token_id:7`, instead of by text", False
@@ -267,15 +277,22 @@ class SamplingFields(RequestModel):
             if value and self.resume_token_ids:
                 raise InvalidValueError(name, value, "left out where resume_token_ids are given")
 
+    @property
+    def guided(self) -> dict[str, Any]:
+        """The fields for structured output that are given, besides `structured_outputs`."""
+        found = {name: getattr(self, name, None) for name in _GUIDED}
+        return {name: value for name, value in found.items() if value is not None}
+
     def sent_names(self) -> dict[str, str]:
         """Return the names that the client used for the structured output."""
         names = {}
-        for name, own in KINDS.items():
-            if self.structured_outputs is not None:
-                names[f"structured_output.{own}"] = f"structured_outputs.{name}"
-            if getattr(self, f"guided_{name}") is not None:
-                names[f"structured_output.{own}"] = f"guided_{name}"
-        return names
+        if self.structured_outputs is not None:
+            names = {
+                f"structured_output.{own}": f"structured_outputs.{name}"
+                for name, own in KINDS.items()
+            }
+        given = {f"structured_output.{KINDS[_GUIDED[name]]}": name for name in self.guided}
+        return names | given
 
 
 COPIED = frozenset(
@@ -328,8 +345,7 @@ def requested_structure(
     if request.structured_outputs is not None:
         given = request.structured_outputs.model_dump(by_alias=True, exclude_none=True)
         found.append(_structure(**given))
-    guided = {name: getattr(request, f"guided_{name}") for name in KINDS}
-    found += [_structure(**{name: value}) for name, value in guided.items() if value is not None]
+    found += [_structure(**{_GUIDED[name]: value}) for name, value in request.guided.items()]
     if len(found) > 1:
         kinds = [each.kind for each in found]
         limit = "one of response_format, tools, structured_outputs and the guided_ fields"

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from cluster.api.app import make_app
-from cluster.api.base.authentication import ApiKeys
+from cluster.api.base.authentication import AdminAccess, ApiKeys
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.orders import AbortOrder
 from cluster.replica.router import Router
@@ -29,7 +29,7 @@ def alone(router: Router) -> SimpleNamespace:
         router.abort(order)
 
     orders = SimpleNamespace(abort=abort, flush_caches=router.flush_cache)
-    return SimpleNamespace(applications=None, orders=orders)
+    return SimpleNamespace(applications=None, orders=orders, access=AdminAccess())
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from cluster.api.app import make_app
-from cluster.api.base.authentication import ApiKey, ApiKeys
+from cluster.api.base.authentication import AdminAccess, ApiKey, ApiKeys
 from cluster.api.sglang.routes import _speculation_info
 from cluster.replica.orders import AbortOrder
 from specdec.config.speculative_keys import read_speculation
@@ -37,6 +37,7 @@ async def test_the_model_and_the_server_are_described(http):
     server = (await http.get("/get_server_info")).json()
     assert server["speculative_algorithm"] == "NGRAM"
     assert server["context_length"] == 512
+    assert server["disable_radix_cache"] is False
     assert server["internal_states"][0]["num_running_reqs"] == 0
 
 
@@ -66,7 +67,7 @@ async def test_health_generate_makes_a_token(http, router):
 
 
 async def test_a_full_queue_is_healthy(http, router, monkeypatch):
-    async def full(call):
+    async def full(call, **options):
         raise OverloadedError("the queue is full")
 
     monkeypatch.setattr(router, "generate", full)
@@ -79,7 +80,7 @@ class Stalled:
     def __init__(self):
         self.was_cancelled = False
 
-    async def __call__(self, call):
+    async def __call__(self, call, **options):
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -116,8 +117,11 @@ async def test_the_cache_is_flushed_while_nothing_runs(http, router):
     prompt = {"text": "Every spring the river " * 3, "sampling_params": {"max_new_tokens": 0}}
     await post(http, **prompt)
     assert (await post(http, **prompt))["meta_info"]["cached_tokens"] > 0
+    assert (await http.post("/flush_cache")).status_code == 200, "SGLang's clients send no body"
     response = await http.post("/flush_cache", json={"empty_cache": True})
     assert response.status_code == 200
+    form = await http.post("/flush_cache", content=b"a=b")
+    assert form.json()["error"]["param"] == "content-type"
     assert (await post(http, **prompt))["meta_info"]["cached_tokens"] == 0
     assert (await http.get("/flush_cache")).status_code == 405, "a page could send it"
     running = await running_request(http, router)
@@ -133,8 +137,36 @@ async def test_a_request_is_ended_by_its_id(http, router, caplog):
     ended = await asyncio.wait_for(running, 5)
     assert (ended.status_code, ended.json()["error"]["code"]) == (499, "request_aborted")
     assert "AbortedError" not in caplog.text
-    refused = await http.post("/abort_request", json={"abort_all": True, "rid": "x"})
-    assert refused.json()["error"]["param"] == "abort_all"
+    refused = await http.post("/abort_request", json={"rid": ""})
+    assert refused.json()["error"]["param"] == "rid"
+
+
+async def test_an_operator_ends_all_requests(http, router):
+    running = await running_request(http, router, text=[PROMPT, PROMPT], rid=["any", "other"])
+    body = {"rid": "", "abort_all": True}
+    assert (await http.post("/abort_request", json=body)).status_code == 200
+    assert (await running).status_code == 499
+
+
+@pytest.mark.parametrize(
+    ("key", "body", "status"),
+    [
+        ("sk-of-a-client", {"abort_all": True}, 401),
+        ("sk-of-a-client", {"rid": "x"}, 200),
+        ("token-of-operators", {"abort_all": True}, 200),
+        ("unknown", {"rid": "x"}, 401),
+    ],
+)
+async def test_only_the_operators_token_ends_the_requests_of_others(router, key, body, status):
+    keys = ApiKeys([ApiKey("ann", "sk-of-a-client")])
+    admin = alone(router)
+    admin.access = AdminAccess("token-of-operators", keys)
+    app = make_app(lambda: router, lambda: admin, lambda: keys)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        headers = {"authorization": f"Bearer {key}"}
+        response = await http.post("/abort_request", json=body, headers=headers)
+    assert response.status_code == status
 
 
 async def test_a_batch_is_ended_by_its_id(http, router):
@@ -175,7 +207,9 @@ async def test_orders_are_for_every_replica(router):
         return len(orders) == 2
 
     admin = SimpleNamespace(
-        applications=None, orders=SimpleNamespace(abort=abort, flush_caches=flush_caches)
+        applications=None,
+        orders=SimpleNamespace(abort=abort, flush_caches=flush_caches),
+        access=AdminAccess(),
     )
     transport = httpx.ASGITransport(
         make_app(lambda: router, lambda: admin), client=("192.0.2.7", 5000)
