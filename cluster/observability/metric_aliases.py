@@ -1,6 +1,7 @@
 """Metrics of replicas under the names of other engines, for dashboards that query those.
 
-vLLM's names differ in the prefix alone. SGLang's names are those of its page on production metrics.
+vLLM's names differ in the prefix alone, but for two. SGLang's names are those of its page on
+production metrics.
 """
 
 from __future__ import annotations
@@ -55,8 +56,18 @@ _SGLANG_RATIOS: tuple[MetricSpec[ReplicaStatus], ...] = (
     ),
 )
 
-_VLLM: tuple[MetricSpec[ReplicaStatus], ...] = tuple(
-    replace(each, prefix=VLLM_PREFIX) for each in REPLICA_METRICS if each.name in VLLM_NAMES
+_VLLM_OTHER_NAMES: Mapping[str, str] = MappingProxyType(
+    {"prompt_tokens": "prefix_cache_queries", "prompt_tokens_cached": "prefix_cache_hits"}
+)
+"""vLLM's name by ours, for metrics that have another; it counts both in tokens."""
+
+_VLLM: tuple[MetricSpec[ReplicaStatus], ...] = (
+    *(replace(each, prefix=VLLM_PREFIX) for each in REPLICA_METRICS if each.name in VLLM_NAMES),
+    *(
+        replace(each, prefix=VLLM_PREFIX, name=_VLLM_OTHER_NAMES[each.name])
+        for each in REPLICA_METRICS
+        if each.name in _VLLM_OTHER_NAMES
+    ),
 )
 _SGLANG: tuple[MetricSpec[ReplicaStatus], ...] = (
     *(

@@ -61,9 +61,9 @@ class Instrumentation:
         if self._tracing is not None:
             self._tracing.steps.record_ahead(began_at_s, seconds)
 
-    def record_batch(self, num_sequences: int) -> None:
+    def record_batch(self, num_sequences: int, num_tokens: int) -> None:
         """See StepRecorder."""
-        self._metrics.record_batch(num_sequences)
+        self._metrics.record_batch(num_sequences, num_tokens)
 
 
 class TracedRequest(RequestMetrics):

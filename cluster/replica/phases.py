@@ -131,6 +131,11 @@ class Serving:
             drafter_version=stats.drafter_version,
             mode=stats.mode,
             is_draft_worker_up=self._models.is_draft_up,
+            block_size=stats.block_size,
+            num_kv_blocks=stats.num_kv_blocks,
+            max_loras=stats.max_loras,
+            running_adapters=stats.running_adapters,
+            waiting_adapters=stats.waiting_adapters,
             counts=stats.counts,
         )
 

@@ -131,6 +131,16 @@ def _histogram(name: str, meaning: str) -> MetricSpec[EngineReport]:
     return MetricSpec(name, "histogram", meaning, readings)
 
 
+def _info(name: str, meaning: str, **labels: Callable[[EngineReport], object]) -> MetricSpec[Any]:
+    """Define a gauge of 1 whose labels are facts; no series where one of them is None."""
+
+    def readings(report: EngineReport) -> Iterable[Reading]:
+        values = [read(report) for read in labels.values()]
+        return () if None in values else (Reading(1, tuple(map(str, values))),)
+
+    return MetricSpec(name, "gauge", meaning, readings, tuple(labels))
+
+
 def _reader(read: Read) -> Callable[[Any], Any]:
     return attrgetter(read) if isinstance(read, str) else read
 
@@ -154,6 +164,19 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     gauge("num_requests_decoding", "Running requests past their prompt.", "num_decoding"),
     gauge("num_requests_waiting", "Queued requests; each choice counts as one.", "num_waiting"),
     gauge("kv_cache_usage_perc", "Part of the KV blocks in use, from 0 to 1.", "kv_cache_usage"),
+    _info(
+        "cache_config_info",
+        "1, with the size of the KV cache in its labels.",
+        block_size=lambda report: report.block_size or None,
+        num_gpu_blocks=lambda report: report.num_kv_blocks or None,
+    ),
+    _info(
+        "lora_requests_info",
+        "1, with the adapters of running and of queued requests in its labels.",
+        max_lora=lambda report: report.max_loras or None,
+        running_lora_adapters=lambda report: ",".join(report.running_adapters),
+        waiting_lora_adapters=lambda report: ",".join(report.waiting_adapters),
+    ),
     # Requests and tokens.
     counter("requests_received", "Received requests; each choice counts as one.", "num_requests"),
     counters("request_success", "Ended requests.", "finished_reason", "ended"),
@@ -305,6 +328,9 @@ VLLM_NAMES = frozenset(
         *("e2e_request_latency_seconds", "request_queue_time_seconds"),
         *("request_prefill_time_seconds", "request_decode_time_seconds"),
         *("request_prompt_tokens", "request_generation_tokens"),
+        *("request_inference_time_seconds", "request_time_per_output_token_seconds"),
+        *("request_max_num_generation_tokens", "request_params_n", "request_params_max_tokens"),
+        *("iteration_tokens_total", "cache_config_info", "lora_requests_info"),
         *("spec_decode_num_drafts", "spec_decode_num_draft_tokens"),
         *("spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens_per_pos"),
     }

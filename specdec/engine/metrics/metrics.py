@@ -26,6 +26,12 @@ PREFILL_TIME = "request_prefill_time_seconds"
 DECODE_TIME = "request_decode_time_seconds"
 PROMPT_TOKENS = "request_prompt_tokens"
 GENERATION_TOKENS = "request_generation_tokens"
+INFERENCE_TIME = "request_inference_time_seconds"
+TIME_PER_OUTPUT_TOKEN = "request_time_per_output_token_seconds"
+MAX_GENERATION_TOKENS = "request_max_num_generation_tokens"
+PARAMS_N = "request_params_n"
+PARAMS_MAX_TOKENS = "request_params_max_tokens"
+ITERATION_TOKENS = "iteration_tokens_total"
 BATCH_SIZE = "batch_size"
 DRAFT_TIME = "draft_time_seconds"
 VERIFY_TIME = "verify_time_seconds"
@@ -43,6 +49,7 @@ _REQUEST_BUCKETS_S = (
     0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0,
 )  # fmt: skip
 _BATCH_BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+_CHOICE_BUCKETS = (1, 2, 5, 10, 20, 50, 100)
 _TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
 HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
@@ -54,6 +61,18 @@ HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     DECODE_TIME: ("From a request's first token to its last.", _REQUEST_BUCKETS_S),
     PROMPT_TOKENS: ("Prompt tokens of a request.", _TOKEN_BUCKETS),
     GENERATION_TOKENS: ("Generated tokens of a request, all choices together.", _TOKEN_BUCKETS),
+    INFERENCE_TIME: ("From a request's first step to its last token.", _REQUEST_BUCKETS_S),
+    TIME_PER_OUTPUT_TOKEN: (
+        "Decode time of a request for each token of its longest choice after the first.",
+        _STEP_BUCKETS_S,
+    ),
+    MAX_GENERATION_TOKENS: ("Generated tokens of a request's longest choice.", _TOKEN_BUCKETS),
+    PARAMS_N: ("Requested number of choices.", _CHOICE_BUCKETS),
+    PARAMS_MAX_TOKENS: ("Requested maximum of tokens, of requests that have one.", _TOKEN_BUCKETS),
+    ITERATION_TOKENS: (
+        "Generated tokens of a step, and prompt tokens of the requests that began since the last.",
+        _TOKEN_BUCKETS,
+    ),
     BATCH_SIZE: ("Choices for which a step yielded tokens.", _BATCH_BUCKETS),
     DRAFT_TIME: ("Time that a step waits for its drafts.", _DRAFT_BUCKETS_S),
     VERIFY_TIME: ("From sending the target a step to receiving its output.", _STEP_BUCKETS_S),
@@ -76,8 +95,12 @@ class StepRecorder(Protocol):
         The last step is that of the latest `record_verify`. began_at_s: by the engine's clock.
         """
 
-    def record_batch(self, num_sequences: int) -> None:
-        """Record for how many sequences a step produced tokens."""
+    def record_batch(self, num_sequences: int, num_tokens: int) -> None:
+        """Record for how many sequences a step produced tokens.
+
+        num_tokens: these, and the prompt tokens to compute of sequences admitted since the last
+            step that produced tokens.
+        """
 
 
 class Histogram:
@@ -153,6 +176,7 @@ class Metrics:
     def record_ahead(self, began_at_s: float, seconds: float) -> None:
         """See StepRecorder; the proposer counts these seconds (`AheadCounts`)."""
 
-    def record_batch(self, num_sequences: int) -> None:
+    def record_batch(self, num_sequences: int, num_tokens: int) -> None:
         """See StepRecorder."""
         self._histograms[BATCH_SIZE].observe(num_sequences)
+        self._histograms[ITERATION_TOKENS].observe(num_tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from specdec.engine.metrics.metrics import (
@@ -13,15 +14,21 @@ from specdec.engine.metrics.metrics import (
     END_TO_END,
     FIRST_TOKEN,
     GENERATION_TOKENS,
+    INFERENCE_TIME,
     INTER_TOKEN,
+    MAX_GENERATION_TOKENS,
+    PARAMS_MAX_TOKENS,
+    PARAMS_N,
     PREFILL_TIME,
     PROMPT_TOKENS,
     QUEUE_TIME,
+    TIME_PER_OUTPUT_TOKEN,
     Metrics,
 )
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.errors import AbortedError
 from specdec.types.responses import EngineOutput
+from specdec.types.sampling.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +68,8 @@ class RequestMetrics:
         self._last_at: dict[int, float] = {}  # by choice
         self._last: EngineOutput | None = None
         self._has_ended = False
+        self._params: SamplingParams | None = None
+        self._num_tokens: Counter[int] | None = None  # by choice, where there are several
 
     @property
     def last_at(self) -> float | None:
@@ -70,6 +79,8 @@ class RequestMetrics:
     def on_queued(self, request: EngineRequest) -> None:
         """Record that the request is sent to the engine."""
         self.queued_at = self._clock()
+        self._params = request.params
+        self._num_tokens = Counter() if request.params.n > 1 else None
 
     def on_scheduled(self, at: float) -> None:
         """Record that the request has left the queue for the first time."""
@@ -85,6 +96,8 @@ class RequestMetrics:
             for _ in range(output.num_steps):
                 self._metrics[INTER_TOKEN].observe(step_s)
         self._last_at[output.choice], self._last = at, output
+        if self._num_tokens is not None:
+            self._num_tokens[output.choice] += len(output.token_ids)
         if output.is_last and output.finish_reason is not None:
             self._on_end(output, output.finish_reason.value, at)
 
@@ -121,8 +134,24 @@ class RequestMetrics:
         self._metrics[DECODE_TIME].observe(at - self.first_at)
         self._metrics[PROMPT_TOKENS].observe(output.num_prompt_tokens)
         self._metrics[GENERATION_TOKENS].observe(output.num_output_tokens)
+        self._observe_longest(output, at - self.first_at)
+        if self.scheduled_at is not None:
+            self._metrics[INFERENCE_TIME].observe(at - self.scheduled_at)
+        if self._params is not None:
+            self._observe_params(self._params)
         self._metrics.count_end(reason)
         self._log_end(reason, at)
+
+    def _observe_longest(self, output: EngineOutput, decode_s: float) -> None:
+        counts = self._num_tokens
+        longest = output.num_output_tokens if counts is None else max(counts.values())
+        self._metrics[MAX_GENERATION_TOKENS].observe(longest)
+        self._metrics[TIME_PER_OUTPUT_TOKEN].observe(decode_s / max(1, longest - 1))
+
+    def _observe_params(self, params: SamplingParams) -> None:
+        self._metrics[PARAMS_N].observe(params.n)
+        if params.max_tokens is not None:
+            self._metrics[PARAMS_MAX_TOKENS].observe(params.max_tokens)
 
     def _log_end(self, reason: str, at: float) -> None:
         """Log one line with numbers only; prompts and outputs are private."""

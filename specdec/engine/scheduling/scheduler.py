@@ -49,6 +49,7 @@ class Scheduler:
         self._seats = seats
         self._waiting: list[Sequence] = []  # by rank
         self._running: list[Sequence] = []  # by rank
+        self.num_admitted_tokens = 0  # of prompts, without cached ones
         self._rows: dict[int, ScheduledRow] = {}
         self._num_predicted = 0  # of the running ones
         self._alone: Sequence | None = None
@@ -347,6 +348,7 @@ class Scheduler:
         if not seq.has_run:
             seq.num_cached_tokens = min(cached, seq.num_prompt_tokens)
             self._counts.num_cached_tokens += seq.num_cached_tokens
+            self.num_admitted_tokens += seq.num_prompt_tokens - seq.num_cached_tokens
             self.newly_scheduled.append(seq)
         seq.has_run = True
         if self._seats is not None:

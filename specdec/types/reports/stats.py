@@ -292,6 +292,9 @@ class EngineReport:
     head_probe_acceptance: share of the first draft tokens of a head that were the target's in the
         probe at start-up; None without a head.
     drafter_version: of the head that drafts; None without a head.
+    block_size: tokens of a KV block. num_kv_blocks: of the cache.
+    max_loras: different adapters in a step; 0 without adapters. running_adapters,
+        waiting_adapters: names of those of running and of queued requests.
     counts: since the start.
     """
 
@@ -304,6 +307,11 @@ class EngineReport:
     estimated_tokens_per_s: float | None = None
     head_probe_acceptance: float | None = None
     drafter_version: int | None = None
+    block_size: int = 0
+    num_kv_blocks: int = 0
+    max_loras: int = 0
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()
     counts: Counts = field(default_factory=Counts)
 
 

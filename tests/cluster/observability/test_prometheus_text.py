@@ -50,8 +50,14 @@ FULL = ReplicaReport(
     drafter_version=2,
     mode="auto",
     is_draft_worker_up=False,
+    block_size=16,
+    num_kv_blocks=400,
+    max_loras=2,
+    running_adapters=("chat", "sql"),
     counts=Counts(
         num_requests=9,
+        num_prompt_tokens=60,
+        num_cached_tokens=16,
         speculation=SpeculationStats(3, 8, 6),
         accepted_by_position=(3, 3, 0),
         drafted_by_position=(3, 3, 2),
@@ -250,6 +256,14 @@ VLLM_DASHBOARD = [
     "spec_decode_num_draft_tokens_total",
     "spec_decode_num_accepted_tokens_total",
     "spec_decode_num_accepted_tokens_per_pos_total",
+    "request_time_per_output_token_seconds_bucket",
+    "request_max_num_generation_tokens_bucket",
+    "request_inference_time_seconds_bucket",
+    "request_params_n_bucket",
+    "request_params_max_tokens_bucket",
+    "iteration_tokens_total_bucket",
+    "cache_config_info",
+    "lora_requests_info",
 ]
 
 
@@ -296,6 +310,10 @@ def test_aliases_have_the_values_of_our_metrics():
         for sample in family.samples
     }
     about = ("m", "full")
+    assert values["vllm:prefix_cache_queries_total", *about] == 60
+    assert values["vllm:prefix_cache_hits_total", *about] == 16
+    assert values["vllm:cache_config_info", *about, "16", "400"] == 1
+    assert values["vllm:lora_requests_info", *about, "2", "chat,sql", ""] == 1
     assert values["vllm:spec_decode_num_drafts_total", *about] == 3
     assert values["sglang:num_running_reqs", *about] == 5
     assert values["sglang:spec_accept_length", *about] == 3.0

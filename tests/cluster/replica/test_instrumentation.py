@@ -57,7 +57,7 @@ def test_steps_are_recorded_for_metrics_and_traces(instrumentation, metrics, tra
     instrumentation.record_verify(2.0)
     instrumentation.record_ahead(time.perf_counter() - 1.5, 0.5)
     instrumentation.record_draft(1.0)
-    instrumentation.record_batch(3)
+    instrumentation.record_batch(3, 5)
     assert (metrics[VERIFY_TIME].read().total, metrics[DRAFT_TIME].read().total) == (2.0, 1.0)
     assert [count_of(metrics[each]) for each in (VERIFY_TIME, DRAFT_TIME, BATCH_SIZE)] == [1, 1, 1]
     if tracing is not None:

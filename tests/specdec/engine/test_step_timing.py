@@ -19,6 +19,7 @@ class Recorded:
     drafts: list[float] = field(default_factory=list)
     verifications: list[float] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list, compare=False)
 
     def record_draft(self, seconds):
         self.drafts.append(seconds)
@@ -29,8 +30,9 @@ class Recorded:
     def record_ahead(self, began_at_s, seconds):
         raise AssertionError("nothing drafts ahead here")
 
-    def record_batch(self, num_sequences):
+    def record_batch(self, num_sequences, num_tokens):
         self.batches.append(num_sequences)
+        self.tokens.append(num_tokens)
 
 
 class Slow:
@@ -107,6 +109,20 @@ def test_a_step_without_drafts_records_no_draft_time(tiny_model_dir, target, clo
     while engine.has_work:
         engine.step()
     assert recorded == Recorded([], [3.0], [1])
+    assert recorded.tokens == [len(PROMPT) + 1]
+
+
+def test_the_tokens_of_steps_are_those_of_prompts_and_answers(
+    tiny_model_dir, target, clock, recorded
+):
+    engine = engine_of(tiny_model_dir, target, clock, recorded, 3)
+    for name in ("r", "s"):
+        engine.add(request(name, PROMPT, max_tokens=9))
+        while engine.has_work:
+            engine.step()
+    cached = engine.stats().counts.num_cached_tokens
+    assert cached > 0
+    assert sum(recorded.tokens) == 2 * (len(PROMPT) + 9) - cached
 
 
 def test_a_lost_step_is_not_recorded(tiny_model_dir, target, clock, recorded):

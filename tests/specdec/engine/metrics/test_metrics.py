@@ -10,8 +10,11 @@ from specdec.client import HistogramCounts
 from specdec.engine.metrics import metrics as names
 from specdec.engine.metrics.metrics import Histogram, Metrics
 from specdec.engine.metrics.request_metrics import RequestMetrics
+from specdec.sequences.sequence import EngineRequest
 from specdec.types.reports.stats import SpeculationStats
+from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput, FinishReason
+from specdec.types.sampling.sampling_params import SamplingParams
 
 
 @pytest.fixture
@@ -78,6 +81,9 @@ def test_each_phase_of_a_request_is_observed(metrics, observer):
     assert summary(metrics, names.END_TO_END) == (1, 2.0)
     assert summary(metrics, names.PROMPT_TOKENS) == (1, 12)
     assert summary(metrics, names.GENERATION_TOKENS) == (1, 5)
+    assert summary(metrics, names.INFERENCE_TIME) == (1, 1.75)
+    assert summary(metrics, names.MAX_GENERATION_TOKENS) == (1, 5)
+    assert summary(metrics, names.TIME_PER_OUTPUT_TOKEN) == (1, 1.5 / 4)
 
 
 def test_choices_share_one_request_with_separate_inter_token_latencies(metrics, observer):
@@ -108,3 +114,18 @@ def test_failures_are_counted_by_status_code(metrics):
     for code in (StatusCode.INTERNAL, StatusCode.UNAVAILABLE, StatusCode.INTERNAL):
         metrics.count_failure(code)
     assert metrics.failed == {"INTERNAL": 2, "UNAVAILABLE": 1}
+
+
+@pytest.mark.parametrize(("max_tokens", "observed"), [(9, (1, 9)), (None, (0, 0))])
+def test_the_parameters_and_the_longest_choice_of_a_request_are_observed(
+    metrics, observer, max_tokens, observed
+):
+    params = SamplingParams(n=2, max_tokens=max_tokens)
+    observer.on_queued(EngineRequest.of(GenerateRequest((1,), params), (1,), 0))
+    for choice, at in ((0, 101.0), (1, 101.5), (0, 102.0)):
+        observer.on_output(output(None, choice=choice), at)
+    observer.on_output(output(FinishReason.STOP, is_last=True), 103.0)
+    assert summary(metrics, names.PARAMS_N) == (1, 2)
+    assert summary(metrics, names.PARAMS_MAX_TOKENS) == observed
+    assert summary(metrics, names.MAX_GENERATION_TOKENS) == (1, 3)
+    assert summary(metrics, names.TIME_PER_OUTPUT_TOKEN) == (1, 1.0)
