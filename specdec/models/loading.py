@@ -18,13 +18,16 @@ from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates, 
 from specdec.kernels.reference.sample_rows import RowArgmax, SampleParams
 from specdec.kernels.reference.triton_availability import kv_dtype_fault
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config.decoder_tensors import decoder_tensors
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.determinism import require_deterministic
 from specdec.models.dtypes import kv_dtype_of
 from specdec.models.llama import CausalDecoder
 from specdec.models.lora.updates import AdapterStore
-from specdec.models.weights.checkpoint import CPU, open_checkpoint
+from specdec.models.weights.checkpoint import CPU, CheckpointReader, open_checkpoint
+from specdec.models.weights.checks import check_tensors
+from specdec.models.weights.stored_tensors import StoredTensors
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
@@ -147,9 +150,26 @@ def load_model(
     is_native = backend is KernelBackend.CPU
     _require_kv_kernels(backend, device, kv_cache_dtype, is_native=is_native)
     reader = open_checkpoint(directory, dtype, quantization, device, backend)
+    _require_tensors(config, reader, directory, is_first=group.rank == 0)
     kv_dtype = kv_dtype_of(dtype, kv_cache_dtype)
     model = CausalDecoder(config, reader, group, max_model_len, block_size, output_tokens, kv_dtype)
     return NativeDecoder(model) if is_native else model
+
+
+def _require_tensors(
+    config: ModelConfig, reader: CheckpointReader, directory: Path, *, is_first: bool
+) -> None:
+    """Check all tensors before one is read, and log those that nothing reads.
+
+    is_first: whether this is the rank that logs. Raises UnsupportedModelError.
+    """
+    assert isinstance(reader.tensors, StoredTensors)
+    found = check_tensors(reader.tensors, reader.weight_format, decoder_tensors(config))
+    found.require()
+    if is_first and found.unused:
+        logger.warning("nothing reads %s in %s", found.unused, directory)
+    if is_first and found.known_unused:
+        logger.info("not used in %s: %s", directory, found.known_unused)
 
 
 def _require_kv_kernels(

@@ -40,11 +40,13 @@ from specdec.models.config.layer_patterns import LayerRopes, Windows, main_rope
 from specdec.models.config.registry import TEXT_MODELS
 from specdec.models.config.rope import DefaultRope, LongRope, Rope, read_rope
 from specdec.models.config.stored_weights import StoredWeights, stored_weights
+from specdec.models.config.tied_head import has_own_head
 from specdec.models.config.traits import LLAMA, DecoderTraits, Experts, Latent, QkNorm
 from specdec.models.config.transformers_config import (
     TransformersModel,
     read_transformers_shape,
 )
+from specdec.models.weights.quantization_config import with_quantization
 from specdec.types.errors import ModelNotFoundError, UnsupportedModelError
 from specdec.types.sampling.sampling_params import SamplingDefaults
 from specdec.types.sharding import HeadShard
@@ -144,7 +146,7 @@ class ModelConfig:
         raw = read_json(directory / "config.json")
         if raw is None:
             raise ModelNotFoundError(f"{directory} has no config.json")
-        raw = with_overrides(raw, options.overrides)
+        raw = with_overrides(with_quantization(directory, raw), options.overrides)
         generation = read_json(directory / "generation_config.json") or {}
         try:
             found = (
@@ -157,6 +159,8 @@ class ModelConfig:
             raise UnsupportedModelError(
                 f"{directory} has an invalid config.json ({reason})"
             ) from error
+        if found.tie_word_embeddings and found.transformers is None and has_own_head(directory):
+            found = replace(found, tie_word_embeddings=False)
         return found.divided_by_expert() if options.divides_by_expert else found
 
     @classmethod

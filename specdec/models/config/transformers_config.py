@@ -11,7 +11,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from specdec.models.weights.weight_files import find_weight_files, read_shapes
+from specdec.models.weights.tensor_headers import TensorHeaders, require_values
+from specdec.models.weights.weight_files import find_weight_files, read_headers
 from specdec.types.errors import UnsupportedModelError
 
 _KV_HEADS_OF_MULTI_QUERY = 1
@@ -102,16 +103,19 @@ def read_transformers_shape(directory: Path) -> TransformersShape:
     """Read the shape of the model in a directory.
 
     Raises UnsupportedModelError for a configuration that transformers refuses or that lacks a size,
-    and for weights that are not there.
+    and for weights that are not there or are codes.
     """
     config = _read_config(directory)
     num_heads = _size(config, "num_attention_heads")
     hidden_size = _size(config, "hidden_size")
-    shapes = read_shapes(find_weight_files(directory))
+    headers = read_headers(find_weight_files(directory))
+    for name in headers:
+        if name.endswith(".weight"):
+            require_values(TensorHeaders(headers), name)
     return TransformersShape(
         model=TransformersModel(
             _model_class(config.model_type).__name__,
-            sum(map(prod, shapes.values())),
+            sum(prod(header.shape) for header in headers.values()),
             _parallel_fault(config),
             _expert_fault(config),
         ),

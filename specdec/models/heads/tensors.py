@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
 from specdec.models.heads.config import HeadConfig
@@ -50,9 +49,9 @@ class HeadTensors:
         shape = self.source.shape(self._stored(name))
         return (len(self.rows[name]), *shape[1:]) if name in self.rows else shape
 
-    def short_dtype(self, name: str) -> torch.dtype | None:
+    def dtype(self, name: str) -> str:
         """See TensorSource."""
-        return self.source.short_dtype(self._stored(name))
+        return "F32" if name in self.values else self.source.dtype(self._stored(name))
 
     def slice(self, name: str, *window: slice) -> Tensor:
         """See TensorSource."""

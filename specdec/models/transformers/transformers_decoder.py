@@ -8,6 +8,7 @@ the only part where tokens see each other, runs over the KV cache by the plan of
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -40,9 +41,12 @@ from specdec.models.transformers.transformers_attention import (
     PagedPass,
 )
 from specdec.models.transformers.transformers_parallel import divide
+from specdec.models.weights.checks import summary
 from specdec.types.errors import UnsupportedModelError
 from specdec.types.sharding import HeadShard
 from specdec.types.validation import require_range
+
+logger = logging.getLogger(__name__)
 
 _PROBE_TOKENS = 3
 _MAX_REASON_CHARS = 300
@@ -318,4 +322,6 @@ def _read_model(directory: Path, dtype: torch.dtype, device: torch.device) -> An
         raise UnsupportedModelError(f"transformers cannot load {directory}: {reason}") from error
     if missing := sorted(found["missing_keys"]):
         raise UnsupportedModelError(f"{directory} has no tensor {missing[0]}")
+    if unused := sorted(found["unexpected_keys"]):
+        logger.warning("nothing reads %s in %s", summary(unused), directory)
     return model

@@ -15,6 +15,7 @@ In 8 bits `x.weight` is int8 [out, in], and `x.SCB` [out] has the largest magnit
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from specdec.config.json_values import count
 from specdec.models.weights.stored_tensors import TensorSource
+from specdec.models.weights.tensor_headers import FLOATS, HeaderSource, require_tensor
 from specdec.models.weights.weight_slices import as_slice, require_shape, sibling, units_of
 from specdec.types.errors import UnsupportedModelError
 
@@ -33,7 +35,7 @@ _MAX_REASON_CHARS = 200
 class BitsAndBytes:
     """A WeightFormat: weights in 4 bits, or int8."""
 
-    def holds(self, tensors: TensorSource, name: str) -> bool:
+    def holds(self, tensors: HeaderSource, name: str) -> bool:
         """See WeightFormat."""
         return f"{name}.quant_map" in tensors or sibling(name, "SCB") in tensors
 
@@ -42,6 +44,35 @@ class BitsAndBytes:
         if sibling(name, "SCB") in tensors:
             return tensors.shape(name)
         return _state(tensors, name).shape
+
+    def parts(self, tensors: HeaderSource, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+        """See WeightFormat."""
+        factors = sibling(name, "SCB")
+        if factors in tensors:
+            return (
+                require_tensor(tensors, name, ("I8",), shape),
+                require_tensor(tensors, factors, FLOATS, shape[:1]),
+            )
+        if (dtype := tensors.dtype(name)) != "U8":
+            limit = "bnb_4bit_quant_storage must be uint8"
+            raise UnsupportedModelError(f"{name} has 4-bit values of type {dtype}; {limit}")
+        num_bytes = -(-shape[0] * shape[1] // 2)
+        return (
+            require_tensor(tensors, name, ("U8",), (num_bytes, 1)),
+            require_tensor(tensors, f"{name}.quant_map", FLOATS, (16,)),
+            _name_of_state(tensors, name),
+            *self._factor_parts(tensors, name),
+        )
+
+    def _factor_parts(self, tensors: HeaderSource, name: str) -> Iterator[str]:
+        """Yield the names of the factors, whose numbers only the description has."""
+        absmax, nested = f"{name}.absmax", f"{name}.nested_absmax"
+        is_nested = nested in tensors or tensors.dtype(absmax) == "U8"
+        dtypes = ("U8",) if is_nested else FLOATS
+        yield require_tensor(tensors, absmax, dtypes, tensors.shape(absmax))
+        if is_nested:
+            yield require_tensor(tensors, nested, FLOATS, tensors.shape(nested))
+            yield require_tensor(tensors, f"{name}.nested_quant_map", FLOATS, (256,))
 
     def read(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
         """See WeightFormat."""
@@ -73,10 +104,7 @@ class _State:
 
 def _state(tensors: TensorSource, name: str) -> _State:
     """Read the description of a weight. Raises UnsupportedModelError."""
-    known = (f"{name}.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
-    stored = next((each for each in known if each in tensors), None)
-    if stored is None:
-        raise UnsupportedModelError(f"{name} has a quant_map, but no quant_state")
+    stored = _name_of_state(tensors, name)
     try:
         raw = json.loads(bytes(tensors.slice(stored).tolist()))
         out_features, in_features = raw["shape"]
@@ -91,15 +119,18 @@ def _state(tensors: TensorSource, name: str) -> _State:
         raise UnsupportedModelError(f"{stored} does not describe a matrix: {reason}") from error
 
 
+def _name_of_state(tensors: HeaderSource, name: str) -> str:
+    known = (f"{name}.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
+    stored = next((each for each in known if each in tensors), None)
+    if stored is None:
+        raise UnsupportedModelError(f"{name} has a quant_map, but no quant_state")
+    return stored
+
+
 def _halves(tensors: TensorSource, name: str, values: range) -> Tensor:
     """Return the 4-bit values of a range of the flat weight, [len(values)] int64."""
     held = units_of(values, 2)
     packed = tensors.slice(name, as_slice(held), slice(None)).flatten()
-    if packed.dtype != torch.uint8:
-        dtype = str(packed.dtype).removeprefix("torch.")
-        raise UnsupportedModelError(
-            f"{name} has 4-bit values in {dtype}; bnb_4bit_quant_storage must be uint8"
-        )
     halves = torch.stack((packed >> 4, packed & 15), dim=-1).flatten()
     start = values.start - 2 * held.start
     return halves[start : start + len(values)].long()

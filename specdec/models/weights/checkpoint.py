@@ -13,10 +13,12 @@ from torch import Tensor
 from specdec.config.quantization import QuantizationMethod, require_quantization
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.reference.packed_weight import PackedWeight
+from specdec.models.weights.checks import stored_parts
 from specdec.models.weights.dequantize import WeightFormat, weight_format
-from specdec.models.weights.gpt_oss import GptOssExperts
+from specdec.models.weights.gpt_oss import GptOssExperts, is_mxfp4
 from specdec.models.weights.packed_slices import has_packed_kernels, read_packed
-from specdec.models.weights.stored_tensors import StoredTensors, TensorSource
+from specdec.models.weights.quantization_config import read_quantization
+from specdec.models.weights.stored_tensors import SHORT_DTYPES, StoredTensors, TensorSource
 from specdec.types.errors import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
@@ -55,11 +57,11 @@ class CheckpointReader:
 
         dtype: of the result, instead of the reader's; see `exact_dtype`.
 
-        Raises UnsupportedModelError if the tensor is missing or has another shape.
+        Raises UnsupportedModelError if the tensor is missing or has another shape, or has codes
+        that the layout of the weights does not describe.
         """
+        stored_parts(self.tensors, self.weight_format, name, shape)
         packed = self._packed_as(name)
-        found = packed.shape(self.tensors, name) if packed else self.tensors.shape(name)
-        self._require_shape(name, found, shape)
         window = [
             part if part is not None else range(size)
             for part, size in zip((rows, cols), shape, strict=False)
@@ -84,7 +86,7 @@ class CheckpointReader:
         layout = self._packed_as(name)
         if layout is None or not self.keeps_packed:
             return None
-        self._require_shape(name, layout.shape(self.tensors, name), shape)
+        stored_parts(self.tensors, layout, name, shape)
         found = read_packed(layout, self.tensors, name, rows, cols)
         if found is None:
             logger.warning("%s is dequantized: its layout has no kernel, or the rank's part", name)
@@ -107,17 +109,12 @@ class CheckpointReader:
         common = stored.pop() if len(stored) == 1 else None
         return common if common is not None and self.dtype == torch.float32 else self.dtype
 
-    def _require_shape(self, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
-        if found != expected:
-            limit = f"config.json requires {list(expected)}"
-            raise UnsupportedModelError(f"{name} has shape {list(found)}; {limit}")
-
     def _short_dtype(self, name: str) -> torch.dtype | None:
         """Return the stored dtype of a tensor if it is a 16-bit floating-point type, else None."""
         layout = self._packed_as(name)
         if isinstance(layout, GptOssExperts):
             return layout.short_dtype(self.tensors, name)
-        return None if layout else self.tensors.short_dtype(name)
+        return None if layout else SHORT_DTYPES.get(self.tensors.dtype(name))
 
     def _packed_as(self, name: str) -> WeightFormat | None:
         """Return the format of a quantized weight; None for another tensor."""
@@ -138,24 +135,35 @@ def open_checkpoint(
     quantization that does not exist or that this processor does not support.
     """
     require_quantization(quantization)
-    layout = _weight_format(directory, is_packed=backend.is_triton and quantization is None)
+    layout = stored_format(directory)
     stored = StoredTensors(_weight_files(directory), directory)
+    if layout is not None:
+        is_kept = backend.is_triton and quantization is None and has_packed_kernels(layout)
+        is_plain = layout == GptOssExperts() and not any(map(is_mxfp4, stored))
+        if not is_kept and not is_plain:
+            _log_dequantization(directory)
     return CheckpointReader(stored, dtype, quantization, layout, device, backend)
 
 
-def _weight_format(directory: Path, *, is_packed: bool) -> WeightFormat | None:
+def stored_format(directory: Path) -> WeightFormat | None:
+    """Return the layout of the quantized weights in a directory; None without any.
+
+    Raises UnsupportedModelError for one that cannot be read.
+    """
     path = directory / "config.json"
     config = json.loads(path.read_text()) if path.is_file() else {}
-    layout = weight_format(config.get("quantization_config"))
+    layout = weight_format(read_quantization(directory, config))
     if layout is None and config.get("model_type") == "gpt_oss":
         return GptOssExperts()
-    if layout is not None and not (is_packed and has_packed_kernels(layout)):
-        logger.warning(
-            "the quantized weights in %s are dequantized during loading: memory and speed are "
-            "those of the dtype of the service",
-            directory,
-        )
     return layout
+
+
+def _log_dequantization(directory: Path) -> None:
+    logger.warning(
+        "the quantized weights in %s are dequantized during loading: memory and speed are "
+        "those of the dtype of the service",
+        directory,
+    )
 
 
 def _weight_files(directory: Path) -> list[Path]:

@@ -3,7 +3,8 @@
 With [out, in] the shape of a weight and p = 32 // bits the values in an integer, a layer has
 
 - `weight` int8 or float8 [out, in], or packed: `weight_packed` int32 [out, in / p], the first value
-  in the lowest bits, each plus 2^(bits - 1), and `weight_shape` [2]: out, in;
+  in the lowest bits, each plus 2^(bits - 1), and `weight_shape` [2]: out, in. Since version 0.20
+  values of 3, 5, 6 and 7 bits follow each other without gaps, in [out, in * bits / 32] integers;
 - `weight_scale`: one for the matrix [1], for each output [out, 1], for each group of inputs
   [out, groups], or for each block [out / rows, in / columns], rounded up;
 - `weight_zero_point`, if the quantization is not symmetric: of the shape of the scales, or packed
@@ -14,7 +15,7 @@ With [out, in] the shape of a weight and p = 32 // bits the values in an integer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +25,25 @@ from torch import Tensor
 from specdec.config.json_values import count, unsupported
 from specdec.models.weights.fp4 import PackedFp4
 from specdec.models.weights.stored_tensors import TensorSource
-from specdec.models.weights.weight_slices import as_slice, groups_of, sibling, units_of
+from specdec.models.weights.tensor_headers import (
+    FLOATS,
+    ONE_SCALE,
+    SCALES,
+    HeaderSource,
+    require_tensor,
+)
+from specdec.models.weights.weight_slices import (
+    VALUES_PER_UNIT,
+    as_slice,
+    groups_of,
+    num_groups,
+    sibling,
+    units_of,
+    unpack_dense,
+)
 from specdec.types.errors import UnsupportedModelError
+
+_BYTES, _INDICES = ("I8", "F8_E4M3", "F8_E5M2"), ("I32", "I64")
 
 _PACKED = "pack-quantized"
 _PLAIN = ("float-quantized", "int-quantized", "naive-quantized")
@@ -39,21 +57,64 @@ class CompressedTensors:
 
     bits: of a packed value. group_size: inputs that share a scale; None where scales are not by
     group. block: outputs and inputs that share a scale; None where scales are not by block.
+    is_symmetric: whether weights may lack zero points. is_reordered: whether they may not lack the
+    group of each input.
     """
 
     bits: int
     group_size: int | None
     block: tuple[int, int] | None
+    is_symmetric: bool = True
+    is_reordered: bool = False
 
-    def holds(self, tensors: TensorSource, name: str) -> bool:
+    def holds(self, tensors: HeaderSource, name: str) -> bool:
         """See WeightFormat."""
-        return sibling(name, "weight_scale") in tensors
+        return any(sibling(name, each) in tensors for each in ("weight_scale", "weight_packed"))
 
     def shape(self, tensors: TensorSource, name: str) -> tuple[int, ...]:
         """See WeightFormat."""
         if name in tensors:
             return tensors.shape(name)
         return tuple(tensors.slice(sibling(name, "weight_shape")).tolist())
+
+    def parts(self, tensors: HeaderSource, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+        """See WeightFormat."""
+        if name in tensors:
+            codes = [require_tensor(tensors, name, _BYTES, shape)]
+        else:
+            out, inner = shape
+            stored = sibling(name, "weight_packed")
+            widths = {-(-inner // self._per_integer), _num_dense_words(inner, self.bits)}
+            codes = [
+                require_tensor(tensors, stored, ("I32",), *((out, width) for width in widths)),
+                require_tensor(tensors, sibling(name, "weight_shape"), _INDICES, (2,)),
+            ]
+        return (*codes, *self._scale_parts(tensors, name, shape))
+
+    def _scale_parts(
+        self, tensors: HeaderSource, name: str, shape: tuple[int, ...]
+    ) -> Iterator[str]:
+        """Yield the names of the tensors beside the codes."""
+        shapes = self._scale_shapes(shape)
+        yield require_tensor(tensors, sibling(name, "weight_scale"), SCALES, *shapes)
+        zeros, index = sibling(name, "weight_zero_point"), sibling(name, "weight_g_idx")
+        if zeros in tensors or not self.is_symmetric:
+            out, groups = shape[0], shapes[-1][-1] if shapes[-1] else 1
+            words = {-(-out // self._per_integer), _num_dense_words(out, self.bits)}
+            packed = tuple((each, groups) for each in words)
+            is_packed = tensors.dtype(zeros) == "I32" and name not in tensors
+            expected = (*packed, *shapes) if is_packed else shapes
+            yield require_tensor(tensors, zeros, (*FLOATS, *_BYTES, *_INDICES, "U8"), *expected)
+        if index in tensors or self.is_reordered:
+            yield require_tensor(tensors, index, _INDICES, (shape[1],))
+
+    def _scale_shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes that scales may have."""
+        if self.block is not None:
+            return ((num_groups(shape[0], self.block[0]), num_groups(shape[1], self.block[1])),)
+        if self.group_size is not None:
+            return ((shape[0], num_groups(shape[1], self.group_size)),)
+        return (*ONE_SCALE, (shape[0], 1))
 
     def read(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
         """See WeightFormat."""
@@ -68,11 +129,39 @@ class CompressedTensors:
         return values * self._by_place(tensors, name, "weight_scale", rows, cols)
 
     def _unpacked(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
-        held = units_of(cols, self._per_integer)
         stored = sibling(name, "weight_packed")
-        packed = tensors.slice(stored, as_slice(rows), as_slice(held))
-        start = cols.start - held.start * self._per_integer
-        return self._unpack(packed)[:, start : start + len(cols)]
+        inner = self.shape(tensors, name)[1]
+        is_dense = self._is_dense(inner, tensors.shape(stored)[1])
+        return self._window(tensors, stored, rows, cols, is_dense=is_dense, dim=1)
+
+    def _is_dense(self, num_values: int, num_words: int) -> bool:
+        """Return whether integers hold values that cross their borders."""
+        return 32 % self.bits != 0 and num_words == _num_dense_words(num_values, self.bits)
+
+    def _window(
+        self,
+        tensors: TensorSource,
+        stored: str,
+        plain: range,
+        packed: range,
+        *,
+        is_dense: bool,
+        dim: int,
+    ) -> Tensor:
+        """Return values of a tensor that is packed along `dim`, [len(plain), len(packed)] float32.
+
+        plain, packed: the positions along the other dimension, and along `dim`.
+        """
+        per_unit = VALUES_PER_UNIT if is_dense else self._per_integer
+        held, words = units_of(packed, per_unit), self.bits if is_dense else 1
+        stop = min(held.stop * words, tensors.shape(stored)[dim])
+        window = [as_slice(plain), slice(held.start * words, stop)]
+        found = tensors.slice(stored, *(window if dim == 1 else window[::-1]))
+        found = found if dim == 1 else found.t()
+        unpacked = unpack_dense(found, self.bits) if is_dense else self._unpack(found)
+        start = packed.start - held.start * per_unit
+        centre = 2 ** (self.bits - 1)
+        return unpacked[:, start : start + len(packed)].float() - centre
 
     def zero_points(
         self, tensors: TensorSource, name: str, rows: range, cols: range
@@ -82,19 +171,17 @@ class CompressedTensors:
         if stored not in tensors:
             return None
         scales = tensors.shape(sibling(name, "weight_scale"))
-        if tensors.shape(stored) == scales:
+        found = tensors.shape(stored)
+        if found == scales:
             return self._by_place(tensors, name, "weight_zero_point", rows, cols)
-        held = units_of(rows, self._per_integer)
-        packed = tensors.slice(stored, as_slice(held), slice(None))
-        start = rows.start - held.start * self._per_integer
-        of_groups: Tensor = self._unpack(packed.t()).t()[start : start + len(rows)]
+        is_dense, groups = self._is_dense(scales[0], found[0]), range(scales[1])
+        of_groups = self._window(tensors, stored, groups, rows, is_dense=is_dense, dim=0).t()
         return of_groups[:, self._group_index(tensors, name, cols)]
 
     def _unpack(self, packed: Tensor) -> Tensor:
-        """Return the values of integers [N, M] in float32, [N, M * p]."""
+        """Return the unsigned values of integers [N, M], [N, M * p] int32."""
         shifts = torch.arange(self._per_integer, dtype=torch.int32) * self.bits
-        values = (packed[:, :, None] >> shifts & (2**self.bits - 1)) - 2 ** (self.bits - 1)
-        unpacked: Tensor = values.flatten(1).float()
+        unpacked: Tensor = (packed[:, :, None] >> shifts & (2**self.bits - 1)).flatten(1)
         return unpacked
 
     @property
@@ -104,31 +191,18 @@ class CompressedTensors:
     def _by_place(
         self, tensors: TensorSource, name: str, suffix: str, rows: range, cols: range
     ) -> Tensor:
-        """Return scales or zero points that broadcast to [len(rows), len(cols)], in float32.
-
-        Raises UnsupportedModelError for a shape that is not described above.
-        """
+        """Return scales or zero points that broadcast to [len(rows), len(cols)], in float32."""
         stored = sibling(name, suffix)
         shape, (out_features, in_features) = tensors.shape(stored), self.shape(tensors, name)
-        if shape in ((), (1,), (1, 1)):
+        if shape in ONE_SCALE:
             return tensors.slice(stored, *[slice(None)] * len(shape)).float().reshape(1, 1)
-        if shape == (out_features, 1):
-            return tensors.slice(stored, as_slice(rows), slice(None)).float()
-        if self.group_size is not None and shape == (
-            out_features,
-            -(-in_features // self.group_size),
-        ):
-            found = tensors.slice(stored, as_slice(rows), slice(None)).float()
-            return found[:, self._group_index(tensors, name, cols)]
-        if self.block is not None and shape == (
-            -(-out_features // self.block[0]),
-            -(-in_features // self.block[1]),
-        ):
+        if self.block is not None:
             down = groups_of(rows, self.block[0], out_features)
             across = groups_of(cols, self.block[1], in_features)
             found = tensors.slice(stored, as_slice(down.held), as_slice(across.held)).float()
             return found[down.index][:, across.index]
-        raise UnsupportedModelError(f"{stored} has shape {list(shape)}, which is not supported")
+        found = tensors.slice(stored, as_slice(rows), slice(None)).float()
+        return found if shape[1] == 1 else found[:, self._group_index(tensors, name, cols)]
 
     def _group_index(self, tensors: TensorSource, name: str, cols: range) -> Tensor:
         """Return the group of each input, [len(cols)]."""
@@ -137,6 +211,9 @@ class CompressedTensors:
             stored in tensors
             and (index := tensors.slice(stored, as_slice(cols)).long()).ge(0).all()
         ):
+            groups = tensors.shape(sibling(name, "weight_scale"))[-1]
+            if not index.lt(groups).all():
+                raise UnsupportedModelError(f"{stored} must have groups from 0 to {groups - 1}")
             return index
         positions = torch.arange(cols.start, cols.stop)
         return positions // self.group_size if self.group_size else torch.zeros_like(positions)
@@ -151,7 +228,8 @@ def compressed_tensors(config: Mapping[str, Any]) -> CompressedTensors | PackedF
     is_changed, layout = sparsity != "dense" or config.get("transform_config"), config.get("format")
     if is_changed or layout not in (_PACKED, *_PLAIN, *_FP4):
         return None
-    found = {_layout(each.get("weights")) for each in (config.get("config_groups") or {}).values()}
+    weights = [each.get("weights") for each in (config.get("config_groups") or {}).values()]
+    found = {_layout(each) for each in weights}
     if len(found) > 1:
         raise UnsupportedModelError(
             "weights quantized by compressed-tensors with a layout for each group of layers are "
@@ -159,26 +237,31 @@ def compressed_tensors(config: Mapping[str, Any]) -> CompressedTensors | PackedF
         )
     if layout in _FP4:
         return PackedFp4(_FP4[layout])
-    bits, group_size, block = found.pop() if found else (8, None, None)
-    if layout == _PACKED and not 2 <= bits <= 8:
-        return None
-    return CompressedTensors(bits, group_size, block)
+    parts = found.pop() if found else CompressedTensors(8, None, None)
+    return None if layout == _PACKED and not 2 <= parts.bits <= 8 else parts
 
 
-def _layout(weights: Mapping[str, Any] | None) -> tuple[int, int | None, tuple[int, int] | None]:
-    """Return bits, group size and block of the weights of a group of layers."""
+def _num_dense_words(num_values: int, bits: int) -> int:
+    """Return the integers that hold values without gaps."""
+    return -(-num_values * bits // 32)
+
+
+def _layout(weights: Mapping[str, Any] | None) -> CompressedTensors:
+    """Return the layout of the weights of a group of layers."""
     weights = weights or {}
-    group_size, block = weights.get("group_size"), weights.get("block_structure")
-    return (
+    group_size, block = weights.get("group_size"), "block_structure"
+    return CompressedTensors(
         count(weights, "num_bits", 8),
         None if group_size in (None, -1) else count(weights, "group_size"),
-        None if block is None else _block(block),
+        None if weights.get(block) is None else block_sizes(weights, block),
+        is_symmetric=weights.get("symmetric") is not False,
+        is_reordered=weights.get("actorder") in ("group", True),
     )
 
 
-def _block(sizes: object) -> tuple[int, int]:
+def block_sizes(config: Mapping[str, Any], name: str) -> tuple[int, int]:
     """Return the outputs and inputs of a block. Raises UnsupportedModelError."""
-    match sizes:
+    match config.get(name):
         case [int(rows), int(cols)] if rows > 0 and cols > 0:
             return rows, cols
-    raise unsupported("block_structure", sizes, "two numbers of at least 1")
+    raise unsupported(name, config.get(name), "two numbers of at least 1")

@@ -11,20 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
+from specdec.config.json_values import count
+from specdec.models.weights.awq_gptq import Awq, Gptq
 from specdec.models.weights.bitsandbytes import BitsAndBytes
-from specdec.models.weights.compressed_tensors import compressed_tensors
+from specdec.models.weights.compressed_tensors import block_sizes, compressed_tensors
 from specdec.models.weights.gpt_oss import GptOssExperts
 from specdec.models.weights.stored_tensors import TensorSource
-from specdec.models.weights.weight_slices import (
-    as_slice,
-    groups_of,
-    resolved_group_size,
-    sibling,
-    units_of,
+from specdec.models.weights.tensor_headers import (
+    ONE_SCALE,
+    SCALES,
+    HeaderSource,
+    require_tensor,
 )
+from specdec.models.weights.weight_slices import as_slice, groups_of, num_groups, sibling
 from specdec.types.errors import UnsupportedModelError
 
 SUPPORTED = (
@@ -32,19 +33,28 @@ SUPPORTED = (
     "float8, nvfp4, mxfp4), bitsandbytes (nf4, fp4, int8), mxfp4 (experts of GPT-OSS)"
 )
 
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Position of each of the eight packed columns in an integer, in 4-bit units from the lowest."""
+_GPTQ_VERSIONS = {"gptq": 1, "gptq_v2": 0}
+"""What is added to the zero points of each version of the layout."""
+
+FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
 
 class WeightFormat(Protocol):
     """One layout of quantized weights. `name` is that of a weight, with `.weight` at its end."""
 
-    def holds(self, tensors: TensorSource, name: str) -> bool:
+    def holds(self, tensors: HeaderSource, name: str) -> bool:
         """Return whether this weight is quantized; some layers of a checkpoint usually are not."""
         ...
 
     def shape(self, tensors: TensorSource, name: str) -> tuple[int, ...]:
         """[out_features, in_features]."""
+        ...
+
+    def parts(self, tensors: HeaderSource, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+        """Return the names of the stored tensors of a quantized weight of this shape.
+
+        Raises UnsupportedModelError where one is missing, or has another type or shape.
+        """
         ...
 
     def read(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
@@ -53,126 +63,42 @@ class WeightFormat(Protocol):
 
 
 @dataclass(frozen=True)
-class Awq:
-    """AutoAWQ's gemm layout (Lin et al. 2023): 4 bits, packed along the outputs.
-
-    qweight: int32 [in, out / 8]; qzeros: int32 [in / group, out / 8]; scales: [in / group, out].
-    group_size: number of inputs that share a scale and a zero point.
-    """
-
-    group_size: int
-
-    def holds(self, tensors: TensorSource, name: str) -> bool:
-        """See WeightFormat."""
-        return sibling(name, "qweight") in tensors
-
-    def shape(self, tensors: TensorSource, name: str) -> tuple[int, ...]:
-        """See WeightFormat."""
-        in_features, packed = tensors.shape(sibling(name, "qweight"))
-        return packed * 8, in_features
-
-    def read(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
-        """See WeightFormat."""
-        _, in_features = self.shape(tensors, name)
-        groups = groups_of(cols, self.group_size, in_features)
-        values = self.unpacked(tensors, sibling(name, "qweight"), cols, rows)
-        zeros = self.unpacked(tensors, sibling(name, "qzeros"), groups.held, rows)
-        scales = tensors.slice(
-            sibling(name, "scales"), as_slice(groups.held), as_slice(rows)
-        ).float()
-        return ((values - zeros[groups.index]) * scales[groups.index]).t()
-
-    def unpacked(self, tensors: TensorSource, name: str, lines: range, outputs: range) -> Tensor:
-        """Return a part of a packed tensor, [len(lines), len(outputs)] int32."""
-        held = units_of(outputs, 8)
-        packed = tensors.slice(name, as_slice(lines), as_slice(held))
-        shifts = 4 * torch.tensor(_AWQ_ORDER, dtype=torch.int32)
-        unpacked = (packed[:, :, None] >> shifts & 15).flatten(1)
-        start = outputs.start - 8 * held.start
-        return unpacked[:, start : start + len(outputs)]
-
-
-@dataclass(frozen=True)
-class Gptq:
-    """The layout of AutoGPTQ and GPTQModel (Frantar et al. 2022), packed along the inputs.
-
-    qweight: int32 [in * bits / 32, out]; qzeros: int32 [groups, out * bits / 32]; scales: [groups,
-    out]; g_idx: int32 [in], the group of each input, permuted by activation order.
-    zero_offset: added to stored zero points; version 1 of the layout stores one less.
-    """
-
-    bits: int
-    group_size: int
-    zero_offset: int
-
-    def holds(self, tensors: TensorSource, name: str) -> bool:
-        """See WeightFormat."""
-        return sibling(name, "qweight") in tensors
-
-    def shape(self, tensors: TensorSource, name: str) -> tuple[int, ...]:
-        """See WeightFormat."""
-        packed, out_features = tensors.shape(sibling(name, "qweight"))
-        return out_features, packed * self._per_integer
-
-    def read(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
-        """See WeightFormat."""
-        held = units_of(cols, self._per_integer)
-        packed = tensors.slice(sibling(name, "qweight"), as_slice(held), as_slice(rows))
-        values = self._unpack(packed[:, None, :], 1).flatten(0, 1)  # [inputs held, rows]
-        start = cols.start - held.start * self._per_integer
-        index = self.group_index(tensors, name, cols)
-        scales = tensors.slice(sibling(name, "scales"), slice(None), as_slice(rows)).float()
-        shifted = values[start : start + len(cols)] - self.zeros(tensors, name, rows)[index]
-        return (shifted * scales[index]).t()
-
-    @property
-    def _per_integer(self) -> int:
-        return 32 // self.bits
-
-    def zeros(self, tensors: TensorSource, name: str, rows: range) -> Tensor:
-        """Return the zero points of all groups, [groups, len(rows)] int32."""
-        held = units_of(rows, self._per_integer)
-        packed = tensors.slice(sibling(name, "qzeros"), slice(None), as_slice(held))
-        unpacked = self._unpack(packed[:, :, None], 2).flatten(1)
-        start = rows.start - held.start * self._per_integer
-        return unpacked[:, start : start + len(rows)] + self.zero_offset
-
-    def _unpack(self, packed: Tensor, dim: int) -> Tensor:
-        """Unpack integers along dimension `dim` of `packed`, which has size 1."""
-        shape = [1, 1, 1]
-        shape[dim] = self._per_integer
-        shifts = torch.arange(0, 32, self.bits, dtype=torch.int32).view(shape)
-        unpacked: Tensor = packed >> shifts & (2**self.bits - 1)
-        return unpacked
-
-    def group_index(self, tensors: TensorSource, name: str, cols: range) -> Tensor:
-        """Return the group of each input, [len(cols)] int64."""
-        stored = sibling(name, "g_idx")
-        if stored in tensors:
-            return tensors.slice(stored, as_slice(cols)).long()
-        _, in_features = self.shape(tensors, name)
-        return torch.arange(cols.start, cols.stop) // resolved_group_size(
-            self.group_size, in_features
-        )
-
-
-@dataclass(frozen=True)
 class Float8:
     """8-bit floats with a scale for the whole matrix, for each output, or for each block.
 
-    weight: float8 [out, in]; weight_scale: [1] or [], or [out, 1]; or weight_scale_inv: [out /
-    block[0], in / block[1]], rounded up. Despite its name it is a factor too, not a divisor.
+    weight: float8 [out, in]; weight_scale: [1] or [], or [out, 1]; or weight_scale_inv: [1] or [],
+    or [out / block[0], in / block[1]], rounded up. Despite its name it is a factor too, not a
+    divisor.
     """
 
     block: tuple[int, int] | None
 
-    def holds(self, tensors: TensorSource, name: str) -> bool:
+    def holds(self, tensors: HeaderSource, name: str) -> bool:
         """See WeightFormat."""
         return sibling(name, "weight_scale") in tensors or self._inverse(name) in tensors
 
     def shape(self, tensors: TensorSource, name: str) -> tuple[int, ...]:
         """See WeightFormat."""
         return tensors.shape(name)
+
+    def parts(self, tensors: HeaderSource, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+        """See WeightFormat."""
+        scale, inverse = sibling(name, "weight_scale"), self._inverse(name)
+        if scale in tensors and inverse in tensors:
+            raise UnsupportedModelError(f"{name} has both {scale} and {inverse}")
+        shapes: list[tuple[int, ...]] = [*ONE_SCALE, (shape[0], 1)]
+        if inverse in tensors:
+            shapes = [*ONE_SCALE]
+            if self.block is not None:
+                down, across = map(num_groups, shape, self.block)
+                shapes = [*ONE_SCALE, (down, across)]
+            elif tensors.shape(inverse) not in ONE_SCALE:
+                raise UnsupportedModelError(f"{inverse} needs a weight_block_size in config.json")
+        stored = inverse if inverse in tensors else scale
+        return (
+            require_tensor(tensors, name, FLOAT8, shape),
+            require_tensor(tensors, stored, SCALES, *shapes),
+        )
 
     def read(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
         """See WeightFormat."""
@@ -181,25 +107,18 @@ class Float8:
 
     def _scales(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
         """Return scales that broadcast to [len(rows), len(cols)]."""
-        if self._inverse(name) in tensors:
-            return self._block_scales(tensors, name, rows, cols)
-        stored = sibling(name, "weight_scale")
+        inverse = self._inverse(name)
+        stored = inverse if inverse in tensors else sibling(name, "weight_scale")
         shape = tensors.shape(stored)
-        if shape in ((), (1,), (1, 1)):
+        if shape in ONE_SCALE:
             return tensors.slice(stored, *[slice(None)] * len(shape)).float().reshape(1, 1)
-        if shape != (tensors.shape(name)[0], 1):
-            raise UnsupportedModelError(f"{stored} has shape {list(shape)}, which is not supported")
-        return tensors.slice(stored, as_slice(rows), slice(None)).float()
-
-    def _block_scales(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
-        if self.block is None:
-            raise UnsupportedModelError(
-                f"{self._inverse(name)} needs a weight_block_size in config.json"
-            )
+        if stored != inverse:
+            return tensors.slice(stored, as_slice(rows), slice(None)).float()
+        assert self.block is not None, "parts refuses scales of blocks without their size"
         out_features, in_features = tensors.shape(name)
         down = groups_of(rows, self.block[0], out_features)
         across = groups_of(cols, self.block[1], in_features)
-        scales = tensors.slice(self._inverse(name), as_slice(down.held), as_slice(across.held))
+        scales = tensors.slice(stored, as_slice(down.held), as_slice(across.held))
         return scales.float()[down.index][:, across.index]
 
     def _inverse(self, name: str) -> str:
@@ -214,24 +133,39 @@ def weight_format(config: Mapping[str, Any] | None) -> WeightFormat | None:
     if config is None:
         return None
     method, bits = config.get("quant_method"), config.get("bits", config.get("w_bit"))
-    group_size = config.get("group_size", config.get("q_group_size", 128))
-    if method == "awq" and bits == 4 and config.get("version", "gemm").lower() == "gemm":
+    group_size = _group_size(config)
+    if method == "awq" and bits == 4 and str(config.get("version", "gemm")).lower() == "gemm":
         return Awq(group_size)
     if method == "gptq" and bits in (2, 4, 8):
-        is_newer = config.get("checkpoint_format") == "gptq_v2"
-        return Gptq(bits, group_size, 0 if is_newer else 1)
+        kind = config.get("checkpoint_format") or "gptq"
+        if kind in _GPTQ_VERSIONS and not config.get("is_marlin_format"):
+            return Gptq(
+                bits,
+                group_size,
+                _GPTQ_VERSIONS[kind],
+                is_symmetric=config.get("sym") is True,
+                is_reordered=bool(config.get("desc_act")),
+                has_own_groups=bool(config.get("dynamic")),
+            )
     if method == "fp8":
-        block = config.get("weight_block_size")
-        return Float8((block[0], block[1]) if block else None)
+        key = "weight_block_size"
+        return Float8(block_sizes(config, key) if config.get(key) else None)
     if method == "mxfp4":
         return GptOssExperts()
     if method == "bitsandbytes" and (config.get("load_in_4bit") or config.get("load_in_8bit")):
         return BitsAndBytes()
     if method == "compressed-tensors" and (found := compressed_tensors(config)) is not None:
         return found
-    parts = (method, bits and f"{bits} bits", config.get("format"))
+    kind = config.get("format") or config.get("checkpoint_format") or config.get("quant_algo")
+    parts = (method, bits and f"{bits} bits", kind)
     described = " ".join(str(part) for part in parts if part)
     raise UnsupportedModelError(
         f"weights quantized by {described or 'an unnamed method'} are not supported; "
         f"supported: {SUPPORTED}"
     )
+
+
+def _group_size(config: Mapping[str, Any]) -> int:
+    """Return the inputs of a group, -1 for all. Raises UnsupportedModelError."""
+    name = "q_group_size" if "q_group_size" in config else "group_size"
+    return -1 if config.get(name) == -1 else count(config, name, 128)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from specdec.models.weights.dequantize import WeightFormat, weight_format
@@ -36,9 +35,9 @@ class DequantizedTensors:
             return self.layout.shape(self.stored, name)
         return self.stored.shape(name)
 
-    def short_dtype(self, name: str) -> torch.dtype | None:
+    def dtype(self, name: str) -> str:
         """See TensorSource."""
-        return None if self._is_quantized(name) else self.stored.short_dtype(name)
+        return "F32" if self._is_quantized(name) else self.stored.dtype(name)
 
     def slice(self, name: str, *window: slice) -> Tensor:
         """Return a part of a tensor: of a quantized weight in float32, else as it is stored."""

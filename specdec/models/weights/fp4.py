@@ -16,13 +16,8 @@ import torch
 from torch import Tensor
 
 from specdec.models.weights.stored_tensors import TensorSource
-from specdec.models.weights.weight_slices import (
-    as_slice,
-    groups_of,
-    require_shape,
-    sibling,
-    units_of,
-)
+from specdec.models.weights.tensor_headers import FLOATS, ONE_SCALE, HeaderSource, require_tensor
+from specdec.models.weights.weight_slices import as_slice, groups_of, sibling, units_of
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SCALE_BIAS = 127
@@ -48,7 +43,7 @@ class PackedFp4:
 
     is_nvfp4: bool
 
-    def holds(self, tensors: TensorSource, name: str) -> bool:
+    def holds(self, tensors: HeaderSource, name: str) -> bool:
         """See WeightFormat."""
         return sibling(name, "weight_packed") in tensors
 
@@ -56,6 +51,20 @@ class PackedFp4:
         """See WeightFormat."""
         out_features, num_bytes = tensors.shape(sibling(name, "weight_packed"))
         return out_features, 2 * num_bytes
+
+    def parts(self, tensors: HeaderSource, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+        """See WeightFormat."""
+        out, inner = shape
+        groups = -(-inner // (_NVFP4_GROUP if self.is_nvfp4 else _MXFP4_GROUP))
+        scale = "F8_E4M3" if self.is_nvfp4 else "U8"
+        found = (
+            require_tensor(tensors, sibling(name, "weight_packed"), ("U8",), (out, -(-inner // 2))),
+            require_tensor(tensors, sibling(name, "weight_scale"), (scale,), (out, groups)),
+        )
+        if not self.is_nvfp4:
+            return found
+        divisor = sibling(name, "weight_global_scale")
+        return (*found, require_tensor(tensors, divisor, FLOATS, *ONE_SCALE))
 
     def read(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
         """See WeightFormat."""
@@ -66,16 +75,12 @@ class PackedFp4:
         return values * self._scales(tensors, name, rows, cols)
 
     def _scales(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
-        """Return the scale of each value, [len(rows), len(cols)] float32.
-
-        Raises UnsupportedModelError for scales of another number.
-        """
+        """Return the scale of each value, [len(rows), len(cols)] float32."""
         size = _NVFP4_GROUP if self.is_nvfp4 else _MXFP4_GROUP
-        out_features, in_features = self.shape(tensors, name)
+        _, in_features = self.shape(tensors, name)
         groups, stored = groups_of(cols, size, in_features), sibling(name, "weight_scale")
-        require_shape(tensors, stored, (out_features, -(-in_features // size)))
         found = tensors.slice(stored, as_slice(rows), as_slice(groups.held))
         if self.is_nvfp4:
-            divisor = tensors.slice(sibling(name, "weight_global_scale")).float()
+            divisor = tensors.slice(sibling(name, "weight_global_scale")).float().reshape(1)
             return (found.float() / divisor)[:, groups.index]
         return e8m0_scales(found)[:, groups.index]

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from specdec.models.weights.fp4 import e2m1_values, e8m0_scales
-from specdec.models.weights.stored_tensors import TensorSource
+from specdec.models.weights.stored_tensors import SHORT_DTYPES, TensorSource
+from specdec.models.weights.tensor_headers import FLOATS, HeaderSource, require_tensor
+from specdec.types.errors import UnsupportedModelError
 
 _NAME = re.compile(r"(.+\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 _GROUP = 32
@@ -46,6 +48,11 @@ class _Part:
         return outputs.index_select(dim, torch.arange(self.first, count, self.step))
 
 
+def is_mxfp4(stored: str) -> bool:
+    """Return whether a stored tensor, by its name, has codes of experts."""
+    return stored.endswith("_proj_blocks")
+
+
 def _part_of(name: str) -> _Part | None:
     match = _NAME.fullmatch(name)
     if match is None:
@@ -62,7 +69,7 @@ def _part_of(name: str) -> _Part | None:
 class GptOssExperts:
     """A WeightFormat: weights and biases of single experts, dequantized where they are in MXFP4."""
 
-    def holds(self, tensors: TensorSource, name: str) -> bool:
+    def holds(self, tensors: HeaderSource, name: str) -> bool:
         """See WeightFormat; biases of experts are read in the same way."""
         part = _part_of(name)
         if part is None:
@@ -80,6 +87,25 @@ class GptOssExperts:
             _, outputs, groups, _ = tensors.shape(f"{part.stored}_blocks")
             inputs = groups * _GROUP
         return outputs // part.step, inputs
+
+    def parts(self, tensors: HeaderSource, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+        """See WeightFormat; shape: [out_features] of a bias."""
+        part = self._part(name)
+        blocks, scales = f"{part.stored}_blocks", f"{part.stored}_scales"
+        is_plain = part.stored in tensors
+        count = tensors.shape(part.stored if is_plain else blocks)[0]
+        if part.expert >= count:
+            raise UnsupportedModelError(f"{part.stored} has {count} experts, and not {name}")
+        outputs = shape[0] * part.step
+        if part.is_bias:
+            return (require_tensor(tensors, part.stored, FLOATS, (count, outputs)),)
+        if is_plain:
+            return (require_tensor(tensors, part.stored, FLOATS, (count, shape[1], outputs)),)
+        groups = shape[1] // _GROUP
+        return (
+            require_tensor(tensors, blocks, ("U8",), (count, outputs, groups, _GROUP // 2)),
+            require_tensor(tensors, scales, ("U8",), (count, outputs, groups)),
+        )
 
     def read(
         self, tensors: TensorSource, name: str, rows: range, cols: range | None = None
@@ -103,7 +129,7 @@ class GptOssExperts:
     def short_dtype(self, tensors: TensorSource, name: str) -> torch.dtype | None:
         """Return the stored dtype if it is a 16-bit floating-point type, else None."""
         stored = self._part(name).stored
-        return tensors.short_dtype(stored) if stored in tensors else None
+        return SHORT_DTYPES.get(tensors.dtype(stored)) if stored in tensors else None
 
     def _part(self, name: str) -> _Part:
         part = _part_of(name)

@@ -18,8 +18,9 @@ from specdec.kernels.reference.packed_weight import (
     pack_int4,
     unpack_int4,
 )
+from specdec.models.weights.awq_gptq import Awq, Gptq
 from specdec.models.weights.compressed_tensors import CompressedTensors
-from specdec.models.weights.dequantize import Awq, Float8, Gptq, WeightFormat
+from specdec.models.weights.dequantize import Float8, WeightFormat
 from specdec.models.weights.stored_tensors import TensorSource
 from specdec.models.weights.weight_slices import as_slice, resolved_group_size, sibling, units_of
 
@@ -77,7 +78,7 @@ def _gptq(
     layout: Gptq, tensors: TensorSource, name: str, rows: range, cols: range
 ) -> PackedWeight | None:
     inner = layout.shape(tensors, name)[1]
-    group = resolved_group_size(layout.group_size, inner)
+    group = layout.group_size_of(tensors, name, inner)
     index = layout.group_index(tensors, name, cols)
     order = _order_of(index, group)
     is_whole = len(cols) == inner

@@ -15,7 +15,20 @@ from torch import Tensor
 
 from specdec.types.errors import UnsupportedModelError
 
-_SHORT_DTYPES = (torch.bfloat16, torch.float16)
+_DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Types by their names in safetensors."""
 
 
 class PickledTensors:
@@ -35,10 +48,9 @@ class PickledTensors:
         """See TensorSource."""
         return tuple(self._stored(name).shape)
 
-    def short_dtype(self, name: str) -> torch.dtype | None:
+    def dtype(self, name: str) -> str:
         """See TensorSource."""
-        dtype = self._stored(name).dtype
-        return dtype if dtype in _SHORT_DTYPES else None
+        return dtype_name(self._stored(name).dtype)
 
     def slice(self, name: str, *window: slice) -> Tensor:
         """See TensorSource."""
@@ -49,6 +61,11 @@ class PickledTensors:
         if name not in self._tensors:
             raise UnsupportedModelError(f"{self._directory} has no tensor {name}")
         return self._tensors[name]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a type in safetensors; torch's, where that has none here."""
+    return _DTYPE_NAMES.get(dtype, str(dtype))
 
 
 def read_pickled(path: Path) -> dict[str, Tensor]:

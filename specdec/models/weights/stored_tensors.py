@@ -11,31 +11,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from specdec.models.weights.tensor_headers import HeaderSource, text_name
 from specdec.types.errors import UnsupportedModelError
 
-_SHORT_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
+SHORT_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 """Dtypes that float32 represents exactly, by their names in safetensors."""
 
-_TEXT_MODEL_PLACES = (
-    ("language_model.model.", "model."),
-    ("language_model.lm_head.", "lm_head."),
-    ("model.language_model.", "model."),  # since transformers 4.52
-)
-"""Places of a text model in one that reads images too, and in a separate checkpoint."""
 
-
-class TensorSource(Protocol):
+class TensorSource(HeaderSource, Protocol):
     """Tensors by name. Access to a missing tensor raises UnsupportedModelError."""
-
-    def __contains__(self, name: str) -> bool: ...
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
-        ...
-
-    def short_dtype(self, name: str) -> torch.dtype | None:
-        """Return the stored dtype if it is a 16-bit floating-point type, else None."""
-        ...
 
     def slice(self, name: str, *window: slice) -> Tensor:
         """Return a part of a tensor as it is stored; all of it without a window."""
@@ -47,7 +31,7 @@ class _StoredTensor:
     path: Path
     name: str
     shape: tuple[int, ...]
-    short_dtype: torch.dtype | None
+    dtype: str
 
 
 class StoredTensors:
@@ -69,10 +53,9 @@ class StoredTensors:
                 names: list[str] = file.keys()
                 for name in names:
                     tensor = file.get_slice(name)
-                    short_dtype = _SHORT_DTYPES.get(tensor.get_dtype())
                     shape = tuple(tensor.get_shape())
-                    stored = _StoredTensor(path, name, shape, short_dtype)
-                    self._tensors[_text_name(name)] = stored
+                    stored = _StoredTensor(path, name, shape, tensor.get_dtype())
+                    self._tensors[text_name(name)] = stored
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -84,9 +67,9 @@ class StoredTensors:
         """See TensorSource."""
         return self._stored(name).shape
 
-    def short_dtype(self, name: str) -> torch.dtype | None:
-        """See TensorSource."""
-        return self._stored(name).short_dtype
+    def dtype(self, name: str) -> str:
+        """See HeaderSource."""
+        return self._stored(name).dtype
 
     def slice(self, name: str, *window: slice) -> Tensor:
         """See TensorSource."""
@@ -100,14 +83,6 @@ class StoredTensors:
         if name not in self._tensors:
             raise UnsupportedModelError(f"{self._directory} has no tensor {name}")
         return self._tensors[name]
-
-
-def _text_name(name: str) -> str:
-    """Return the name of a tensor without the place of the text model in a larger one."""
-    for prefix, place in _TEXT_MODEL_PLACES:
-        if name.startswith(prefix):
-            return place + name.removeprefix(prefix)
-    return name
 
 
 def _open(path: Path) -> Any:

@@ -1,6 +1,6 @@
-"""Which files of a directory contain weights, and the shapes of the tensors in them.
+"""Which files of a directory contain weights, and the types and shapes of the tensors in them.
 
-Reading shapes from safetensors needs no torch; from pickled files it does.
+Reading them from safetensors needs no torch; from pickled files it does.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from specdec.models.weights.tensor_headers import TensorHeader
 from specdec.types.errors import UnsupportedModelError
 
 SAFETENSORS = ".safetensors"
@@ -44,15 +45,20 @@ def find_weight_files(directory: Path) -> tuple[Path, ...]:
     raise UnsupportedModelError(f"{directory} has no weights in safetensors, .bin or .pt files")
 
 
-def read_shapes(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor in `files` by name.
+def read_headers(files: Sequence[Path]) -> dict[str, TensorHeader]:
+    """Return the type and the shape of each tensor in `files` by name.
 
     Raises UnsupportedModelError for a file that cannot be read.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
+    headers: dict[str, TensorHeader] = {}
     for path in files:
-        shapes |= _pickled_shapes(path) if path.suffix in PICKLED else _safetensors_shapes(path)
-    return shapes
+        headers |= _pickled_headers(path) if path.suffix in PICKLED else _of_safetensors(path)
+    return headers
+
+
+def read_shapes(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor in `files` by name; raises as `read_headers` does."""
+    return {name: header.shape for name, header in read_headers(files).items()}
 
 
 def _of_index(index: Path) -> tuple[Path, ...]:
@@ -68,23 +74,23 @@ def _of_index(index: Path) -> tuple[Path, ...]:
     return files
 
 
-def _safetensors_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    header = _safetensors_header(path)
+def _of_safetensors(path: Path) -> dict[str, TensorHeader]:
+    header = safetensors_header(path)
     try:
-        shapes = {
-            name: tuple(tensor["shape"])
+        headers = {
+            name: TensorHeader(str(tensor["dtype"]), tuple(tensor["shape"]))
             for name, tensor in header.items()
             if name != "__metadata__"
         }
     except (KeyError, TypeError) as error:
         raise UnsupportedModelError(f"{path} has an invalid safetensors header") from error
-    for name, shape in shapes.items():
+    for name, shape in ((name, header.shape) for name, header in headers.items()):
         if any(type(size) is not int or size < 0 for size in shape):
             raise UnsupportedModelError(f"{path}: tensor {name} has the invalid shape {shape}")
-    return shapes
+    return headers
 
 
-def _safetensors_header(path: Path) -> Mapping[str, Any]:
+def safetensors_header(path: Path) -> Mapping[str, Any]:
     """Return the JSON at the beginning of a file, after its length in 8 bytes."""
     try:
         with path.open("rb") as file:
@@ -99,7 +105,13 @@ def _safetensors_header(path: Path) -> Mapping[str, Any]:
     return header
 
 
-def _pickled_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    from specdec.models.weights.pickled_tensors import read_pickled  # imports torch
+def _pickled_headers(path: Path) -> dict[str, TensorHeader]:
+    from specdec.models.weights.pickled_tensors import (  # imports torch
+        dtype_name,
+        read_pickled,
+    )
 
-    return {name: tuple(tensor.shape) for name, tensor in read_pickled(path).items()}
+    return {
+        name: TensorHeader(dtype_name(tensor.dtype), tuple(tensor.shape))
+        for name, tensor in read_pickled(path).items()
+    }

@@ -31,9 +31,35 @@ def resolved_group_size(group_size: int, total: int) -> int:
     return total if group_size == -1 else group_size
 
 
+def num_groups(total: int, group_size: int) -> int:
+    """Return the number of groups of `total` positions; the last one may be smaller."""
+    return -(-total // resolved_group_size(group_size, total))
+
+
 def units_of(positions: range, per_unit: int) -> range:
     """Return the packed units, of `per_unit` positions each, that contain these positions."""
     return range(positions.start // per_unit, -(-positions.stop // per_unit))
+
+
+VALUES_PER_UNIT = 32
+"""Values without gaps between them that fill whole integers of 32 bits, whatever their width."""
+
+
+def unpack_dense(packed: Tensor, bits: int) -> Tensor:
+    """Return the unsigned values of a row of bits, the lowest ones first, [N, U * 32] int32.
+
+    packed: int32 [N, U * bits]; the last unit may lack integers.
+    """
+    units = packed.new_zeros(len(packed), -(-packed.shape[1] // bits), bits)
+    units.flatten(1)[:, : packed.shape[1]] = packed
+    values = units.new_empty(*units.shape[:2], VALUES_PER_UNIT)
+    for index in range(VALUES_PER_UNIT):
+        word, shift = divmod(index * bits, 32)
+        found = units[:, :, word] >> shift & (2 ** min(bits, 32 - shift) - 1)
+        if shift + bits > 32:
+            found |= units[:, :, word + 1] << (32 - shift) & (2**bits - 1)
+        values[:, :, index] = found
+    return values.flatten(1)
 
 
 def sibling(name: str, suffix: str) -> str:

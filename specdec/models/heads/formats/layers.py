@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
+from specdec.models.config.decoder_tensors import layer_tensors
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.rope import Rope, read_rope
-from specdec.models.config.traits import Experts, Latent
 from specdec.models.heads.formats.source import MAX_MODULES, Fields, Shape, TensorNames
 from specdec.types.errors import UnsupportedModelError
 from specdec.types.sampling.sampling_params import SamplingDefaults
@@ -75,89 +74,10 @@ def layer_shapes(
     decoder: ModelConfig, index: int, input_size: int | None = None, *, has_input_norm: bool = True
 ) -> dict[str, Shape]:
     """Return the shapes of a layer's tensors. input_size: of attention, if not `hidden_size`."""
-    hidden = decoder.hidden_size
-    linears = (
-        _head_linears(decoder, input_size or hidden)
-        if decoder.latent is None
-        else _latent_linears(decoder, decoder.latent)
-    )
-    shapes: dict[str, Shape] = {"post_attention_layernorm.weight": (hidden,)}
-    experts = decoder.experts
-    if experts is None or index not in experts.layers:
-        linears |= _mlp_linears(
-            "mlp", hidden, decoder.intermediate_size, has_bias=decoder.has_mlp_bias
-        )
-    else:
-        linears |= _expert_linears(experts, hidden)
-        if experts.routing is not None and experts.routing.has_bias:
-            shapes["mlp.gate.e_score_correction_bias"] = (experts.count,)
-    for name, (shape, has_bias) in linears.items():
-        shapes[f"{name}.weight"] = shape
-        if has_bias:
-            shapes[f"{name}.bias"] = shape[:1]
-    if has_input_norm:
-        shapes["input_layernorm.weight"] = (hidden,)
-    shapes |= {f"self_attn.{name}.weight": (size,) for name, size in _inner_norms(decoder)}
+    shapes = layer_tensors(decoder, index, input_size)
+    if not has_input_norm:
+        del shapes["input_layernorm.weight"]
     return {f"layers.{index}.{name}": shape for name, shape in shapes.items()}
-
-
-_Linears = dict[str, tuple[tuple[int, int], bool]]
-"""Shapes of weights by name, each with whether there is a bias."""
-
-
-def _head_linears(decoder: ModelConfig, input_size: int) -> _Linears:
-    query, kv = decoder.num_heads * decoder.head_dim, decoder.num_kv_heads * decoder.head_dim
-    has_bias = decoder.has_qkv_bias
-    return {
-        "self_attn.q_proj": ((query, input_size), has_bias),
-        "self_attn.k_proj": ((kv, input_size), has_bias),
-        "self_attn.v_proj": ((kv, input_size), has_bias),
-        "self_attn.o_proj": ((decoder.hidden_size, query), decoder.has_output_bias),
-    }
-
-
-def _latent_linears(decoder: ModelConfig, latent: Latent) -> _Linears:
-    hidden, num_heads = decoder.hidden_size, decoder.num_heads
-    queries, expanded = num_heads * latent.query_dim, latent.plain_dim + latent.value_dim
-    shapes = {"q_proj": (queries, hidden)}
-    if latent.query_rank is not None:
-        shapes = {
-            "q_a_proj": (latent.query_rank, hidden),
-            "q_b_proj": (queries, latent.query_rank),
-        }
-    shapes["kv_a_proj_with_mqa"] = (latent.key_dim, hidden)
-    shapes["kv_b_proj"] = (num_heads * expanded, latent.rank)
-    shapes["o_proj"] = (hidden, num_heads * latent.value_dim)
-    return {f"self_attn.{name}": (shape, False) for name, shape in shapes.items()}
-
-
-def _mlp_linears(prefix: str, hidden: int, inner: int, *, has_bias: bool) -> _Linears:
-    return {
-        f"{prefix}.gate_proj": ((inner, hidden), has_bias),
-        f"{prefix}.up_proj": ((inner, hidden), has_bias),
-        f"{prefix}.down_proj": ((hidden, inner), has_bias),
-    }
-
-
-def _expert_linears(experts: Experts, hidden: int) -> _Linears:
-    linears: _Linears = {"mlp.gate": ((experts.count, hidden), experts.has_bias)}
-    for index in range(experts.count):
-        prefix, size = f"mlp.experts.{index}", experts.intermediate_size
-        linears |= _mlp_linears(prefix, hidden, size, has_bias=experts.has_bias)
-    if experts.shared_size:
-        linears |= _mlp_linears("mlp.shared_experts", hidden, experts.shared_size, has_bias=False)
-    return linears
-
-
-def _inner_norms(decoder: ModelConfig) -> Iterator[tuple[str, int]]:
-    """Yield the norms within attention with their sizes."""
-    if decoder.latent is not None:
-        yield "kv_a_layernorm", decoder.latent.rank
-        if decoder.latent.query_rank is not None:
-            yield "q_a_layernorm", decoder.latent.query_rank
-    elif decoder.has_qk_norm:
-        yield "q_norm", decoder.head_dim
-        yield "k_norm", decoder.head_dim
 
 
 def with_window(decoder: ModelConfig, window: int) -> ModelConfig:

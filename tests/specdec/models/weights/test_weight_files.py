@@ -55,7 +55,7 @@ def test_pickled_tensors(tmp_path, is_zip):
     assert torch.equal(source.slice("a", slice(1, 2), slice(0, 2)), torch.tensor([[3.0, 4.0]]))
     assert torch.equal(source.slice("b"), TENSORS["b"])
     assert source.shape("a") == (2, 3)
-    assert (source.short_dtype("a"), source.short_dtype("b")) == (None, torch.bfloat16)
+    assert (source.dtype("a"), source.dtype("b")) == ("F32", "BF16")
     assert "c" not in source
     with pytest.raises(UnsupportedModelError, match="has no tensor c"):
         source.slice("c")

@@ -1,0 +1,127 @@
+"""The tensors of a decoder's checkpoint, by name and shape, as its layers read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.traits import Experts, Latent, NormKind, QkNorm
+
+Shape = tuple[int, ...]
+_Tensors = Iterator[tuple[str, Shape]]
+
+
+def decoder_tensors(config: ModelConfig) -> dict[str, Shape]:
+    """Return the shape of each tensor that the ranks of a model read together."""
+    table = (config.vocab_size, config.hidden_size)
+    shapes: dict[str, Shape] = {"model.embed_tokens.weight": table}
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = table
+    shapes |= dict(_norm(config, "model.norm", config.hidden_size))
+    for index in range(config.num_layers):
+        shapes |= {
+            f"model.layers.{index}.{name}": shape
+            for name, shape in layer_tensors(config, index).items()
+        }
+    return shapes
+
+
+def layer_tensors(
+    config: ModelConfig, index: int, input_size: int | None = None
+) -> dict[str, Shape]:
+    """Return the tensors of a layer. input_size: of attention, if not `hidden_size`."""
+    traits, hidden = config.traits, config.hidden_size
+    shapes: dict[str, Shape] = {}
+    names = ["input_layernorm"] * traits.has_input_norms
+    names += [traits.names.mlp_norm] * (traits.has_input_norms and not traits.is_parallel)
+    if traits.has_output_norms:
+        names += [traits.names.attention_output_norm, traits.names.mlp_output_norm]
+    for name in names:
+        shapes |= dict(_norm(config, name, hidden))
+    attention = (
+        _heads(config, input_size or hidden)
+        if config.latent is None
+        else _latents(config, config.latent)
+    )
+    shapes |= {f"self_attn.{name}": shape for name, shape in attention}
+    experts, mlp = config.experts, traits.names.mlp
+    if experts is None or index not in experts.layers:
+        has_bias = config.has_mlp_bias
+        return shapes | dict(_mlp(config, mlp, config.intermediate_size, has_bias=has_bias))
+    return shapes | dict(_mixture(config, experts, mlp))
+
+
+def _norm(config: ModelConfig, name: str, size: int) -> _Tensors:
+    yield f"{name}.weight", (size,)
+    if config.traits.norm is NormKind.LAYER and config.traits.has_norm_bias:
+        yield f"{name}.bias", (size,)
+
+
+def _linear(name: str, out: int, inner: int, *, has_bias: bool = False) -> _Tensors:
+    yield f"{name}.weight", (out, inner)
+    if has_bias:
+        yield f"{name}.bias", (out,)
+
+
+def _linears(names: tuple[str, ...], sizes: list[int], inner: int, *, has_bias: bool) -> _Tensors:
+    """Yield projections of one input; a single name has the rows of all."""
+    whole = sizes if len(names) == len(sizes) else [sum(sizes)]
+    for name, size in zip(names, whole, strict=True):
+        yield from _linear(name, size, inner, has_bias=has_bias)
+
+
+def _heads(config: ModelConfig, input_size: int) -> _Tensors:
+    traits, dim = config.traits, config.head_dim
+    query, kv = config.num_heads * dim, config.num_kv_heads * dim
+    has_bias = config.has_qkv_bias
+    yield from _linears(traits.names.qkv, [query, kv, kv], input_size, has_bias=has_bias)
+    yield from _linear("o_proj", config.hidden_size, query, has_bias=config.has_output_bias)
+    if traits.has_sinks:
+        yield "sinks", (config.num_heads,)
+    if not config.has_qk_norm:
+        return
+    for name, heads in (("q_norm", config.num_heads), ("k_norm", config.num_kv_heads)):
+        match traits.qk_norm:
+            case QkNorm.HEAD:
+                yield from _norm(config, name, dim)
+            case QkNorm.EACH_HEAD:
+                yield f"{name}.weight", (heads, dim)
+            case QkNorm.ALL_HEADS:
+                yield f"{name}.weight", (heads * dim,)
+
+
+def _latents(config: ModelConfig, latent: Latent) -> _Tensors:
+    hidden, queries = config.hidden_size, config.num_heads * latent.query_dim
+    if latent.query_rank is None:
+        yield from _linear("q_proj", queries, hidden)
+    else:
+        yield from _linear("q_a_proj", latent.query_rank, hidden)
+        yield "q_a_layernorm.weight", (latent.query_rank,)
+        yield from _linear("q_b_proj", queries, latent.query_rank)
+    yield from _linear("kv_a_proj_with_mqa", latent.key_dim, hidden)
+    yield "kv_a_layernorm.weight", (latent.rank,)
+    expanded = config.num_heads * (latent.plain_dim + latent.value_dim)
+    yield from _linear("kv_b_proj", expanded, latent.rank)
+    yield from _linear("o_proj", hidden, config.num_heads * latent.value_dim)
+
+
+def _mlp(config: ModelConfig, prefix: str, inner: int, *, has_bias: bool) -> _Tensors:
+    names = tuple(f"{prefix}.{name}" for name in config.traits.names.gate_up)
+    sizes = [inner] * (1 + config.traits.has_gate)
+    yield from _linears(names, sizes, config.hidden_size, has_bias=has_bias)
+    down = f"{prefix}.{config.traits.names.down}"
+    yield from _linear(down, config.hidden_size, inner, has_bias=has_bias)
+
+
+def _mixture(config: ModelConfig, experts: Experts, prefix: str) -> _Tensors:
+    names, has_bias = config.traits.names, experts.has_bias
+    router = f"{prefix}.{names.router}"
+    yield from _linear(router, experts.count, config.hidden_size, has_bias=has_bias)
+    if experts.routing is not None and experts.routing.has_bias:
+        yield f"{prefix}.{names.choice_bias}", (experts.count,)
+    for index in range(experts.count):
+        expert, size = f"{prefix}.experts.{index}", experts.intermediate_size
+        yield from _mlp(config, expert, size, has_bias=has_bias)
+    if experts.shared_size:
+        shared = f"{prefix}.shared_experts"
+        yield from _mlp(config, shared, experts.shared_size, has_bias=has_bias)

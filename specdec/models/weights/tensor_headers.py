@@ -1,0 +1,114 @@
+"""Types and shapes of stored tensors, and the rule that each one is what its reader expects.
+
+The rule needs no values, so that it applies to a whole checkpoint before anything is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from specdec.types.errors import UnsupportedModelError
+
+FLOATS = ("F32", "BF16", "F16", "F64")
+"""Types of stored values, by their names in safetensors; other types are codes or indices."""
+
+SCALES = (*FLOATS, "F8_E8M0")
+"""Types of scales; the last one has powers of two."""
+
+ONE_SCALE: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1))
+"""Shapes of a scale for the whole matrix."""
+
+_TEXT_MODEL_PLACES = (
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("model.language_model.", "model."),  # since transformers 4.52
+)
+"""Places of a text model in one that reads images too, and in a separate checkpoint."""
+
+
+class HeaderSource(Protocol):
+    """Types and shapes by name. Access to a missing tensor raises UnsupportedModelError."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        ...
+
+    def dtype(self, name: str) -> str:
+        """Return the stored type of a tensor, by its name in safetensors."""
+        ...
+
+
+@dataclass(frozen=True)
+class TensorHeader:
+    """Type and shape of a stored tensor. dtype: by its name in safetensors."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TensorHeaders:
+    """A HeaderSource of headers by name."""
+
+    headers: Mapping[str, TensorHeader]
+
+    @classmethod
+    def of_text_model(cls, headers: Mapping[str, TensorHeader]) -> TensorHeaders:
+        """Return headers under the names of a text model, where it is a part of a larger model."""
+        return cls({text_name(name): header for name, header in headers.items()})
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.headers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.headers)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See HeaderSource."""
+        return self._header(name).shape
+
+    def dtype(self, name: str) -> str:
+        """See HeaderSource."""
+        return self._header(name).dtype
+
+    def _header(self, name: str) -> TensorHeader:
+        if name not in self.headers:
+            raise UnsupportedModelError(f"the files have no tensor {name}")
+        return self.headers[name]
+
+
+def text_name(name: str) -> str:
+    """Return the name of a tensor without the place of the text model in a larger one."""
+    for prefix, place in _TEXT_MODEL_PLACES:
+        if name.startswith(prefix):
+            return place + name.removeprefix(prefix)
+    return name
+
+
+def require_tensor(
+    tensors: HeaderSource, name: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...]
+) -> str:
+    """Return the name of a stored tensor that has one of these types and one of these shapes.
+
+    Raises UnsupportedModelError for another one.
+    """
+    found, dtype = tensors.shape(name), tensors.dtype(name)
+    if found not in shapes:
+        expected = " or ".join(str(list(each)) for each in dict.fromkeys(shapes))
+        raise UnsupportedModelError(f"{name} has shape {list(found)}; expected {expected}")
+    if dtype not in dtypes:
+        raise UnsupportedModelError(f"{name} has type {dtype}; expected {' or '.join(dtypes)}")
+    return name
+
+
+def require_values(tensors: HeaderSource, name: str) -> None:
+    """Raise UnsupportedModelError for a tensor of codes, which stand for other values."""
+    if (dtype := tensors.dtype(name)) not in FLOATS:
+        raise UnsupportedModelError(
+            f"{name} has codes of type {dtype}, and neither the quantization that the files "
+            "describe nor its scales give their values"
+        )
