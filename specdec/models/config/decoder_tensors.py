@@ -115,10 +115,10 @@ def _mlp(config: ModelConfig, prefix: str, inner: int, *, has_bias: bool) -> _Te
 
 def _mixture(config: ModelConfig, experts: Experts, prefix: str) -> _Tensors:
     names, has_bias = config.traits.names, experts.has_bias
-    router = f"{prefix}.{names.router}"
-    yield from _linear(router, experts.count, config.hidden_size, has_bias=has_bias)
     if experts.routing is not None and experts.routing.has_bias:
         yield f"{prefix}.{names.choice_bias}", (experts.count,)
+    router = f"{prefix}.{names.router}"
+    yield from _linear(router, experts.count, config.hidden_size, has_bias=has_bias)
     for index in range(experts.count):
         expert, size = f"{prefix}.experts.{index}", experts.intermediate_size
         yield from _mlp(config, expert, size, has_bias=has_bias)

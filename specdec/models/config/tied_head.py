@@ -87,8 +87,8 @@ def _is_equal(embedding: _Place, head: _Place) -> bool:
     ):
         return True
     logger.warning(
-        "%s has an output head (lm_head) with other values than the embedding, to which config.json "
-        "ties it: the stored head is used",
+        "%s has an output head with other values than the embedding, to which config.json ties it: "
+        "the stored head is used",
         head.path,
     )
     return False

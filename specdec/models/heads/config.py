@@ -66,7 +66,9 @@ class HeadConfig:
         source = HeadSource.open(directory)
         method, reading = read_head(source, target)
         purpose = f"for {reading.format}, {reading.shape.summary()}"
-        reading.names.require(reading.shape.tensors(), purpose, reading.ignored)
+        used = reading.shape.tensors()
+        reading.names.require(used, purpose, reading.ignored)
+        source.require_values(reading.names, used)
         config = cls(directory, source.files, method, reading, target)
         if token_map is not None:
             config = config._with_token_map(token_map)

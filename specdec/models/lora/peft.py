@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec.models.weights.weight_files import read_shapes
+from specdec.models.weights.tensor_headers import TensorHeaders, require_values
+from specdec.models.weights.weight_files import read_headers
 from specdec.types.errors import UnsupportedModelError
 
 CONFIG_FILE = "adapter_config.json"
@@ -168,7 +169,10 @@ def _matrices(
 ) -> tuple[dict[str, tuple[str, str]], dict[str, tuple[tuple[int, int], tuple[int, int]]]]:
     """Return the names and the shapes of A and B of each module in a file of weights."""
     found: dict[str, dict[str, tuple[str, tuple[int, int]]]] = {}
-    for name, shape in read_shapes((path,)).items():
+    headers = TensorHeaders(read_headers((path,)))
+    for name in headers:
+        shape = headers.shape(name)
+        require_values(headers, name)
         match = _MATRIX.fullmatch(name)
         if match is None:
             raise UnsupportedModelError(f"{path}: tensor {name} is not a LoRA matrix of a layer")

@@ -145,6 +145,11 @@ def check_tensors(
     return CheckpointFindings(tuple(faults.values()), tuple(unknown), by_kind, len(quantized))
 
 
+def is_of_activations(name: str) -> bool:
+    """Return whether a tensor is a scale of activations or of cached keys and values."""
+    return _ACTIVATIONS.fullmatch(name) is not None
+
+
 def _weight_beside(name: str) -> str:
     """Return the weight that a tensor is stored beside, by the names of all layouts."""
     stem = name.rpartition(".")[0]

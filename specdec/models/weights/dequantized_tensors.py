@@ -13,10 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
+from specdec.models.weights.checks import is_of_activations, stored_parts
 from specdec.models.weights.dequantize import WeightFormat, weight_format
 from specdec.models.weights.pickled_tensors import PickledTensors
 from specdec.models.weights.stored_tensors import StoredTensors, TensorSource
+from specdec.models.weights.tensor_headers import TensorHeader
 from specdec.models.weights.weight_files import PICKLED
+from specdec.types.errors import UnsupportedModelError
 
 
 @dataclass(frozen=True)
@@ -49,16 +52,25 @@ class DequantizedTensors:
         )
         return self.layout.read(self.stored, name, *parts)
 
-    def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the tensors that stored ones with these shapes make up."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        for name, shape in stored.items():
+    def headers(self, stored: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
+        """Return the headers of the tensors that stored ones make up; values are float32.
+
+        Raises UnsupportedModelError for a quantized weight that is not as its layout describes.
+        """
+        headers: dict[str, TensorHeader] = {}
+        parts: set[str] = set()
+        for name, header in stored.items():
             weight = self._weight_of(name)
             if weight is None:
-                shapes[name] = shape
-            elif weight not in shapes:
-                shapes[weight] = self.shape(weight)
-        return shapes
+                headers[name] = header
+            elif weight not in headers:
+                headers[weight] = TensorHeader("F32", self.shape(weight))
+                shape = headers[weight].shape
+                parts.update(stored_parts(self.stored, self.layout, weight, shape))
+        for name in stored.keys() - headers.keys() - parts:
+            if not is_of_activations(name):
+                raise UnsupportedModelError(f"{name} is part of no layout that the files describe")
+        return headers
 
     def _weight_of(self, name: str) -> str | None:
         """Return the quantized weight that a stored tensor is a part of; None for others."""
@@ -85,13 +97,13 @@ def open_tensors(
     return stored if layout is None else DequantizedTensors(stored, layout)
 
 
-def dequantized_shapes(
-    stored: Mapping[str, tuple[int, ...]],
+def dequantized_headers(
+    stored: Mapping[str, TensorHeader],
     files: Sequence[Path],
     directory: Path,
     quantization: Mapping[str, Any],
-) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors that stored ones make up; arguments as in `open_tensors`."""
+) -> dict[str, TensorHeader]:
+    """Return the headers of the tensors that stored ones make up; see `open_tensors`."""
     tensors = open_tensors(files, directory, quantization)
     assert isinstance(tensors, DequantizedTensors)
-    return tensors.shapes(stored)
+    return tensors.headers(stored)

@@ -17,6 +17,7 @@ from specdec.models.heads.formats import speculators
 from specdec.models.heads.formats.layers import (
     describe_windows,
     layer_shapes,
+    layers_note,
     read_layers,
     theta_note,
 )
@@ -183,7 +184,11 @@ def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
         names,
         speculators.target_name(fields),
         speculators.num_draft_tokens(fields),
-        (*theta_note(layers, target), *default_note(shape.layers_read, is_given=is_given)),
+        (
+            *theta_note(layers, target),
+            *layers_note(layers, decoder),
+            *default_note(shape.layers_read, is_given=is_given),
+        ),
         lambda name: bool(_UNUSED.fullmatch(name)),
     )
 

@@ -12,7 +12,7 @@ import re
 
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.formats.fused import FusedShape
-from specdec.models.heads.formats.layers import read_layers, theta_note
+from specdec.models.heads.formats.layers import layers_note, read_layers, theta_note
 from specdec.models.heads.formats.shape import HeadFormat, Reading
 from specdec.models.heads.formats.source import Fields, HeadSource, TensorNames
 
@@ -43,7 +43,7 @@ def read_eagle(source: HeadSource, target: ModelConfig) -> Reading:
         "EAGLE",
         shape,
         names,
-        notes=theta_note(fields, target),
+        notes=(*theta_note(fields, target), *layers_note(fields, shape.decoder)),
         ignored=lambda name: bool(_UNUSED.fullmatch(name)),
     )
 

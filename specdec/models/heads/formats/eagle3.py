@@ -15,6 +15,7 @@ from specdec.models.heads.formats import speculators
 from specdec.models.heads.formats.layers import (
     describe_windows,
     layer_shapes,
+    layers_note,
     read_layers,
     theta_note,
 )
@@ -166,14 +167,19 @@ def read_eagle3(source: HeadSource, target: ModelConfig) -> Reading:
     )
     _require_sharing(shape, source)
     is_given = _given_layers(fields, target) is not None
-    layers_note = default_note(shape.layers_read, is_given=is_given)
+    taps_note = default_note(shape.layers_read, is_given=is_given)
     return Reading(
         _format(fields, shape, names),
         shape,
         names,
         speculators.target_name(fields),
         speculators.num_draft_tokens(fields),
-        (*theta_note(layers, target), *_unused_note(names), *layers_note),
+        (
+            *theta_note(layers, target),
+            *layers_note(layers, shape.decoder),
+            *_unused_note(names),
+            *taps_note,
+        ),
         lambda name: bool(_UNUSED.fullmatch(name)),
     )
 

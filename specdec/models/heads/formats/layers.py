@@ -17,23 +17,24 @@ _WINDOW_TYPES = {"full_attention": False, "sliding_attention": True}
 def read_layers(
     fields: Fields, names: TensorNames, target: ModelConfig, num_layers: int | None = None
 ) -> ModelConfig:
-    """Read a head's layers, as those of a decoder; biases and norms are those of the tensors.
+    """Read a head's layers, as those of a decoder.
 
-    A missing `hidden_size` or `num_hidden_layers` is the target's, or one layer. num_layers: with
-    full attention, where config.json describes the layers of another model.
+    The tensors have the number of layers, their inner size, biases and norms: a config.json may be
+    that of the target. A missing `hidden_size` is the target's. num_layers: with full attention,
+    where config.json describes the layers of another model.
     """
     if fields.raw.get("hidden_act", "silu") != "silu":
         raise fields.error("hidden_act", "silu")
     hidden_size = fields.count("hidden_size", target.hidden_size)
     num_heads = fields.count("num_attention_heads")
-    windows = (None,) * num_layers if num_layers else _read_windows(fields)
+    windows = (None,) * num_layers if num_layers else _read_windows(fields, names)
     attention = "layers.0.self_attn"
     try:
         return ModelConfig(
             architecture=fields.text("model_type", "llama"),
             vocab_size=target.vocab_size,
             hidden_size=hidden_size,
-            intermediate_size=fields.count("intermediate_size"),
+            intermediate_size=_inner_size(fields, names),
             num_layers=len(windows),
             num_heads=num_heads,
             num_kv_heads=fields.count("num_key_value_heads", num_heads),
@@ -111,9 +112,36 @@ def _read_rope(fields: Fields, target: ModelConfig) -> Rope:
     return read_rope({**fields.raw, "max_position_embeddings": longest})
 
 
-def _read_windows(fields: Fields) -> tuple[int | None, ...]:
-    """Return the window of each layer: by `layer_types`, else by `use_sliding_window`."""
+def layers_note(fields: Fields, decoder: ModelConfig) -> tuple[str, ...]:
+    """Return a note if config.json has another number of layers, or another inner size."""
+    found = {
+        "num_hidden_layers": decoder.num_layers,
+        "intermediate_size": decoder.intermediate_size,
+    }
+    return tuple(
+        f"config.json has {name} {fields.raw[name]}, and the tensors {size}, which is used"
+        for name, size in found.items()
+        if name in fields and fields.raw[name] != size
+    )
+
+
+def _inner_size(fields: Fields, names: TensorNames) -> int:
+    """Return the hidden units of an MLP."""
+    gate, up = (names.shapes.get(f"layers.0.mlp.{each}_proj.weight") for each in ("gate", "up"))
+    if gate is not None and gate == up and gate[0] > 0:
+        return gate[0]
+    return fields.count("intermediate_size")
+
+
+def _read_windows(fields: Fields, names: TensorNames) -> tuple[int | None, ...]:
+    """Return the window of each layer: by `layer_types`, else by `use_sliding_window`.
+
+    None for each, where config.json describes another number of layers than the tensors are.
+    """
     num_layers = fields.count("num_hidden_layers", 1, most=MAX_MODULES)
+    num_stored = names.count("layers")
+    if num_stored not in (0, num_layers) and num_stored <= MAX_MODULES:
+        return (None,) * num_stored
     types = fields.raw.get("layer_types")
     if types is None:
         is_used = fields.flag("use_sliding_window", default=False)

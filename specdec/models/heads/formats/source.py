@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specdec.models.weights.weight_files import find_weight_files, read_shapes
+from specdec.models.weights.quantization_config import with_quantization
+from specdec.models.weights.tensor_headers import TensorHeader, TensorHeaders, require_values
+from specdec.models.weights.weight_files import find_weight_files, read_headers
 from specdec.types.errors import ModelNotFoundError, UnsupportedModelError
 
 Shape = tuple[int, ...]
@@ -155,12 +157,14 @@ class HeadSource:
     """The config.json and the weight files of a head.
 
     shapes: of all tensors, by their names in the files; of a quantized weight that of its values.
+    types: those of the values, by their names in safetensors.
     """
 
     directory: Path
     fields: Fields
     files: tuple[Path, ...]
     shapes: Mapping[str, Shape]
+    types: Mapping[str, str]
 
     @classmethod
     def open(cls, directory: Path) -> HeadSource:
@@ -170,15 +174,17 @@ class HeadSource:
         ModelNotFoundError and UnsupportedModelError.
         """
         files, fields = find_weight_files(directory), read_fields(directory)
-        shapes = read_shapes(files)
+        headers = read_headers(files)
         if "quantization_config" in fields:
             from specdec.models.weights.dequantized_tensors import (
-                dequantized_shapes,  # imports torch, which few processes need
+                dequantized_headers,  # imports torch, which few processes need
             )
 
             quantization = fields.nested("quantization_config").raw
-            shapes = dequantized_shapes(shapes, files, directory, quantization)
-        return cls(directory, fields, files, shapes)
+            headers = dequantized_headers(headers, files, directory, quantization)
+        shapes = {name: header.shape for name, header in headers.items()}
+        types = {name: header.dtype for name, header in headers.items()}
+        return cls(directory, fields, files, shapes, types)
 
     @property
     def architecture(self) -> str:
@@ -195,6 +201,15 @@ class HeadSource:
     def is_pard(self) -> bool:
         """Return whether the files are a draft model that drafts in parallel (PARD)."""
         return "pard_token" in self.fields and "mask_hidden" not in self.shapes
+
+    def require_values(self, names: TensorNames, used: Iterable[str]) -> None:
+        """Raise UnsupportedModelError where a weight or bias that is used is stored as codes."""
+        headers = TensorHeaders(
+            {n: TensorHeader(self.types[n], self.shapes[n]) for n in self.types}
+        )
+        for name in used:
+            if name.endswith((".weight", ".bias")):
+                require_values(headers, names.stored[name])
 
     def restricted(self, is_used: Callable[[str], bool]) -> HeadSource:
         """Return the source with some of its tensors only."""
@@ -228,4 +243,4 @@ def read_fields(directory: Path) -> Fields:
         raise UnsupportedModelError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(raw, dict):
         raise UnsupportedModelError(f"{path} is not a JSON object")
-    return Fields(raw, path)
+    return Fields(with_quantization(directory, raw), path)
