@@ -1,7 +1,8 @@
 """Error handling of the command line.
 
-Exit code 1 means that the command failed, 2 that its usage was wrong, 130 that Ctrl-C interrupted
-it. A failure prints one line to stderr, which is a JSON object if --json was given.
+Exit code 1 means that the command failed, 2 that its usage was wrong or that the model of `specdec
+models show` does not load, 130 that Ctrl-C interrupted it. A failure prints one line to stderr,
+which is a JSON object if --json was given.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import difflib
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 DEBUG_VARIABLE = "SPECDEC_DEBUG"
 EXIT_FAILED = 1
+EXIT_DOES_NOT_LOAD = 2
 EXIT_INTERRUPTED = 130
 _HINTS = {
     "UNAUTHENTICATED": f" (here: ${API_KEY_VARIABLE}, or ${TOKEN_VARIABLE} for operators' commands)"
@@ -57,19 +59,19 @@ class OneLineErrors(click.Group):
         try:
             return super().invoke(ctx)
         except SpecdecError as error:
-            _fail(ctx, error, str(error), as_json)
+            fail(ctx, error, str(error), as_json)
         except KeyboardInterrupt:
             ctx.exit(EXIT_INTERRUPTED)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # click handles these
         except Exception as error:
             if (failed_call := _client_error(error)) is not None:
-                _fail(ctx, error, f"{error}{_HINTS.get(failed_call.code.name, '')}", as_json)
+                fail(ctx, error, f"{error}{_HINTS.get(failed_call.code.name, '')}", as_json)
             if os.environ.get(DEBUG_VARIABLE) == "1":
                 raise
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             message = f"unexpected {reason} (set {DEBUG_VARIABLE}=1 to see the traceback)"
-            _fail(ctx, error, message, as_json)
+            fail(ctx, error, message, as_json)
 
 
 def _has_json_flag(arguments: list[str]) -> bool:
@@ -78,10 +80,17 @@ def _has_json_flag(arguments: list[str]) -> bool:
     return "--json" in arguments[:end]
 
 
-def _fail(ctx: click.Context, error: Exception, message: str, as_json: bool) -> None:
+def fail(
+    ctx: click.Context,
+    error: Exception,
+    message: str,
+    as_json: bool,
+    exit_code: int = EXIT_FAILED,
+) -> NoReturn:
+    """Print an error to stderr, in one line or as JSON, and exit."""
     line = json.dumps({"error": _as_json(error, message)}) if as_json else f"error: {message}"
     click.echo(line, err=True)
-    ctx.exit(EXIT_FAILED)
+    ctx.exit(exit_code)
 
 
 def _as_json(error: Exception, message: str) -> dict[str, str]:

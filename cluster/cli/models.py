@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from cluster.cli.errors import EXIT_DOES_NOT_LOAD, fail
 from cluster.cli.output import json_flag, print_stderr, show_json
 
 if TYPE_CHECKING:  # commands import these when they run
@@ -20,6 +21,8 @@ QUANTIZATIONS = ("none", "int8", "w8a8", "int4")
 MODEL_IMPLS = ("auto", "specdec", "transformers")
 KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 KERNELS = ("auto", "native", "torch", "triton")
+
+_MAX_FAULTS = 20
 
 
 @click.group()
@@ -124,13 +127,15 @@ def show_model(
 ) -> None:
     """Show the architecture of model NAME, its decoder, memory and drafting methods.
 
-    NAME is an alias, a directory, a GGUF file or a Hugging Face Hub id. Its configuration is read;
-    its weights are not loaded.
+    NAME is an alias, a directory, a GGUF file or a Hugging Face Hub id. Its configuration and the
+    headers of its weight files are read: lines "note" show what is not used or assumed, lines
+    "fault" why it does not load. Then the exit code is 2.
     """
     from specdec.config.engine import ModelOptions
     from specdec.config.model_aliases import ALIASES
     from specdec.engine.models.model_report import Precision, report_model
     from specdec.models.resolve import resolve
+    from specdec.types.errors import UnsupportedModelError
     from specdec.worker import native_library_fault
 
     fault = native_library_fault() if kernels in ("auto", "native") else f"kernels is {kernels}"
@@ -142,15 +147,21 @@ def show_model(
         keeps_stored=kernels == "triton",
     )
     _require_kv_kernels(precision)
-    directory = resolve(name, progress=print_stderr)
     options = ModelOptions(cast("ModelImpl", model_impl), enable_expert_parallel)
     drafters = ALIASES[name].drafters if name in ALIASES else ()
-    found = report_model(directory, precision, tensor_parallel_size, options, drafters)
+    context = click.get_current_context()
+    try:
+        directory = resolve(name, progress=print_stderr)
+        found = report_model(directory, precision, tensor_parallel_size, options, drafters)
+    except UnsupportedModelError as error:
+        fail(context, error, str(error), as_json, EXIT_DOES_NOT_LOAD)
     decoder = _decoder(found, fault)
     if as_json:
         show_json(_fields(found, decoder))
-        return
-    click.echo("\n".join(f"{label:18}{value}" for label, value in _lines(found, decoder)))
+    else:
+        click.echo("\n".join(f"{label:18}{value}" for label, value in _lines(found, decoder)))
+    if found.checkpoint.faults:
+        context.exit(EXIT_DOES_NOT_LOAD)
 
 
 def _require_kv_kernels(precision: Precision) -> None:
@@ -190,6 +201,7 @@ def _fields(report: ModelReport, decoder: str) -> dict[str, Any]:
         "kv_cache_dtype": report.precision.kv_cache_dtype,
         "ranks": [asdict(rank) for rank in report.ranks],
         "methods": [asdict(each) for each in report.methods],
+        "checkpoint": asdict(report.checkpoint),
     }
 
 
@@ -218,4 +230,6 @@ def _lines(report: ModelReport, decoder: str) -> list[tuple[str, str]]:
             for rank, each in enumerate(report.ranks)
         ),
         *((each.method, f"{each.fit}: {each.reason}") for each in report.methods),
+        *(("note", each) for each in report.checkpoint.notes),
+        *(("fault", each) for each in report.checkpoint.faults[:_MAX_FAULTS]),
     ]

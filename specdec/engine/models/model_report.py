@@ -1,6 +1,6 @@
 """A report of how a model would run: decoder, memory of each rank, drafting methods that fit.
 
-`specdec models show` prints it. Nothing is loaded but the configuration and the names of tensors.
+`specdec models show` prints it. Nothing is read but the configuration and the headers of tensors.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from specdec.config.quantization import WEIGHT_BITS, QuantizationMethod
 from specdec.config.speculation.head_methods import HeadMethodConfig
 from specdec.config.speculation.method_config import DraftPlace
 from specdec.config.speculation.methods import METHODS
+from specdec.engine.models.checkpoint_lint import CheckpointLint, lint_checkpoint
 from specdec.engine.models.model_limits import require_experts, require_plan
 from specdec.models.config.extra_weights import copied_bytes
 from specdec.models.config.model_config import ModelConfig
@@ -82,7 +83,7 @@ class RankMemory:
 class ModelReport:
     """Decoder, precision and limits with which a model would run.
 
-    differences: what its family has beside Llama.
+    differences: what its family has beside Llama. checkpoint: about its files.
     """
 
     directory: Path
@@ -91,6 +92,7 @@ class ModelReport:
     precision: Precision
     ranks: tuple[RankMemory, ...]
     methods: tuple[MethodFit, ...]
+    checkpoint: CheckpointLint
 
 
 def report_model(
@@ -118,6 +120,7 @@ def report_model(
         precision=precision,
         ranks=tuple(_ranks(config, precision, tensor_parallel_size)),
         methods=tuple(_shipped_or_fit(method, drafters, directory, config) for method in METHODS),
+        checkpoint=lint_checkpoint(directory, config),
     )
 
 

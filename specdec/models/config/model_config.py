@@ -27,7 +27,7 @@ from specdec.config.json_values import (
 )
 from specdec.config.kv_cache import KVCacheDType
 from specdec.config.quantization import WEIGHT_BITS, QuantizationMethod
-from specdec.models.config.architecture import has
+from specdec.models.config.architecture import Architecture, has
 from specdec.models.config.config_files import (
     decoder_of,
     needs_transformers,
@@ -167,7 +167,18 @@ class ModelConfig:
     def from_dict(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
         """Read the fields of a `config.json` and of a `generation_config.json`."""
         whole = supported_architecture(raw)
-        architecture, family, raw = decoder_of(whole, raw)
+        return cls.from_fields(whole, *decoder_of(whole, raw), generation)
+
+    @classmethod
+    def from_fields(
+        cls,
+        whole: str,
+        architecture: str,
+        family: Architecture,
+        raw: Mapping[str, Any],
+        generation: Mapping[str, Any],
+    ) -> ModelConfig:
+        """Read what `supported_architecture` and `decoder_of` return of a config.json."""
         hidden_size, num_heads = count(raw, "hidden_size"), count(raw, "num_attention_heads")
         latent = family.latent(raw)
         windows = family.windows(raw, _num_layers(raw))

@@ -23,6 +23,11 @@ from specdec.types.errors import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
+OTHER_VERSION = (
+    "the zero points of this symmetric GPTQ checkpoint are of the other version of the layout than "
+    "its checkpoint_format says: they are read as half of the range"
+)
+
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Position of each of the eight packed columns in an integer, in 4-bit units from the lowest."""
 
@@ -157,13 +162,18 @@ class Gptq:
         Those of a symmetric quantization show the version of the layout: all are the middle of the
         range in version 2, and one less in version 1.
         """
-        if self.is_symmetric:
-            other = 1 - self.zero_offset
-            words = tensors.slice(sibling(name, "qzeros"))
-            if bool((words == _repeated(2 ** (self.bits - 1) - other, self.bits)).all()):
-                warn_of_version(2 - self.zero_offset, 2 - other)
-                return other
-        return self.zero_offset
+        if not self.has_other_version(tensors, name):
+            return self.zero_offset
+        warn_once(OTHER_VERSION)
+        return 1 - self.zero_offset
+
+    def has_other_version(self, tensors: TensorSource, name: str) -> bool:
+        """Return whether zero points can only be of the version that the files do not name."""
+        if not self.is_symmetric:
+            return False
+        stored = 2 ** (self.bits - 1) - (1 - self.zero_offset)
+        words = tensors.slice(sibling(name, "qzeros"))
+        return bool((words == _repeated(stored, self.bits)).all())
 
     def _unpack(self, packed: Tensor, dim: int) -> Tensor:
         """Unpack integers along dimension `dim` of `packed`, which has size 1."""
@@ -195,12 +205,6 @@ def _repeated(value: int, bits: int) -> int:
 
 
 @cache
-def warn_of_version(described: int, stored: int) -> None:
-    """Log once that the zero points are of another version than the files say."""
-    logger.warning(
-        "the zero points are those of version %d of the GPTQ layout, and the files describe "
-        "version %d: they are read as version %d, which a symmetric quantization needs",
-        stored,
-        described,
-        stored,
-    )
+def warn_once(message: str) -> None:
+    """Log a warning, once in a process."""
+    logger.warning(message)

@@ -19,11 +19,9 @@ from specdec.models.weights.gpt_oss import GptOssExperts, is_mxfp4
 from specdec.models.weights.packed_slices import has_packed_kernels, read_packed
 from specdec.models.weights.quantization_config import read_quantization
 from specdec.models.weights.stored_tensors import SHORT_DTYPES, StoredTensors, TensorSource
-from specdec.types.errors import UnsupportedModelError
+from specdec.models.weights.weight_files import safetensors_files
 
 logger = logging.getLogger(__name__)
-
-INDEX_FILE = "model.safetensors.index.json"
 
 CPU = torch.device("cpu")
 
@@ -136,7 +134,7 @@ def open_checkpoint(
     """
     require_quantization(quantization)
     layout = stored_format(directory)
-    stored = StoredTensors(_weight_files(directory), directory)
+    stored = StoredTensors(safetensors_files(directory), directory)
     if layout is not None:
         is_kept = backend.is_triton and quantization is None and has_packed_kernels(layout)
         is_plain = layout == GptOssExperts() and not any(map(is_mxfp4, stored))
@@ -164,14 +162,3 @@ def _log_dequantization(directory: Path) -> None:
         "those of the dtype of the service",
         directory,
     )
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    index = directory / INDEX_FILE
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        # Only files next to the index are read; another path could be anywhere on the disk.
-        return [directory / Path(name).name for name in names]
-    if (directory / "model.safetensors").is_file():
-        return [directory / "model.safetensors"]
-    raise UnsupportedModelError(f"{directory} has no safetensors weights")

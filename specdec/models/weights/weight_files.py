@@ -45,6 +45,17 @@ def find_weight_files(directory: Path) -> tuple[Path, ...]:
     raise UnsupportedModelError(f"{directory} has no weights in safetensors, .bin or .pt files")
 
 
+def safetensors_files(directory: Path) -> tuple[Path, ...]:
+    """Return the weight files that a decoder is loaded from.
+
+    Raises as `find_weight_files` does, and UnsupportedModelError for pickled files.
+    """
+    files = find_weight_files(directory)
+    if files[0].suffix != SAFETENSORS:
+        raise UnsupportedModelError(f"{directory} has no safetensors weights")
+    return files
+
+
 def read_headers(files: Sequence[Path]) -> dict[str, TensorHeader]:
     """Return the type and the shape of each tensor in `files` by name.
 
