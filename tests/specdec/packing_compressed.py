@@ -28,6 +28,16 @@ def _pack(values: Tensor, bits: int) -> Tensor:
     return torch.where(packed >= 2**31, packed - 2**32, packed).int()
 
 
+def _pack_dense(values: Tensor, bits: int) -> Tensor:
+    """Pack signed integers along the last dimension as one row of bits, the lowest ones first."""
+    unsigned = values.long() + 2 ** (bits - 1)
+    stream = (unsigned[..., None] >> torch.arange(bits) & 1).flatten(1)
+    padding = -stream.shape[1] % 32
+    words = torch.nn.functional.pad(stream, (0, padding)).unflatten(1, (-1, 32))
+    packed = (words << torch.arange(32)).sum(-1)
+    return torch.where(packed >= 2**31, packed - 2**32, packed).int()
+
+
 def compressed(
     weight: Tensor,
     *,
@@ -37,8 +47,10 @@ def compressed(
     is_packed: bool = True,
     packs_zeros: bool = True,
     permuted: bool = False,
+    is_dense: bool = False,
 ) -> Packed:
-    """group_size: -1 for a scale for each output."""
+    """group_size: -1 for a scale for each output. is_dense: whether values have no gaps."""
+    pack = _pack_dense if is_dense else _pack
     out_features, in_features = weight.shape
     size = in_features if group_size == -1 else group_size
     groups = torch.arange(in_features) // size
@@ -57,13 +69,13 @@ def compressed(
     values = (weight / scales[:, groups] + zeros[:, groups]).round().clamp(-top - 1, top)
     tensors = {"weight_scale": scales}
     if is_packed:
-        tensors["weight_packed"] = _pack(values, bits)
+        tensors["weight_packed"] = pack(values, bits)
         tensors["weight_shape"] = torch.tensor(weight.shape)
     else:
         tensors["weight"] = values.to(torch.int8)
     if not sym:
         tensors["weight_zero_point"] = (
-            _pack(zeros.t(), bits).t().contiguous() if packs_zeros else zeros.to(torch.int8)
+            pack(zeros.t(), bits).t().contiguous() if packs_zeros else zeros.to(torch.int8)
         )
     if permuted:
         tensors["weight_g_idx"] = groups.int()

@@ -39,7 +39,7 @@ _KEYS_WITHOUT_EFFECT = frozenset(
 )
 """Keys of a config.json that change nothing in a forward pass here or in transformers."""
 
-_OFF = (None, False, "", [], {})
+_OFF: tuple[object, ...] = (None, False, "", [], {})
 """Values of a key that is switched off."""
 
 
@@ -121,12 +121,9 @@ def _version_notes(directory: Path, layout: Layout | None, config: ModelConfig) 
 
 def _file_notes(directory: Path) -> Iterator[str]:
     """Yield a note on weight files beside those that are read."""
-    read = {path.name for path in find_weight_files(directory)}
-    others = sorted(
-        path.name for path in directory.glob(f"*{SAFETENSORS}") if path.name not in read
-    )
+    others = {*directory.glob(f"*{SAFETENSORS}")} - {*find_weight_files(directory)}
     if others:
-        yield f"files that nothing reads: {', '.join(path.name for path in others[:8])}"
+        yield f"files that nothing reads: {', '.join(sorted(each.name for each in others))[:300]}"
 
 
 @dataclass
@@ -152,7 +149,7 @@ def _key_notes(raw: Mapping[str, Any]) -> Iterator[str]:
     whole = supported_architecture(raw)
     architecture, family, fields = decoder_of(whole, raw)
     recorded = _RecordedKeys(fields)
-    ModelConfig.from_fields(whole, architecture, family, recorded, {})
+    ModelConfig.from_fields(whole, (architecture, family, recorded), {})
     given = raw if fields.keys() >= raw.keys() else raw.get("text_config") or raw
     unread = sorted(
         key

@@ -167,18 +167,17 @@ class ModelConfig:
     def from_dict(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
         """Read the fields of a `config.json` and of a `generation_config.json`."""
         whole = supported_architecture(raw)
-        return cls.from_fields(whole, *decoder_of(whole, raw), generation)
+        return cls.from_fields(whole, decoder_of(whole, raw), generation)
 
     @classmethod
     def from_fields(
         cls,
         whole: str,
-        architecture: str,
-        family: Architecture,
-        raw: Mapping[str, Any],
+        decoder: tuple[str, Architecture, Mapping[str, Any]],
         generation: Mapping[str, Any],
     ) -> ModelConfig:
         """Read what `supported_architecture` and `decoder_of` return of a config.json."""
+        architecture, family, raw = decoder
         hidden_size, num_heads = count(raw, "hidden_size"), count(raw, "num_attention_heads")
         latent = family.latent(raw)
         windows = family.windows(raw, _num_layers(raw))

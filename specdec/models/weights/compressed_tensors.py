@@ -160,8 +160,8 @@ class CompressedTensors:
         found = found if dim == 1 else found.t()
         unpacked = unpack_dense(found, self.bits) if is_dense else self._unpack(found)
         start = packed.start - held.start * per_unit
-        centre = 2 ** (self.bits - 1)
-        return unpacked[:, start : start + len(packed)].float() - centre
+        values = unpacked[:, start : start + len(packed)].float()
+        return values.sub_(2 ** (self.bits - 1))
 
     def zero_points(
         self, tensors: TensorSource, name: str, rows: range, cols: range
