@@ -9,9 +9,10 @@ import click
 
 from cluster.cli.errors import EXIT_DOES_NOT_LOAD, fail
 from cluster.cli.output import json_flag, print_stderr, show_json
+from specdec.types.errors import UnsupportedModelError
 
 if TYPE_CHECKING:  # commands import these when they run
-    from specdec.config.engine import DTypeName, ModelImpl
+    from specdec.config.engine import DTypeName, ModelImpl, ModelOptions
     from specdec.config.kv_cache import KVCacheDType
     from specdec.config.quantization import QuantizationMethod
     from specdec.engine.models.model_report import ModelReport, Precision
@@ -132,10 +133,7 @@ def show_model(
     "fault" why it does not load. Then the exit code is 2.
     """
     from specdec.config.engine import ModelOptions
-    from specdec.config.model_aliases import ALIASES
-    from specdec.engine.models.model_report import Precision, report_model
-    from specdec.models.resolve import resolve
-    from specdec.types.errors import UnsupportedModelError
+    from specdec.engine.models.model_report import Precision
     from specdec.worker import native_library_fault
 
     fault = native_library_fault() if kernels in ("auto", "native") else f"kernels is {kernels}"
@@ -148,20 +146,31 @@ def show_model(
     )
     _require_kv_kernels(precision)
     options = ModelOptions(cast("ModelImpl", model_impl), enable_expert_parallel)
-    drafters = ALIASES[name].drafters if name in ALIASES else ()
-    context = click.get_current_context()
     try:
-        directory = resolve(name, progress=print_stderr)
-        found = report_model(directory, precision, tensor_parallel_size, options, drafters)
+        found = _report(name, precision, tensor_parallel_size, options)
     except UnsupportedModelError as error:
-        fail(context, error, str(error), as_json, EXIT_DOES_NOT_LOAD)
-    decoder = _decoder(found, fault)
+        fail(click.get_current_context(), error, str(error), as_json, EXIT_DOES_NOT_LOAD)
+    _print_report(found, _decoder(found, fault), as_json=as_json)
+
+
+def _report(name: str, precision: Precision, num_ranks: int, options: ModelOptions) -> ModelReport:
+    from specdec.config.model_aliases import ALIASES
+    from specdec.engine.models.model_report import report_model
+    from specdec.models.resolve import resolve
+
+    directory = resolve(name, progress=print_stderr)
+    drafters = ALIASES[name].drafters if name in ALIASES else ()
+    return report_model(directory, precision, num_ranks, options, drafters)
+
+
+def _print_report(found: ModelReport, decoder: str, *, as_json: bool) -> None:
+    """Print a report, and exit with another code for a checkpoint with faults."""
     if as_json:
         show_json(_fields(found, decoder))
     else:
         click.echo("\n".join(f"{label:18}{value}" for label, value in _lines(found, decoder)))
     if found.checkpoint.faults:
-        context.exit(EXIT_DOES_NOT_LOAD)
+        click.get_current_context().exit(EXIT_DOES_NOT_LOAD)
 
 
 def _require_kv_kernels(precision: Precision) -> None:

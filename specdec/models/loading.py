@@ -141,44 +141,40 @@ def load_model(
     """
     if deterministic:
         require_deterministic(config, group, device)
+    sizes = (max_model_len, block_size)
     if config.transformers is not None:
-        sizes = (max_model_len, block_size)
         return _load_transformers(
             directory, config, group, dtype, sizes, device, kernels, output_tokens, kv_cache_dtype
         )
     backend = _select_backend(kernels, device, group, quantization, deterministic=deterministic)
-    is_native = backend is KernelBackend.CPU
-    _require_kv_kernels(backend, device, kv_cache_dtype, is_native=is_native)
+    _require_kv_kernels(backend, device, kv_cache_dtype)
     reader = open_checkpoint(directory, dtype, quantization, device, backend)
-    _require_tensors(config, reader, directory, is_first=group.rank == 0)
+    _require_tensors(config, reader, directory, group)
     kv_dtype = kv_dtype_of(dtype, kv_cache_dtype)
-    model = CausalDecoder(config, reader, group, max_model_len, block_size, output_tokens, kv_dtype)
-    return NativeDecoder(model) if is_native else model
+    model = CausalDecoder(config, reader, group, *sizes, output_tokens, kv_dtype)
+    return NativeDecoder(model) if backend is KernelBackend.CPU else model
 
 
 def _require_tensors(
-    config: ModelConfig, reader: CheckpointReader, directory: Path, *, is_first: bool
+    config: ModelConfig, reader: CheckpointReader, directory: Path, group: TensorParallelGroup
 ) -> None:
-    """Check all tensors before one is read, and log those that nothing reads.
-
-    is_first: whether this is the rank that logs. Raises UnsupportedModelError.
-    """
+    """Check all tensors before one is read; the first rank logs those that nothing reads."""
     assert isinstance(reader.tensors, StoredTensors)
     found = check_tensors(reader.tensors, reader.weight_format, decoder_tensors(config))
     found.require()
-    if is_first and found.unused:
+    if group.rank == 0 and found.unused:
         logger.warning("nothing reads %s in %s", found.unused, directory)
-    if is_first and found.known_unused:
+    if group.rank == 0 and found.known_unused:
         logger.info("not used in %s: %s", directory, found.known_unused)
 
 
 def _require_kv_kernels(
-    backend: KernelBackend, device: torch.device, kv_cache_dtype: KVCacheDType, *, is_native: bool
+    backend: KernelBackend, device: torch.device, kv_cache_dtype: KVCacheDType
 ) -> None:
     """Raise InvalidValueError for KV that the kernels of a backend do not read."""
     if kv_cache_dtype == "auto":
         return
-    if is_native:
+    if backend is KernelBackend.CPU:
         limit = "auto with the native kernels, which read keys and values of 16 and 32 bits"
         raise InvalidValueError("kv_cache_dtype", kv_cache_dtype, limit)
     found = kv_dtype_of(torch.float32, kv_cache_dtype)
@@ -204,7 +200,7 @@ def _load_transformers(
 
     attention: Kernels = "torch" if device.type == "cpu" else kernels
     backend = KernelBackend.select(attention, device)
-    _require_kv_kernels(backend, device, kv_cache_dtype, is_native=False)
+    _require_kv_kernels(backend, device, kv_cache_dtype)
     return load_transformers(
         directory,
         config,

@@ -22,6 +22,9 @@ from specdec.models.config.unsupported import explain_unsupported
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.types.sampling.sampling_params import SamplingDefaults, SamplingParams
 
+DecoderFields = tuple[str, Architecture, Mapping[str, Any]]
+"""The name of a decoder's architecture, what is known of it, and the keys of its config.json."""
+
 _SPELLINGS = {"max_tokens": "max_new_tokens"}
 
 _REQUIRED_KEYS = (
@@ -135,7 +138,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def decoder_of(whole: str, raw: Mapping[str, Any]) -> tuple[str, Architecture, dict[str, Any]]:
+def decoder_of(whole: str, raw: Mapping[str, Any]) -> DecoderFields:
     """Return the architecture of the decoder, and its fields with the defaults of its family."""
     architecture = TEXT_MODELS.get(whole, whole)
     family = ARCHITECTURES[architecture]

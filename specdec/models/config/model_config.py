@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from specdec.config.engine import (
     DEFAULT_MODEL_OPTIONS,
@@ -27,8 +27,9 @@ from specdec.config.json_values import (
 )
 from specdec.config.kv_cache import KVCacheDType
 from specdec.config.quantization import WEIGHT_BITS, QuantizationMethod
-from specdec.models.config.architecture import Architecture, has
+from specdec.models.config.architecture import has
 from specdec.models.config.config_files import (
+    DecoderFields,
     decoder_of,
     needs_transformers,
     read_eos_token_ids,
@@ -170,12 +171,7 @@ class ModelConfig:
         return cls.from_fields(whole, decoder_of(whole, raw), generation)
 
     @classmethod
-    def from_fields(
-        cls,
-        whole: str,
-        decoder: tuple[str, Architecture, Mapping[str, Any]],
-        generation: Mapping[str, Any],
-    ) -> ModelConfig:
+    def from_fields(cls, whole: str, decoder: DecoderFields, generation: Mapping[str, Any]) -> Self:
         """Read what `supported_architecture` and `decoder_of` return of a config.json."""
         architecture, family, raw = decoder
         hidden_size, num_heads = count(raw, "hidden_size"), count(raw, "num_attention_heads")

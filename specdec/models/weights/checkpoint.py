@@ -20,6 +20,7 @@ from specdec.models.weights.packed_slices import has_packed_kernels, read_packed
 from specdec.models.weights.quantization_config import read_quantization
 from specdec.models.weights.stored_tensors import SHORT_DTYPES, StoredTensors, TensorSource
 from specdec.models.weights.weight_files import safetensors_files
+from specdec.types.errors import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ class CheckpointReader:
         """
         stored_parts(self.tensors, self.weight_format, name, shape)
         packed = self._packed_as(name)
+        if packed is not None and (found := packed.shape(self.tensors, name)) != shape:
+            raise UnsupportedModelError(f"{name} has shape {list(found)}; expected {list(shape)}")
         window = [
             part if part is not None else range(size)
             for part, size in zip((rows, cols), shape, strict=False)

@@ -129,7 +129,7 @@ def check_tensors(
         except UnsupportedModelError as error:
             faults[name] = str(error)
     quantized = {name for name, parts in used.items() if parts != (name,)}
-    rest = set(tensors).difference(*used.values())
+    rest = set(tensors).difference(faults, *used.values())
     unknown, known = list[str](), defaultdict[str, list[str]](list)
     drafting = {name.removesuffix(_MTP) for name in rest if name.endswith(_MTP)}
     for name in sorted(rest):

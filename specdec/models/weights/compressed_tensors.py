@@ -84,7 +84,12 @@ class CompressedTensors:
         else:
             out, inner = shape
             stored = sibling(name, "weight_packed")
-            widths = {-(-inner // self._per_integer), _num_dense_words(inner, self.bits)}
+            widths = -(-inner // self._per_integer), _num_dense_words(inner, self.bits)
+            if 32 % self.bits and widths[0] == widths[1] > 1:
+                raise UnsupportedModelError(
+                    f"{stored} has the shape of both layouts of {self.bits} bits, with and without "
+                    "gaps between the values"
+                )
             codes = [
                 require_tensor(tensors, stored, ("I32",), *((out, width) for width in widths)),
                 require_tensor(tensors, sibling(name, "weight_shape"), _INDICES, (2,)),
@@ -100,7 +105,7 @@ class CompressedTensors:
         zeros, index = sibling(name, "weight_zero_point"), sibling(name, "weight_g_idx")
         if zeros in tensors or not self.is_symmetric:
             out, groups = shape[0], shapes[-1][-1] if shapes[-1] else 1
-            words = {-(-out // self._per_integer), _num_dense_words(out, self.bits)}
+            words = -(-out // self._per_integer), _num_dense_words(out, self.bits)
             packed = tuple((each, groups) for each in words)
             is_packed = tensors.dtype(zeros) == "I32" and name not in tensors
             expected = (*packed, *shapes) if is_packed else shapes
@@ -129,14 +134,14 @@ class CompressedTensors:
         return values * self._by_place(tensors, name, "weight_scale", rows, cols)
 
     def _unpacked(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
-        stored = sibling(name, "weight_packed")
-        inner = self.shape(tensors, name)[1]
-        is_dense = self._is_dense(inner, tensors.shape(stored)[1])
+        stored, is_dense = sibling(name, "weight_packed"), self._is_dense(tensors, name)
         return self._window(tensors, stored, rows, cols, is_dense=is_dense, dim=1)
 
-    def _is_dense(self, num_values: int, num_words: int) -> bool:
-        """Return whether integers hold values that cross their borders."""
-        return 32 % self.bits != 0 and num_words == _num_dense_words(num_values, self.bits)
+    def _is_dense(self, tensors: TensorSource, name: str) -> bool:
+        """Return whether the integers of a packed weight hold values that cross their borders."""
+        width = tensors.shape(sibling(name, "weight_packed"))[1]
+        inner = self.shape(tensors, name)[1]
+        return 32 % self.bits != 0 and width == _num_dense_words(inner, self.bits)
 
     def _window(
         self,
@@ -171,10 +176,9 @@ class CompressedTensors:
         if stored not in tensors:
             return None
         scales = tensors.shape(sibling(name, "weight_scale"))
-        found = tensors.shape(stored)
-        if found == scales:
+        if tensors.shape(stored) == scales:
             return self._by_place(tensors, name, "weight_zero_point", rows, cols)
-        is_dense, groups = self._is_dense(scales[0], found[0]), range(scales[1])
+        is_dense, groups = self._is_dense(tensors, name), range(scales[1])
         of_groups = self._window(tensors, stored, groups, rows, is_dense=is_dense, dim=0).t()
         return of_groups[:, self._group_index(tensors, name, cols)]
 

@@ -1,9 +1,12 @@
 """`specdec models`: downloads, the list, and what would run a model."""
 
 import json
+import shutil
 from typing import get_args
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from cluster.cli.models import DTYPES, KERNELS, KV_DTYPES, QUANTIZATIONS
 from specdec.config.engine import DTYPE_BYTES, Kernels
@@ -82,8 +85,22 @@ def test_show_refuses_a_model_that_cannot_be_served(tmp_path):
     content = {"architectures": ["MambaForCausalLM"], "state_size": 16}
     (tmp_path / "config.json").write_text(json.dumps(content))
     result = run_cli("models", "show", str(tmp_path))
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert "MambaForCausalLM is not supported: it has state-space layers" in result.stderr
+
+
+def test_show_exits_with_2_for_files_that_do_not_load(tiny_model_dir, tmp_path):
+    shutil.copytree(tiny_model_dir, tmp_path, dirs_exist_ok=True)
+    path, name = tmp_path / "model.safetensors", "model.norm.weight"
+    save_file(load_file(path) | {name: torch.ones(144, dtype=torch.int8)}, path)
+    result = run_cli("models", "show", str(tmp_path))
+    assert result.exit_code == 2
+    assert f"fault             {name} has codes of type I8" in result.stdout
+    result = run_cli("models", "show", str(tmp_path), "--json")
+    assert result.exit_code == 2
+    report = json.loads(result.stdout)["checkpoint"]
+    assert len(report["faults"]) == 1
+    assert report["notes"] == ["the output head is the embedding (tie_word_embeddings)"]
 
 
 def test_choices_of_show_are_those_of_the_engine():

@@ -1,19 +1,22 @@
 # Modules: specdec.models.layers.latent_attention, specdec.models.layers.latent_expansion
-# Modules: specdec.models.layers.qk_norm
+# Modules: specdec.models.layers.qk_norm, specdec.models.config.decoder_tensors
 """Reference tests: each architecture and feature against transformers, on one and several ranks."""
 
 import json
 from functools import cache
+from math import prod
 
 import pytest
 import torch
 
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config.decoder_tensors import decoder_tensors
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.registry import SUPPORTED_ARCHITECTURES
 from specdec.models.llama import CausalDecoder
 from specdec.models.weights.checkpoint import open_checkpoint
+from specdec.models.weights.checks import check_tensors
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.families import (
@@ -115,6 +118,10 @@ def test_every_parameter_is_read_and_counted(family):
     biases = (each for name, each in model.named_buffers() if name.endswith("correction_bias"))
     expected = model.num_parameters() + sum(each.numel() for each in biases)
     assert config.num_parameters == reader.num_elements_read == expected
+    tensors = decoder_tensors(config)
+    found = check_tensors(reader.tensors, reader.weight_format, tensors)
+    assert (found.faults, found.unused, found.known_unused) == ((), "", "")
+    assert sum(map(prod, tensors.values())) == expected
 
 
 @SOME

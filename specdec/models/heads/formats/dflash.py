@@ -178,17 +178,14 @@ def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
     )
     _require_map(shape, source, target)
     is_given = _given_layers(fields, keys, target) is not None
+    notes = (*theta_note(layers, target), *layers_note(layers, decoder))
     return Reading(
         _format(fields, shape),
         shape,
         names,
         speculators.target_name(fields),
         speculators.num_draft_tokens(fields),
-        (
-            *theta_note(layers, target),
-            *layers_note(layers, decoder),
-            *default_note(shape.layers_read, is_given=is_given),
-        ),
+        (*notes, *default_note(shape.layers_read, is_given=is_given)),
         lambda name: bool(_UNUSED.fullmatch(name)),
     )
 

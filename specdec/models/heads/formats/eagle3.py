@@ -166,28 +166,24 @@ def read_eagle3(source: HeadSource, target: ModelConfig) -> Reading:
         mask_shape=names.shapes.get("mask_hidden", ()),
     )
     _require_sharing(shape, source)
-    is_given = _given_layers(fields, target) is not None
-    taps_note = default_note(shape.layers_read, is_given=is_given)
     return Reading(
         _format(fields, shape, names),
         shape,
         names,
         speculators.target_name(fields),
         speculators.num_draft_tokens(fields),
-        (
-            *theta_note(layers, target),
-            *layers_note(layers, shape.decoder),
-            *_unused_note(names),
-            *taps_note,
-        ),
+        (*theta_note(layers, target), *_notes(shape, source, target)),
         lambda name: bool(_UNUSED.fullmatch(name)),
     )
 
 
-def _unused_note(names: TensorNames) -> tuple[str, ...]:
-    """Return a note if the file has Medusa-like heads beside the recurrent one (ModelOpt)."""
-    has_parallel = any(name.startswith(_PARALLEL) for name in names.shapes)
-    return ("its parallel_draft_heads are not used",) * has_parallel
+def _notes(shape: Eagle3Shape, source: HeadSource, target: ModelConfig) -> tuple[str, ...]:
+    """Return notes on sizes, on Medusa-like heads beside the recurrent one (ModelOpt), and taps."""
+    has_parallel = any(name.startswith(_PARALLEL) for name in source.short_names)
+    is_given = _given_layers(source.fields, target) is not None
+    sizes = layers_note(speculators.layer_fields(source.fields), shape.decoder)
+    unused = ("its parallel_draft_heads are not used",) * has_parallel
+    return (*sizes, *unused, *default_note(shape.layers_read, is_given=is_given))
 
 
 def _switches(fields: Fields) -> Fields:
