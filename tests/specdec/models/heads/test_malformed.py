@@ -89,6 +89,17 @@ def values(name, tensor):
     return lambda config, tensors: (config, tensors | {name: tensor})
 
 
+def float8_layer(**scales):
+    """Return a fault: a weight of float8 with these scales, or with one that has no meaning."""
+    scales = scales or {"weight_scale": torch.ones(1), "pre_quant_scale": torch.ones(48)}
+    stored = {"weight": torch.ones(48, 96).to(torch.float8_e4m3fn), **scales}
+    named = {f"fc.{name}": tensor for name, tensor in stored.items()}
+    return lambda config, tensors: (
+        {**config, "quantization_config": {"quant_method": "fp8"}},
+        tensors | named,
+    )
+
+
 GATE = "midlayer.mlp.gate_proj.weight"
 ROWS = torch.arange(120)
 FAULTS = [
@@ -149,6 +160,9 @@ FAULTS = [
     ("dflash", keys(block_size=100), r"block_size in .* is 100; it must be a whole number from 2 to 64"),
     ("dflash", keys(attention_sink_bias=True), "attention_sink_bias is not supported"),
     ("dflash", nested("dflash_config", target_layer_ids=[1, 3]), r"fc\.weight has shape \[48, 144\]; expected \[48, 96\]"),
+    ("eagle", shaped("fc.weight", 48, 96, dtype=torch.int8), "fc.weight has codes of type I8"),
+    ("eagle", float8_layer(), "pre_quant_scale is part of no layout"),
+    ("eagle", float8_layer(weight_scale=torch.ones(3, 1)), r"weight_scale has shape \[3, 1\]; expected"),
     ("dspark", keys(markov_rank=8), r"no tensor markov_head\.markov_w1\.weight"),
     ("dspark", keys(markov_rank=8, markov_head_type="lstm"), r"'lstm'; it must be vanilla, gated or rnn"),
 ]  # fmt: skip
@@ -299,3 +313,20 @@ def test_a_target_without_mtp_layers(tmp_path, target_dir, target):
     directory = shutil.copytree(target_dir, tmp_path / "a")
     message = one_line(lambda: HeadConfig.from_directory(directory, target))
     assert "is not a draft head of a known format (architecture LlamaForCausalLM" in message
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "p_eagle", "dflash", "dspark"])
+def test_the_tensors_have_the_sizes_where_config_json_is_that_of_the_target(
+    tmp_path, target, torch_target, kind
+):
+    config, tensors = base_of(kind)
+    save(tmp_path / "own", config, tensors)
+    of_target = {"num_hidden_layers": 40, "intermediate_size": 99, "sliding_window": 5}
+    types = {"layer_types": ["sliding_attention"] * 40}
+    save(tmp_path / "copied", config | of_target | types, tensors)
+    own, copied = (HeadConfig.from_directory(tmp_path / each, target) for each in ("own", "copied"))
+    assert copied.shape == own.shape
+    (notes,) = copied.describe()[1:]
+    assert f"num_hidden_layers 40, and the tensors {own.num_kv_layers}, which is used" in notes
+    assert "intermediate_size 99, and the tensors 40, which is used" in notes
+    load_head(copied, torch_target)

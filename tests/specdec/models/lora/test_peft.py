@@ -148,6 +148,11 @@ def changed(tensors, removed=(), **added):
             "the first size of A",
         ),
         ({f"{PREFIX}.0.mlp.down_proj.lora_B.weight": torch.ones(3)}, (), "not a matrix's"),
+        (
+            {f"{PREFIX}.0.mlp.down_proj.lora_B.weight": torch.ones(144, 4).to(torch.int8)},
+            (),
+            "has codes of type I8",
+        ),
         ({f"{PREFIX}.0.mlp.down_proj.lora_B.x.weight": torch.ones(3, 4)}, (), "lora_B twice"),
     ],
 )

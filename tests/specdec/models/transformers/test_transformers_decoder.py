@@ -258,6 +258,18 @@ def test_a_missing_tensor_is_named(tmp_path):
         load(tmp_path)
 
 
+def test_codes_are_refused_and_unused_tensors_named(tmp_path, caplog):
+    save_foreign(tmp_path, "gpt2")
+    path, name = tmp_path / "model.safetensors", "transformer.h.1.mlp.c_fc.weight"
+    tensors = load_file(path)
+    save_file(tensors | {"extra": torch.ones(1)}, path, metadata={"format": "pt"})
+    load(tmp_path)
+    assert "nothing reads 1 tensors, extra (1)" in caplog.text
+    save_file(tensors | {name: tensors[name].to(torch.int8)}, path, metadata={"format": "pt"})
+    with pytest.raises(UnsupportedModelError, match=f"{name} has codes of type I8"):
+        load(tmp_path)
+
+
 def test_code_of_a_repository_is_refused(tmp_path):
     raw = {"architectures": ["OwnForCausalLM"], "model_type": "own", "auto_map": {"AutoModel": "x"}}
     (tmp_path / "config.json").write_text(json.dumps(raw))
