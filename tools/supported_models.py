@@ -140,6 +140,18 @@ def _refused() -> Iterator[str]:
         "that read images or audio; models whose layers are code of their repository, which is "
         "never executed.\n"
     )
+    yield (
+        "Before anything is loaded, each tensor of a checkpoint must have the type, the shape and "
+        "the number of groups that `config.json` and the description of its quantization give: "
+        "`quantization_config`, or the file `hf_quant_config.json`, `quantize_config.json` or "
+        "`quant_config.json`. Codes without a description are refused by name. The log names "
+        "tensors that nothing reads; an output head beside tied embeddings is used.\n"
+    )
+    yield (
+        "`specdec models show DIR` applies these rules to the headers of the files: a line `note` "
+        "for what is not used or assumed, a line `fault` for each reason not to load, and exit "
+        "code 2.\n"
+    )
 
 
 def _names(names: Iterable[str]) -> str:
