@@ -109,8 +109,8 @@ class Committer:
         token_ids, choices = verified.token_ids, self._requests.choices_of(seq)
         num_kept, stop = self._append(seq, token_ids)
         num_verified = _num_accepted(seq, row, token_ids)
-        num_accepted = min(num_kept, num_verified)
-        self._count(seq, choices, row, num_kept, num_accepted)
+        num_drafted = min(num_kept, num_verified)
+        self._count(seq, choices, row, num_kept, num_verified, has_ended=stop is not None)
         self._speculator.observe(seq, row.draft_depth, num_verified)
         if stop is None:
             seq.lookahead = _lookahead(row, verified)
@@ -119,7 +119,7 @@ class Committer:
         else:
             self._requests.finish(seq)
         logprobs = None if verified.logprobs is None else verified.logprobs[:num_kept]
-        seq.output_buffer.add(token_ids[:num_kept], logprobs, num_accepted)
+        seq.output_buffer.add(token_ids[:num_kept], logprobs, num_drafted)
         if stop is None and not seq.output_buffer.is_due:
             return None
         return output_of(seq, choices, seq.output_buffer.take(), stop)
@@ -139,9 +139,22 @@ class Committer:
         return num_kept, stop
 
     def _count(
-        self, seq: Sequence, choices: Choices, row: StepRow, num_kept: int, num_accepted: int
+        self,
+        seq: Sequence,
+        choices: Choices,
+        row: StepRow,
+        num_kept: int,
+        num_verified: int,
+        *,
+        has_ended: bool,
     ) -> None:
-        """Count a row; `seq` still has the draft that a head made for it."""
+        """Count a row; `seq` still has the draft that a head made for it.
+
+        num_verified: accepted drafts, also those after a stop. The last token of an output counts
+        as the target's own, even if it was drafted: every draft yields its accepted tokens and one
+        more.
+        """
+        num_accepted = min(num_verified, num_kept - has_ended)
         choices.num_output_tokens += num_kept
         self._counts.num_generated_tokens += num_kept
         if row.adapter_id != BASE_MODEL and self._adapters is not None:
@@ -152,10 +165,12 @@ class Committer:
             self._counts.num_lookahead_tokens += row.num_lookahead_tokens
             method = self._speculator.drafting_method(row.seq_id)
             if method == PREDICTION:
-                choices.prediction = choices.prediction.after_draft(depth, num_accepted)
+                num_predicted = min(num_verified, num_kept)
+                choices.prediction = choices.prediction.after_draft(depth, num_predicted)
             self.drafts.record(method, depth, num_accepted)
             if self._drafters is not None and seq.head_draft and method == self._head_method:
-                self._drafters.observe(seq.head_draft.version, depth, num_accepted)
+                version = seq.head_draft.version
+                self._drafters.observe(version, depth, num_accepted, num_verified)
 
     def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[EngineOutput]:
         """Fail a request without publishing KV; a row with guesses is retried without them.

@@ -6,6 +6,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
+from specdec.text.marked_stops import MarkedStops, StopMatch
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.sampling.sampling_params import SamplingParams
 
@@ -106,7 +107,8 @@ class IncrementalDetokenizer:
     follow directly, and a run of invalid bytes may have an extra U+FFFD for every eight of them.
 
     The first stop string is the one that ends first; of two that end together, the longer one. A
-    stop string that ends within the first `min_tokens` tokens is ignored, as in vLLM.
+    stop string that ends within the first `min_tokens` tokens is ignored, as in vLLM. A stop string
+    may name special tokens that are left out of the text.
 
     lengths: characters of the latest `take` or `flush` that became final with each of the tokens
     since the one before.
@@ -129,6 +131,8 @@ class IncrementalDetokenizer:
         special = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._hidden_ids = special | tokenizer.blank_token_ids
         self._vocab_size = tokenizer.vocab_size
+        self._marks = MarkedStops.of(tokenizer, stop) if skip_special_tokens else None
+        self._held = stop if self._marks is None else (*stop, *self._marks.visible)
         self._decoder = make_text_decoder(tokenizer)
         self._text = ""  # not returned yet
         self._ends: list[int] = []  # length of _text after each token since the last take
@@ -151,7 +155,10 @@ class IncrementalDetokenizer:
         assert not self._stopped, "the text has ended with a stop string"
         self._num_tokens += 1
         is_hidden = token_id in self._hidden_ids or token_id >= self._vocab_size
-        stop = None if is_hidden else self._extend(self._decoder.add(token_id))
+        if not is_hidden:
+            stop = self._extend(self._decoder.add(token_id))
+        else:
+            stop = self._end_at(self._marked(token_id)) if self._marks is not None else None
         self._ends.append(len(self._text))
         return stop
 
@@ -202,25 +209,38 @@ class IncrementalDetokenizer:
     def _extend(self, new: str) -> str | None:
         known = len(self._text)
         self._text += new
-        if not self._stop or not new or self._num_tokens <= self._min_tokens:
+        if not self._stop or not new:
+            return None
+        marked = () if self._marks is None else self._marks.find_in_text(new, len(self._text))
+        if self._num_tokens <= self._min_tokens:
             return None
         # A stop string that ends in `new` starts at most this far before it, and never in text
         # that was returned.
         starts = (
             (self._text.find(stop, max(0, known - len(stop) + 1)), stop) for stop in self._stop
         )
-        found = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
+        found = [StopMatch(start + len(stop), start, stop) for start, stop in starts if start >= 0]
+        return self._end_at([*found, *marked])
+
+    def _marked(self, token_id: int) -> Sequence[StopMatch]:
+        """Return the stop strings that a token outside the text completes."""
+        assert self._marks is not None, "no stop string names a special token"
+        found = self._marks.find_at_token(token_id, len(self._text))
+        return found if self._num_tokens > self._min_tokens else ()
+
+    def _end_at(self, found: Sequence[StopMatch]) -> str | None:
+        """Cut the text at the first match, if any, and return its stop string."""
         if not found:
             return None
-        end, start, stop = min(found)
-        self._text = self._text[: end if self._includes_stop else start]
+        first = min(found, key=lambda each: (each.end, -len(each.stop)))
+        self._text = self._text[: first.end if self._includes_stop else max(0, first.start)]
         self._stopped = True
-        return stop
+        return first.stop
 
     def _num_final_chars(self) -> int:
         """Return the length of the text before a possible start of a stop string."""
         end = len(self._text)
-        for stop in self._stop:
+        for stop in self._held:
             start = self._text.find(stop[0], max(0, len(self._text) - len(stop) + 1))
             while 0 <= start < end and not stop.startswith(self._text[start:]):
                 start = self._text.find(stop[0], start + 1)

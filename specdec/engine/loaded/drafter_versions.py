@@ -145,8 +145,14 @@ class DrafterVersions:
         self._require_settled()
         self._wanted = number
 
-    def observe(self, number: int, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Count a verified draft, and order the version before where the active one is worse."""
+    def observe(
+        self, number: int, num_draft_tokens: int, num_accepted_tokens: int, num_verified: int
+    ) -> None:
+        """Count a verified draft, and order the version before where the active one is worse.
+
+        num_accepted_tokens: to count. num_verified: accepted tokens, also those after a stop, by
+        which versions are compared.
+        """
         version = self._versions.get(number)
         if version is None or not num_draft_tokens:
             return
@@ -155,7 +161,7 @@ class DrafterVersions:
         if trial is None or trial.version != number:
             return
         trial.num_drafts += 1
-        trial.num_accepted += num_accepted_tokens > 0
+        trial.num_accepted += num_verified > 0
         if trial.num_drafts in self._rule.looks and not self.is_pinned:
             self._compare(trial)
 

@@ -63,7 +63,8 @@ class SpeculationStats(Additive):
 
     num_drafts: verified drafts, one per step and sequence. num_draft_tokens: tokens in them, the
     siblings of a tree counted as one.
-    num_accepted_tokens: those that became output.
+    num_accepted_tokens: those that became output, without the last token of an output that a stop
+    within a draft ended: it takes the place of the target's own.
     """
 
     num_drafts: int = 0

@@ -154,6 +154,24 @@ def test_the_true_output_is_accepted_whole(tiny_model_dir):
     assert counts.accepted_by_method["prediction"][0] == last.prediction.num_drafts
 
 
+def test_a_stop_within_a_draft_takes_the_place_of_the_targets_own_token(tiny_model_dir):
+    """Every draft yields its accepted tokens and one more, also the last one of an output."""
+    engine = local_engine(tiny_model_dir, engine_config(3))
+    plain = tokens_by(engine, [request("plain", PROMPT)])["plain"]
+    for count in range(2, 9):
+        before = engine.stats().counts
+        params = request("", PROMPT, stop_token_ids=(plain[count - 1],)).params
+        stopped = replace(request("stopped", PROMPT), prediction=PredictedText(plain))
+        transcript = run(engine, [replace(stopped, params=params)])["stopped"]
+        last, counts = transcript.last, engine.stats().counts.minus(before)
+        num_tokens = len(transcript.token_ids)
+        assert transcript.token_ids == plain[:num_tokens]
+        assert last.speculation.num_accepted_tokens + counts.num_steps == num_tokens
+        assert counts.speculation == last.speculation
+        num_predicted = last.prediction.num_accepted_tokens
+        assert 0 <= num_predicted - last.speculation.num_accepted_tokens <= 1
+
+
 def test_a_grammar_applies_to_predicted_drafts(tiny_model_dir):
     tokenizer, compiler = Tokenizer(tiny_model_dir), grammar_compiler(tiny_model_dir)
     form = StructuredOutput(regex="(ab|ba){6}")

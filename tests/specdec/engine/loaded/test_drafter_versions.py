@@ -51,7 +51,8 @@ def load(versions, ranks, name="new"):
 def observe(versions, number, num_drafts, num_accepted):
     """Report drafts of 3 tokens, `num_accepted` of them with 2 accepted ones."""
     for index in range(num_drafts):
-        versions.observe(number, 3, 2 if index < num_accepted else 0)
+        accepted = 2 if index < num_accepted else 0
+        versions.observe(number, 3, accepted, accepted)
 
 
 def states(versions):
@@ -107,8 +108,8 @@ def test_drafts_are_counted_by_the_version_that_made_them(versions, ranks):
     load(versions, ranks)
     observe(versions, 1, 1, 1)  # was made before the switch
     observe(versions, 2, 4, 2)
-    versions.observe(2, 0, 0)
-    versions.observe(9, 3, 1)
+    versions.observe(2, 0, 0, 0)
+    versions.observe(9, 3, 1, 1)
     first, second = versions.snapshot()
     assert first.speculation == SpeculationStats(6, 18, 8)
     assert second.speculation == SpeculationStats(4, 12, 4)
