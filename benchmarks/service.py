@@ -36,7 +36,7 @@ class ServiceProcess:
 
     def counters(self, *names: str) -> dict[str, int]:
         """Return counters of its metrics, by names without prefix and `_total`."""
-        text = httpx.get(f"{self.http_url}/metrics").text
+        text = httpx.get(f"{self.http_url}/metrics", trust_env=False).text
         samples = {
             sample.name: int(sample.value)
             for family in text_string_to_metric_families(text)

@@ -25,6 +25,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from cluster.observability.request_context import text_headers
 from specdec.sequences.sequence import EngineRequest
+from specdec.types.network import bypasses_proxy
 from specdec.types.request import GenerateRequest, Prompt
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling.sampling_params import LOSSY_VERIFIERS
@@ -135,7 +136,11 @@ def tracing_to(endpoint: str, model: str, replica: str) -> Tracing:
         {SERVICE_NAME: "specdec", SERVICE_VERSION: version("specdec"), SERVICE_INSTANCE_ID: replica}
     )
     provider = TracerProvider(resource=resource)
-    exporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
+    exporter = OTLPSpanExporter(
+        endpoint=endpoint,
+        insecure=endpoint.startswith("http://"),
+        channel_options=(("grpc.enable_http_proxy", 0),) if bypasses_proxy(endpoint) else None,
+    )
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return Tracing(provider, exporter, model)
 

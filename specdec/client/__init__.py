@@ -6,7 +6,7 @@ It needs neither torch nor the engine. Interfaces of the service belong in `clus
 
 from specdec.client.admin_client import AdminClient
 from specdec.client.async_client import AsyncClient
-from specdec.client.connection import ClientError
+from specdec.client.errors import ClientError
 from specdec.client.sync_client import Client
 from specdec.types.adapters import AdapterInfo, AdapterOrder, AdapterReport
 from specdec.types.control import (

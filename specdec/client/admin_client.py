@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from protos.specdec.v1 import admin_pb2 as pb
 from protos.specdec.v1.admin_pb2_grpc import AdminServiceStub
+from specdec.client.attempts import Attempts
 from specdec.client.codec import admin as codec
 from specdec.client.connection import BlockingConnection, Destination
 from specdec.types.adapters import AdapterOrder, AdapterReport
@@ -25,6 +27,7 @@ from specdec.types.samples import SampleBatch, SampleOrder
 DEFAULT_ADMIN_TIMEOUT_S = 10.0
 _PROFILE_WRITING_S = 90.0
 """A replica waits up to a minute for its models to write their traces."""
+_STALL_S = 30.0
 _LOADING_S = 150.0
 """A replica waits up to two minutes for its ranks to load a head or an adapter."""
 
@@ -134,16 +137,24 @@ class AdminClient(BlockingConnection):
         response = self._call(self._stub.TakeSamples, request)
         return tuple(map(codec.SAMPLES.decode, response.replicas))
 
-    def watch(self, interval_s: float = 1.0) -> Iterator[FleetStatistics]:
+    def watch(self, interval_s: float = 1.0) -> Generator[FleetStatistics, None, None]:
         """Yield statistics of the service now and every `interval_s` seconds, without a time limit.
 
-        Raises ClientError when the replica that answers drains.
+        Raises ClientError when the replica that answers drains, and after 30 s without the
+        statistics that are due.
         """
-        with self._destination.reported():
-            request = pb.WatchStatsRequest(interval_s=interval_s, model=self._model)
-            for response in self._stub.WatchStats(request, metadata=self._destination.metadata):
-                yield codec.FLEET.decode(response)
+        request = pb.WatchStatsRequest(interval_s=interval_s, model=self._model)
+        stall_s = interval_s + _STALL_S
+        messages = self._messages(self._stub.WatchStats, request, Attempts(None, ()), stall_s)
+        with closing(messages) as responses:
+            yield from map(codec.FLEET.decode, responses)
 
     def _call(self, method: Any, request: Any, timeout_s: float | None = None) -> Any:
         request.model = self._model
-        return super()._call(method, request, timeout_s)
+        return super()._call(
+            method, request, timeout_s, is_repeatable=_is_read(request.DESCRIPTOR.name)
+        )
+
+
+def _is_read(request_name: str) -> bool:
+    return request_name.startswith(("Get", "List"))

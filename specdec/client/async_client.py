@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any, Self, Unpack
 
 import grpc.aio
 
 from protos.specdec.v1 import inference_pb2 as pb
+from specdec.client.attempts import RETRY_DELAYS_S, Attempts
 from specdec.client.calls import (
     GenerateOptions,
     InferenceConnection,
@@ -20,8 +21,9 @@ from specdec.client.calls import (
 )
 from specdec.client.codec.inference import MODEL_INFO, TOKENS
 from specdec.client.codec.outputs import decode_chunk, decode_completion
-from specdec.client.connection import ClientError
+from specdec.client.errors import ClientError, closed_error
 from specdec.client.resumption import Resumption
+from specdec.client.watchdog import TaskWatch
 from specdec.types.request import ChatMessage
 from specdec.types.responses import Completion, ModelInfo, Prompt, StreamChunk, TokenizedInput
 from specdec.types.sampling.sampling_params import SamplingParams
@@ -44,6 +46,7 @@ class AsyncClient(InferenceConnection):
 
     async def close(self) -> None:
         """Close the connection; running calls are cancelled."""
+        self._is_closed = True
         await self._channel.close()
 
     async def generate(
@@ -70,9 +73,7 @@ class AsyncClient(InferenceConnection):
         (`contextlib.aclosing`) or cancelling the task aborts the generation.
         """
         request = generate_message(prompt, params, options)
-        if resume and (params is None or params.n == 1):
-            return self._resumed(request)
-        return self._stream(request, self.timeout_s)
+        return self._resumed(request, is_resumable=resume and (params is None or params.n == 1))
 
     async def tokenize(
         self,
@@ -97,35 +98,59 @@ class AsyncClient(InferenceConnection):
         return MODEL_INFO.decode(await self._call(self._stub.GetModelInfo, request))
 
     async def _call(self, method: Any, request: Any) -> Any:
-        with self._destination.reported():
-            return await method(
-                request, timeout=self.timeout_s, metadata=self._destination.metadata
-            )
-
-    async def _resumed(self, request: pb.GenerateRequest) -> AsyncGenerator[StreamChunk, None]:
-        now_s = asyncio.get_running_loop().time
-        resumption = Resumption(request, self.timeout_s, now_s)
+        attempts = Attempts(self.timeout_s, RETRY_DELAYS_S)
         while True:
             try:
-                async with aclosing(self._stream(request, resumption.timeout_s)) as chunks:
+                with self._reported(attempts.timeout_s):
+                    metadata, left_s = self._destination.metadata, attempts.left_s
+                    async with asyncio.timeout(attempts.wait_s):
+                        return await method(request, timeout=left_s, metadata=metadata)
+            except ClientError as error:
+                delay_s = attempts.delay_s(error)
+            await asyncio.sleep(delay_s)
+
+    async def _resumed(
+        self, request: pb.GenerateRequest, *, is_resumable: bool
+    ) -> AsyncGenerator[StreamChunk, None]:
+        attempts = Resumption(request, self.timeout_s, is_resumable=is_resumable)
+        while True:
+            try:
+                async with aclosing(self._stream(request, attempts)) as chunks:
                     async for chunk in chunks:
-                        resumption.record(chunk)
+                        attempts.record(chunk)
                         yield chunk
-                        if resumption.is_complete:
+                        if attempts.is_complete:
                             return
                 return
             except ClientError as error:
-                delay_s = resumption.delay_s(error)
+                delay_s = attempts.delay_s(error)
             await asyncio.sleep(delay_s)
 
     async def _stream(
-        self, request: pb.GenerateRequest, timeout_s: float | None
+        self, request: pb.GenerateRequest, attempts: Attempts
     ) -> AsyncGenerator[StreamChunk, None]:
-        with self._destination.reported():
+        with self._reported(attempts.timeout_s):
             metadata = self._destination.metadata
-            call = self._stub.GenerateStream(request, timeout=timeout_s, metadata=metadata)
+            call = self._stub.GenerateStream(request, timeout=attempts.left_s, metadata=metadata)
+            watch = TaskWatch()
             try:
-                async for message in call:
-                    yield decode_chunk(message)
+                with watch.within(attempts.wait_s):
+                    watch.begin_wait()
+                    async for message in call:
+                        watch.end_wait()
+                        yield decode_chunk(message)
+                        watch.begin_wait()
             finally:
                 call.cancel()  # no effect on a call that has ended
+
+    @contextmanager
+    def _reported(self, timeout_s: float | None) -> Iterator[None]:
+        """Raise ClientError in place of the errors of a call, also if the client was closed."""
+        with super()._reported(timeout_s):
+            try:
+                yield
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if self._is_closed and not (task and task.cancelling()):
+                    raise closed_error() from None  # gRPC cancels the calls of a closed channel
+                raise

@@ -1,52 +1,40 @@
-"""Connection to a service, and the errors of its calls."""
+"""Connection to a service, and its calls."""
 
 from __future__ import annotations
 
-import json
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Self
 
 import grpc
-from grpc import StatusCode
 
+from specdec.client.attempts import RETRY_DELAYS_S, Attempts
+from specdec.client.errors import ClientError, client_error, closed_error, overdue_error
+from specdec.client.watchdog import receive
 from specdec.types.errors import InvalidValueError
+from specdec.types.network import bypasses_proxy
 
-MAX_ATTEMPTS = 4
-"""Attempts of a call: the first, and three after pauses of up to 0.2, 0.4 and 0.8 s."""
-
-_READ_ONLY = (
-    "GetSpeculation",
-    "GetStatus",
-    "ListReplicas",
-    "ListDrafters",
-    "ListAdapters",
-    "ListAuditLog",
-)
-_RETRIED = [
-    {"service": "specdec.v1.InferenceService"},
-    *({"service": "specdec.v1.AdminService", "method": method} for method in _READ_ONLY),
-]
-"""Idempotent calls, which may run twice."""
-
-_RETRY_POLICY = {
-    "maxAttempts": MAX_ATTEMPTS,
-    "initialBackoff": "0.2s",
-    "maxBackoff": "2s",
-    "backoffMultiplier": 2,
-    "retryableStatusCodes": ["UNAVAILABLE"],
-}
 _OPTIONS = [
     # The service limits what it sends; gRPC's own limit of 4 MiB would cut off long answers.
     ("grpc.max_receive_message_length", -1),
-    (
-        "grpc.service_config",
-        json.dumps({"methodConfig": [{"name": _RETRIED, "retryPolicy": _RETRY_POLICY}]}),
-    ),
+    # Calls are retried here. With gRPC's own retries a stream whose service stops may wait for a
+    # message that gRPC never delivers, past its deadline.
+    ("grpc.enable_retries", 0),
+    # A service that is back is found within the attempts of a call.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 4000),
+    # A peer that has vanished ends also calls without a deadline. Servers close a connection with
+    # pings at intervals below 5 minutes.
+    ("grpc.keepalive_time_ms", 310_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
 ]
+_BLOCKING_OPTIONS = [("SingleThreadedUnaryStream", 1)]
+"""The thread that receives a stream also polls it; otherwise a second thread would."""
 
 _ADDRESS = "host:port of the gRPC API, such as 127.0.0.1:9000"
 _URL_SCHEMES = ("http://", "https://", "grpc://", "grpcs://")
@@ -89,8 +77,11 @@ class Destination:
 
     def open(self, library: ModuleType) -> Any:
         """Return a channel of `grpc` or of `grpc.aio`, which connects at the first call."""
+        options = [*_OPTIONS, *(_BLOCKING_OPTIONS if library is grpc else ())]
+        if bypasses_proxy(self.address):
+            options.append(("grpc.enable_http_proxy", 0))
         if self.tls_ca_file is None:
-            return library.insecure_channel(self.address, _OPTIONS)
+            return library.insecure_channel(self.address, options)
         try:
             credentials = grpc.ssl_channel_credentials(self.tls_ca_file.read_bytes())
         except OSError as error:
@@ -98,17 +89,7 @@ class Destination:
             raise InvalidValueError("tls_ca_file", str(self.tls_ca_file), limit) from error
         name = self.tls_server_name
         named = [("grpc.ssl_target_name_override", name)] if name else []
-        return library.secure_channel(self.address, credentials, [*_OPTIONS, *named])
-
-    @contextmanager
-    def reported(self) -> Iterator[None]:
-        """Raise ClientError in place of gRPC's errors."""
-        try:
-            yield
-        except grpc.RpcError as error:
-            code, details = error.code(), " ".join((error.details() or "").split())
-            message = _message(code, details, self.address, self.timeout_s)
-            raise ClientError(code, message) from error
+        return library.secure_channel(self.address, credentials, [*options, *named])
 
 
 class Connection:
@@ -119,6 +100,7 @@ class Connection:
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
         self._channel = destination.open(self._library)
+        self._is_closed = False
 
     @property
     def address(self) -> str:
@@ -129,6 +111,20 @@ class Connection:
     def timeout_s(self) -> float | None:
         """Seconds that each call may take, retries included; None: no limit."""
         return self._destination.timeout_s
+
+    @contextmanager
+    def _reported(self, timeout_s: float | None) -> Iterator[None]:
+        """Raise ClientError in place of the errors of a call. timeout_s: of the call."""
+        if self._is_closed:
+            raise closed_error()
+        try:
+            yield
+        except grpc.RpcError as error:
+            if self._is_closed:
+                raise closed_error() from error
+            raise client_error(error, self.address, timeout_s) from error
+        except (TimeoutError, grpc.FutureTimeoutError):
+            raise overdue_error(self.address, timeout_s) from None
 
 
 class BlockingConnection(Connection):
@@ -142,40 +138,44 @@ class BlockingConnection(Connection):
 
     def close(self) -> None:
         """Close the connection; running calls are cancelled."""
+        self._is_closed = True
         self._channel.close()
 
-    def _call(self, method: Any, request: Any, timeout_s: float | None = None) -> Any:
-        """Return the response. timeout_s: in place of the connection's."""
-        timeout_s = timeout_s or self.timeout_s
-        with self._destination.reported():
-            return method(request, timeout=timeout_s, metadata=self._destination.metadata)
+    def _call(
+        self,
+        method: Any,
+        request: Any,
+        timeout_s: float | None = None,
+        *,
+        is_repeatable: bool = True,
+    ) -> Any:
+        """Return the response. timeout_s: in place of the connection's.
 
+        is_repeatable: whether the service may run the call twice.
+        """
+        attempts = Attempts(timeout_s or self.timeout_s, RETRY_DELAYS_S if is_repeatable else ())
+        while True:
+            try:
+                return self._attempt(method, request, attempts)
+            except ClientError as error:
+                delay_s = attempts.delay_s(error)
+            time.sleep(delay_s)
 
-# Prefixes of gRPC's messages without a connection; the service's messages never have them.
-_NOT_CONNECTED = ("failed to connect to", "errors resolving", "DNS resolution failed")
+    def _attempt(self, method: Any, request: Any, attempts: Attempts) -> Any:
+        with self._reported(attempts.timeout_s):
+            metadata = self._destination.metadata
+            call = method.future(request, timeout=attempts.left_s, metadata=metadata)
+            try:
+                return call.result(timeout=attempts.wait_s)
+            finally:
+                call.cancel()  # no effect on a call that has ended
 
-
-class ClientError(Exception):
-    """A call that failed. `code` is the gRPC status; `message` is one line, meant to be read."""
-
-    def __init__(self, code: StatusCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-
-def _message(code: StatusCode, details: str, address: str, timeout_s: float | None) -> str:
-    if code is StatusCode.DEADLINE_EXCEEDED:
-        limit = "the deadline" if timeout_s is None else f"{timeout_s:g} s"
-        return f"{address} did not complete its response within {limit}"
-    if code is StatusCode.UNIMPLEMENTED:
-        return f"{address} is not a specdec service, or runs another version of specdec"
-    if code is not StatusCode.UNAVAILABLE:
-        return details or f"{address} returned {code.name} without a message"
-    if not details.startswith(_NOT_CONNECTED):
-        return f"the service at {address} is unavailable: {details}"
-    if "handshake failed" in details.lower():
-        return f"the TLS handshake with {address} failed; check the address and the CA file"
-    if "hostname verification" in details.lower():
-        return f"the certificate of {address} is for another name; set tls_server_name to that name"
-    return f"no service answers at {address}; start one with `specdec serve`"
+    def _messages(
+        self, method: Any, request: Any, attempts: Attempts, stall_s: float | None = None
+    ) -> Iterator[Any]:
+        """Yield the messages of a stream; stall_s: limit of the time until the next one."""
+        with self._reported(attempts.timeout_s if stall_s is None else stall_s):
+            metadata = self._destination.metadata
+            call = method(request, timeout=attempts.left_s, metadata=metadata)
+            with closing(receive(call, attempts, stall_s)) as messages:
+                yield from messages

@@ -18,7 +18,8 @@ from specdec.client.calls import (
 )
 from specdec.client.codec.inference import MODEL_INFO, TOKENS
 from specdec.client.codec.outputs import decode_chunk, decode_completion
-from specdec.client.connection import BlockingConnection, ClientError
+from specdec.client.connection import BlockingConnection
+from specdec.client.errors import ClientError
 from specdec.client.resumption import Resumption
 from specdec.types.request import ChatMessage
 from specdec.types.responses import Completion, ModelInfo, Prompt, StreamChunk, TokenizedInput
@@ -58,9 +59,7 @@ class Client(InferenceConnection, BlockingConnection):
         twice. A request for several choices (`params.n`) is never resumed, and raises.
         """
         request = generate_message(prompt, params, options)
-        if resume and (params is None or params.n == 1):
-            return self._resumed(request)
-        return self._stream(request, self.timeout_s)
+        return self._resumed(request, is_resumable=resume and (params is None or params.n == 1))
 
     def tokenize(
         self,
@@ -84,28 +83,20 @@ class Client(InferenceConnection, BlockingConnection):
         request = pb.GetModelInfoRequest(model=model)
         return MODEL_INFO.decode(self._call(self._stub.GetModelInfo, request))
 
-    def _resumed(self, request: pb.GenerateRequest) -> Iterator[StreamChunk]:
-        resumption = Resumption(request, self.timeout_s, time.monotonic)
+    def _resumed(
+        self, request: pb.GenerateRequest, *, is_resumable: bool
+    ) -> Generator[StreamChunk, None, None]:
+        attempts = Resumption(request, self.timeout_s, is_resumable=is_resumable)
+        method = self._stub.GenerateStream
         while True:
             try:
-                with closing(self._stream(request, resumption.timeout_s)) as chunks:
-                    for chunk in chunks:
-                        resumption.record(chunk)
+                with closing(self._messages(method, request, attempts)) as messages:
+                    for chunk in map(decode_chunk, messages):
+                        attempts.record(chunk)
                         yield chunk
-                        if resumption.is_complete:
+                        if attempts.is_complete:
                             return  # a later error does not matter: the answer is complete
                 return
             except ClientError as error:
-                delay_s = resumption.delay_s(error)
+                delay_s = attempts.delay_s(error)
             time.sleep(delay_s)
-
-    def _stream(
-        self, request: pb.GenerateRequest, timeout_s: float | None
-    ) -> Generator[StreamChunk, None, None]:
-        with self._destination.reported():
-            metadata = self._destination.metadata
-            call = self._stub.GenerateStream(request, timeout=timeout_s, metadata=metadata)
-            try:
-                yield from map(decode_chunk, call)
-            finally:
-                call.cancel()  # no effect on a call that has ended

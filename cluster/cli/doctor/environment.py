@@ -19,6 +19,7 @@ from pathlib import Path
 from cluster.config.network import listen_error
 from specdec.client import Client, ClientError
 from specdec.config.hardware import available_cpus, available_memory_bytes, default_cache_dir
+from specdec.types.network import bypasses_proxy
 
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia")
 _DRIVER_VERSION = re.compile(r"\d+\.\d+(\.\d+)?")
@@ -216,8 +217,9 @@ def _package_index() -> Probe:
 def _hub() -> Probe:
     url = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     request = urllib.request.Request(url, method="HEAD")
+    direct = [urllib.request.ProxyHandler({})] if bypasses_proxy(url) else []
     try:
-        with urllib.request.urlopen(request, timeout=_NETWORK_TIMEOUT_S):
+        with urllib.request.build_opener(*direct).open(request, timeout=_NETWORK_TIMEOUT_S):
             return Probe("model hub", answer=url)
     except (urllib.error.URLError, OSError) as error:
         return Probe("model hub", error=f"{url}: {error}")

@@ -19,6 +19,7 @@ import yaml
 
 from specdec import SamplingParams
 from specdec.client import Client
+from specdec.types.network import bypasses_proxy
 
 
 class _Tls(ssl.SSLContext):
@@ -105,8 +106,13 @@ class Service:
         request.add_header("Content-Type", "application/json")
         if bearer is not None:
             request.add_header("Authorization", f"Bearer {bearer}")
-        timeout_s = self._plan["timeout_s"]
-        return urllib.request.urlopen(request, timeout=timeout_s, context=self._tls)
+        handlers: list[urllib.request.BaseHandler] = []
+        if self._tls is not None:
+            handlers.append(urllib.request.HTTPSHandler(context=self._tls))
+        if bypasses_proxy(request.host):
+            handlers.append(urllib.request.ProxyHandler({}))
+        opener = urllib.request.build_opener(*handlers)
+        return opener.open(request, timeout=self._plan["timeout_s"])
 
 
 def failures(plan: Mapping[str, Any]) -> Iterator[str]:

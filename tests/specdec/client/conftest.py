@@ -2,17 +2,17 @@
 
 import pytest
 
-from specdec.client import Client, connection
+from specdec.client import Client, async_client, attempts, connection, resumption
 from tests.specdec.client.fake_service import FakeService, running
 
 
 @pytest.fixture(autouse=True)
-def short_backoff(monkeypatch):
-    """Shorten the first pause, on which the others depend; causes and number of attempts stay."""
-    pause, short = '"initialBackoff": "0.2s"', '"initialBackoff": "0.01s"'
-    *others, (name, policy) = connection._OPTIONS
-    assert pause in policy
-    monkeypatch.setattr(connection, "_OPTIONS", [*others, (name, policy.replace(pause, short))])
+def short_pauses(monkeypatch):
+    """Shorten the pauses; the number of attempts stays."""
+    short = (0.01, 0.02, 0.04)
+    assert len(short) == len(attempts.RETRY_DELAYS_S)
+    for module in (attempts, async_client, connection, resumption):
+        monkeypatch.setattr(module, "RETRY_DELAYS_S", short)
 
 
 @pytest.fixture

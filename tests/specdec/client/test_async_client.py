@@ -7,7 +7,6 @@ import grpc
 import pytest
 
 from specdec.client import AsyncClient, Client, ClientError, resumption
-from specdec.client.connection import MAX_ATTEMPTS
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.specdec.client.certificate import self_signed_certificate
 from tests.specdec.client.fake_service import FakeService, running
@@ -69,7 +68,7 @@ async def test_a_broken_stream_is_resumed_after_the_received_tokens(client, serv
     assert list(service.requests[-1].resume_token_ids) == [5]
 
 
-@pytest.mark.parametrize(("resume", "num_calls"), [(True, 1 + MAX_ATTEMPTS), (False, 1)])
+@pytest.mark.parametrize(("resume", "num_calls"), [(True, 2), (False, 1)])
 async def test_the_number_of_attempts_is_limited(client, service, monkeypatch, resume, num_calls):
     monkeypatch.setattr(resumption, "RESUME_DELAYS_S", (0.0,))
     service.error = (grpc.StatusCode.UNAVAILABLE, "the replica is lost")
@@ -140,3 +139,13 @@ async def test_tls_with_a_certificate_of_another_name(tmp_path):
     with running(FakeService(), credentials) as service:
         async with AsyncClient(service.address, **named) as client:
             assert (await client.model_info()).model
+
+
+async def test_closing_a_client_ends_its_calls_with_an_error(service):
+    service.hangs = True
+    client = AsyncClient(service.address, timeout_s=10)
+    task = asyncio.create_task(client.generate("Why?"))
+    assert await asyncio.to_thread(service.is_hanging.wait, 5)
+    await client.close()
+    with pytest.raises(ClientError, match="the client was closed"):
+        await task

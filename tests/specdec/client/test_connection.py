@@ -5,13 +5,15 @@ from contextlib import suppress
 import grpc
 import pytest
 
-from protos.specdec.v1 import admin_pb2
 from specdec.client import (
     AdminClient,
+    AsyncClient,
     Client,
     ClientError,
+    SpeculationChange,
+    connection,
 )
-from specdec.client.connection import _READ_ONLY, MAX_ATTEMPTS
+from specdec.client.attempts import RETRY_DELAYS_S, Attempts
 from specdec.types.errors import InvalidValueError
 from tests.specdec.client.certificate import self_signed_certificate
 from tests.specdec.client.fake_service import FakeService, running
@@ -27,7 +29,7 @@ def test_an_error_about_an_invalid_api_key_does_not_contain_it():
     ("code", "num_errors", "num_calls"),
     [
         ("UNAVAILABLE", 2, 3),
-        ("UNAVAILABLE", 100, MAX_ATTEMPTS),
+        ("UNAVAILABLE", 100, 1 + len(RETRY_DELAYS_S)),
         ("RESOURCE_EXHAUSTED", 100, 1),
         ("INTERNAL", 100, 1),
         ("DEADLINE_EXCEEDED", 100, 1),
@@ -40,12 +42,6 @@ def test_a_call_is_retried_only_when_the_service_is_unavailable(
     with suppress(ClientError):
         assert client.generate("Why?").text == "Blue sky"
     assert len(service.requests) == num_calls
-
-
-def test_every_call_of_operators_that_reads_is_retried():
-    methods = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].methods
-    reading = {each.name for each in methods if each.name.startswith(("Get", "List"))}
-    assert set(_READ_ONLY) == reading
 
 
 def test_an_address_needs_a_port():
@@ -154,3 +150,79 @@ def test_tls_to_a_service_without_tls(service, tmp_path):
 def test_a_missing_ca_file_is_named(tmp_path):
     with pytest.raises(InvalidValueError, match=r"tls_ca_file is .* it must be a file to read"):
         Client("127.0.0.1:9000", tls_ca_file=tmp_path / "ca.pem")
+
+
+RESET = SpeculationChange(reset=True)
+PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
+
+
+@pytest.fixture
+def unreachable_proxy(monkeypatch):
+    """Name a proxy that does not answer in all variables, as grpc and HTTP clients read them."""
+    for name in PROXY_VARIABLES:
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+        monkeypatch.setenv(name.upper(), "http://127.0.0.1:1")
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("unreachable_proxy")
+async def test_loopback_never_goes_through_a_proxy(service):
+    with Client(service.address) as client:
+        assert client.model_info().model == "tiny"
+    async with AsyncClient(service.address) as client:
+        assert (await client.model_info()).model == "tiny"
+    with AdminClient(service.address) as client:
+        # The fake service has no AdminService; it answered.
+        assert failure_of(client).endswith(
+            "is not a specdec service, or runs another version of specdec"
+        )
+
+
+def test_a_call_on_a_closed_client_says_so(client, service):
+    service.hangs, service.num_chunks_before_error = True, 1
+    chunks = client.generate_stream("Why?")
+    next(chunks)
+    client.close()
+    for call in (lambda: next(chunks), client.model_info):
+        with pytest.raises(ClientError, match="the client was closed") as caught:
+            call()
+        assert caught.value.code is grpc.StatusCode.CANCELLED
+
+
+def test_a_call_that_the_service_cancels_finds_it_unavailable(client, service):
+    service.error, service.num_errors = (grpc.StatusCode.CANCELLED, ""), 1
+    assert client.generate("Why?").text == "Blue sky"
+    assert len(service.requests) == 2
+
+
+def test_attempts_are_logged(client, service, caplog):
+    service.error, service.num_errors = (grpc.StatusCode.UNAVAILABLE, "no"), 1
+    client.generate("Why?")
+    [record] = caplog.records
+    expected = f"the service at {service.address} is unavailable: no; trying again in 0.0 s"
+    assert record.getMessage() == expected
+
+
+def test_an_error_after_a_deadline_names_the_failure_before():
+    attempts = Attempts(10.0, (0.1,))
+    attempts.delay_s(ClientError(grpc.StatusCode.UNAVAILABLE, "no service"))
+    with pytest.raises(ClientError) as caught:
+        attempts.delay_s(ClientError(grpc.StatusCode.DEADLINE_EXCEEDED, "late"))
+    assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert caught.value.message == "late; the last attempt before failed: no service"
+
+
+def test_a_pause_that_would_outlast_the_deadline_is_not_made(service, monkeypatch):
+    monkeypatch.setattr(connection, "RETRY_DELAYS_S", (60.0,))
+    service.error = (grpc.StatusCode.UNAVAILABLE, "no")
+    with Client(service.address, timeout_s=5) as client, pytest.raises(ClientError, match=r"no$"):
+        client.generate("Why?")
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize(("name", "num_calls"), [("status", 4), ("set_speculation", 1)])
+def test_only_calls_of_operators_that_read_are_retried(name, num_calls, caplog):
+    with AdminClient("127.0.0.1:1", timeout_s=10) as client, pytest.raises(ClientError):
+        client.status() if name == "status" else client.set_speculation(RESET)
+    assert len(caplog.records) == num_calls - 1
