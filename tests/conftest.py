@@ -17,7 +17,8 @@ import torch
 from xdist.scheduler import LoadScopeScheduling
 
 from specdec.models.resolve import resolve
-from tests.specdec.tiny import tiny_llama_dir
+from specdec.text.tokenizer import Tokenizer
+from tests.specdec.tiny import llama2_like_tokenizer, tiny_llama_dir
 
 SERVICE_TESTS = "tests/e2e/"
 
@@ -89,3 +90,11 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def smollm2_dir() -> Path:
     """SmolLM2-135M-Instruct, downloaded on first use. For tests marked `model`."""
     return resolve("smollm2-135m-instruct")
+
+
+@pytest.fixture(scope="session")
+def llama2_like(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Return the tokenizer of `llama2_like_tokenizer`."""
+    directory = tmp_path_factory.mktemp("llama2_like")
+    llama2_like_tokenizer().save_pretrained(directory)
+    return Tokenizer(directory)

@@ -230,10 +230,10 @@ class OutputBuilder:
         self, token_ids: Sequence[int], values: Sequence[float], rank: int
     ) -> PositionLogprobs:
         """Return the sampled token with its rank, then the best tokens in order."""
-        decode = self._tokenizer.decode
+        text_of = self._tokenizer.text_of_token
         ranks = [rank, *range(1, len(token_ids))]
         return {
-            token_id: Logprob(value, place, decode([token_id], skip_special_tokens=False))
+            token_id: Logprob(value, place, text_of(token_id))
             for token_id, value, place in zip(token_ids, values, ranks, strict=True)
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Protocol
 
 from specdec.text.marked_stops import MarkedStops, StopMatch
@@ -14,6 +15,7 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _CONTEXT_TOKENS = 3  # maximum number of tokens of an incomplete character (at most four bytes)
 _MAX_OPEN_TOKENS = 8  # after this many without a complete character the bytes are not UTF-8
 _MAX_WINDOW_TOKENS = 4  # beyond this, tokens before the last character boundary are dropped
+_MAX_TOKENS_BEFORE = 8  # of the text before: two characters whose bytes are tokens
 
 
 class TextDecoder(Protocol):
@@ -26,9 +28,9 @@ class TextDecoder(Protocol):
         """Return the rest: an incomplete character as U+FFFD. No token may follow."""
 
 
-def make_text_decoder(tokenizer: Tokenizer) -> TextDecoder:
-    """Make the fastest decoder that supports the tokenizer."""
-    return ByteDecoder(tokenizer) if tokenizer.is_byte_level else WindowDecoder(tokenizer)
+def make_text_decoder(tokenizer: Tokenizer, before: Sequence[int] = ()) -> TextDecoder:
+    """Make the fastest decoder that supports the tokenizer; before: see WindowDecoder."""
+    return ByteDecoder(tokenizer) if tokenizer.is_byte_level else WindowDecoder(tokenizer, before)
 
 
 class ByteDecoder:
@@ -56,13 +58,17 @@ class WindowDecoder:
     Characters beyond those already returned are new. (DecodeStream of tokenizers works like this,
     but it holds back bytes that never become a character indefinitely, with a growing cost, and it
     cannot flush: the incomplete last character of a text is lost.)
+
+    before: visible tokens that the text continues. A SentencePiece decoder drops the space at the
+    beginning of a text, and must keep that of a continuation.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._window: list[int] = []  # the tokens that new ones are decoded with
         self._boundary = 0  # tokens of the window up to the end of the last complete character
         self._num_shown = 0  # characters of the decoded window that were returned
+        self._continue(before)
 
     def add(self, token_id: int) -> str:
         """See TextDecoder."""
@@ -86,6 +92,15 @@ class WindowDecoder:
         """See TextDecoder."""
         return self._decode()[self._num_shown :]
 
+    def _continue(self, before: Sequence[int]) -> None:
+        """Open the window with the shortest end of `before` that is complete characters."""
+        for start in range(len(before) - 1, -1, -1):
+            text = self._tokenizer.decode(before[start:], skip_special_tokens=False)
+            if _REPLACEMENT not in text and (text or start == 0):
+                self._window = list(before[start:])
+                self._boundary, self._num_shown = len(self._window), len(text)
+                return
+
     def _decode(self) -> str:
         return self._tokenizer.decode(self._window, skip_special_tokens=False)
 
@@ -102,9 +117,10 @@ class IncrementalDetokenizer:
     """The text of one request, decoded incrementally.
 
     The concatenated results of `take` and `flush` equal `tokenizer.decode`, cut before the first
-    stop string. This is exact for byte-level tokenizers. With byte fallback (Llama 2) a character
-    that was returned stays, where decoding all tokens at once would replace it if invalid bytes
-    follow directly, and a run of invalid bytes may have an extra U+FFFD for every eight of them.
+    stop string; after a prompt, they equal what the tokens add to its text. This is exact for
+    byte-level tokenizers. With byte fallback (Llama 2) a character that was returned stays, where
+    decoding all tokens at once would replace it if invalid bytes follow directly, and a run of
+    invalid bytes may have an extra U+FFFD for every eight of them.
 
     The first stop string is the one that ends first; of two that end together, the longer one. A
     stop string that ends within the first `min_tokens` tokens is ignored, as in vLLM. A stop string
@@ -122,8 +138,12 @@ class IncrementalDetokenizer:
         *,
         includes_stop: bool = False,
         min_tokens: int = 0,
+        before: Sequence[int] = (),
     ) -> None:
-        """stop: non-empty strings that end the text. includes_stop: whether they are part of it."""
+        """stop: non-empty strings that end the text. includes_stop: whether they are part of it.
+
+        before: the prompt. A text after a hidden token, such as the start of a turn, is a new one.
+        """
         self._stop = stop
         self._includes_stop = includes_stop
         self._min_tokens = min_tokens
@@ -133,14 +153,16 @@ class IncrementalDetokenizer:
         self._vocab_size = tokenizer.vocab_size
         self._marks = MarkedStops.of(tokenizer, stop) if skip_special_tokens else None
         self._held = stop if self._marks is None else (*stop, *self._marks.visible)
-        self._decoder = make_text_decoder(tokenizer)
+        self._decoder = make_text_decoder(tokenizer, self._visible_end(before))
         self._text = ""  # not returned yet
         self._ends: list[int] = []  # length of _text after each token since the last take
         self._stopped = False
         self.lengths: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, params: SamplingParams) -> IncrementalDetokenizer:
+    def of(
+        cls, tokenizer: Tokenizer, params: SamplingParams, prompt: Sequence[int]
+    ) -> IncrementalDetokenizer:
         """Return the detokenizer of a request with these parameters."""
         return cls(
             tokenizer,
@@ -148,14 +170,14 @@ class IncrementalDetokenizer:
             params.skip_special_tokens,
             includes_stop=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
+            before=prompt,
         )
 
     def append(self, token_id: int) -> str | None:
         """Add a token; return the stop string that ends the text with it, if any."""
         assert not self._stopped, "the text has ended with a stop string"
         self._num_tokens += 1
-        is_hidden = token_id in self._hidden_ids or token_id >= self._vocab_size
-        if not is_hidden:
+        if not self._is_hidden(token_id):
             stop = self._extend(self._decoder.add(token_id))
         else:
             stop = self._end_at(self._marked(token_id)) if self._marks is not None else None
@@ -191,6 +213,14 @@ class IncrementalDetokenizer:
             self._extend(self._decoder.finish())
         self._stopped = True
         return self._take(len(self._text))
+
+    def _is_hidden(self, token_id: int) -> bool:
+        return token_id in self._hidden_ids or token_id >= self._vocab_size
+
+    def _visible_end(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the last tokens after the last hidden one."""
+        end = reversed(token_ids[-_MAX_TOKENS_BEFORE:])
+        return [*takewhile(lambda each: not self._is_hidden(each), end)][::-1]
 
     def _take(self, end: int) -> str:
         """Return the text up to `end`, and set `lengths`."""

@@ -141,6 +141,13 @@ class Tokenizer:
         """
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
+    def text_of_token(self, token_id: int) -> str:
+        """Return the text of a token within a text, where SentencePiece keeps its first space."""
+        alone = self.decode((token_id,), skip_special_tokens=False)
+        if self.is_byte_level:
+            return alone
+        return self.decode((token_id, token_id), skip_special_tokens=False)[len(alone) :]
+
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token of a byte-level tokenizer; empty for an unassigned id."""
         found = self._token_bytes.get(token_id)

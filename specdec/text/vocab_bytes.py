@@ -34,7 +34,7 @@ class TokenBytes:
     def of(self, token_ids: Sequence[int]) -> list[bytes]:
         """Return the bytes of each token."""
         if self._vocabulary is None:
-            return [self._tokenizer.decode([each], False).encode() for each in token_ids]
+            return [self._tokenizer.text_of_token(each).encode() for each in token_ids]
         return [self._vocabulary.text((each,)) for each in token_ids]
 
 

@@ -165,3 +165,25 @@ def renamed_dtype_dir(source: Path, directory: Path, **names: str | None) -> Pat
     left = {key: value for key, value in content.items() if key not in ("dtype", "torch_dtype")}
     path.write_text(json.dumps(left | names))
     return directory
+
+
+def llama2_like_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a SentencePiece-like one: a marker for spaces, and a token for every byte."""
+    pieces = ["<unk>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "▁the", "▁river", "s"]
+    backend = Tokenizer(
+        models.BPE(
+            vocab={piece: index for index, piece in enumerate(pieces)},
+            merges=[],
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")

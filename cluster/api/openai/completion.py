@@ -38,6 +38,8 @@ from cluster.api.openai.schemas.sampling_fields import requested_structure, samp
 from cluster.replica.limits import MAX_TEXT_CHARS, MAX_TOKEN_IDS
 from cluster.replica.router import Router
 from specdec.engine.requests.input_processor import MAX_ANSWER_LOGPROBS
+from specdec.text.detokenizer import IncrementalDetokenizer
+from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError
 from specdec.types.messages import Logprobs
 from specdec.types.request import DetokenizeRequest, GenerateRequest
@@ -72,7 +74,7 @@ async def prepare_completion(
     needs_names = request.logprobs is not None or request.prompt_logprobs is not None
     info = ResponseInfo.of(f"cmpl-{context.request_id}", router, params, request.model)
     names = await token_names(router, request) if needs_names else None
-    return CompletionBuilder(request, calls, info, names, echoes)
+    return CompletionBuilder(request, calls, info, names, echoes, router.text.tokenizer)
 
 
 class CompletionBuilder(ChoicesBuilder["CompletionWriter"]):
@@ -85,10 +87,14 @@ class CompletionBuilder(ChoicesBuilder["CompletionWriter"]):
         info: ResponseInfo,
         names: TokenNames | None,
         echoes: Sequence[Echo],
+        tokenizer: Tokenizer,
     ) -> None:
         """Make a builder for calls of the prompts in `echoes`."""
         of_choices = [echo for echo in echoes for _ in range(calls[0].params.n)]
-        writers = [CompletionWriter(i, request, names, each) for i, each in enumerate(of_choices)]
+        writers = [
+            CompletionWriter(i, request, names, each, tokenizer)
+            for i, each in enumerate(of_choices)
+        ]
         super().__init__(request, calls, info, names, writers)
         self._echoes_prompt = request.echo
         self._hides_output = request.max_tokens == 0  # the engine generates at least one token
@@ -138,7 +144,12 @@ class CompletionWriter(ChoiceWriter):
     """
 
     def __init__(
-        self, index: int, request: CompletionRequest, names: TokenNames | None, echo: Echo
+        self,
+        index: int,
+        request: CompletionRequest,
+        names: TokenNames | None,
+        echo: Echo,
+        tokenizer: Tokenizer,
     ) -> None:
         """Make a builder; `names` is None without log-probabilities, `echo` that of the prompt."""
         super().__init__()
@@ -147,7 +158,9 @@ class CompletionWriter(ChoiceWriter):
         self._names = names
         self._echo = echo
         self._has_started = False
-        self._logprobs = None if names is None else CompletionLogprobsWriter(names)
+        self._logprobs = names and CompletionLogprobsWriter(
+            names, _detokenizer(request, echo, tokenizer)
+        )
 
     def chunk(self, output: EngineOutput) -> CompletionChoice | None:
         """Convert an output to a chunk; return None if it adds nothing visible."""
@@ -219,6 +232,16 @@ class CompletionWriter(ChoiceWriter):
             return None
         is_stop = output.finish_reason is FinishReason.STOP and self._request.max_tokens != 0
         return "stop" if is_stop else "length"
+
+
+def _detokenizer(
+    request: CompletionRequest, echo: Echo, tokenizer: Tokenizer
+) -> IncrementalDetokenizer:
+    """Return that of a choice's text, which begins with the prompt or continues it."""
+    before = () if request.echo else echo.token_ids
+    return IncrementalDetokenizer(
+        tokenizer, (), request.skip_special_tokens is not False, before=before
+    )
 
 
 def completion_params(request: CompletionRequest) -> SamplingParams:

@@ -5,15 +5,16 @@ They are of the unmodified logits, before any sampling parameter applies.
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from cluster.api.base.openai_schema import ResponseModel
+from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.vocab_bytes import TokenBytes
 from specdec.types.messages import Logprobs
 
@@ -103,35 +104,38 @@ def _fields(entry: _Entry) -> dict[str, Any]:
 class CompletionLogprobsWriter:
     """Converter to the format of a completion, for one choice whose tokens arrive in parts."""
 
-    def __init__(self, names: TokenNames) -> None:
+    def __init__(self, names: TokenNames, detokenizer: IncrementalDetokenizer) -> None:
+        """detokenizer: of the text whose characters offsets count, without stop strings."""
         self._names = names
         self._offset = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._detokenizer = detokenizer
 
     def skip(self, token_ids: Sequence[int]) -> CompletionLogprobs:
         """Add the first token of a prompt, which has no log-probability."""
         [name] = self._names.of(token_ids)
-        result = CompletionLogprobs(
-            text_offset=[self._offset], token_logprobs=[None], tokens=[name], top_logprobs=[None]
+        offsets = self._offsets(token_ids)
+        return CompletionLogprobs(
+            text_offset=offsets, token_logprobs=[None], tokens=[name], top_logprobs=[None]
         )
-        [raw] = self._names.token_bytes.of(token_ids)
-        self._advance(raw)
-        return result
 
     def write(self, logprobs: Logprobs) -> CompletionLogprobs:
         """Add the next tokens. `top_logprobs` lists each token too if it is not among the best."""
-        result = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
+        offsets = self._offsets(logprobs.token_ids[:, 0].tolist())
+        result = CompletionLogprobs(
+            text_offset=offsets, token_logprobs=[], tokens=[], top_logprobs=[]
+        )
         for own, *best in _positions(logprobs, self._names):
-            result.text_offset.append(self._offset)
             result.tokens.append(own.name)
             result.token_logprobs.append(own.logprob)
             result.top_logprobs.append({each.name: each.logprob for each in (*best, own)})
-            self._advance(own.raw)
         return result
 
-    def _advance(self, raw: bytes) -> None:
-        """Advance the offset by the characters that a token completes."""
-        self._offset += len(self._decoder.decode(raw))
+    def _offsets(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the offset of each token, and advance by the characters that they complete."""
+        self._detokenizer.extend(token_ids)
+        self._detokenizer.take()
+        *offsets, self._offset = accumulate(self._detokenizer.lengths, initial=self._offset)
+        return offsets
 
 
 def concatenate(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:

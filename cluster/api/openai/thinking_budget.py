@@ -42,7 +42,8 @@ async def generate_within_budget(
     """
     limited, most = _first_part(router, call, budget)
     token_ids, text, last = list[int](), "", None
-    detokenizer = IncrementalDetokenizer.of(router.text.tokenizer, call.params)
+    assert isinstance(call.prompt, tuple), "a chat that was not tokenized"
+    detokenizer = IncrementalDetokenizer.of(router.text.tokenizer, call.params, call.prompt)
     async with aclosing(_outputs(router, limited, on_admitted=on_admitted)) as first:
         async for output in first:
             token_ids += output.token_ids

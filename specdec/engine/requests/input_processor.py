@@ -171,7 +171,7 @@ class InputProcessor:
         self, request: EngineRequest, seq_id: int, rules: SamplingRules, leader: Sequence | None
     ) -> Sequence:
         params = request.params
-        detokenizer = IncrementalDetokenizer.of(self._tokenizer, params)
+        detokenizer = IncrementalDetokenizer.of(self._tokenizer, params, request.prompt_token_ids)
         max_tokens = params.resolved(self._model.sampling_defaults).max_tokens
         interval = request.stream_interval
         buffer = OutputBuffer(self._config.stream_interval if interval is None else interval)

@@ -1,13 +1,11 @@
 # Modules: specdec.text.marked_stops
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models
-from transformers import PreTrainedTokenizerFast
 
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.tokenizer import Tokenizer
@@ -53,10 +51,11 @@ def detokenize(
     *,
     includes_stop: bool = False,
     min_tokens: int = 0,
+    before: Sequence[int] = (),
 ) -> tuple[str, str | None]:
     """Append all tokens, and call `take` at random moments; check how its text is divided."""
     detokenizer = IncrementalDetokenizer(
-        tokenizer, stop, includes_stop=includes_stop, min_tokens=min_tokens
+        tokenizer, stop, includes_stop=includes_stop, min_tokens=min_tokens, before=before
     )
     parts, stopped, num_new = [], None, 0
     for token_id in token_ids:
@@ -309,31 +308,6 @@ def test_no_token_may_follow_a_stop_string(tokenizer: Tokenizer) -> None:
         detokenizer.append(50)
 
 
-@pytest.fixture(scope="session")
-def llama2_like(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A SentencePiece-like tokenizer: a marker for spaces, and a token for every byte."""
-    pieces = ["<unk>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "▁the", "▁river", "s"]
-    backend = Backend(
-        models.BPE(
-            vocab={piece: index for index, piece in enumerate(pieces)},
-            merges=[],
-            unk_token="<unk>",
-            byte_fallback=True,
-        )
-    )
-    backend.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    directory = tmp_path_factory.mktemp("llama2_like")
-    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>").save_pretrained(directory)
-    return Tokenizer(directory)
-
-
 def llama2_ids(tokenizer: Tokenizer, *pieces: str | bytes) -> list[int]:
     names = [
         name
@@ -348,6 +322,46 @@ def test_spaces_and_fallback_bytes(llama2_like: Tokenizer) -> None:
     token_ids = llama2_ids(llama2_like, "▁the", "▁river", "s", emoji, "▁", "▁the", "é".encode())
     text, _ = detokenize(llama2_like, token_ids, (), random.Random(0))
     assert text == llama2_like.decode(token_ids) == f"the rivers{EMOJI * 3}  theé"
+
+
+LLAMA2_WORDS = st.lists(st.sampled_from(["▁", "▁the", "▁river", "s", "é".encode()]), min_size=1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(LLAMA2_WORDS, LLAMA2_WORDS, st.randoms(use_true_random=False))
+def test_a_text_continues_its_prompt(
+    llama2_like: Tokenizer,
+    prompt: list[str | bytes],
+    output: list[str | bytes],
+    rng: random.Random,
+) -> None:
+    before, token_ids = llama2_ids(llama2_like, *prompt), llama2_ids(llama2_like, *output)
+    text, _ = detokenize(llama2_like, token_ids, (), rng, before=before)
+    assert llama2_like.decode(before) + text == llama2_like.decode([*before, *token_ids])
+
+
+def test_stop_strings_begin_with_the_space_after_the_prompt(llama2_like: Tokenizer) -> None:
+    before, [river] = llama2_ids(llama2_like, "▁the"), llama2_ids(llama2_like, "▁river")
+    detokenizer = IncrementalDetokenizer(llama2_like, (" ri",), before=before)
+    assert detokenizer.append(river) == " ri"
+
+
+@pytest.mark.parametrize(("skips", "expected"), [(True, "the"), (False, " the")])
+def test_a_text_after_a_hidden_token_begins_without_a_space(
+    llama2_like: Tokenizer, skips: bool, expected: str
+) -> None:
+    [unk] = llama2_like.special_token_ids
+    before = [*llama2_ids(llama2_like, "▁river"), unk]
+    detokenizer = IncrementalDetokenizer(llama2_like, (), skips, before=before)
+    detokenizer.append(*llama2_ids(llama2_like, "▁the"))
+    assert detokenizer.take() == expected
+
+
+def test_a_prompt_that_ends_within_a_character_adds_nothing(llama2_like: Tokenizer) -> None:
+    before = llama2_ids(llama2_like, "▁the", "é".encode()[:1])
+    detokenizer = IncrementalDetokenizer(llama2_like, before=before)
+    detokenizer.append(*llama2_ids(llama2_like, "▁river"))
+    assert detokenizer.take() == "river"
 
 
 @settings(max_examples=150, deadline=None)

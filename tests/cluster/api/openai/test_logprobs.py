@@ -14,6 +14,7 @@ from cluster.api.openai.logprobs import (
     concatenate,
     prompt_logprobs,
 )
+from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.vocab_bytes import TokenBytes
 from specdec.types.messages import Logprobs
 
@@ -50,10 +51,14 @@ def test_tokens_may_be_named_by_id(positions, token_bytes):
     assert first.bytes == [97]
 
 
-def test_of_a_completion_in_parts(positions, token_bytes):
-    names = TokenNames(token_bytes)
-    whole = CompletionLogprobsWriter(names).write(positions)
-    writer = CompletionLogprobsWriter(names)
+def writer_of(tokenizer, as_ids=False, before=()):
+    detokenizer = IncrementalDetokenizer(tokenizer, before=before)
+    return CompletionLogprobsWriter(TokenNames(TokenBytes(tokenizer), as_ids), detokenizer)
+
+
+def test_of_a_completion_in_parts(positions, tokenizer):
+    whole = writer_of(tokenizer).write(positions)
+    writer = writer_of(tokenizer)
     assert concatenate([writer.write(positions[:1]), writer.write(positions[1:])]) == whole
     assert whole.tokens == ["a", "b"]
     assert whole.text_offset == [0, 1]
@@ -61,8 +66,8 @@ def test_of_a_completion_in_parts(positions, token_bytes):
     assert whole.token_logprobs == [-3.0, -0.5]
 
 
-def test_a_first_token_of_a_prompt_has_none(positions, token_bytes):
-    writer = CompletionLogprobsWriter(TokenNames(token_bytes))
+def test_a_first_token_of_a_prompt_has_none(positions, tokenizer):
+    writer = writer_of(tokenizer)
     first = writer.skip([int(positions.token_ids[0, 0])])
     whole = concatenate([first, writer.write(positions)])
     assert (whole.token_logprobs[0], whole.top_logprobs[0]) == (None, None)
@@ -78,15 +83,33 @@ def test_of_a_prompt_in_vllms_format(positions, token_bytes):
     assert second[a].decoded_token == "a"
 
 
+def logprobs_of(ids):
+    zeros = np.zeros((len(ids), 1), np.float32)
+    return Logprobs(np.array(ids, np.int32)[:, None], zeros, np.ones(len(ids), np.int32))
+
+
 @pytest.mark.parametrize("as_ids", [False, True])
 def test_offsets_count_the_characters_of_the_text(tokenizer, token_bytes, as_ids):
     text = "aé🤯b你c"
     ids = tokenizer.encode(text, add_special_tokens=False)
-    zeros = np.zeros((len(ids), 1), np.float32)
-    written = CompletionLogprobsWriter(TokenNames(token_bytes, as_ids)).write(
-        Logprobs(np.array(ids, np.int32)[:, None], zeros, np.ones(len(ids), np.int32))
-    )
+    written = writer_of(tokenizer, as_ids).write(logprobs_of(ids))
     assert len(ids) > len(text)  # some characters are of several tokens
     raw = token_bytes.of(ids)
     complete = [b"".join(raw[:index]).decode(errors="ignore") for index in range(len(ids))]
     assert written.text_offset == [len(each) for each in complete]
+
+
+@pytest.mark.parametrize(("num_before", "expected"), [(0, [0, 3, 9]), (1, [0, 6, 7])])
+def test_offsets_count_the_space_after_a_prompt(llama2_like, num_before, expected):
+    ids = [llama2_like.token_id(each) for each in ("▁the", "▁river", "s", "▁the")]
+    before, ids = ids[:num_before], ids[num_before : num_before + 3]
+    written = writer_of(llama2_like, before=before).write(logprobs_of(ids))
+    assert written.tokens == [[" the", " river", "s"], [" river", "s", " the"]][num_before]
+    assert written.text_offset == expected
+
+
+def test_offsets_skip_tokens_that_are_not_in_the_text(tokenizer):
+    ids = [1, *tokenizer.encode("ab", add_special_tokens=False), 2]
+    writer = writer_of(tokenizer)
+    parts = [writer.skip(ids[:1]), writer.write(logprobs_of(ids[1:]))]
+    assert concatenate(parts).text_offset == [0, 0, 1, 2][: len(ids)]

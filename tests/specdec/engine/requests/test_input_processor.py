@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from specdec.engine.engine_thread import EngineThread
+from specdec.engine.requests.input_processor import InputProcessor
+from specdec.models.config.model_config import ModelConfig
 from specdec.text.grammar import Grammar
 from specdec.text.grammar.matcher import MAX_SHARING
 from specdec.types.errors import InvalidValueError
@@ -106,3 +108,13 @@ async def test_resume_tokens_that_the_grammar_forbids_are_reported_to_their_call
         await tokens_of(thread, ask(grammar, resume=[CAPITAL_P]))
     assert len(await tokens_of(thread, ask(grammar))) > 0
     await thread.close()
+
+
+def test_the_text_of_each_choice_continues_the_prompt(engine, tiny_model_dir, llama2_like):
+    """The tokenizer is another one than the model's, whose vocabulary has all of its ids."""
+    model = ModelConfig.from_directory(tiny_model_dir)
+    inputs = InputProcessor(engine.config, model, llama2_like)
+    [prompt, river] = [llama2_like.token_id(each) for each in ("▁the", "▁river")]
+    for seq in inputs.sequences(request("r", [prompt], n=2), 0, engine.control):
+        seq.detokenizer.append(river)
+        assert seq.detokenizer.take() == " river"
