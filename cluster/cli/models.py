@@ -209,6 +209,10 @@ def _fields(report: ModelReport, decoder: str) -> dict[str, Any]:
         "quantization": report.precision.quantization or "none",
         "kv_cache_dtype": report.precision.kv_cache_dtype,
         "ranks": [asdict(rank) for rank in report.ranks],
+        "end_tokens": [
+            {"token_id": token_id, "files": list(files)}
+            for token_id, files in report.end_tokens.items()
+        ],
         "methods": [asdict(each) for each in report.methods],
         "checkpoint": asdict(report.checkpoint),
     }
@@ -229,6 +233,7 @@ def _lines(report: ModelReport, decoder: str) -> list[tuple[str, str]]:
         ("decoder", decoder),
         ("precision", f"{precision.dtype} ({config.checkpoint_dtype} in files), {quantization}"),
         *([] if kv_dtype == "auto" else [("KV cache", kv_dtype)]),
+        ("end tokens", _end_tokens(report)),
         *(
             (
                 f"rank {rank}",
@@ -242,3 +247,8 @@ def _lines(report: ModelReport, decoder: str) -> list[tuple[str, str]]:
         *(("note", each) for each in report.checkpoint.notes),
         *(("fault", each) for each in report.checkpoint.faults[:_MAX_FAULTS]),
     ]
+
+
+def _end_tokens(report: ModelReport) -> str:
+    named = (f"{each} ({', '.join(files)})" for each, files in report.end_tokens.items())
+    return "; ".join(named) or "none: texts end at max_tokens"

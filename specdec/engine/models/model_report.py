@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +17,7 @@ from specdec.config.engine import (
     ModelOptions,
     kv_element_bytes,
 )
+from specdec.config.hf_overrides import with_overrides
 from specdec.config.kv_cache import KVCacheDType
 from specdec.config.model_aliases import ShippedDrafter
 from specdec.config.quantization import WEIGHT_BITS, QuantizationMethod
@@ -25,6 +26,8 @@ from specdec.config.speculation.method_config import DraftPlace
 from specdec.config.speculation.methods import METHODS
 from specdec.engine.models.checkpoint_lint import CheckpointLint, lint_checkpoint
 from specdec.engine.models.model_limits import require_experts, require_plan
+from specdec.models.config.config_files import read_json
+from specdec.models.config.end_tokens import find_end_tokens
 from specdec.models.config.extra_weights import copied_bytes
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.registry import ARCHITECTURES
@@ -83,7 +86,8 @@ class RankMemory:
 class ModelReport:
     """Decoder, precision and limits with which a model would run.
 
-    differences: what its family has beside Llama. checkpoint: about its files.
+    differences: what its family has beside Llama. checkpoint: about its files. end_tokens: the
+    tokens that end a text, each with the files that name it.
     """
 
     directory: Path
@@ -93,6 +97,7 @@ class ModelReport:
     ranks: tuple[RankMemory, ...]
     methods: tuple[MethodFit, ...]
     checkpoint: CheckpointLint
+    end_tokens: Mapping[int, tuple[str, ...]]
 
 
 def report_model(
@@ -121,7 +126,14 @@ def report_model(
         ranks=tuple(_ranks(config, precision, tensor_parallel_size)),
         methods=tuple(_shipped_or_fit(method, drafters, directory, config) for method in METHODS),
         checkpoint=lint_checkpoint(directory, config),
+        end_tokens=_end_tokens(directory, options),
     )
+
+
+def _end_tokens(directory: Path, options: ModelOptions) -> dict[int, tuple[str, ...]]:
+    raw = with_overrides(read_json(directory / "config.json") or {}, options.overrides)
+    generation = read_json(directory / "generation_config.json") or {}
+    return find_end_tokens(directory, raw, generation)
 
 
 def _differences(config: ModelConfig) -> str:

@@ -115,16 +115,6 @@ def text_config(raw: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
     return nested | {key: raw[key] for key in shared if raw.get(key) is not None}
 
 
-def read_eos_token_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> frozenset[int]:
-    """Return the tokens that end a text; generation_config.json decides where it has some."""
-    eos = generation.get("eos_token_id")
-    eos = raw.get("eos_token_id") if eos is None else eos
-    token_ids = [eos] if isinstance(eos, int) else eos or ()
-    if not all(type(each) is int for each in token_ids):
-        raise unsupported("eos_token_id", eos, "a token id, or a list of them")
-    return frozenset(token_ids)
-
-
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a file; None without one. Raises UnsupportedModelError."""
     if not path.is_file():

@@ -32,11 +32,11 @@ from specdec.models.config.config_files import (
     DecoderFields,
     decoder_of,
     needs_transformers,
-    read_eos_token_ids,
     read_json,
     read_sampling_defaults,
     supported_architecture,
 )
+from specdec.models.config.end_tokens import read_eos_token_ids, read_tokenizer_end
 from specdec.models.config.layer_patterns import LayerRopes, Windows, main_rope
 from specdec.models.config.registry import TEXT_MODELS
 from specdec.models.config.rope import DefaultRope, LongRope, Rope, read_rope
@@ -162,16 +162,30 @@ class ModelConfig:
             ) from error
         if found.tie_word_embeddings and found.transformers is None and has_own_head(directory):
             found = replace(found, tie_word_embeddings=False)
+        found = found.with_end_token(read_tokenizer_end(directory))
         return found.divided_by_expert() if options.divides_by_expert else found
+
+    def with_end_token(self, token_id: int | None) -> ModelConfig:
+        """Return the configuration with one more token that ends a text, if the model has it."""
+        if token_id is None or not 0 <= token_id < self.vocab_size:
+            return self
+        return replace(self, eos_token_ids=self.eos_token_ids | {token_id})
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
         """Read the fields of a `config.json` and of a `generation_config.json`."""
         whole = supported_architecture(raw)
-        return cls.from_fields(whole, decoder_of(whole, raw), generation)
+        eos_token_ids = read_eos_token_ids(raw, generation)
+        return cls.from_fields(whole, decoder_of(whole, raw), generation, eos_token_ids)
 
     @classmethod
-    def from_fields(cls, whole: str, decoder: DecoderFields, generation: Mapping[str, Any]) -> Self:
+    def from_fields(
+        cls,
+        whole: str,
+        decoder: DecoderFields,
+        generation: Mapping[str, Any],
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> Self:
         """Read what `supported_architecture` and `decoder_of` return of a config.json."""
         architecture, family, raw = decoder
         hidden_size, num_heads = count(raw, "hidden_size"), count(raw, "num_attention_heads")
@@ -197,7 +211,7 @@ class ModelConfig:
             traits=replace(family.traits(raw), activation=family.activation(raw)),
             max_position_embeddings=count(raw, "max_position_embeddings"),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
-            eos_token_ids=read_eos_token_ids(raw, generation),
+            eos_token_ids=eos_token_ids,
             sampling_defaults=read_sampling_defaults(generation),
             has_qkv_bias=has(raw, family.qkv_bias),
             has_output_bias=has(raw, family.output_bias),

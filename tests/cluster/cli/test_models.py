@@ -66,6 +66,9 @@ def test_show_reports_decoder_memory_and_methods(tiny_model_dir):
     report = json.loads(run_cli("models", "show", str(tiny_model_dir), *arguments).stdout)
     assert report["decoder"] == "torch: kernels is torch"
     assert report["quantization"] == "int8"
+    files = ["generation_config.json", "config.json", "tokenizer_config.json"]
+    assert report["end_tokens"] == [{"token_id": 2, "files": files}]
+    assert lines["end"] == f"tokens        2 ({', '.join(files)})"
     assert report["ranks"][0]["kv_bytes_per_token"] == 2 * 2 * 3 * 16 * 4
     report = json.loads(
         run_cli("models", "show", str(tiny_model_dir), *arguments, "--kv-cache-dtype", "fp8").stdout

@@ -1,0 +1,98 @@
+"""Tokens that end a text: all that the files of a model name, as in vLLM.
+
+A fine-tune may name its end token in the tokenizer alone, or a chat model its end of a turn in
+generation_config.json alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specdec.config.json_values import unsupported
+from specdec.models.config.config_files import read_json
+from specdec.types.errors import UnsupportedModelError
+
+_GENERATION, _CONFIG = "generation_config.json", "config.json"
+_TOKENIZER, _SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
+
+
+def read_eos_token_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> frozenset[int]:
+    """Return the tokens that end a text by config.json and by generation_config.json."""
+    return frozenset().union(*_by_config_file(raw, generation).values())
+
+
+def find_end_tokens(
+    directory: Path, raw: Mapping[str, Any], generation: Mapping[str, Any]
+) -> dict[int, tuple[str, ...]]:
+    """Return the tokens that end a text, each with the files that name it.
+
+    raw, generation: config.json and generation_config.json of the directory.
+    """
+    named = _by_config_file(raw, generation)
+    token_id = read_tokenizer_end(directory)
+    named[_TOKENIZER] = frozenset() if token_id is None else frozenset((token_id,))
+    found = sorted(frozenset().union(*named.values()))
+    return {each: tuple(name for name, ids in named.items() if each in ids) for each in found}
+
+
+def read_tokenizer_end(directory: Path) -> int | None:
+    """Return the end-of-sequence token of the tokenizer in a directory, if its files name one.
+
+    Raises UnsupportedModelError for files that are not a tokenizer's.
+    """
+    try:
+        return _tokenizer_end(directory)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        message = f"{directory} has invalid files of a tokenizer ({reason})"
+        raise UnsupportedModelError(message) from error
+
+
+def _tokenizer_end(directory: Path) -> int | None:
+    settings = read_json(directory / _TOKENIZER) or {}
+    token = _content(settings.get("eos_token"))
+    if token is None:
+        special = read_json(directory / _SPECIAL_TOKENS) or {}
+        token = _content(special.get("eos_token"))
+    if token is None:
+        return None
+    added = settings.get("added_tokens_decoder")
+    ids = {_content(each): key for key, each in added.items()} if isinstance(added, dict) else {}
+    return int(ids[token]) if token in ids else _id_in_vocabulary(directory, token)
+
+
+def _by_config_file(
+    raw: Mapping[str, Any], generation: Mapping[str, Any]
+) -> dict[str, frozenset[int]]:
+    nested = raw.get("text_config")
+    text = nested if isinstance(nested, dict) else {}
+    return {
+        _GENERATION: _token_ids(generation.get("eos_token_id")),
+        _CONFIG: _token_ids(raw.get("eos_token_id")) | _token_ids(text.get("eos_token_id")),
+    }
+
+
+def _token_ids(eos: object) -> frozenset[int]:
+    token_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if not all(type(each) is int for each in token_ids):
+        raise unsupported("eos_token_id", eos, "a token id, or a list of them")
+    return frozenset(token_ids)
+
+
+def _content(token: object) -> str | None:
+    """Return the text of a token, which files have alone or as an object."""
+    found = token.get("content") if isinstance(token, dict) else token
+    return found if isinstance(found, str) else None
+
+
+def _id_in_vocabulary(directory: Path, token: str) -> int | None:
+    tokenizer = read_json(directory / "tokenizer.json") or {}
+    for each in tokenizer.get("added_tokens", ()):
+        if each["content"] == token:
+            return int(each["id"])
+    vocabulary = tokenizer.get("model", {}).get("vocab", {})
+    if isinstance(vocabulary, list):  # a unigram model: (token, score) by token id
+        return next((i for i, (text, _) in enumerate(vocabulary) if text == token), None)
+    return vocabulary.get(token)
