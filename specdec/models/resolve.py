@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import io
 import os
 import re
 import shutil
@@ -25,9 +24,9 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
@@ -35,6 +34,8 @@ from specdec.config.engine import DTypeName
 from specdec.config.hardware import default_cache_dir
 from specdec.config.model_aliases import ALIASES, TARGETS_OF_DRAFTERS, PackagedModel
 from specdec.models.drafters.card import drafter_directory
+from specdec.models.gguf.conversion import convert
+from specdec.models.gguf.header import part_paths
 from specdec.types.errors import ModelNotFoundError, UnsupportedModelError
 
 if TYPE_CHECKING:  # imports the hub's client, which a rank does not need for a local model
@@ -44,6 +45,7 @@ _HUB_ID = re.compile(
     r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@((?!.*\.\.)[A-Za-z0-9][\w./-]*))?"
 )
 _BUILT = "model"
+_GGUF_CONVERSION = 2  # changes when results of earlier conversions must not be used
 _PACKED_FILE = "packed.json"  # as in `packed`, which imports torch
 _PIP_LIMITS = ("--timeout=15", "--retries=2")
 
@@ -225,62 +227,20 @@ def _convert(name: str, gguf: Path, directory: Path, splits_digits: bool, dtype:
         convert(gguf, directory, splits_digits, dtype)
     except OSError:
         raise
+    except UnsupportedModelError as error:
+        raise ModelNotFoundError(f"{name} cannot be converted ({error})") from error
     except Exception as error:  # of any type: for an invalid file, and for a full disk from Rust
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ModelNotFoundError(f"{name} cannot be converted ({reason[:200]})") from error
 
 
 def _identity(gguf: Path) -> str:
-    """Return a name that identifies the file by its path, size and modification time."""
-    path, status = gguf.resolve(), gguf.stat()
-    key = f"{path}\0{status.st_size}\0{status.st_mtime_ns}"
+    """Return a name that identifies the file by its path, and its parts by size and time."""
+    path, key = gguf.resolve(), f"{_GGUF_CONVERSION}\0{gguf.resolve()}"
+    for part in part_paths(gguf):
+        status = part.stat() if part.is_file() else None
+        key += f"\0{status.st_size}\0{status.st_mtime_ns}" if status else "\0"
     return f"{path.stem}-{hashlib.sha256(os.fsencode(key)).hexdigest()[:16]}"
-
-
-def convert(gguf: Path, directory: Path, splits_digits: bool, dtype: DTypeName) -> None:
-    """Write the model in `gguf`, dequantized to `dtype`, to `directory` in Hugging Face layout.
-
-    splits_digits: whether the tokenizer splits each digit; see PackagedModel.
-    """
-    import torch
-    from safetensors.torch import save_file
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from specdec.models.dtypes import DTYPES
-
-    with redirect_stderr(io.StringIO()):  # hides the progress bars of transformers
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        model = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
-        )
-    model.to(DTYPES[dtype])
-    model.config.dtype = dtype
-    if splits_digits:
-        _split_digits(tokenizer)
-    tokenizer.save_pretrained(directory)
-    save_file(_distinct_tensors(model), directory / "model.safetensors", {"format": "pt"})
-    # The model is dequantized, and save_pretrained rejects one that is marked as quantized.
-    del model.config.quantization_config
-    model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(directory)
-    model.generation_config.save_pretrained(directory)
-    # safetensors creates files for the owner only; a shared cache needs the mode of the umask.
-    shutil.copymode(directory / "config.json", directory / "model.safetensors")
-
-
-def _split_digits(tokenizer: Any) -> None:
-    from tokenizers.pre_tokenizers import Digits, Sequence
-
-    backend = tokenizer.backend_tokenizer
-    backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
-
-
-def _distinct_tensors(model: Any) -> dict[str, Any]:
-    """Return the weights by name; tied weights appear under their first name only."""
-    by_storage: dict[int, tuple[str, Any]] = {}
-    for name, tensor in model.state_dict().items():
-        by_storage.setdefault(tensor.data_ptr(), (name, tensor.contiguous()))
-    return dict(by_storage.values())
 
 
 def _built_once(target: Path, write: Callable[[Path], None], progress: Progress) -> Path:
