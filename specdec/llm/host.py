@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import secrets
 import threading
@@ -37,6 +38,8 @@ from specdec.types.errors import AbortedError, InvalidValueError, NotReadyError,
 from specdec.types.request import Conversation
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling.sampling_params import SEED_LIMIT, SamplingParams, StructuredOutput
+
+logger = logging.getLogger(__name__)
 
 EXECUTORS = "specdec.executors"
 """Entry point group of functions from config, directories and plan to an Executor."""
@@ -147,6 +150,9 @@ class EngineHost:
 
     def _encoded(self, prompt: PromptParts | Conversation) -> PromptParts:
         if isinstance(prompt, Conversation):
+            if unknown := self.tokenizer.chat_template.unknown_options(prompt):
+                names = ", ".join(unknown)
+                logger.warning("chat_template_kwargs: the chat template does not read %s", names)
             text = self.tokenizer.render(prompt)
             return PromptParts(text, tuple(self.tokenizer.encode(text, add_special_tokens=False)))
         if prompt.token_ids is not None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -19,6 +21,9 @@ _CONVERSATION_VARIABLES = frozenset({"messages", "tools", "documents", "add_gene
 _TRANSFORMERS_VARIABLES = frozenset({"raise_exception", "strftime_now", "continue_final_message"})
 """Template variables that transformers sets."""
 
+_PROBE = "a text in a message"
+"""The content of a message that shows which form of contents a template reads."""
+
 _TRANSFORMERS_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """Tags around the assistant's text, used in training only and unknown to Jinja."""
 
@@ -29,6 +34,7 @@ class ChatTemplate:
     def __init__(self, transformers_tokenizer: Any) -> None:
         """transformers_tokenizer: a PreTrainedTokenizerFast, with or without a template."""
         self._tokenizer = transformers_tokenizer
+        self._reads_parts: dict[str, bool] = {}  # by template source
 
     @cached_property
     def text(self) -> str:
@@ -60,36 +66,115 @@ class ChatTemplate:
         special = {name for name in variables if name.endswith("_token")}
         return variables - _CONVERSATION_VARIABLES - _TRANSFORMERS_VARIABLES - special
 
+    def unknown_options(self, conversation: Conversation) -> list[str]:
+        """Return the names in `template_kwargs` that the template lacks; `render` drops them."""
+        options = self.options(has_tools=bool(conversation.tools))
+        return sorted(conversation.template_kwargs.keys() - options)
+
     def render(self, conversation: Conversation) -> str:
         """Return the text of the prompt. Raises InvalidValueError if the template fails.
 
-        The error quotes messages of `raise_exception` only, since other errors of a template are
-        not meant for clients.
+        Arguments of calls that are no objects are passed as they are, and in objects to a template
+        that fails on them. The error quotes messages of `raise_exception` only, since other errors
+        of a template are not meant for clients.
         """
         self._check(conversation)
+        messages = [dict(message) for message in conversation.messages]
+        if self._takes_parts(self._source(conversation)):
+            messages = [_with_parts(message) for message in messages]
+        for attempt in _attempts(messages):
+            try:
+                return self._rendered(conversation, attempt)
+            except Exception as error:  # a template is a program and can raise any exception
+                failure = error
+        given = f"{len(messages)} given"
+        limit = f"acceptable to the model's chat template, which {_failure(failure)}"
+        raise InvalidValueError("messages", given, limit) from failure
+
+    def answer_start(self, conversation: Conversation, prompt: str, marks: Sequence[str]) -> str:
+        """Return the beginning of the answer in `prompt`, the rendered conversation.
+
+        It begins with the last one of `marks` in it. Without a mark it is the text of the message
+        that the answer continues, and else empty.
+        """
+        starts = {mark: start for mark in marks if (start := prompt.rfind(mark)) >= 0}
+        last = max(starts, key=lambda mark: starts[mark], default="")
+        end = starts.get(last, 0) + len(last)
+        if last and (not prompt[end:].strip() or end > self._answer_place(conversation, prompt)):
+            return prompt[starts[last] :]
+        continued = conversation.messages[-1] if conversation.continue_final_message else {}
+        return str(continued.get("content") or "")
+
+    def _answer_place(self, conversation: Conversation, prompt: str) -> int:
+        """Return where the answer begins in the prompt: the chat before it is the same up to there.
+
+        A chat that the template rejects without the answer gives the end of the prompt.
+        """
+        turns = conversation.messages
+        before = replace(
+            conversation,
+            messages=turns[:-1] if conversation.continue_final_message else turns,
+            add_generation_prompt=False,
+            continue_final_message=False,
+        )
+        if not before.messages:
+            return 0
         try:
-            text: str = self._tokenizer.apply_chat_template(
-                [dict(message) for message in conversation.messages],
-                tools=[dict(tool) for tool in conversation.tools] or None,
-                tokenize=False,
-                add_generation_prompt=conversation.add_generation_prompt,
-                continue_final_message=conversation.continue_final_message,
-                **conversation.template_kwargs,
-            )
-        except Exception as error:  # a template is a program and can raise any exception
-            given = f"{len(conversation.messages)} given"
-            limit = f"acceptable to the model's chat template, which {_failure(error)}"
-            raise InvalidValueError("messages", given, limit) from error
+            text = self.render(before)
+        except InvalidValueError:
+            return len(prompt)
+        if prompt.startswith(text):
+            return len(text)
+        pairs = enumerate(zip(prompt, text, strict=False))
+        return next((place for place, (ours, theirs) in pairs if ours != theirs), len(prompt))
+
+    def _rendered(self, conversation: Conversation, messages: list[dict[str, Any]]) -> str:
+        unknown = set(self.unknown_options(conversation))
+        given = conversation.template_kwargs.items()
+        text: str = self._tokenizer.apply_chat_template(
+            messages,
+            tools=[dict(tool) for tool in conversation.tools] or None,
+            tokenize=False,
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final_message=conversation.continue_final_message,
+            **{name: value for name, value in given if name not in unknown},
+        )
         return text
 
+    def _source(self, conversation: Conversation) -> str:
+        return self.text if conversation.tools else self.plain_text
+
+    def _takes_parts(self, source: str) -> bool:
+        """Return whether a template writes the content of a message only if it is a list of parts.
+
+        It is found by rendering a message in both forms, since a template can read the parts in
+        loops, filters, macros or by their place.
+        """
+        if source not in self._reads_parts:
+            message = {"role": "user", "content": _PROBE}
+            shows = [self._shows(source, each) for each in (message, _with_parts(message))]
+            self._reads_parts[source] = shows == [False, True]
+        return self._reads_parts[source]
+
+    def _shows(self, source: str, message: dict[str, Any]) -> bool:
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [message], chat_template=source, tokenize=False, add_generation_prompt=True
+            )
+        except Exception:  # as in `render`
+            return False
+        return _PROBE in text
+
     def _check(self, conversation: Conversation) -> None:
-        has_tools = bool(conversation.tools)
-        if not (self.text if has_tools else self.plain_text):
+        source = self._source(conversation)
+        if not source:
             limit = "a prompt: the model has no chat template"
             raise InvalidValueError("messages", f"{len(conversation.messages)} given", limit)
-        options = self.options(has_tools=has_tools)
+        reserved = _CONVERSATION_VARIABLES | _TRANSFORMERS_VARIABLES
+        reserved |= {name for name in _variables(source) if name.endswith("_token")}
         for name, value in conversation.template_kwargs.items():
-            if name not in options:
+            if name in reserved:
+                options = self.options(has_tools=bool(conversation.tools))
                 known = ", ".join(sorted(options)) or "none"
                 limit = f"left out, or a variable of the model's chat template: {known}"
                 raise InvalidValueError(f"chat_template_kwargs.{name}", value, limit)
@@ -98,21 +183,73 @@ class ChatTemplate:
             raise InvalidValueError("add_generation_prompt", True, limit)
 
 
+def _with_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose text is a list of one part."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
+
+
+def _attempts(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the messages, and those with objects for all arguments if these differ."""
+    yield messages
+    if (objects := [_with_objects(message) for message in messages]) != messages:
+        yield objects
+
+
+def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message in whose calls all arguments are objects."""
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": list(map(_with_object, calls))} if calls else message
+
+
+def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _with_object(call["function"])}
+    return {**call, "arguments": _as_object(call.get("arguments"))}
+
+
+def _as_object(arguments: object) -> Mapping[str, Any]:
+    """Return arguments as an object: the one that a malformed or cut text begins with, if any."""
+    if isinstance(arguments, Mapping):
+        return arguments
+    if isinstance(arguments, str) and arguments.lstrip().startswith("{"):
+        for read in (_first_value, _cut_value):
+            try:
+                return dict(read(arguments.lstrip()))
+            except (ValueError, RecursionError):
+                continue
+    return {"arguments": arguments}
+
+
+def _first_value(text: str) -> Any:
+    return json.JSONDecoder().raw_decode(text)[0]
+
+
+def _cut_value(text: str) -> Any:
+    from pydantic_core import from_json
+
+    return from_json(text, allow_partial="trailing-strings")
+
+
 def decoded_arguments(arguments: object) -> object:
     """Decode the arguments of a tool call: JSON text in the OpenAI API, objects in templates.
 
-    Invalid JSON is returned unchanged, since a model may have generated it. A lone surrogate
-    becomes U+FFFD, since a prompt is valid Unicode.
+    An empty text and null are no arguments. Invalid JSON is returned unchanged, since a model may
+    have generated it. A lone surrogate becomes U+FFFD, since a prompt is valid Unicode.
     """
     if not isinstance(arguments, str):
         return arguments
+    if not arguments.strip():
+        return {}
     try:
         decoded: object = json.loads(arguments)
         if "\\ud" in arguments.lower():
             decoded = json.loads(_without_lone_surrogates(json.dumps(decoded, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return arguments
-    return arguments if decoded is None else decoded
+    return {} if decoded is None else decoded
 
 
 def _without_lone_surrogates(text: str) -> str:

@@ -1,10 +1,12 @@
 # Modules: specdec.types.request
 """Variables, rendering and errors of chat templates."""
 
+from dataclasses import replace
+
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from specdec.text.chat_template import ChatTemplate, _variables
+from specdec.text.chat_template import ChatTemplate, _variables, decoded_arguments
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation
 from tests.specdec.tiny import train_tokenizer
@@ -82,6 +84,12 @@ def test_the_last_message_can_be_continued(backend):
             "variable of the model's chat template: none",
         ),
         (
+            RICH,
+            Conversation(MESSAGES, template_kwargs={"bos_token": "x"}),
+            "chat_template_kwargs.bos_token",
+            "variable of the model's chat template: enable_thinking",
+        ),
+        (
             PLAIN,
             Conversation(MESSAGES, continue_final_message=True),
             "add_generation_prompt",
@@ -104,10 +112,12 @@ def test_of_several_templates_the_one_for_tools_defines_the_variables(backend):
 
 def test_options_belong_to_the_rendered_template(backend):
     several = template(backend, {"default": PLAIN, "tool_use": RICH})
-    options = {"enable_thinking": True}
-    with pytest.raises(InvalidValueError):
-        several.render(Conversation(MESSAGES, template_kwargs=options))
-    assert several.render(Conversation(MESSAGES, (TOOL,), template_kwargs=options))
+    plain = Conversation(MESSAGES, template_kwargs={"enable_thinking": True})
+    with_tools = replace(plain, tools=(TOOL,))
+    assert several.unknown_options(plain) == ["enable_thinking"]
+    assert several.render(plain) == "[user]Hi[assistant]"
+    assert several.unknown_options(with_tools) == []
+    assert "<think>" in several.render(with_tools)
 
 
 def test_variables_of_jinja_and_transformers_are_not_options(backend):
@@ -156,3 +166,130 @@ def test_a_template_inserted_by_a_client_is_text(backend):
 
 def test_a_template_that_is_nested_too_deeply_fails_as_others_do():
     assert _variables("{{ " + "(" * 5000 + " }}") == frozenset()
+
+
+LOOP = "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}"
+FILTER = "{{ (m.content | selectattr('type', 'equalto', 'text') | first).text }}"
+EITHER = "{% if m.content is string %}{{ m.content }}{% else %}" + LOOP + "{% endif %}"
+STRICT = "{{ raise_exception('no text') if m.content is string }}{{ m.content[0].text }}"
+TWO_TURNS = (*MESSAGES, {"role": "assistant", "content": "Yes?"})
+
+
+@pytest.mark.parametrize("read", [LOOP, FILTER, EITHER, STRICT, "{{ m.content[0]['text'] }}"])
+@pytest.mark.parametrize("turns", [MESSAGES, TWO_TURNS])
+def test_a_template_gets_contents_in_the_form_that_it_reads(backend, read, turns):
+    text = "{% for m in messages %}[{{ m.role }}]" + read + "{% endfor %}"
+    expected = "".join(f"[{each['role']}]{each['content']}" for each in turns)
+    assert template(backend, text).render(Conversation(turns)) == expected
+
+
+def test_each_of_several_templates_gets_its_form(backend):
+    parts = "{% for m in messages %}" + LOOP + "{% endfor %}"
+    several = template(backend, {"default": PLAIN, "tool_use": parts})
+    assert several.render(Conversation(MESSAGES)) == "[user]Hi[assistant]"
+    assert several.render(Conversation(MESSAGES, (TOOL,))) == "Hi"
+
+
+def test_a_message_of_parts_can_be_continued(backend):
+    text = "{% for m in messages %}[{{ m.role }}]" + LOOP + "<end>{% endfor %}"
+    open_end = Conversation(TWO_TURNS, add_generation_prompt=False, continue_final_message=True)
+    assert template(backend, text).render(open_end) == "[user]Hi<end>[assistant]Yes?"
+
+
+CALLS = (
+    "{% for m in messages %}{{ m.content }}{% for t in m.tool_calls or [] %}"
+    "{% for k, v in t.function.arguments|items %}({{ k }}={{ v }}){% endfor %}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [
+        ('{"a": 1}', "(a=1)"),
+        ("", ""),
+        (" ", ""),
+        ("null", ""),
+        ('{"a": "cut', "(a=cut)"),
+        ('{"a": 1, "b": [2, {"c": ', "(a=1)(b=[2, {}])"),
+        ("{", ""),
+        ('{"a": 1}}', "(a=1)"),
+        (' {"a": 1}</tool_call>', "(a=1)"),
+        ("[1]", "(arguments=[1])"),
+        ("a=1", "(arguments=a=1)"),
+        ("{a: 1}", "(arguments={a: 1})"),
+        ('{"a":' * 9000, "(arguments=" + '{"a":' * 9000 + ")"),
+    ],
+)
+def test_a_chat_with_calls_that_a_model_wrote_badly_can_go_on(backend, arguments, written):
+    function = {"name": "ask", "arguments": decoded_arguments(arguments)}
+    for call in ({"function": function}, {"id": "c1", "function": dict(function)}):
+        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+        assert template(backend, CALLS).render(Conversation((*MESSAGES, turn))) == f"Hi{written}"
+
+
+def test_arguments_stay_as_they_are_where_a_template_writes_any(backend):
+    text = CALLS.replace("t.function.arguments|items", "[(1, t.function.arguments)]")
+    call = {"function": {"name": "ask", "arguments": '{"a": "cut'}}
+    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert template(backend, text).render(Conversation((turn,))) == '(1={"a": "cut)'
+
+
+MARKS = ("<think>", "</think>")
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{{ start }}{% endif %}"
+)
+WRITES_BLOCKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' %}<think>{{ m.reasoning_content }}</think>\n\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+NEEDS_AN_ANSWER = "{{ raise_exception('no question') if not add_generation_prompt }}" + CHATML
+MARKED = {"role": "user", "content": "What do <think> and </think> mean? <think>"}
+
+
+def answer_start(backend, text, turns, *, start="", **fields):
+    conversation = Conversation(turns, template_kwargs={"start": start}, **fields)
+    made = template(backend, text)
+    return made.answer_start(conversation, made.render(conversation), MARKS)
+
+
+@pytest.mark.parametrize("turns", [MESSAGES, (MARKED,), (MARKED, TWO_TURNS[1], MARKED)])
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        ("", ""),
+        ("<think>", "<think>"),
+        ("<think>\n", "<think>\n"),
+        ("<think>\nOkay, ", "<think>\nOkay, "),
+        ("</think>", "</think>"),
+        ("<think>\n\n</think>\n\n", "</think>\n\n"),
+        ("<think></think>\nIn short: ", "</think>\nIn short: "),
+    ],
+)
+def test_an_answer_starts_at_the_last_mark_after_the_messages(backend, turns, start, expected):
+    assert answer_start(backend, CHATML, turns, start=start) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "expected"),
+    [
+        (CHATML, "The answer", "The answer"),
+        (CHATML, "<think>\nTwo and", "<think>\nTwo and"),
+        (CHATML, "<think>a</think>So", "</think>So"),
+        (WRITES_BLOCKS, "The answer", "</think>\n\nThe answer"),
+        (WRITES_BLOCKS, "<think>\nTwo and", "<think>\nTwo and"),
+    ],
+)
+@pytest.mark.parametrize("before", [MESSAGES, (MARKED,), ()])
+def test_a_continued_message_is_the_start_of_the_answer(backend, text, content, expected, before):
+    turns = (*before, {"role": "assistant", "content": content})
+    fields = {"add_generation_prompt": False, "continue_final_message": True}
+    assert answer_start(backend, text, turns, **fields) == expected
+
+
+def test_no_answer_starts_in_a_prompt_that_ends_with_a_question(backend):
+    assert answer_start(backend, CHATML, (MARKED, TWO_TURNS[1]), add_generation_prompt=False) == ""
+    assert answer_start(backend, NEEDS_AN_ANSWER, (MARKED,)) == ""
+    assert answer_start(backend, NEEDS_AN_ANSWER, MESSAGES, start="<think>") == "<think>"
