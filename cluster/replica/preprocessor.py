@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from specdec.models.config.model_config import ModelConfig
 from specdec.text.chat_template import ChatTemplate
@@ -76,6 +76,13 @@ class EncodeLimiter:
             task.exception()  # retrieves it, as the caller may have been cancelled
 
 
+class EncodedChat(NamedTuple):
+    """The tokens of a chat, and the beginning of its answer in the prompt."""
+
+    token_ids: tuple[int, ...]
+    answer_start: str
+
+
 class Preprocessor:
     """Tokenizer and grammar compiler of a replica, loaded at first use."""
 
@@ -135,6 +142,19 @@ class Preprocessor:
         else:
             return prompt
         return tuple(await self._in_turn(encode, _num_chars(prompt)))
+
+    async def encode_chat(self, chat: Conversation, marks: Sequence[str]) -> EncodedChat:
+        """Return the tokens of a chat, and how its answer begins; see `ChatTemplate.answer_start`.
+
+        Runs as `encode` does, and raises its errors.
+        """
+
+        def encode() -> EncodedChat:
+            text = self.tokenizer.render(chat)
+            start = self.chat_template.answer_start(chat, text, marks)
+            return EncodedChat(tuple(self.tokenizer.encode(text, add_special_tokens=False)), start)
+
+        return await self._in_turn(encode, _num_chars(chat))
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens. Raises InvalidValueError.

@@ -156,6 +156,7 @@ class SpeculationUsage(ResponseModel):
 class CompletionTokensDetails(ResponseModel):
     """Details of the completion tokens."""
 
+    reasoning_tokens: int = Field(description="tokens up to the end of the separated reasoning")
     accepted_prediction_tokens: int = Field(description="drafted from the prediction and kept")
     rejected_prediction_tokens: int = Field(description="drafted from the prediction and dropped")
     speculation: SpeculationUsage

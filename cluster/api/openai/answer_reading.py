@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
-from cluster.api.openai.conversation import ToolUse, continued_text
-from cluster.api.openai.parsers.harmony import CHANNEL, HarmonyParser
+from cluster.api.openai.conversation import ToolUse
+from cluster.api.openai.parsers.harmony import ASSISTANT, CHANNEL, HarmonyParser
 from cluster.api.openai.parsers.pieces import (
     AnswerParser,
     CallArguments,
@@ -17,6 +19,7 @@ from cluster.api.openai.parsers.pieces import (
 )
 from cluster.api.openai.parsers.reasoning import SYNTAXES, ReasoningParser, ReasoningSyntax
 from cluster.api.openai.schemas.chat_schema import ChatRequest
+from specdec.types.responses import EngineOutput
 
 HARMONY = "gpt_oss"
 """The parser that reads both, reasoning and calls."""
@@ -29,7 +32,7 @@ class AnswerReading:
     tools: None without tools. reasoning: the parser of reasoning; None where there is none to
     separate. includes_reasoning: whether the client gets it. shows_special_tokens: whether marks
     are special tokens, which the text needs. prefix: the beginning of the answer in the prompt,
-    which the text of the model continues.
+    which the text of the model continues; see `ChatTemplate.answer_start`.
     """
 
     tools: ToolUse | None
@@ -47,12 +50,20 @@ class AnswerReading:
     def syntax(self) -> ReasoningSyntax | None:
         """The marks of the reasoning; None where there is none, or in another form."""
         syntax = SYNTAXES.get(self.reasoning or "")
-        return syntax.behind(self.prefix) if syntax and self.prefix.strip() else syntax
+        return syntax.after(self.prefix) if syntax and self.prefix.strip() else syntax
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The marks that show in the prompt how the answer begins."""
+        if self.reasoning == HARMONY:
+            return (ASSISTANT,)
+        return self.syntax.marks if self.syntax else ()
 
     def parser(self) -> AnswerParser:
         """Make the parser of one answer."""
         if self.reasoning == HARMONY:
-            return HarmonyParser(self.tools.callable if self.tools else ())
+            tools = self.tools.callable if self.tools else ()
+            return HarmonyParser(tools, self.prefix.removeprefix(ASSISTANT))
         answer = PlainParser() if self.tools is None else self.tools.parser()
         return ReasoningParser(self.syntax, answer) if self.syntax else answer
 
@@ -65,6 +76,46 @@ class AnswerReading:
             if is_single and isinstance(each, CallStart | CallArguments) and each.index > 0:
                 continue
             yield each
+
+
+class AnswerReader:
+    """Reader of one answer: its pieces, and the number of tokens of its reasoning.
+
+    num_reasoning_tokens: those up to the end of the reasoning so far, with its marks.
+    """
+
+    def __init__(self, reading: AnswerReading) -> None:
+        """Make a reader of an answer that is parsed as `reading` describes."""
+        self._reading = reading
+        self._parser = reading.parser()
+        self._num_chars = self._num_tokens = 0
+        self.num_reasoning_tokens = 0
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that were parsed so far."""
+        return self._parser.num_calls
+
+    def read(self, output: EngineOutput) -> list[Piece]:
+        """Return the pieces that are complete with an output, without those that are not wanted."""
+        pieces = list(self._parser.feed(output.text))
+        self._count(output)
+        if output.finish_reason is not None:
+            pieces += self._parser.finish()
+        return list(self._reading.wanted(pieces))
+
+    def _count(self, output: EngineOutput) -> None:
+        parser = self._parser
+        if not isinstance(parser, ReasoningParser | HarmonyParser):
+            return
+        num_new = parser.num_reasoning_chars - self._num_chars
+        if parser.is_reasoning:
+            self.num_reasoning_tokens = self._num_tokens + len(output.token_ids)
+        elif num_new > 0:  # it ends within this output
+            ends = list(accumulate(output.text_lengths))
+            self.num_reasoning_tokens = self._num_tokens + bisect_left(ends, num_new) + 1
+        self._num_chars += len(output.text)
+        self._num_tokens += len(output.token_ids)
 
 
 def answer_reading(
@@ -80,8 +131,7 @@ def answer_reading(
     chosen = HARMONY if is_harmony else None if parser == "none" else parser
     if is_structured:
         chosen = None
-    marks = (CHANNEL,) if is_harmony else SYNTAXES[chosen].openings if chosen else ()
+    marks = (CHANNEL,) if is_harmony else SYNTAXES[chosen].marks if chosen else ()
     shows = tools is not None and tools.shows_special_tokens
     shows = shows or (not is_structured and any(map(is_special, marks)))
-    prefix = continued_text(request)
-    return AnswerReading(tools, chosen, request.include_reasoning, shows, prefix)
+    return AnswerReading(tools, chosen, request.include_reasoning, shows)

@@ -21,6 +21,7 @@ from cluster.api.base.openai_schema import (
 )
 from cluster.api.base.sse import COMMENT, event
 from cluster.api.openai.logprobs import TokenNames
+from cluster.api.openai.request_warnings import RequestWarning
 from cluster.api.openai.schemas.sampling_fields import SamplingFields
 from cluster.api.openai.streams import DONE, Deadline, PromptOutput
 from cluster.api.openai.thinking_budget import ThinkingBudget
@@ -44,10 +45,11 @@ _DEFAULT_VERIFIER: VerifierName = "coupled"
 
 @dataclass(frozen=True)
 class RequestContext:
-    """The id and the deadline of a request."""
+    """The id and the deadline of a request, and the warnings in its response's header."""
 
     request_id: str
     deadline: Deadline
+    warnings: list[RequestWarning] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -180,8 +182,11 @@ class UsageMeter:
         """Tokens that were generated so far."""
         return sum(each.num_output_tokens for each in self._last.values())
 
-    def usage(self, num_hidden_tokens: int = 0) -> Usage:
-        """Return the usage so far. num_hidden_tokens: generated, but not part of the answer."""
+    def usage(self, num_hidden_tokens: int = 0, num_reasoning_tokens: int = 0) -> Usage:
+        """Return the usage so far.
+
+        num_hidden_tokens: generated, but not part of the answer. num_reasoning_tokens: part of it.
+        """
         outputs = [*self._last.values()]
         prompt_tokens = sum(each.num_prompt_tokens for each in outputs)
         completion_tokens = self.num_output_tokens - num_hidden_tokens
@@ -203,6 +208,7 @@ class UsageMeter:
                 cached_tokens=sum(self._cached.values()), cache_write_tokens=0
             ),
             completion_tokens_details=CompletionTokensDetails(
+                reasoning_tokens=num_reasoning_tokens,
                 accepted_prediction_tokens=predicted.num_accepted_tokens,
                 rejected_prediction_tokens=predicted.num_rejected_tokens,
                 speculation=speculation,

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from cluster.api.base.openai_schema import FinishReason
-from cluster.api.openai.answer_reading import AnswerReading, answer_reading
+from cluster.api.base.openai_schema import FinishReason, Usage
+from cluster.api.openai.answer_reading import AnswerReader, AnswerReading, answer_reading
 from cluster.api.openai.builders import (
     ChoicesBuilder,
     ChoiceWriter,
@@ -33,6 +33,7 @@ from cluster.api.openai.logprobs import (
 )
 from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from cluster.api.openai.parsers.tool_families import new_call_id
+from cluster.api.openai.request_warnings import template_warnings
 from cluster.api.openai.schemas.chat_schema import (
     AnsweredToolCall,
     AnswerMessage,
@@ -79,7 +80,10 @@ async def prepare_chat(
     params = with_seed(params, router)
     router.check_admission(request.model or "", params.n)
     conversation = make_conversation(request, tools, template, form)
-    prompt = await prompt_token_ids(router, request, conversation, add_special_tokens=False)
+    context.warnings.extend(template_warnings(conversation, template))
+    chat = await router.text.encode_chat(conversation, reading.marks)
+    prompt = await prompt_token_ids(router, request, chat.token_ids)
+    reading = replace(reading, prefix=chat.answer_start)
     needs_names = request.logprobs or request.prompt_logprobs is not None
     builder = ChatBuilder(
         request=request,
@@ -129,6 +133,11 @@ class ChatBuilder(ChoicesBuilder["ChatWriter"]):
         writers = [ChatWriter(index, request, reading, names) for index in choices]
         super().__init__(request, [call], info, names, writers)
         self._first: EngineOutput | None = None
+
+    def usage(self) -> Usage:
+        """Return the usage so far."""
+        counts = (writer.reader.num_reasoning_tokens for writer in self.writers)
+        return self.meter.usage(num_reasoning_tokens=sum(counts))
 
     def add(self, each: PromptOutput) -> None:
         """Add an output to the complete response."""
@@ -189,7 +198,7 @@ class ChatWriter(ChoiceWriter):
         super().__init__()
         self._index = index
         self._reading = reading
-        self._parser = reading.parser()
+        self.reader = AnswerReader(reading)
         self._names = names if request.logprobs else None
         self._returns_token_ids = request.return_token_ids
         self._prefix = _prefix(request)
@@ -201,7 +210,7 @@ class ChatWriter(ChoiceWriter):
 
     def chunk(self, output: EngineOutput) -> ChatChunkChoice | None:
         """Convert an output to a chunk; return None if it adds nothing visible."""
-        pieces = self._pieces(output)
+        pieces = self.reader.read(output)
         logprobs = self._logprobs([output])
         if not (pieces or logprobs or output.finish_reason or self._returns_token_ids):
             return None
@@ -220,7 +229,7 @@ class ChatWriter(ChoiceWriter):
 
     def choice(self) -> ChatChoice:
         """Build the complete choice from the outputs that were added."""
-        pieces = [piece for output in self.outputs for piece in self._pieces(output)]
+        pieces = [piece for output in self.outputs for piece in self.reader.read(output)]
         last = self.outputs[-1]
         reason = self._finish_reason(last)
         assert reason is not None, "the last output has a finish reason"
@@ -236,12 +245,6 @@ class ChatWriter(ChoiceWriter):
             choice.token_ids = [each for output in self.outputs for each in output.token_ids]
         return choice
 
-    def _pieces(self, output: EngineOutput) -> list[Piece]:
-        pieces = list(self._parser.feed(output.text))
-        if output.finish_reason is not None:
-            pieces += self._parser.finish()
-        return list(self._reading.wanted(pieces))
-
     def _message(self, pieces: Iterable[Piece]) -> AnswerMessage:
         delta = self._delta(pieces)
         text = self._prefix + (delta.content or "")
@@ -252,7 +255,7 @@ class ChatWriter(ChoiceWriter):
             calls = [each.model_dump(exclude={"index"}) for each in delta.tool_calls]
             message.tool_calls = [AnsweredToolCall(**each) for each in calls]
         if delta.reasoning_content is not None:
-            message.reasoning_content = delta.reasoning_content
+            message.reasoning_content = message.reasoning = delta.reasoning_content
         return message
 
     def _logprobs(self, outputs: Iterable[EngineOutput]) -> ChoiceLogprobs | None:
@@ -267,7 +270,7 @@ class ChatWriter(ChoiceWriter):
             return None
         if output.finish_reason is responses.FinishReason.LENGTH:
             return "length"
-        return "tool_calls" if self._parser.num_calls > 0 else "stop"
+        return "tool_calls" if self.reader.num_calls > 0 else "stop"
 
     def _delta(self, pieces: Iterable[Piece]) -> Delta:
         """Merge the pieces of one output."""
@@ -278,7 +281,8 @@ class ChatWriter(ChoiceWriter):
                 case Content():
                     delta.content = (delta.content or "") + piece.text
                 case Reasoning():
-                    delta.reasoning_content = (delta.reasoning_content or "") + piece.text
+                    text = (delta.reasoning_content or "") + piece.text
+                    delta.reasoning_content = delta.reasoning = text
                 case CallStart():
                     calls[piece.index] = self._call_delta(piece)
                 case CallArguments():

@@ -163,14 +163,6 @@ def make_conversation(
     )
 
 
-def continued_text(request: ChatRequest) -> str:
-    """Return the text of the last message where the answer continues it, else an empty one."""
-    if not request.continue_final_message:
-        return ""
-    place = len(request.messages) - 1
-    return _text(request.messages[place], f"messages[{place}]")
-
-
 def turns(messages: Sequence[Message], field: str = "messages") -> list[Turn]:
     """Convert messages for a template with tool support. Raise InvalidValueError."""
     converted = [_turn(message, f"{field}[{index}]") for index, message in enumerate(messages)]
@@ -189,8 +181,11 @@ def _turn(message: Message, where: str) -> Turn:
         turn["tool_calls"] = [each.model_dump(exclude={"index"}) for each in message.tool_calls]
         for call in turn["tool_calls"]:
             call["function"]["arguments"] = decoded_arguments(call["function"]["arguments"])
-    if message.reasoning_content is not None:
-        turn["reasoning_content"] = message.reasoning_content
+    reasoning = (
+        message.reasoning if message.reasoning_content is None else message.reasoning_content
+    )
+    if reasoning is not None:  # templates read either name
+        turn["reasoning_content"] = turn["reasoning"] = reasoning
     if role == "tool":
         turn["tool_call_id"] = message.tool_call_id or ""
     return turn

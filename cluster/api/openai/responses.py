@@ -10,6 +10,7 @@ from typing import Any, Literal
 from cluster.api.base.openai_errors import Failure
 from cluster.api.base.openai_schema import Usage
 from cluster.api.base.sse import event
+from cluster.api.openai.answer_reading import AnswerReader
 from cluster.api.openai.builders import RequestContext, ResponseBuilder
 from cluster.api.openai.chat import ChatBuilder, prepare_chat
 from cluster.api.openai.logprobs import TokenLogprob, chat_logprobs
@@ -92,7 +93,7 @@ class ResponsesBuilder(ResponseBuilder):
         self._part = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
         self._numbers = itertools.count()  # of the events
         self._finish_reason: FinishReason | None = None
-        self._parser = chat.reading.parser()
+        self._reader = AnswerReader(chat.reading)
         self.thinking_budget = chat.thinking_budget
         self._text = ""
         self._logprobs: list[TokenLogprob] = []
@@ -121,7 +122,7 @@ class ResponsesBuilder(ResponseBuilder):
             output=[self._message()] if self.meter.has_output else [],
             incomplete_details=truncated if status == "incomplete" else None,
             error=self._error,
-            usage=_usage(self.meter.usage()) if self._finish_reason else None,
+            usage=_usage(self._used()) if self._finish_reason else None,
             tools=[],
             tool_choice="none",
             parallel_tool_calls=False,
@@ -177,10 +178,11 @@ class ResponsesBuilder(ResponseBuilder):
 
     def _content(self, output: EngineOutput) -> str:
         """Return the text of an output without the model's reasoning."""
-        pieces = list(self._parser.feed(output.text))
-        if output.finish_reason is not None:
-            pieces += self._parser.finish()
+        pieces = self._reader.read(output)
         return "".join(each.text for each in pieces if isinstance(each, Content))
+
+    def _used(self) -> Usage:
+        return self.meter.usage(num_reasoning_tokens=self._reader.num_reasoning_tokens)
 
     @property
     def _status(self) -> Literal["in_progress", "completed", "incomplete", "failed"]:
@@ -222,13 +224,13 @@ def _part(text: str, logprobs: list[TokenLogprob]) -> OutputText:
 
 
 def _usage(usage: Usage) -> ResponseUsage:
-    cached = usage.prompt_tokens_details.cached_tokens
+    cached, details = usage.prompt_tokens_details.cached_tokens, usage.completion_tokens_details
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(cached_tokens=cached, cache_write_tokens=0),
         output_tokens=usage.completion_tokens,
         output_tokens_details=OutputTokensDetails(
-            reasoning_tokens=0, speculation=usage.completion_tokens_details.speculation
+            reasoning_tokens=details.reasoning_tokens, speculation=details.speculation
         ),
         total_tokens=usage.total_tokens,
     )

@@ -20,6 +20,7 @@ from cluster.api.openai.completion import prepare_completion
 from cluster.api.openai.conversation import configured_tool_format, make_conversation, tool_use
 from cluster.api.openai.pending_outputs import PendingOutputs, Silence
 from cluster.api.openai.request_handler import RequestHandler, authorization_of
+from cluster.api.openai.request_warnings import template_warnings, warning_headers
 from cluster.api.openai.responses import prepare_response
 from cluster.api.openai.schemas.chat_schema import ChatCompletion, ChatRequest
 from cluster.api.openai.schemas.completion_schema import (
@@ -193,7 +194,9 @@ async def generate_response(
         events = _events(handler, builder, outputs, names, interval_s)
         return EventStream(events, outputs, context.deadline)
 
-    return await cancel_on_disconnect(request, answer())
+    response = await cancel_on_disconnect(request, answer())
+    response.headers.update(warning_headers(context.warnings, names))
+    return response
 
 
 async def _complete(
@@ -243,12 +246,17 @@ def _add_tokens(routes: APIRouter, handler: RequestHandler) -> None:
         """Tokenize a text or a chat, exactly as a prompt."""
         router, context = handler.get_router(), handler.context(request, None)
         router.check_admission(check_model(body.model or ""), 1)
+        prompt = _prompt(router, body)
         call = service_requests.TokenizeRequest(
-            _prompt(router, body), check_model(body.model or ""), body.add_special_tokens
+            prompt, check_model(body.model or ""), body.add_special_tokens
         )
+        if isinstance(prompt, Conversation):
+            context.warnings.extend(template_warnings(prompt, router.text.chat_template))
         async with context.deadline.enforce():
             token_ids = await cancel_on_disconnect(request, router.tokenize(call))
-            return await asyncio.to_thread(_tokens, router, token_ids, body.return_token_strs)
+            answer = await asyncio.to_thread(_tokens, router, token_ids, body.return_token_strs)
+        answer.headers.update(warning_headers(context.warnings, {}))
+        return answer
 
     @routes.post("/detokenize", responses=_answers(DetokenizeAnswer))
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:

@@ -51,7 +51,7 @@ async def generate_within_budget(
             _append(detokenizer, output.token_ids)
             certain = detokenizer.take()
             is_cut = output.finish_reason is FinishReason.LENGTH and len(token_ids) < most
-            last = _continued(output, certain) if is_cut else None
+            last = _continued(output, certain, detokenizer.lengths) if is_cut else None
             yield last or output
             if last is not None:
                 break
@@ -63,7 +63,7 @@ async def generate_within_budget(
                 yield _end(last, detokenizer)
                 return
             stop = _append(detokenizer, budget.closing_ids)
-            last = _forced(last, budget, detokenizer.take(), stop)
+            last = _forced(last, budget, detokenizer, stop)
             yield last
             if stop is not None:
                 return
@@ -106,9 +106,9 @@ def _append(detokenizer: IncrementalDetokenizer, token_ids: Sequence[int]) -> st
     return next(filter(None, map(detokenizer.append, token_ids)), None)
 
 
-def _continued(output: EngineOutput, text: str) -> EngineOutput:
+def _continued(output: EngineOutput, text: str, lengths: tuple[int, ...]) -> EngineOutput:
     """Return the output that reaches the budget, after which the answer continues."""
-    return output._replace(text=text, text_lengths=(), finish_reason=None, is_last=False)
+    return output._replace(text=text, text_lengths=lengths, finish_reason=None, is_last=False)
 
 
 def _end(last: EngineOutput, detokenizer: IncrementalDetokenizer) -> EngineOutput:
@@ -124,19 +124,23 @@ def _end(last: EngineOutput, detokenizer: IncrementalDetokenizer) -> EngineOutpu
 
 
 def _forced(
-    last: EngineOutput, budget: ThinkingBudget, text: str, stop: str | None
+    last: EngineOutput,
+    budget: ThinkingBudget,
+    detokenizer: IncrementalDetokenizer,
+    stop: str | None,
 ) -> EngineOutput:
     """Return the output with the tokens that end the reasoning.
 
-    text: that is certain with them. stop: the stop string that they end, if any.
+    detokenizer: has their text. stop: the stop string that they end, if any.
     """
+    text = detokenizer.take()
     count = len(budget.closing_ids)
     return last._replace(
         token_ids=budget.closing_ids,
         text=text,
         num_output_tokens=last.num_output_tokens + count,
         is_drafted=(False,) * count,
-        text_lengths=(),
+        text_lengths=detokenizer.lengths,
         prompt_logprobs=None,
         finish_reason=None if stop is None else FinishReason.STOP,
         stop_reason=stop,

@@ -183,7 +183,7 @@ def _kind(error: Any) -> str:
 
 def _has_text(choice: Mapping[str, Any]) -> bool:
     content = choice.get("delta") or choice
-    names = ("content", "text", "reasoning_content", "tool_calls")
+    names = ("content", "text", "reasoning_content", "reasoning", "tool_calls")
     return any(content.get(name) for name in names)
 
 

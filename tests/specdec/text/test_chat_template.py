@@ -198,7 +198,8 @@ def test_a_message_of_parts_can_be_continued(backend):
 
 CALLS = (
     "{% for m in messages %}{{ m.content }}{% for t in m.tool_calls or [] %}"
-    "{% for k, v in t.function.arguments|items %}({{ k }}={{ v }}){% endfor %}{% endfor %}{% endfor %}"
+    "{% for k, v in t.function.arguments|items %}({{ k }}={{ v }}){% endfor %}{% endfor %}"
+    "{% endfor %}"
 )
 
 

@@ -24,24 +24,38 @@ from cluster.api.openai.parsers.tool_format import Tool
 CHANNEL, MESSAGE = "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
 _START = "<|start|>"
+ASSISTANT = f"{_START}assistant"
+"""The beginning of the answer, at the end of the prompt."""
 _RECIPIENT = re.compile(r"to=functions\.([a-zA-Z0-9_.-]+)")
 
 _Kind = Literal["header", "content", "reasoning", "call", "between"]
 
 
 class HarmonyParser:
-    """Parser of one answer. A text without a header, as a grammar produces it, is content."""
+    """Parser of one answer. A text without a header, as a grammar produces it, is content.
 
-    def __init__(self, tools: Sequence[Tool] = ()) -> None:
-        """tools: the functions that may be called."""
+    num_reasoning_chars: characters up to the end of the last reasoning, 0 before it.
+    """
+
+    def __init__(self, tools: Sequence[Tool] = (), begun: str = "") -> None:
+        """tools: the functions that may be called. begun: text that the answer continues."""
         self._names = frozenset(each.name for each in tools)
         self._kind: _Kind = "content"
         self._buffer = ""
+        self._num_chars = 0  # that were fed
         self.num_calls = 0
+        list(self.feed(begun))
+        self._num_chars = self.num_reasoning_chars = 0
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Return whether the text so far ends in reasoning."""
+        return self._kind == "reasoning"
 
     def feed(self, text: str) -> Iterator[Piece]:
         """Add `text` and yield the pieces that are complete."""
         self._buffer += text
+        self._num_chars += len(text)
         while True:
             before = self._kind, len(self._buffer)
             yield from self._read_header() if self._kind == "header" else self._read_body()
@@ -76,6 +90,8 @@ class HarmonyParser:
         yield from self._piece(self._take(start))
         if mark is not None:
             self._take(len(mark))
+            if self.is_reasoning:
+                self.num_reasoning_chars = self._num_chars - len(self._buffer)
             self._kind = "between" if mark in _ENDS else "header"
 
     def _piece(self, text: str) -> Iterator[Piece]:

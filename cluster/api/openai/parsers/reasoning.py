@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from cluster.api.openai.parsers.pieces import AnswerParser, Piece, Reasoning, first_mark
+from cluster.api.openai.parsers.pieces import (
+    AnswerParser,
+    Piece,
+    PlainParser,
+    Reasoning,
+    first_mark,
+)
 
 _State = Literal["start", "reasoning", "answer"]
 
@@ -15,30 +21,32 @@ _State = Literal["start", "reasoning", "answer"]
 class ReasoningSyntax:
     """Syntax of a model family.
 
-    openings, closings: marks around the reasoning, which comes first. begins_inside: whether the
-    prompt ends with the opening mark, so that a text without any mark is reasoning.
+    openings, closings: marks around the reasoning, which comes first. begins_inside: whether a text
+    without any mark is reasoning; where the prompt does not show it, that of the family. has_begun:
+    whether the model continues a text in the prompt, which no opening mark can follow.
     """
 
     openings: tuple[str, ...]
     closings: tuple[str, ...]
     begins_inside: bool = False
+    has_begun: bool = False
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All marks."""
+        return self.openings + self.closings
 
     def is_open(self, text: str) -> bool:
         """Return whether a text, cut anywhere, ends in reasoning, or may be about to begin it."""
-        if any(mark in text for mark in self.closings):
-            return False
-        start = text.lstrip()
-        may_begin = start.startswith(self.openings) or self.may_open(start)
-        return self.begins_inside or may_begin
+        parser = ReasoningParser(self, PlainParser())
+        list(parser.feed(text))
+        return parser.is_open
 
-    def may_open(self, start: str) -> bool:
-        """Return whether a text is the beginning of an opening mark."""
-        return any(mark.startswith(start) for mark in self.openings)
-
-    def behind(self, prefix: str) -> ReasoningSyntax:
-        """Return the syntax of what continues an answer that begins with `prefix`."""
-        outside = replace(self, begins_inside=False)
-        return replace(outside, begins_inside=outside.is_open(prefix))
+    def after(self, start: str) -> ReasoningSyntax:
+        """Return the syntax of the rest of an answer that begins with `start` in the prompt."""
+        opened, closed = _last_end(start, self.openings), _last_end(start, self.closings)
+        has_begun = bool(start[max(opened, closed) :].strip())
+        return replace(self, begins_inside=opened > closed, has_begun=has_begun)
 
 
 _THINK = ("<think>",), ("</think>",)
@@ -54,29 +62,51 @@ SYNTAXES: Mapping[str, ReasoningSyntax] = {
 """Syntax of each family, by the name of its parser in vLLM and SGLang."""
 
 
+def _last_end(text: str, marks: Sequence[str]) -> int:
+    """Return the end of the last mark in a text; 0 without any."""
+    return max(text.rfind(mark) + len(mark) if mark in text else 0 for mark in marks)
+
+
 class ReasoningParser:
     """Parser of one answer; what follows the reasoning goes to the parser of answers.
 
-    Whitespace around the reasoning is dropped.
+    Whitespace around the reasoning is dropped, and so is a mark that the prompt has already.
+
+    num_reasoning_chars: characters up to the end of the reasoning, 0 before it.
     """
 
     def __init__(self, syntax: ReasoningSyntax, answer: AnswerParser) -> None:
         """answer: parser of the text after the reasoning."""
         self._syntax = syntax
         self._answer = answer
-        self._state: _State = "start"
+        self._state: _State = self._first_state if syntax.has_begun else "start"
         self._buffer = ""
+        self._num_chars = 0  # that were fed
+        self.num_reasoning_chars = 0
         self._space = ""  # of the reasoning, withheld until more of it follows
-        self._has_reasoning = self._has_answer = False
+        self._has_reasoning = syntax.has_begun
+        self._has_answer = self._state == "answer"
 
     @property
     def num_calls(self) -> int:
         """Calls that were parsed so far."""
         return self._answer.num_calls
 
+    @property
+    def is_reasoning(self) -> bool:
+        """Return whether the text so far ends in reasoning."""
+        return self._state == "reasoning"
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether it ends in reasoning, or may be about to begin it."""
+        may_open = self._syntax.begins_inside or _may_begin(self._buffer, self._syntax.openings)
+        return self.is_reasoning or (self._state == "start" and may_open)
+
     def feed(self, text: str) -> Iterator[Piece]:
         """Add `text` and yield the pieces that are complete."""
         self._buffer += text
+        self._num_chars += len(text)
         if self._state == "start":
             self._read_start()
         if self._state == "reasoning":
@@ -94,19 +124,27 @@ class ReasoningParser:
         yield from self._answer.finish()
 
     def _read_start(self) -> None:
-        rest = self._buffer.lstrip()
-        start, mark = first_mark(rest, self._syntax.openings)
-        if mark is not None and start == 0:
-            self._buffer, self._state = rest[len(mark) :], "reasoning"
-        elif start > 0 or (rest and mark is None and not self._syntax.may_open(rest)):
-            self._state = "reasoning" if self._syntax.begins_inside else "answer"
+        """Find out whether the text begins with reasoning; that may be empty, but for its end."""
+        syntax, rest = self._syntax, self._buffer.lstrip()
+        mark = next(filter(rest.startswith, syntax.marks), None)
+        if mark is not None:
+            self._buffer = rest.removeprefix(mark) if mark in syntax.openings else rest
+            self._state = "reasoning"
+        elif not _may_begin(rest, syntax.marks):
+            self._state = self._first_state
+
+    @property
+    def _first_state(self) -> _State:
+        return "reasoning" if self._syntax.begins_inside else "answer"
 
     def _read_reasoning(self) -> Iterator[Piece]:
         start, mark = first_mark(self._buffer, self._syntax.closings)
         text, self._buffer = self._buffer[:start], self._buffer[start:]
         yield from self._reasoning(text)
         if mark is not None:
-            self._buffer, self._state = self._buffer[len(mark) :].lstrip(), "answer"
+            rest = self._buffer[len(mark) :]
+            self.num_reasoning_chars = self._num_chars - len(rest)
+            self._buffer, self._state = rest.lstrip(), "answer"
             self._space, self._has_answer = "", bool(self._buffer)
             self._has_reasoning = True
 
@@ -128,3 +166,8 @@ class ReasoningParser:
         text, self._buffer = self._buffer, ""
         if text:
             yield from self._answer.feed(text)
+
+
+def _may_begin(text: str, marks: Sequence[str]) -> bool:
+    """Return whether a text is the beginning of a mark, but for whitespace before it."""
+    return any(mark.startswith(text.lstrip()) for mark in marks)

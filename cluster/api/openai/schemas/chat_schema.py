@@ -72,6 +72,7 @@ class Message(RequestModel):
     tool_call_id: str | None = option("in a tool message: id of the call with this result")
     refusal: str | None = option("accepted; not shown to the model")
     reasoning_content: str | None = option("passed to the chat template")
+    reasoning: str | None = option("vLLM's name of reasoning_content")
     annotations: Annotated[list[Any], at_most(MAX_PARTS)] | None = option(
         "accepted; not shown to the model"
     )
@@ -263,6 +264,7 @@ class AnswerMessage(ResponseModel):
     reasoning_content: str | None = Field(
         default=None, description="if the service has a parser of reasoning"
     )
+    reasoning: str | None = Field(default=None, description="the same, by vLLM's name")
     tool_calls: list[AnsweredToolCall] = Field(default=[], description="if the model calls tools")
 
 
@@ -312,6 +314,7 @@ class Delta(ResponseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[ToolCallDelta] = Field(default=[])
 
 

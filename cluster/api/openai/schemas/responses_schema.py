@@ -189,7 +189,7 @@ class InputTokensDetails(ResponseModel):
 class OutputTokensDetails(ResponseModel):
     """Details of the output tokens."""
 
-    reasoning_tokens: int = Field(description="0: reasoning tokens are not counted separately")
+    reasoning_tokens: int = Field(description="tokens up to the end of the separated reasoning")
     speculation: SpeculationUsage
 
 

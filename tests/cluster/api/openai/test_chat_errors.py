@@ -54,7 +54,6 @@ BROKEN_TOOL = {
         ({"guided_regex": "("}, "guided_regex", "can be enforced"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "can be enforced"),
         ({"guided_json": "{"}, "guided_json", "can be enforced"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "none"),
         ({"max_tokens": 1000}, "max_tokens", "at most"),
         ({"max_tokens": None, "max_completion_tokens": 1000}, "max_completion_tokens", "at most"),
         ({"tools": [BROKEN_TOOL], "tool_choice": "required"}, "tools", "can be enforced"),
@@ -75,8 +74,8 @@ BROKEN_TOOL = {
         ({"cache_salt": "x" * 129}, "cache_salt", "128"),
         ({"model": "x" * 257}, "model", "256"),
         (
-            {"chat_template_kwargs": {"enable_thinking": True}},
-            "chat_template_kwargs.enable_thinking",
+            {"chat_template_kwargs": {"tools": []}},
+            "chat_template_kwargs.tools",
             "none",
         ),
         ({"request_id": "x" * 129}, "request_id", "128"),

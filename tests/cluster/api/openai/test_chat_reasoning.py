@@ -1,9 +1,10 @@
-"""Reasoning of chats: a separate field, and budgets that end it."""
+"""Reasoning of chats: its place in responses, its tokens, and budgets that end it."""
 
 from dataclasses import replace
 
 import pytest
 
+from specdec.text.tokenizer import Tokenizer
 from tests.cluster.api.openai.conftest import events
 from tests.cluster.api.openai.test_chat import CHAT, MORE, URL, ask, refusal
 
@@ -16,13 +17,15 @@ async def test_reasoning_is_a_separate_field(http, router, monkeypatch):
     monkeypatch.setattr(router, "config", config)
     message = (await ask(http, max_tokens=20))["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == (plain.strip(), "")
+    assert message["reasoning"] == message["reasoning_content"]
     hidden = (await ask(http, max_tokens=20, include_reasoning=False))["choices"][0]["message"]
-    assert "reasoning_content" not in hidden
+    assert not {"reasoning", "reasoning_content"} & hidden.keys()
     json_only = await ask(http, max_tokens=20, guided_choice=["yes", "no"])
     assert json_only["choices"][0]["message"]["content"] in ("yes", "no")
     response = await http.post(URL, json={**CHAT, **MORE, "max_tokens": 20, "stream": True})
     deltas = [each["choices"][0]["delta"] for each in events(response)]
-    assert "".join(each.get("reasoning_content", "") for each in deltas) == plain.strip()
+    for name in ("reasoning_content", "reasoning"):
+        assert "".join(each.get(name, "") for each in deltas) == plain.strip()
     assert not any(each.get("content") for each in deltas)
 
 
@@ -30,8 +33,94 @@ async def test_a_response_has_no_reasoning(http, router, monkeypatch):
     config = replace(router.config, reasoning_parser="deepseek_r1")
     monkeypatch.setattr(router, "config", config)
     body = {"input": "Ask the baker", "max_output_tokens": 16, "temperature": 0}
-    response = await http.post("/v1/responses", json=body)
-    assert response.json()["output"][0]["content"][0]["text"] == ""
+    response = (await http.post("/v1/responses", json=body)).json()
+    assert response["output"][0]["content"][0]["text"] == ""
+    details = response["usage"]["output_tokens_details"]
+    assert details["reasoning_tokens"] == response["usage"]["output_tokens"] > 0
+
+
+HYBRID = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n"
+    "{% if enable_thinking is defined and not enable_thinking %}\n</think>\n\n{% endif %}"
+    "{% endif %}"
+)
+
+
+@pytest.fixture(params=["deepseek_r1", "qwen3"])
+def parser(request, router, tiny_model_dir, monkeypatch):
+    """Give the service a template that opens or closes the reasoning in the prompt."""
+    template = Tokenizer(tiny_model_dir, HYBRID).chat_template
+    monkeypatch.setattr(router.text.tokenizer, "chat_template", template)
+    config = replace(router.config, reasoning_parser=request.param)
+    monkeypatch.setattr(router, "config", config)
+
+
+def text_of(deltas, name):
+    return "".join(each.get(name) or "" for each in deltas)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+async def test_the_rendered_prompt_opens_or_closes_the_reasoning(http, parser, is_on):
+    changes = {"max_tokens": 20, "chat_template_kwargs": {"enable_thinking": is_on}}
+    body = await ask(http, **changes, n=2, temperature=1, seed=1)
+    counted = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert counted == (body["usage"]["completion_tokens"] if is_on else 0)
+    for choice in body["choices"]:
+        message = choice["message"]
+        assert bool(message["content"]) != is_on
+        assert bool(message.get("reasoning_content")) == is_on
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    response = await http.post(URL, json={**CHAT, **MORE, **changes, **options})
+    *chunks, last = events(response)
+    deltas = [each["choices"][0]["delta"] for each in chunks]
+    assert bool(text_of(deltas, "content")) != is_on
+    assert bool(text_of(deltas, "reasoning_content")) == is_on
+    counted = last["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert counted == (20 if is_on else 0)
+
+
+async def test_reasoning_that_is_closed_in_the_prompt_has_no_budget(http, parser):
+    changes = {"max_tokens": 30, "chat_template_kwargs": {"enable_thinking": False}}
+    plain = await ask(http, **changes)
+    assert (await ask(http, **changes, thinking_token_budget=5))["choices"] == plain["choices"]
+    opened = await ask(http, max_tokens=90, thinking_token_budget=5)
+    assert opened["choices"][0]["message"]["content"]
+    counted = opened["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert 5 < counted < 90
+
+
+@pytest.mark.parametrize(
+    ("beginning", "is_reasoning"),
+    [("The baker", False), ("<think>\nI think", True), ("<think>\na</think>\nSo", False)],
+)
+async def test_an_answer_continues_a_message_in_its_state(http, parser, beginning, is_reasoning):
+    messages = [*CHAT["messages"], {"role": "assistant", "content": beginning}]
+    body = await ask(http, messages=messages, continue_final_message=True)
+    message = body["choices"][0]["message"]
+    assert bool(message["content"]) != is_reasoning
+    assert bool(message.get("reasoning_content")) == is_reasoning
+
+
+@pytest.mark.parametrize("kind", ["enabled", "disabled"])
+async def test_messages_have_a_block_as_the_prompt_begins_it(http, parser, kind):
+    body = {**CHAT, "max_tokens": 20, "thinking": {"type": kind}}
+    response = await http.post("/v1/messages", json=body)
+    expected = {"enabled": ["thinking"], "disabled": ["text"]}[kind]
+    assert [each["type"] for each in response.json()["content"]] == expected
+
+
+async def test_a_response_has_the_answer_after_reasoning_that_the_prompt_closes(
+    http, router, parser, tiny_model_dir, monkeypatch
+):
+    body = {"input": "Ask the baker", "max_output_tokens": 16, "temperature": 0}
+    opened = (await http.post("/v1/responses", json=body)).json()
+    assert opened["output"][0]["content"][0]["text"] == ""
+    closing = Tokenizer(tiny_model_dir, HYBRID.replace("enable_thinking is defined and not", "not"))
+    monkeypatch.setattr(router.text.tokenizer, "chat_template", closing.chat_template)
+    closed = (await http.post("/v1/responses", json=body)).json()
+    assert closed["output"][0]["content"][0]["text"]
+    assert closed["usage"]["output_tokens_details"]["reasoning_tokens"] == 0
 
 
 async def test_a_thinking_budget_ends_the_reasoning(http, router, tokenizer, monkeypatch):

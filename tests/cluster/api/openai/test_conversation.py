@@ -28,7 +28,14 @@ def test_roles_and_texts():
     assert [each["role"] for each in made] == ["system", "user", "assistant", "tool", "assistant"]
     assert [each["content"] for each in made] == ["Be brief", "a\na", "", "bread", "Bread"]
     assert made[2]["tool_calls"][0]["function"] == {"name": "ask", "arguments": {"who": 1}}
-    assert made[4]["reasoning_content"] == "hm"
+    assert made[4]["reasoning_content"] == made[4]["reasoning"] == "hm"
+
+
+def test_reasoning_of_an_earlier_answer_has_two_names():
+    [made] = turns([message(role="assistant", content="a", reasoning="hm")])
+    assert made["reasoning_content"] == made["reasoning"] == "hm"
+    [made] = turns([message(role="assistant", content="a", reasoning="b", reasoning_content="hm")])
+    assert made["reasoning_content"] == made["reasoning"] == "hm"
 
 
 def test_arguments_that_are_not_json_are_unchanged():

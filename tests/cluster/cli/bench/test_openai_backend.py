@@ -110,7 +110,7 @@ def test_events_of_completions_of_other_services(connect, service):
     assert events == [StreamEvent(True), StreamEvent(False, TokenUsage(7, 3))]
 
 
-@pytest.mark.parametrize("name", ["reasoning_content", "tool_calls"])
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "tool_calls"])
 def test_reasoning_and_tool_calls_count_as_tokens(connect, service, name):
     service.events = [{"choices": [{"delta": {name: [1]}}]}]
     assert list(connect().stream(SampleRequest("Why?", 9))) == [StreamEvent(True)]

@@ -5,13 +5,20 @@ from typing import get_args
 
 import pytest
 
-from cluster.api.openai.answer_reading import HARMONY, AnswerReading, answer_reading
+from cluster.api.openai.answer_reading import (
+    HARMONY,
+    AnswerReader,
+    AnswerReading,
+    answer_reading,
+)
 from cluster.api.openai.conversation import ToolUse
 from cluster.api.openai.parsers.pieces import Content, PlainParser, Reasoning
 from cluster.api.openai.parsers.reasoning import SYNTAXES, ReasoningParser
 from cluster.api.openai.parsers.tool_format import HERMES, TOOL_FORMATS
 from cluster.api.openai.schemas.chat_schema import ChatRequest
 from cluster.config.serve_config import ReasoningParserName
+from specdec.types.reports.stats import SpeculationStats
+from specdec.types.responses import EngineOutput, FinishReason
 from tests.cluster.api.openai.family_outputs import FAMILIES, OUTPUTS, TOOLS
 from tests.cluster.api.openai.parsers.test_tool_families import read
 
@@ -89,6 +96,151 @@ def test_an_answer_continues_its_beginning_in_the_prompt(family, prefix, content
     text = f"{reasoning}</think>{content}" if reasoning else content
     parser = AnswerReading(None, family, prefix=prefix).parser()
     assert read(parser, text) == (content, reasoning, [])
+
+
+MARKS = {name: (syntax.openings[0], syntax.closings[0]) for name, syntax in SYNTAXES.items()}
+PROMPTS = {
+    "opens": ["{open}", "{open}\n", "{close}\n\n{open}\n"],
+    "closes": ["{open}\n\n{close}\n\n", "{close}", "{open}{close}"],
+    "has no mark": [""],
+    "is within the reasoning": ["{open}\nOkay", "{close}a{open} Okay"],
+    "is within the answer": ["{open}a{close}So", "{close}So", "So"],
+}
+INSIDE, OUTSIDE = ("", "Two."), ("Two.", "")
+READ = {  # content and reasoning after each prompt, of what the model writes
+    "Two.{close}Four.": {
+        "opens": ("Four.", "Two."),
+        "closes": ("Two.{close}Four.", ""),
+        "has no mark": {"deepseek_r1": ("Four.", "Two."), "": ("Two.{close}Four.", "")},
+        "is within the reasoning": ("Four.", "Two."),
+        "is within the answer": ("Two.{close}Four.", ""),
+    },
+    "{open}Two.{close}Four.": {
+        **dict.fromkeys(("opens", "closes", "has no mark"), ("Four.", "Two.")),
+        "is within the reasoning": ("Four.", "{open}Two."),
+        "is within the answer": ("{open}Two.{close}Four.", ""),
+    },
+    "{close}Four.": {
+        **dict.fromkeys(
+            ("opens", "closes", "has no mark", "is within the reasoning"), ("Four.", "")
+        ),
+        "is within the answer": ("{close}Four.", ""),
+    },
+    "Two.": {
+        **dict.fromkeys(("opens", "is within the reasoning"), INSIDE),
+        **dict.fromkeys(("closes", "is within the answer"), OUTSIDE),
+        "has no mark": {"deepseek_r1": INSIDE, "": OUTSIDE},
+    },
+    "{open}Two.": {
+        **dict.fromkeys(("opens", "closes", "has no mark"), INSIDE),
+        "is within the reasoning": ("", "{open}Two."),
+        "is within the answer": ("{open}Two.", ""),
+    },
+}
+
+
+@pytest.mark.parametrize("family", SYNTAXES)
+@pytest.mark.parametrize("shown", PROMPTS)
+@pytest.mark.parametrize("written", READ)
+def test_the_prompt_decides_whether_an_answer_begins_in_reasoning(family, shown, written):
+    """The configured family decides only where the prompt has no mark."""
+    opening, closing = MARKS[family]
+    expected = READ[written][shown]
+    if isinstance(expected, dict):
+        expected = expected.get(family, expected[""])
+    text, *whole = (each.format(open=opening, close=closing) for each in (written, *expected))
+    for start in PROMPTS[shown]:
+        prefix = start.format(open=opening, close=closing)
+        reading = AnswerReading(None, family, prefix=prefix)
+        assert read(reading.parser(), [text]) == (*whole, []), prefix
+        assert read(reading.parser(), text) == (*whole, []), f"{prefix}, character by character"
+
+
+@pytest.mark.parametrize("family", SYNTAXES)
+def test_a_cut_text_is_open_as_its_parser_reads_it(family):
+    opening, closing = MARKS[family]
+    for text, after_opening, after_closing in (
+        ("Two", True, False),
+        (f"{opening}Two", True, True),
+        (f"Two{closing}", False, False),
+        (f"{opening}Two{closing}Four", False, False),
+        (opening[:3], True, True),
+    ):
+        assert SYNTAXES[family].after(opening).is_open(text) == after_opening, text
+        assert SYNTAXES[family].after(f"{opening}a{closing}").is_open(text) == after_closing, text
+
+
+def test_whitespace_between_a_beginning_and_its_rest_is_kept():
+    reading = AnswerReading(None, "qwen3", prefix="<think>\nI think that ")
+    assert read(reading.parser(), " it is.\n</think>\n\nYes.") == ("Yes.", " it is.", [])
+
+
+def test_gpt_oss_continues_the_message_that_the_prompt_begins():
+    for prefix, content, reasoning in (
+        ("<|start|>assistant<|channel|>analysis<|message|>We", "Four.", " add."),
+        ("<|start|>assistant<|channel|>final<|message|>So", " add.Four.", ""),
+    ):
+        parser = AnswerReading(None, HARMONY, prefix=prefix).parser()
+        text = " add.<|end|><|start|>assistant<|channel|>final<|message|>Four.<|return|>"
+        assert read(parser, text) == (content, reasoning, [])
+
+
+def test_marks_that_show_how_an_answer_begins():
+    assert AnswerReading(None, None).marks == ()
+    assert AnswerReading(None, "qwen3").marks == ("<think>", "</think>")
+    assert AnswerReading(None, HARMONY).marks == ("<|start|>assistant",)
+
+
+def outputs_of(parts):
+    """Return outputs for lists of tokens' texts."""
+    made = [
+        EngineOutput(
+            "r",
+            tuple(range(len(part))),
+            "".join(part),
+            None,
+            num_prompt_tokens=1,
+            num_output_tokens=0,
+            speculation=SpeculationStats(),
+            text_lengths=tuple(map(len, part)),
+        )
+        for part in parts
+    ]
+    return [*made[:-1], made[-1]._replace(finish_reason=FinishReason.STOP)]
+
+
+HARMONY_TOKENS = ["<|channel|>", "analysis", "<|message|>", "We", " add", "<|end|>", "<|start|>"]
+
+
+@pytest.mark.parametrize(
+    ("family", "prefix", "tokens", "count"),
+    [
+        ("qwen3", "<think>", ["I", " see", ".", "</think>", "\n\n", "Yes", ""], 4),
+        ("qwen3", "<think>\nI", [" see", "\n</", "think", ">\n\nYes", "."], 4),
+        ("qwen3", "", ["<think>", "I", " see", "</think>", "Yes", ""], 4),
+        ("qwen3", "", ["<think>", "", "I", "", " see"], 5),
+        ("qwen3", "", ["I", " see", ".", "</think>"], 0),
+        ("qwen3", "</think>", ["I", " see", "."], 0),
+        ("qwen3", "</think>", ["<th", "at"], 0),
+        ("deepseek_r1", "", ["I", " see", ".", "</think>", "Yes", ""], 4),
+        (
+            HARMONY,
+            "",
+            [*HARMONY_TOKENS, "assistant", "<|channel|>", "final", "<|message|>", "8"],
+            6,
+        ),
+        (HARMONY, "", HARMONY_TOKENS[:5], 5),
+        (None, "", ["<think>", "I"], 0),
+    ],
+)
+def test_tokens_of_reasoning_are_counted_with_their_marks(family, prefix, tokens, count):
+    reading = AnswerReading(None, family, includes_reasoning=False, prefix=prefix)
+    middle = len(tokens) // 2
+    for parts in ([tokens], [[token] for token in tokens], [tokens[:middle], tokens[middle:]]):
+        reader = AnswerReader(reading)
+        for output in outputs_of(parts):
+            reader.read(output)
+        assert reader.num_reasoning_tokens == count, parts
 
 
 def test_every_parser_of_the_configuration_is_tested():
