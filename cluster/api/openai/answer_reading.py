@@ -87,7 +87,8 @@ class AnswerReader:
     def __init__(self, reading: AnswerReading) -> None:
         """Make a reader of an answer that is parsed as `reading` describes."""
         self._reading = reading
-        self._parser = reading.parser()
+        self._parser = parser = reading.parser()
+        self._separator = parser if isinstance(parser, ReasoningParser | HarmonyParser) else None
         self._num_chars = self._num_tokens = 0
         self.num_reasoning_tokens = 0
 
@@ -99,15 +100,13 @@ class AnswerReader:
     def read(self, output: EngineOutput) -> list[Piece]:
         """Return the pieces that are complete with an output, without those that are not wanted."""
         pieces = list(self._parser.feed(output.text))
-        self._count(output)
+        if self._separator is not None:
+            self._count(output, self._separator)
         if output.finish_reason is not None:
             pieces += self._parser.finish()
         return list(self._reading.wanted(pieces))
 
-    def _count(self, output: EngineOutput) -> None:
-        parser = self._parser
-        if not isinstance(parser, ReasoningParser | HarmonyParser):
-            return
+    def _count(self, output: EngineOutput, parser: ReasoningParser | HarmonyParser) -> None:
         num_new = parser.num_reasoning_chars - self._num_chars
         if parser.is_reasoning:
             self.num_reasoning_tokens = self._num_tokens + len(output.token_ids)

@@ -46,6 +46,15 @@ async def test_a_chat_is_encoded_by_the_models_template(text):
     assert TEXT in await text.decode(token_ids)
 
 
+async def test_a_chat_is_encoded_with_the_beginning_of_its_answer(text):
+    turns = ({"role": "user", "content": TEXT}, {"role": "assistant", "content": f"So{MARK} the"})
+    chat = Conversation(turns, add_generation_prompt=False, continue_final_message=True)
+    for marks, start in (([MARK], f"{MARK} the"), ([], f"So{MARK} the")):
+        encoded = await text.encode_chat(chat, marks)
+        assert encoded.token_ids == await text.encode(chat)
+        assert encoded.answer_start == start
+
+
 async def test_a_given_template_replaces_the_models(tiny_model_dir, model, tmp_path):
     path = tmp_path / "template.jinja"
     path.write_text("{% for message in messages %}<{{ message.content }}>{% endfor %}")

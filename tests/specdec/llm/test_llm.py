@@ -228,6 +228,15 @@ def test_a_chat_is_rendered_by_the_chat_template(llm):
     assert tokens(llm.chat([messages, parts], GREEDY, use_tqdm=False)) == tokens([output]) * 2
 
 
+def test_variables_that_the_chat_template_lacks_are_logged(llm, caplog):
+    messages = [{"role": "user", "content": "When will it open?"}]
+    plain = llm.chat(messages, GREEDY, use_tqdm=False)
+    variables = {"tone": "kind"}
+    given = llm.chat(messages, GREEDY, use_tqdm=False, chat_template_kwargs=variables)
+    assert tokens(given) == tokens(plain)
+    assert "chat_template_kwargs: the chat template does not read tone" in caplog.text
+
+
 class Bar:
     """Records its calls; may stop the batch as Ctrl-C does."""
 

@@ -100,6 +100,8 @@ async def test_an_answer_continues_a_message_in_its_state(http, parser, beginnin
     message = body["choices"][0]["message"]
     assert bool(message["content"]) != is_reasoning
     assert bool(message.get("reasoning_content")) == is_reasoning
+    counted = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert bool(counted) == is_reasoning
 
 
 @pytest.mark.parametrize("kind", ["enabled", "disabled"])
