@@ -294,3 +294,19 @@ def test_no_answer_starts_in_a_prompt_that_ends_with_a_question(backend):
     assert answer_start(backend, CHATML, (MARKED, TWO_TURNS[1]), add_generation_prompt=False) == ""
     assert answer_start(backend, NEEDS_AN_ANSWER, (MARKED,)) == ""
     assert answer_start(backend, NEEDS_AN_ANSWER, MESSAGES, start="<think>") == "<think>"
+
+
+HARMONY = (
+    "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{{ start }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("start", ["", "<|channel|>final<|message|>"])
+def test_an_answer_of_gpt_oss_starts_at_its_role(backend, start):
+    mark, made = "<|start|>assistant", template(backend, HARMONY)
+    for turns in (MESSAGES, TWO_TURNS):
+        chat = Conversation(turns, template_kwargs={"start": start})
+        assert made.answer_start(chat, made.render(chat), [mark]) == f"{mark}{start}"
+        no_start = replace(chat, add_generation_prompt=False)
+        assert made.answer_start(no_start, made.render(no_start), [mark]) == ""
