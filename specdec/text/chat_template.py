@@ -60,6 +60,26 @@ class ChatTemplate:
         """Return whether the template renders tools."""
         return "tools" in self.variables
 
+    @cached_property
+    def takes_later_systems(self) -> bool:
+        """Return whether the template renders several system messages, also after other messages.
+
+        Many raise an exception or leave them out; a rendered example shows it.
+        """
+        turns = (
+            ("system", "a1a"),
+            ("system", "b2b"),
+            ("user", "c"),
+            ("system", "d3d"),
+            ("user", "e"),
+        )
+        messages = tuple({"role": role, "content": content} for role, content in turns)
+        try:
+            text = self.render(Conversation(messages))
+        except InvalidValueError:
+            return False
+        return all(content in text for role, content in turns if role == "system")
+
     def options(self, *, has_tools: bool = True) -> frozenset[str]:
         """Return the variables that `template_kwargs` may set, with or without tools."""
         variables = _variables(self.text if has_tools else self.plain_text)

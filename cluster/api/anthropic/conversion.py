@@ -10,14 +10,17 @@ from pydantic import ValidationError
 
 from cluster.api.anthropic.schema import (
     CountTokensRequest,
+    MediaBlock,
     MessageParam,
     MessagesRequest,
     TextBlock,
     ThinkingBlock,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
 from cluster.api.base.openai_errors import invalid_value
+from cluster.api.openai.response_input import OMITTED_MEDIA
 from cluster.api.openai.schemas.chat_schema import MAX_TOOLS, ChatRequest
 from cluster.replica.limits import MAX_CHAT_MESSAGES
 from specdec.text.chat_template import ChatTemplate
@@ -27,6 +30,9 @@ from specdec.types.validation import require_count
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _FORCING = ("any", "tool")
 """Types of tool_choice with which the answer is a call, without reasoning before it."""
+_BILLING_MARK = "x-anthropic-billing-header:"
+"""Beginning of a system text of Claude Code that is not for the model. It differs between sessions,
+whose prompts would share no prefix."""
 _THINKING_VARIABLES = ("enable_thinking", "thinking")
 """Variables of chat templates by which a model thinks on request."""
 
@@ -53,11 +59,13 @@ def to_chat(
                     "name": tool.name,
                     "description": tool.description,
                     "parameters": tool.input_schema,
+                    "strict": tool.strict,
                 },
             }
             for tool in request.tools
         ]
     fields |= _tool_choice(request) | _thinking(request, template, has_parser=has_parser)
+    fields |= _output(request, template)
     if isinstance(request, MessagesRequest):
         fields |= {
             "max_completion_tokens": request.max_tokens,
@@ -108,9 +116,25 @@ def _thinking(
     return given
 
 
+def _output(request: CountTokensRequest, template: ChatTemplate) -> dict[str, Any]:
+    """Return the fields of `output_config`: the effort only for a template that has it."""
+    fields: dict[str, Any] = {}
+    effort = request.output_config.effort if request.output_config else None
+    if effort is not None:
+        known = template.options(has_tools=bool(request.tools))
+        fields |= {"reasoning_effort": effort} if "reasoning_effort" in known else {}
+    if form := request.text_format:
+        schema = {"name": "answer", "schema": form.json_schema}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields
+
+
 def _messages(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
-    if request.system is not None:
-        yield {"role": "system", "content": _text(request.system)}
+    system = request.system
+    if isinstance(system, list):
+        system = _text([each for each in system if not each.text.startswith(_BILLING_MARK)])
+    if system:
+        yield {"role": "system", "content": system}
     for index, message in enumerate(request.messages):
         yield from _turns(message, f"messages[{index}].content")
 
@@ -145,5 +169,15 @@ def _call(block: ToolUseBlock) -> dict[str, Any]:
     return {"id": block.id, "type": "function", "function": function}
 
 
-def _text(content: str | Sequence[TextBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+def _text(content: str | Sequence[TextBlock | ToolReferenceBlock | MediaBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(map(_block_text, content))
+
+
+def _block_text(block: TextBlock | ToolReferenceBlock | MediaBlock) -> str:
+    match block:
+        case TextBlock():
+            return block.text
+        case ToolReferenceBlock():
+            return block.tool_name
+        case MediaBlock():
+            return OMITTED_MEDIA

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -28,6 +29,7 @@ from cluster.api.openai.parsers.reasoning import SYNTAXES
 from cluster.api.openai.parsers.tool_families import new_call_id
 from cluster.api.openai.streams import PromptOutput
 from cluster.replica.router import Router
+from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput, FinishReason
 
 
@@ -39,7 +41,20 @@ async def prepare_messages(
     has_parser = router.config.reasoning_parser in SYNTAXES
     given = to_chat(request, router.text.chat_template, has_parser=has_parser)
     chat = await prepare_chat(router, given, context)
-    return MessagesBuilder(chat, f"msg_{context.request_id}")
+    limited = limit_to_context(chat.calls[0], router.max_model_len)
+    return MessagesBuilder(request, chat, limited, f"msg_{context.request_id}")
+
+
+def limit_to_context(call: GenerateRequest, max_model_len: int) -> GenerateRequest:
+    """Lower `max_tokens` to what the context has left, if the prompt leaves any of it.
+
+    Clients have to send `max_tokens`, and take the context of Anthropic's models for granted.
+    """
+    assert isinstance(call.prompt, tuple), "the prompt is tokenized"
+    room, params = max_model_len - len(call.prompt), call.params
+    if room <= 0 or params.max_tokens is None or params.max_tokens <= room:
+        return call
+    return replace(call, params=replace(params, max_tokens=room))
 
 
 class MessageBody(ResponseModel):
@@ -58,9 +73,13 @@ class MessagesBuilder(ResponseBuilder):
     The pieces of an answer become content blocks; a block ends where one of another kind begins.
     """
 
-    def __init__(self, chat: ChatBuilder, message_id: str) -> None:
-        """Make a builder. chat: the equivalent chat."""
-        super().__init__(chat.calls, None)
+    def __init__(
+        self, request: MessagesRequest, chat: ChatBuilder, call: GenerateRequest, message_id: str
+    ) -> None:
+        """Make a builder. chat: the equivalent chat. call: its call, within the context."""
+        super().__init__([call], None)
+        self._is_limited = call is not chat.calls[0]
+        self._manages_context = request.context_management is not None
         self._reading = chat.reading
         self._parser = chat.reading.parser()
         self.thinking_budget = chat.thinking_budget
@@ -104,7 +123,8 @@ class MessagesBuilder(ResponseBuilder):
             changes.append({"type": "content_block_stop", "index": len(self._blocks) - 1})
         message = self._message()
         delta = {name: message[name] for name in ("stop_reason", "stop_sequence")}
-        changes.append({"type": "message_delta", "delta": delta, "usage": message["usage"]})
+        usage = {"usage": message["usage"], **self._context_management()}
+        changes.append({"type": "message_delta", "delta": delta, **usage})
         changes.append({"type": "message_stop"})
         return [json_event(change["type"], change) for change in changes]
 
@@ -168,14 +188,19 @@ class MessagesBuilder(ResponseBuilder):
             "stop_reason": reason,
             "stop_sequence": sequence,
             "usage": self._usage(),
+            **self._context_management(),
         }
+
+    def _context_management(self) -> dict[str, Any]:
+        """Return the report of edits, of which none is applied, to a client that asks for some."""
+        return {"context_management": {"applied_edits": []}} if self._manages_context else {}
 
     def _stop(self) -> tuple[str | None, str | None]:
         last = self._last
         if last is None or last.finish_reason is None:
             return None, None
         if last.finish_reason is FinishReason.LENGTH:
-            return "max_tokens", None
+            return "model_context_window_exceeded" if self._is_limited else "max_tokens", None
         if isinstance(last.stop_reason, str):
             return "stop_sequence", last.stop_reason
         return "tool_use" if self._parser.num_calls else "end_turn", None

@@ -13,14 +13,11 @@ from cluster.api.anthropic.schema import CountTokensRequest, MessagesRequest
 from cluster.api.base.anthropic_errors import error_body
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.base.openai_errors import Failure
-from cluster.api.openai.conversation import configured_tool_format, make_conversation, tool_use
 from cluster.api.openai.request_handler import RequestHandler
-from cluster.api.openai.routes import generate_response
-from cluster.api.openai.streams import cancel_on_disconnect
+from cluster.api.openai.routes import count_prompt, generate_response
 from cluster.control.peers import Applications
 from cluster.replica.limits import check_model
 from cluster.replica.router import Router
-from specdec.types.request import TokenizeRequest
 
 
 class MessagesHandler(RequestHandler):
@@ -48,17 +45,9 @@ def messages_routes(
     @routes.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
         """Count the tokens of a conversation, exactly as for a message."""
-        router, context = handler.get_router(), handler.context(request, None)
-        model = check_model(body.model or "")
-        router.check_admission(model, 1)
-        template = router.text.chat_template
-        chat = to_chat(body, template)
-        form = configured_tool_format(router.config, template)
-        tools = tool_use(chat, form, router.text.is_special)
-        conversation = make_conversation(chat, tools, template, form)
-        call = TokenizeRequest(conversation, model, False)
-        async with context.deadline.enforce():
-            token_ids = await cancel_on_disconnect(request, router.tokenize(call))
-        return JSONResponse({"input_tokens": len(token_ids)})
+        router = handler.get_router()
+        router.check_admission(check_model(body.model or ""), 1)
+        chat = to_chat(body, router.text.chat_template)
+        return JSONResponse({"input_tokens": await count_prompt(handler, chat, request)})
 
     return routes

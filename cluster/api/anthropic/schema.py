@@ -8,13 +8,20 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from cluster.api.base.openai_schema import RequestModel, at_most, number, option
-from cluster.api.openai.schemas.chat_schema import MAX_PARTS, MAX_TOOLS
+from cluster.api.base.openai_schema import RequestModel, at_most, number, option, same_as
+from cluster.api.openai.schemas.chat_schema import (
+    CACHE_NOTE,
+    MAX_PARTS,
+    MAX_TOOLS,
+    CacheControl,
+    FunctionDefinition,
+)
 from cluster.api.openai.schemas.sampling_fields import Speculation
 from cluster.replica.limits import MAX_CHAT_MESSAGES
 from specdec.types.sampling.sampling_params import MAX_STOP_STRINGS
 
-_BLOCK_TYPES = ("text", "tool_use", "tool_result", "thinking")
+_BLOCK_TYPES = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
+_MAX_EDITS = 16
 
 
 class TextBlock(RequestModel):
@@ -22,7 +29,7 @@ class TextBlock(RequestModel):
 
     type: Literal["text"]
     text: str
-    cache_control: dict[str, Any] | None = option("accepted; prefix caching needs no marks")
+    cache_control: CacheControl = option(CACHE_NOTE)
     citations: list[Any] | None = option("accepted; not shown to the model")
 
 
@@ -33,7 +40,30 @@ class ToolUseBlock(RequestModel):
     id: str
     name: str
     input: dict[str, Any]
-    cache_control: dict[str, Any] | None = option("accepted; prefix caching needs no marks")
+    caller: dict[str, Any] | None = option("accepted; not shown to the model")
+    cache_control: CacheControl = option(CACHE_NOTE)
+
+
+class ToolReferenceBlock(RequestModel):
+    """A tool that a search of the client has found, of which the model reads the name."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+    cache_control: CacheControl = option(CACHE_NOTE)
+
+
+class MediaBlock(RequestModel):
+    """An image or a document in a result, in place of which the model reads a note."""
+
+    type: Literal["image", "document"]
+    source: dict[str, Any]
+    title: str | None = option("accepted; not shown to the model")
+    context: str | None = option("accepted; not shown to the model")
+    citations: dict[str, Any] | None = option("accepted; not shown to the model")
+    cache_control: CacheControl = option(CACHE_NOTE)
+
+
+_ResultBlock = Annotated[TextBlock | ToolReferenceBlock | MediaBlock, Field(discriminator="type")]
 
 
 class ToolResultBlock(RequestModel):
@@ -41,9 +71,9 @@ class ToolResultBlock(RequestModel):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[list[TextBlock], at_most(MAX_PARTS)] | None = option("the result")
+    content: str | Annotated[list[_ResultBlock], at_most(MAX_PARTS)] | None = option("the result")
     is_error: bool = option("whether the call failed, which is written before the result", False)
-    cache_control: dict[str, Any] | None = option("accepted; prefix caching needs no marks")
+    cache_control: CacheControl = option(CACHE_NOTE)
 
 
 class ThinkingBlock(RequestModel):
@@ -52,6 +82,13 @@ class ThinkingBlock(RequestModel):
     type: Literal["thinking"]
     thinking: str
     signature: str | None = option("accepted and ignored")
+
+
+class RedactedThinkingBlock(RequestModel):
+    """Encrypted reasoning of another service, which is not shown to the model."""
+
+    type: Literal["redacted_thinking"]
+    data: str
 
 
 def _require_known(block: Any) -> Any:
@@ -64,7 +101,7 @@ def _require_known(block: Any) -> Any:
 
 
 _Block = Annotated[
-    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock,
+    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock,
     Field(discriminator="type"),
     BeforeValidator(_require_known),
 ]
@@ -73,18 +110,33 @@ _Block = Annotated[
 class MessageParam(RequestModel):
     """A message of the conversation."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[_Block], at_most(MAX_PARTS)]
+
+
+def _require_custom(kind: Any) -> Any:
+    """Refuse tools of Anthropic's servers with the reason."""
+    if kind != "custom":
+        message = "Input should be 'custom': the service runs no tools; define them as functions"
+        raise PydanticCustomError("tool_type", message)
+    return kind
 
 
 class ToolParam(RequestModel):
     """A function that the model may call."""
 
-    type: Literal["custom"] = "custom"
-    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    type: Annotated[Literal["custom"], BeforeValidator(_require_custom)] = "custom"
+    name: str = same_as(FunctionDefinition, "name")
     description: str | None = option("shown to the model")
     input_schema: dict[str, Any] = Field(description="JSON schema of the arguments, an object")
-    cache_control: dict[str, Any] | None = option("accepted; prefix caching needs no marks")
+    strict: bool | None = same_as(FunctionDefinition, "strict")
+    input_examples: Annotated[list[Any], at_most(MAX_PARTS)] | None = option(
+        "accepted; not shown to the model"
+    )
+    defer_loading: bool = option("accepted; every tool is offered from the start", False)
+    eager_input_streaming: bool = option("accepted; arguments are always streamed", False)
+    allowed_callers: list[str] | None = option("accepted; the model calls a tool directly")
+    cache_control: CacheControl = option(CACHE_NOTE)
 
 
 class ToolChoice(RequestModel):
@@ -102,10 +154,47 @@ class Thinking(RequestModel):
     budget_tokens: int | None = number(
         "ends longer thinking, where the service has a parser of reasoning", 1
     )
+    display: str | None = option("accepted; the whole thinking is returned")
+
+
+class OutputFormat(RequestModel):
+    """The format of the text of an answer."""
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema", description="schema of the text")
+
+
+class OutputConfig(RequestModel):
+    """Requirements on an answer."""
+
+    effort: str | None = option(
+        "passed to a chat template that has the variable `reasoning_effort`"
+    )
+    format: OutputFormat | None = option("required format of the text")
+
+
+class ContextManagement(RequestModel):
+    """Edits of a long conversation. None is applied, which the answer reports."""
+
+    edits: Annotated[list[dict[str, Any]], at_most(_MAX_EDITS)] | None = option(
+        "accepted; the model reads all messages"
+    )
 
 
 class CountTokensRequest(RequestModel):
     """A request of `/v1/messages/count_tokens`."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "mcp_servers": "left out: the service calls no other services",
+    }
+    api_names: ClassVar[Mapping[str, str]] = {
+        "prompt length": "messages length",
+        "tool_choice.function.name": "tool_choice.name",
+        "tools.function.strict": "tools.strict",
+        "response_format.json_schema": "output_config.format.schema",
+        "structured_output.json_schema": "output_config.format.schema",
+        "chat_template_kwargs.reasoning_effort": "output_config.effort",
+    }
 
     model: str | None = option("name of the model")
     messages: Annotated[list[MessageParam], at_most(MAX_CHAT_MESSAGES - 1, 1)]
@@ -113,20 +202,36 @@ class CountTokensRequest(RequestModel):
     tools: Annotated[list[ToolParam], at_most(MAX_TOOLS)] | None = option("functions")
     tool_choice: ToolChoice | None = option("whether the model calls tools")
     thinking: Thinking | None = option("whether the model thinks first")
+    output_config: OutputConfig | None = option("requirements on the answer")
+    output_format: OutputFormat | None = option("older name of output_config.format")
+    context_management: ContextManagement | None = option("edits of a long conversation")
+    cache_control: CacheControl = option(CACHE_NOTE)
+
+    @property
+    def text_format(self) -> OutputFormat | None:
+        """The required format of the text."""
+        given = self.output_config.format if self.output_config else None
+        return given or self.output_format
+
+    def sent_names(self) -> dict[str, str]:
+        """Return the names of the tools' fields by those in the equivalent chat."""
+        names: dict[str, str] = {}
+        for index in range(len(self.tools or ())):
+            names[f"tools[{index}].function"] = f"tools[{index}]"
+            names[f"tools[{index}].function.parameters"] = f"tools[{index}].input_schema"
+        return names
 
 
 class MessagesRequest(CountTokensRequest):
     """A request of `/v1/messages`."""
 
     refused: ClassVar[Mapping[str, str]] = {
-        "mcp_servers": "left out: the service calls no other services",
+        **CountTokensRequest.refused,
         "container": "left out: the service runs no code",
-        "context_management": "left out: send the messages that the model should read",
     }
     api_names: ClassVar[Mapping[str, str]] = {
+        **CountTokensRequest.api_names,
         "stop": "stop_sequences",
-        "prompt length": "messages length",
-        "tool_choice.function.name": "tool_choice.name",
         "thinking_token_budget": "thinking.budget_tokens",
     }
 

@@ -85,10 +85,10 @@ def _optional(
 ) -> StructuredOutput | None:
     """Return a grammar only if the request needs it: strict tools, or no parallel calls.
 
-    Of a family whose calls are no JSON objects, `ToolUse.is_parallel` ends the calls after one.
+    Where a grammar cannot contain the calls, `ToolUse.is_parallel` ends them after one.
     """
     is_strict = any(each.is_strict for each in tools)
-    if not is_strict and (is_parallel or not form.is_json):
+    if not is_strict and (is_parallel or hides_marks or not form.is_json):
         return None
     if not form.is_json:
         limit = (
@@ -97,12 +97,11 @@ def _optional(
         )
         raise InvalidValueError("tools.function.strict", True, limit)
     if hides_marks:  # a grammar cannot contain special tokens
-        reason = (
-            "for this model, whose call marks are special tokens, unless tool_choice forces calls"
+        limit = (
+            "false for this model, whose call marks are special tokens, unless tool_choice forces "
+            "calls"
         )
-        if not is_parallel:
-            raise InvalidValueError("parallel_tool_calls", False, f"true {reason}")
-        raise InvalidValueError("tools.function.strict", True, f"false {reason}")
+        raise InvalidValueError("tools.function.strict", True, limit)
     return optional_calls(tools, form, is_parallel=is_parallel)
 
 
@@ -145,6 +144,8 @@ def make_conversation(
 ) -> Conversation:
     """Build the input of the chat template; without tool support, tools become text."""
     messages = turns(request.messages)
+    if _has_later_systems(messages) and not template.takes_later_systems:
+        messages = with_one_system(messages)
     offered = tools.tools if tools else ()
     if not template.takes_tools:
         messages, offered = render_tools_as_text(messages, offered, form), ()
@@ -206,6 +207,30 @@ def _text(message: Message, where: str) -> str:
             raise InvalidValueError(f"{where}.content[{index}].{part.type}", None, "given")
         texts.append(text)
     return "\n".join(texts)
+
+
+def _has_later_systems(messages: Sequence[Turn]) -> bool:
+    return any(each["role"] == "system" for each in messages[1:])
+
+
+def with_one_system(messages: Sequence[Turn]) -> list[Turn]:
+    """Convert messages for a template that takes a system message only at the beginning.
+
+    The first ones become one. A later one becomes text of the user, in one message with the user's
+    messages around it: many templates require alternating roles.
+    """
+    merged: list[Turn] = []
+    follows_system = False
+    for turn in messages:
+        is_system, last = turn["role"] == "system", merged[-1] if merged else None
+        is_first = last is None or last["role"] == "system"
+        role = "user" if is_system and not is_first else turn["role"]
+        if last is not None and role == last["role"] and (is_system or follows_system):
+            last["content"] += f"\n\n{turn['content']}"
+        else:
+            merged.append({**turn, "role": role})
+        follows_system = is_system
+    return merged
 
 
 def render_tools_as_text(

@@ -1,10 +1,10 @@
-"""`/v1/responses`: a chat in OpenAI's newer format, text only, without stored state."""
+"""`/v1/responses`: a chat in OpenAI's newer format, without stored state."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from cluster.api.base.openai_errors import Failure
@@ -14,20 +14,20 @@ from cluster.api.openai.answer_reading import AnswerReader
 from cluster.api.openai.builders import RequestContext, ResponseBuilder
 from cluster.api.openai.chat import ChatBuilder, prepare_chat
 from cluster.api.openai.logprobs import TokenLogprob, chat_logprobs
-from cluster.api.openai.parsers.pieces import Content
-from cluster.api.openai.schemas.chat_schema import ChatRequest, Message
+from cluster.api.openai.response_input import as_chat
+from cluster.api.openai.response_output import Change, OutputItems
+from cluster.api.openai.response_tools import offered_tools
+from cluster.api.openai.schemas.chat_schema import ChatRequest
+from cluster.api.openai.schemas.response_items import HostedTool, PlacedTool
 from cluster.api.openai.schemas.responses_schema import (
     IncompleteDetails,
     InputTokensDetails,
-    OutputMessage,
-    OutputText,
     OutputTokensDetails,
     ResponseBody,
     ResponseError,
     ResponsesRequest,
     ResponseUsage,
 )
-from cluster.api.openai.schemas.sampling_fields import JsonSchemaFormat, ResponseFormat
 from cluster.api.openai.streams import PromptOutput
 from cluster.replica.router import Router
 from specdec.types.errors import InvalidValueError
@@ -38,70 +38,47 @@ async def prepare_response(
     router: Router, request: ResponsesRequest, context: RequestContext
 ) -> ResponsesBuilder:
     """Validate and tokenize a request. Raise the errors of its fields."""
-    if request.top_logprobs and not request.include:
+    if request.top_logprobs and not request.has_logprobs:
         limit = "left out unless include contains message.output_text.logprobs"
         raise InvalidValueError("top_logprobs", request.top_logprobs, limit)
-    chat = await prepare_chat(router, as_chat(request), context)
-    return ResponsesBuilder(request, chat, context.request_id)
+    tools = offered_tools(request)
+    chat = await prepare_chat(router, response_chat(router, request), context)
+    return ResponsesBuilder(request, chat, tools, context.request_id)
 
 
-def as_chat(request: ResponsesRequest) -> ChatRequest:
-    """Convert a request to the equivalent chat."""
-    return ChatRequest(
-        messages=list(_messages(request)),
-        max_completion_tokens=request.max_output_tokens,
-        logprobs=bool(request.include),
-        response_format=_response_format(request),
-        reasoning_effort=(request.reasoning or {}).get("effort"),
-        **request.fields_of(ChatRequest),
-    )
-
-
-def _messages(request: ResponsesRequest) -> Iterator[Message]:
-    if request.instructions is not None:
-        yield Message(role="system", content=request.instructions)
-    if isinstance(request.input, str):
-        yield Message(role="user", content=request.input)
-        return
-    for each in request.input:
-        content = each.content
-        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-        yield Message(role=each.role, content=text)
-
-
-def _response_format(request: ResponsesRequest) -> ResponseFormat | None:
-    form = request.text.format if request.text else None
-    if form is None:
-        return None
-    if form.type != "json_schema":
-        return ResponseFormat(type=form.type)
-    if form.json_schema is None:
-        raise InvalidValueError("text.format.schema", None, "given with type json_schema")
-    schema = JsonSchemaFormat(name=form.name or "schema", schema=form.json_schema)
-    return ResponseFormat(type="json_schema", json_schema=schema)
+def response_chat(router: Router, request: ResponsesRequest) -> ChatRequest:
+    """Return the equivalent chat. Raise the errors of its fields and of the admission."""
+    router.check_admission(request.model or "", 1)  # before the template: it waits for loading
+    return as_chat(request, offered_tools(request), router.text.chat_template)
 
 
 class ResponsesBuilder(ResponseBuilder):
     """Builder of the response to a request of `/v1/responses`."""
 
-    def __init__(self, request: ResponsesRequest, chat: ChatBuilder, request_id: str) -> None:
-        """Make a builder. chat: the equivalent chat."""
+    def __init__(
+        self,
+        request: ResponsesRequest,
+        chat: ChatBuilder,
+        tools: Sequence[PlacedTool],
+        request_id: str,
+    ) -> None:
+        """Make a builder. chat: the equivalent chat. tools: those that it offers."""
         super().__init__(chat.calls, chat.names)
         self._request = request
         self._info = chat.info
-        self._id, self._message_id = f"resp_{request_id}", f"msg_{request_id}"
-        self._part = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+        self._id = f"resp_{request_id}"
         self._numbers = itertools.count()  # of the events
         self._finish_reason: FinishReason | None = None
         self._reader = AnswerReader(chat.reading)
         self.thinking_budget = chat.thinking_budget
-        self._text = ""
-        self._logprobs: list[TokenLogprob] = []
+        form = chat.reading.tools.form if chat.reading.tools else None
+        self._output = OutputItems(request_id, tools, form)
         self._error: ResponseError | None = None
 
     def add(self, each: PromptOutput) -> None:
         """Add an output to the complete response."""
-        self._append(each.output)
+        for _ in self._changes(each):
+            pass
 
     def body(self) -> ResponseBody:
         """Build the response so far."""
@@ -119,67 +96,59 @@ class ResponsesBuilder(ResponseBuilder):
             temperature=request.temperature,
             top_p=request.top_p,
             metadata=request.metadata or {},
-            output=[self._message()] if self.meter.has_output else [],
+            output=self._output.items,
             incomplete_details=truncated if status == "incomplete" else None,
             error=self._error,
             usage=_usage(self._used()) if self._finish_reason else None,
-            tools=[],
-            tool_choice="none",
-            parallel_tool_calls=False,
+            **self._tool_fields(),
             store=False,
         )
 
     def opening(self) -> list[bytes]:
         """Encode the events before the first output."""
-        return [
-            self._body_event("created"),
-            self._body_event("in_progress"),
-            self._item_event("added"),
-            self._event("content_part.added", **self._part, part=_part("", []).to_dict()),
-        ]
+        return [self._body_event("created"), self._body_event("in_progress")]
 
     def events(self, each: PromptOutput) -> list[bytes]:
-        """Encode an output as a delta, unless it adds no text."""
-        length = len(self._text)
-        logprobs = self._append(each.output)
-        text = self._text[length:]
-        if not (text or logprobs):
-            return []
-        content = {"delta": text, "logprobs": [each.to_dict() for each in logprobs]}
-        return [self._event("output_text.delta", **self._part, **content)]
+        """Encode an output as the events of its items; the last one ends them."""
+        return [self._event(kind, fields) for kind, fields in self._changes(each)]
 
     def closing(self) -> list[bytes]:
-        """Encode the events after the last output."""
-        part = _part(self._text, self._logprobs).to_dict()
-        content = {"text": part["text"], "logprobs": part["logprobs"]}
-        return [
-            self._event("output_text.done", **self._part, **content),
-            self._event("content_part.done", **self._part, part=part),
-            self._item_event("done"),
-            self._body_event(self._status),
-        ]
+        """Encode the end of the response."""
+        return [self._body_event(self._status)]
 
     def failed(self, failure: Failure) -> list[bytes]:
         """Encode an error as the last event."""
         details = failure.details
         self._error = ResponseError(code=details.code or details.type, message=details.message)
+        self._output.interrupt()
         return [self._body_event("failed")]
 
-    def _append(self, output: EngineOutput) -> list[TokenLogprob]:
-        """Append an output and return its log-probabilities, [] if not requested."""
+    def _changes(self, each: PromptOutput) -> Iterator[Change]:
+        """Add an output and yield the changes of the items."""
+        output = each.output
         self.meter.add(0, output)
-        self._text += self._content(output)
         self._finish_reason = output.finish_reason
+        yield from self._output.add(self._reader.read(output), self._logprobs(output))
+        if output.finish_reason is not None:
+            is_complete = output.finish_reason is not FinishReason.LENGTH
+            yield from self._output.finish(is_complete=is_complete)
+
+    def _logprobs(self, output: EngineOutput) -> list[TokenLogprob]:
+        """Return the log-probabilities of an output, [] if not requested."""
         if output.logprobs is None or self.names is None:
             return []
-        logprobs = chat_logprobs(output.logprobs, self.names).content
-        self._logprobs += logprobs
-        return logprobs
+        return chat_logprobs(output.logprobs, self.names).content
 
-    def _content(self, output: EngineOutput) -> str:
-        """Return the text of an output without the model's reasoning."""
-        pieces = self._reader.read(output)
-        return "".join(each.text for each in pieces if isinstance(each, Content))
+    def _tool_fields(self) -> dict[str, Any]:
+        """Return the fields of the request about tools, without the hosted ones."""
+        request, choice = self._request, self._request.tool_choice or "auto"
+        offered = [each for each in request.tools or () if not isinstance(each, HostedTool)]
+        named = choice if isinstance(choice, str) else choice.model_dump(exclude_unset=True)
+        return {
+            "tools": [each.model_dump(exclude_unset=True) for each in offered],
+            "tool_choice": named,
+            "parallel_tool_calls": request.parallel_tool_calls,
+        }
 
     def _used(self) -> Usage:
         return self.meter.usage(num_reasoning_tokens=self._reader.num_reasoning_tokens)
@@ -196,31 +165,13 @@ class ResponsesBuilder(ResponseBuilder):
             case FinishReason.STOP:
                 return "completed"
 
-    def _message(self) -> OutputMessage:
-        status = self._status
-        return OutputMessage(
-            type="message",
-            id=self._message_id,
-            role="assistant",
-            status="incomplete" if status == "failed" else status,
-            content=[_part(self._text, self._logprobs)] if self.meter.has_output else [],
-        )
-
     def _body_event(self, kind: str) -> bytes:
-        return self._event(kind, response=self.body().to_dict())
+        return self._event(kind, {"response": self.body().to_dict()})
 
-    def _item_event(self, kind: str) -> bytes:
-        item = self._message().to_dict()
-        return self._event(f"output_item.{kind}", output_index=0, item=item)
-
-    def _event(self, kind: str, **fields: Any) -> bytes:
+    def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
         kind = f"response.{kind}"
         data = {"type": kind, "sequence_number": next(self._numbers), **fields}
         return event(json.dumps(data), kind)
-
-
-def _part(text: str, logprobs: list[TokenLogprob]) -> OutputText:
-    return OutputText(type="output_text", text=text, annotations=[], logprobs=logprobs)
 
 
 def _usage(usage: Usage) -> ResponseUsage:

@@ -21,7 +21,7 @@ from cluster.api.openai.conversation import configured_tool_format, make_convers
 from cluster.api.openai.pending_outputs import PendingOutputs, Silence
 from cluster.api.openai.request_handler import RequestHandler, authorization_of
 from cluster.api.openai.request_warnings import template_warnings, warning_headers
-from cluster.api.openai.responses import prepare_response
+from cluster.api.openai.responses import prepare_response, response_chat
 from cluster.api.openai.schemas.chat_schema import ChatCompletion, ChatRequest
 from cluster.api.openai.schemas.completion_schema import (
     Completion,
@@ -33,7 +33,11 @@ from cluster.api.openai.schemas.completion_schema import (
     TokenizeAnswer,
     TokenizeRequest,
 )
-from cluster.api.openai.schemas.responses_schema import ResponseBody, ResponsesRequest
+from cluster.api.openai.schemas.responses_schema import (
+    InputTokens,
+    ResponseBody,
+    ResponsesRequest,
+)
 from cluster.api.openai.streams import (
     EventStream,
     PromptOutput,
@@ -160,8 +164,16 @@ def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
 
     @routes.post("/v1/responses", responses=_answers(ResponseBody, "response events"))
     async def responses(body: ResponsesRequest, request: Request) -> Response:
-        """Generate a response: text only, without stored state."""
+        """Generate a response, without stored state."""
         return await generate_response(handler, prepare_response, body, request)
+
+    @routes.post("/v1/responses/input_tokens", responses=_answers(InputTokens))
+    async def input_tokens(body: ResponsesRequest, request: Request) -> Response:
+        """Count the input tokens of a response."""
+        router = handler.get_router()
+        request.state.field_names = {**body.api_names, **body.sent_names()}
+        count = await count_prompt(handler, response_chat(router, body), request)
+        return _json(InputTokens(object="response.input_tokens", input_tokens=count))
 
 
 async def generate_response(
@@ -197,6 +209,14 @@ async def generate_response(
     response = await cancel_on_disconnect(request, answer())
     response.headers.update(warning_headers(context.warnings, names))
     return response
+
+
+async def count_prompt(handler: RequestHandler, chat: ChatRequest, request: Request) -> int:
+    """Return the number of tokens of a chat's prompt. Raise the errors of its fields."""
+    router, context = handler.get_router(), handler.context(request, None)
+    call = service_requests.TokenizeRequest(_conversation(router, chat), chat.model or "", False)
+    async with context.deadline.enforce():
+        return len(await cancel_on_disconnect(request, router.tokenize(call)))
 
 
 async def _complete(
@@ -320,7 +340,10 @@ def _prompt(router: Router, body: TokenizeRequest) -> str | Conversation:
         raise InvalidValueError("prompt", body.prompt, "given, or left out with messages")
     if body.messages is None:
         return body.prompt or ""
-    chat = ChatRequest(**body.fields_of(ChatRequest))
+    return _conversation(router, ChatRequest(**body.fields_of(ChatRequest)))
+
+
+def _conversation(router: Router, chat: ChatRequest) -> Conversation:
     form = configured_tool_format(router.config, router.text.chat_template)
     tools = tool_use(chat, form, router.text.is_special)
     return make_conversation(chat, tools, router.text.chat_template, form)

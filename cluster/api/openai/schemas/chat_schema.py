@@ -29,6 +29,10 @@ MAX_PARTS = 1_000
 """Limit for the content parts of one message."""
 MAX_TOOLS = 128
 
+CacheControl = dict[str, Any] | None
+"""The mark of Anthropic's API for the end of a prefix to cache, which other clients send, too."""
+CACHE_NOTE = "accepted; prefix caching needs no marks"
+
 _TEXT_ONLY = "left out: the models read and write text only"
 
 
@@ -38,6 +42,7 @@ class ContentPart(RequestModel):
     type: Literal["text", "refusal"]
     text: str | None = option("with type `text`")
     refusal: str | None = option("with type `refusal`")
+    cache_control: CacheControl = option(CACHE_NOTE)
 
 
 class CalledFunction(RequestModel):
@@ -76,12 +81,13 @@ class Message(RequestModel):
     annotations: Annotated[list[Any], at_most(MAX_PARTS)] | None = option(
         "accepted; not shown to the model"
     )
+    cache_control: CacheControl = option(CACHE_NOTE)
 
 
 class FunctionDefinition(RequestModel):
     """A function that the model may call."""
 
-    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$", description="at most 64 characters")
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$", description="at most 128 characters")
     description: str | None = option("shown to the model")
     parameters: dict[str, Any] | None = option("JSON schema of the arguments, an object")
     strict: bool | None = option("enforces the schema also with tool_choice `auto`")
@@ -92,6 +98,7 @@ class ToolDefinition(RequestModel):
 
     type: Literal["function"]
     function: FunctionDefinition
+    cache_control: CacheControl = option(CACHE_NOTE)
 
 
 class NamedFunction(RequestModel):

@@ -1,4 +1,4 @@
-"""Requests and responses of `/v1/responses`: text only."""
+"""Requests and responses of `/v1/responses`: text and tools, without stored state."""
 
 from __future__ import annotations
 
@@ -13,42 +13,29 @@ from cluster.api.base.openai_schema import (
     ResponseModel,
     SpeculationUsage,
     at_most,
+    max_entries,
     number,
     option,
     same_as,
 )
 from cluster.api.base.unsupported_fields import ENGINE_FIELDS
-from cluster.api.openai.logprobs import TokenLogprob
-from cluster.api.openai.schemas.chat_schema import MAX_PARTS, ChatRequest
+from cluster.api.openai.schemas.chat_schema import MAX_TOOLS, ChatRequest
+from cluster.api.openai.schemas.response_items import (
+    AllowedTools,
+    InputItem,
+    NamedToolChoice,
+    OutputItem,
+    ToolParam,
+    placed_tools,
+)
 from cluster.api.openai.schemas.sampling_fields import JsonSchemaFormat, Speculation
-from cluster.replica.limits import MAX_CHAT_MESSAGES, MAX_TOKEN_IDS
+from cluster.replica.limits import MAX_CHAT_MESSAGES
 from specdec.types.sampling.sampling_params import MAX_STOP_STRINGS
 
 _NOTHING_IS_STORED = "left out: nothing is stored; send the whole chat as input"
-_NO_TOOLS = "left out: use /v1/chat/completions for tools"
 
 
-class InputPart(RequestModel):
-    """A part of a message's text."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-    annotations: Annotated[list[Any], at_most(MAX_PARTS)] | None = option(
-        "accepted; not shown to the model"
-    )
-    logprobs: Annotated[list[Any], at_most(MAX_TOKEN_IDS)] | None = option(
-        "accepted; not shown to the model"
-    )
-
-
-class InputMessage(RequestModel):
-    """One message of the chat. An earlier answer is accepted unchanged."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[InputPart], at_most(MAX_PARTS)]
-    id: str | None = option("accepted; not shown to the model")
-    status: str | None = option("accepted; not shown to the model")
+Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 
 
 class TextFormat(RequestModel):
@@ -66,11 +53,22 @@ class TextFormat(RequestModel):
 class TextOptions(RequestModel):
     """Requirements on the text of the answer."""
 
-    refused: ClassVar[Mapping[str, str]] = {
-        "verbosity": "left out: request the length of the answer in a message"
-    }
-
     format: TextFormat | None = option("default: any text")
+    verbosity: Literal["low", "medium", "high"] | None = option(
+        "passed to a chat template that has the variable `verbosity`"
+    )
+
+
+class ReasoningOptions(RequestModel):
+    """Options of the model's reasoning."""
+
+    effort: str | None = option(
+        "passed to a chat template that has the variable `reasoning_effort`"
+    )
+    summary: Literal["auto", "concise", "detailed"] | None = option(
+        "accepted; the response has the whole reasoning"
+    )
+    generate_summary: Literal["auto", "concise", "detailed"] | None = option("older name")
 
 
 class ResponsesRequest(RequestModel):
@@ -81,10 +79,7 @@ class ResponsesRequest(RequestModel):
         "conversation": _NOTHING_IS_STORED,
         "background": _NOTHING_IS_STORED,
         "prompt": "left out: stored prompts are not supported",
-        "tools": _NO_TOOLS,
-        "tool_choice": _NO_TOOLS,
-        "parallel_tool_calls": _NO_TOOLS,
-        "max_tool_calls": _NO_TOOLS,
+        "max_tool_calls": "left out: it limits the calls of hosted tools",
         "stream_options": "left out: the last event has the usage",
         "enable_response_messages": "left out: the output has the messages",
         **ENGINE_FIELDS,
@@ -96,6 +91,7 @@ class ResponsesRequest(RequestModel):
         "messages": "input",
         "messages length": "input length",
         "messages content length": "input length",
+        "tool_choice.function.name": "tool_choice.name",
         "prompt": "input",
         "prompt length": "input length",
         "chat_template_kwargs.reasoning_effort": "reasoning.effort",
@@ -104,8 +100,8 @@ class ResponsesRequest(RequestModel):
     }
 
     model: str | None = same_as(ChatRequest, "model")
-    input: str | Annotated[list[InputMessage], at_most(MAX_CHAT_MESSAGES - 1, 1)] = Field(
-        description="the user message, or the chat; at most 999 messages"
+    input: str | Annotated[list[InputItem], at_most(MAX_CHAT_MESSAGES - 1, 1)] = Field(
+        description="the user message, or the items of the chat; at most 999"
     )
     instructions: str | None = option("a system message, before all others")
     max_output_tokens: int | None = number(
@@ -124,16 +120,24 @@ class ResponsesRequest(RequestModel):
     seed: int | None = same_as(ChatRequest, "seed")
     stream: bool = same_as(ChatRequest, "stream")
     text: TextOptions | None = option("required format of the text")
-    include: Annotated[list[Literal["message.output_text.logprobs"]], at_most(8)] | None = option(
-        "returns log-probabilities of the answer's tokens"
+    include: Annotated[list[Included], at_most(8)] | None = option(
+        "`message.output_text.logprobs` returns log-probabilities of the answer's tokens; "
+        "`reasoning.encrypted_content` is accepted, as reasoning items have their text"
     )
     top_logprobs: int | None = number(
         "number of most likely tokens to return at each position; needs `include`", 0, 20
     )
     truncation: Literal["disabled"] | None = option("an input that is too long is rejected")
-    reasoning: dict[Literal["effort"], str] | None = option(
-        "`effort` is passed to the chat template as reasoning_effort"
+    reasoning: ReasoningOptions | None = option("options of the reasoning")
+    tools: Annotated[list[ToolParam], at_most(MAX_TOOLS)] | None = option(
+        "functions and custom tools that the model may call; at most 128"
     )
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | AllowedTools | None = (
+        option(
+            "whether the model calls tools; default `auto`; or the tools that it may or must call"
+        )
+    )
+    parallel_tool_calls: bool = same_as(ChatRequest, "parallel_tool_calls")
     priority: int = same_as(ChatRequest, "priority")
     cache_salt: str | None = option("as in /v1/chat/completions")
     allow_training: bool = same_as(ChatRequest, "allow_training")
@@ -141,29 +145,25 @@ class ResponsesRequest(RequestModel):
     speculation: Speculation | None = same_as(ChatRequest, "speculation")
     metadata: Metadata | None = option("returned in the answer; at most 16 entries")
     store: bool | None = same_as(ChatRequest, "store")
-    service_tier: Literal["auto", "default"] | None = same_as(ChatRequest, "service_tier")
+    client_metadata: Annotated[dict[str, Any], max_entries(64)] | None = option(
+        "accepted and ignored; at most 64 entries"
+    )
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = option(
+        "accepted; there is one tier"
+    )
     user: str | None = same_as(ChatRequest, "user")
     safety_identifier: str | None = same_as(ChatRequest, "safety_identifier")
     prompt_cache_key: str | None = same_as(ChatRequest, "prompt_cache_key")
 
+    def sent_names(self) -> dict[str, str]:
+        """Return the places of the tools by those in the equivalent chat."""
+        tools = placed_tools(self.tools or ())
+        return {f"tools[{index}].function": each.field for index, each in enumerate(tools)}
 
-class OutputText(ResponseModel):
-    """The text of an answer."""
-
-    type: Literal["output_text"]
-    text: str
-    annotations: list[Any]
-    logprobs: list[TokenLogprob]
-
-
-class OutputMessage(ResponseModel):
-    """The message of the assistant."""
-
-    type: Literal["message"]
-    id: str
-    role: Literal["assistant"]
-    status: Literal["in_progress", "completed", "incomplete"]
-    content: list[OutputText]
+    @property
+    def has_logprobs(self) -> bool:
+        """Return whether log-probabilities are requested."""
+        return "message.output_text.logprobs" in (self.include or ())
 
 
 class IncompleteDetails(ResponseModel):
@@ -217,11 +217,18 @@ class ResponseBody(ResponseModel):
     temperature: float | None
     top_p: float | None
     metadata: dict[str, str]
-    output: list[OutputMessage]
+    output: list[OutputItem]
     incomplete_details: IncompleteDetails | None
     error: ResponseError | None
     usage: ResponseUsage | None
-    tools: list[Any]
-    tool_choice: Literal["none"]
+    tools: list[dict[str, Any]] = Field(description="those that are offered to the model")
+    tool_choice: str | dict[str, Any]
     parallel_tool_calls: bool
     store: Literal[False]
+
+
+class InputTokens(ResponseModel):
+    """The number of input tokens of a request."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int

@@ -145,6 +145,11 @@ def test_only_a_named_function_can_be_called():
     assert '\\"a\\"' not in forced.structure.grammar
 
 
+def test_one_call_needs_no_grammar_where_its_marks_are_special_tokens():
+    single = use(special=[HERMES.opening], parallel_tool_calls=False)
+    assert (single.is_parallel, single.structure) == (False, None)
+
+
 def test_marks_that_are_special_tokens_are_shown_or_omitted():
     free = use(special=[HERMES.opening])
     assert free.shows_special_tokens
@@ -170,7 +175,6 @@ def test_marks_that_are_special_tokens_are_shown_or_omitted():
             {"tools": [definition("a", strict=True)], "special": ["<tool_call>"]},
             "tools.function.strict",
         ),
-        ({"parallel_tool_calls": False, "special": ["<tool_call>"]}, "parallel_tool_calls"),
     ],
 )
 def test_the_error_names_the_invalid_field(fields, field):

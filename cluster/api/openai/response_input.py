@@ -1,0 +1,157 @@
+"""Converts requests of `/v1/responses` to chats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from cluster.api.base.openai_errors import invalid_value
+from cluster.api.openai.response_tools import (
+    as_function,
+    chat_tool_choice,
+    custom_arguments,
+)
+from cluster.api.openai.schemas.chat_schema import ChatRequest
+from cluster.api.openai.schemas.response_items import (
+    CallOutput,
+    CustomToolCall,
+    FunctionCall,
+    InputItem,
+    InputMessage,
+    InputPart,
+    MediaPart,
+    PlacedTool,
+    ReasoningItem,
+    function_name,
+)
+from cluster.api.openai.schemas.responses_schema import ResponsesRequest
+from specdec.text.chat_template import ChatTemplate
+from specdec.types.errors import InvalidValueError
+
+OMITTED_MEDIA = "[omitted: the model reads text only]"
+"""What the model reads in place of an image or a file in the result of a call."""
+
+_OTHER_FIELDS = frozenset({"tools", "tool_choice", "service_tier"})
+"""Fields with the names of a chat's and other values."""
+
+
+def as_chat(
+    request: ResponsesRequest, tools: Sequence[PlacedTool], template: ChatTemplate
+) -> ChatRequest:
+    """Return the equivalent chat. Raise InvalidValueError."""
+    shared = request.fields_of(ChatRequest)
+    fields: dict[str, Any] = {
+        **{name: value for name, value in shared.items() if name not in _OTHER_FIELDS},
+        "messages": list(_messages(request)),
+        "max_completion_tokens": request.max_output_tokens,
+        "logprobs": request.has_logprobs,
+        "response_format": _response_format(request),
+        "tools": [as_function(each) for each in tools] or None,
+        "tool_choice": chat_tool_choice(request, tools),
+        **_template_options(request, template, has_tools=bool(tools)),
+    }
+    try:
+        return ChatRequest(**fields)
+    except ValidationError as error:
+        raise invalid_value(error, fields) from error
+
+
+def _template_options(
+    request: ResponsesRequest, template: ChatTemplate, *, has_tools: bool
+) -> dict[str, Any]:
+    """Return the options of reasoning and text that are variables of the template."""
+    known = template.options(has_tools=has_tools)
+    effort = request.reasoning.effort if request.reasoning else None
+    verbosity = request.text.verbosity if request.text else None
+    options: dict[str, Any] = {}
+    if effort is not None and "reasoning_effort" in known:
+        options["reasoning_effort"] = effort
+    if verbosity is not None and "verbosity" in known:
+        options["chat_template_kwargs"] = {"verbosity": verbosity}
+    return options
+
+
+def _messages(request: ResponsesRequest) -> Iterator[dict[str, Any]]:
+    if request.instructions is not None:
+        yield {"role": "system", "content": request.instructions}
+    if isinstance(request.input, str):
+        yield {"role": "user", "content": request.input}
+    else:
+        yield from _turns(request.input)
+
+
+def _turns(items: Sequence[InputItem]) -> Iterator[dict[str, Any]]:
+    """Yield the chat messages of items: those of one answer are one message."""
+    answer: dict[str, Any] = {}
+    for item in items:
+        part = _answer_part(item)
+        if answer and (part is None or not _continues(answer, part)):
+            yield _closed(answer)
+            answer = {}
+        if part is None:
+            assert isinstance(item, InputMessage | CallOutput), "not a part of an answer"
+            yield _other_turn(item)
+        else:
+            calls = [*answer.get("tool_calls", ()), *part.get("tool_calls", ())]
+            answer |= {**part, "tool_calls": calls} if calls else part
+    if answer:
+        yield _closed(answer)
+
+
+def _answer_part(item: InputItem) -> dict[str, Any] | None:
+    """Return the fields of an assistant message in an item, None if it is of no answer."""
+    match item:
+        case ReasoningItem():
+            parts = item.content or item.summary or ()
+            return {"reasoning_content": "\n".join(each.text for each in parts)}
+        case InputMessage(role="assistant"):
+            return {"content": _text(item.content)}
+        case FunctionCall():
+            return {"tool_calls": [_call(item, item.arguments)]}
+        case CustomToolCall():
+            return {"tool_calls": [_call(item, custom_arguments(item.input))]}
+    return None
+
+
+def _continues(answer: dict[str, Any], part: dict[str, Any]) -> bool:
+    """Return whether an item is of the same answer: reasoning, then text, then calls."""
+    if "tool_calls" in part:
+        return True
+    return "tool_calls" not in answer and "content" not in answer and "content" in part
+
+
+def _closed(answer: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, **answer}
+
+
+def _call(item: FunctionCall | CustomToolCall, arguments: str) -> dict[str, Any]:
+    function = {"name": function_name(item.namespace, item.name), "arguments": arguments}
+    return {"id": item.call_id, "type": "function", "function": function}
+
+
+def _other_turn(item: InputMessage | CallOutput) -> dict[str, Any]:
+    if isinstance(item, InputMessage):
+        return {"role": item.role, "content": _text(item.content)}
+    return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+
+
+def _text(content: str | Sequence[InputPart | MediaPart]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(
+        OMITTED_MEDIA if isinstance(each, MediaPart) else each.text for each in content
+    )
+
+
+def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
+    form = request.text.format if request.text else None
+    if form is None:
+        return None
+    if form.type != "json_schema":
+        return {"type": form.type}
+    if form.json_schema is None:
+        raise InvalidValueError("text.format.schema", None, "given with type json_schema")
+    schema = {"name": form.name or "schema", "schema": form.json_schema}
+    return {"type": "json_schema", "json_schema": schema}

@@ -1,0 +1,171 @@
+"""Output items of `/v1/responses`, made from the pieces of an answer, and their events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from cluster.api.openai.logprobs import TokenLogprob
+from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from cluster.api.openai.parsers.tool_families import new_call_id
+from cluster.api.openai.parsers.tool_format import ToolFormat
+from cluster.api.openai.response_tools import custom_input
+from cluster.api.openai.schemas.response_items import (
+    CustomTool,
+    ItemStatus,
+    OutputCustomCall,
+    OutputFunctionCall,
+    OutputItem,
+    OutputMessage,
+    OutputReasoning,
+    OutputText,
+    PlacedTool,
+    ReasoningText,
+)
+
+Change = tuple[str, dict[str, Any]]
+"""An event: its type without `response.`, and its fields."""
+
+
+class OutputItems:
+    """Output items of one answer. An item ends where one of another kind begins."""
+
+    def __init__(
+        self, request_id: str, tools: Iterable[PlacedTool], form: ToolFormat | None
+    ) -> None:
+        """Start without items. form: of calls, None without tools."""
+        self.items: list[OutputItem] = []
+        self._open: OutputItem | None = None
+        self._request_id = request_id
+        self._tools = {each.function_name: each for each in tools}
+        self._form = form
+        self._arguments = ""  # of the call that is open
+        self._logprobs: list[TokenLogprob] = []  # of tokens whose text is withheld
+
+    def add(
+        self, pieces: Iterable[Piece], logprobs: Iterable[TokenLogprob] = ()
+    ) -> Iterator[Change]:
+        """Add pieces and yield their events.
+
+        logprobs: of their tokens; only messages have them, with the text that follows the tokens.
+        """
+        self._logprobs += logprobs
+        for piece in pieces:
+            match piece:
+                case Content():
+                    yield from self._add_text(piece.text)
+                case Reasoning():
+                    yield from self._add_reasoning(piece.text)
+                case CallStart():
+                    yield from self._begin_call(piece)
+                case CallArguments():
+                    yield from self._add_arguments(piece.text)
+
+    def finish(self, *, is_complete: bool) -> Iterator[Change]:
+        """End the last item and yield its events. An answer without any is an empty message."""
+        if not self.items or (self._logprobs and isinstance(self._open, OutputMessage)):
+            yield from self._add_text("")
+        yield from self._end("completed" if is_complete else "incomplete")
+
+    def interrupt(self) -> None:
+        """Mark an item that has not ended as incomplete."""
+        if self._open is not None:
+            self._open.status = "incomplete"
+
+    def _add_text(self, text: str) -> Iterator[Change]:
+        message = self._open
+        if not isinstance(message, OutputMessage):
+            fields = self._common("msg")
+            message = OutputMessage(type="message", role="assistant", content=[], **fields)
+            yield from self._begin(message)
+            part = OutputText(type="output_text", text="", annotations=[], logprobs=[])
+            yield self._in_part("content_part.added", part=part.to_dict())
+            message.content.append(part)
+        part, logprobs = message.content[0], self._logprobs
+        part.text += text
+        part.logprobs += logprobs
+        self._logprobs = []
+        if text or logprobs:
+            shown = [each.to_dict() for each in logprobs]
+            yield self._in_part("output_text.delta", delta=text, logprobs=shown)
+
+    def _add_reasoning(self, text: str) -> Iterator[Change]:
+        self._logprobs = []
+        reasoning = self._open
+        if not isinstance(reasoning, OutputReasoning):
+            fields = self._common("rs")
+            reasoning = OutputReasoning(type="reasoning", summary=[], content=[], **fields)
+            yield from self._begin(reasoning)
+            part = ReasoningText(type="reasoning_text", text="")
+            yield self._in_part("content_part.added", part=part.to_dict())
+            reasoning.content.append(part)
+        reasoning.content[0].text += text
+        yield self._in_part("reasoning_text.delta", delta=text)
+
+    def _begin_call(self, start: CallStart) -> Iterator[Change]:
+        assert self._form is not None, "a call without tools"
+        placed = self._tools[start.name]
+        named = {"name": placed.tool.name, "call_id": start.call_id or new_call_id(self._form)}
+        if placed.namespace is not None:
+            named["namespace"] = placed.namespace
+        self._logprobs, self._arguments = [], ""
+        if isinstance(placed.tool, CustomTool):
+            common = self._common("ctc") | named
+            yield from self._begin(OutputCustomCall(type="custom_tool_call", input="", **common))
+        else:
+            common = self._common("fc") | named
+            yield from self._begin(OutputFunctionCall(type="function_call", arguments="", **common))
+
+    def _add_arguments(self, text: str) -> Iterator[Change]:
+        self._arguments += text
+        if isinstance(self._open, OutputFunctionCall):
+            yield self._in_item("function_call_arguments.delta", delta=text)
+
+    def _begin(self, item: OutputItem) -> Iterator[Change]:
+        yield from self._end("completed")
+        self.items.append(item)
+        self._open = item
+        yield self._item_event("added")
+
+    def _end(self, status: ItemStatus) -> Iterator[Change]:
+        """End the open item, if there is one."""
+        item = self._open
+        match item:
+            case None:
+                return
+            case OutputMessage(content=[part]):
+                shown = part.to_dict()
+                done = {name: shown[name] for name in ("text", "logprobs")}
+                yield self._in_part("output_text.done", **done)
+                yield self._in_part("content_part.done", part=shown)
+            case OutputReasoning(content=[part]):
+                yield self._in_part("reasoning_text.done", text=part.text)
+                yield self._in_part("content_part.done", part=part.to_dict())
+            case OutputFunctionCall():
+                item.arguments = self._arguments
+                done = {"name": item.name, "arguments": item.arguments}
+                yield self._in_item("function_call_arguments.done", **done)
+            case OutputCustomCall():
+                item.input = custom_input(self._arguments)
+                yield self._in_item("custom_tool_call_input.delta", delta=item.input)
+                yield self._in_item("custom_tool_call_input.done", input=item.input)
+        item.status = status
+        yield self._item_event("done")
+        self._open = None
+
+    def _common(self, prefix: str) -> dict[str, Any]:
+        """Return the fields of a new item that all kinds have."""
+        return {"id": f"{prefix}_{self._request_id}_{len(self.items)}", "status": "in_progress"}
+
+    def _item_event(self, kind: str) -> Change:
+        place = len(self.items) - 1
+        return f"output_item.{kind}", {"output_index": place, "item": self.items[-1].to_dict()}
+
+    def _in_item(self, kind: str, **fields: Any) -> Change:
+        """Return an event of the last item."""
+        place = {"item_id": self.items[-1].id, "output_index": len(self.items) - 1}
+        return kind, {**place, **fields}
+
+    def _in_part(self, kind: str, **fields: Any) -> Change:
+        """Return an event of the only part of the last item."""
+        return self._in_item(kind, content_index=0, **fields)
