@@ -108,13 +108,13 @@ class OutputItems:
         named = {"name": placed.tool.name, "call_id": start.call_id or new_call_id(self._form)}
         if placed.namespace is not None:
             named["namespace"] = placed.namespace
-        self._logprobs, self._arguments = [], ""
         if isinstance(placed.tool, CustomTool):
             common = self._common("ctc") | named
             yield from self._begin(OutputCustomCall(type="custom_tool_call", input="", **common))
         else:
             common = self._common("fc") | named
             yield from self._begin(OutputFunctionCall(type="function_call", arguments="", **common))
+        self._logprobs, self._arguments = [], ""
 
     def _add_arguments(self, text: str) -> Iterator[Change]:
         self._arguments += text

@@ -151,7 +151,7 @@ async def test_a_required_call_is_an_item_with_its_events(http, tool, named, kin
     choice = {"type": "custom" if kind == "custom_tool_call" else "function", **named}
     body = {"model": "tiny", "input": "Hi.", "stream": True, "temperature": 0}
     tools = {"tools": [offered, {"type": "web_search"}], "tool_choice": choice}
-    events = await stream(http, {**body, **tools, "max_output_tokens": 50})
+    events = await stream(http, {**body, **tools})
     [item] = events[-1]["response"]["output"]
     assert item["type"] == kind
     assert item.items() >= named.items()

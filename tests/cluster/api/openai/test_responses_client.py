@@ -1,0 +1,136 @@
+# Modules: cluster.api.openai.responses, cluster.api.openai.response_output
+"""OpenAI's own client against the Responses API, and the items of pieces of answers."""
+
+import json
+
+import httpx2
+import openai
+import pytest
+import pytest_asyncio
+
+from cluster.api.app import make_app
+from cluster.api.base.authentication import ApiKeys
+from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Reasoning
+from cluster.api.openai.parsers.tool_format import HERMES
+from cluster.api.openai.response_output import OutputItems
+from cluster.api.openai.response_tools import custom_arguments, custom_input
+from cluster.api.openai.schemas.response_items import CustomTool, FunctionTool, placed_tools
+from tests.cluster.api.openai.conftest import alone
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ASKED = {"model": "tiny", "input": "Ask the baker", "temperature": 0}
+TOOL = {
+    "type": "function",
+    "name": "ask",
+    "strict": True,
+    "parameters": {
+        "type": "object",
+        "properties": {"who": {"enum": ["baker", "river"]}},
+        "required": ["who"],
+        "additionalProperties": False,
+    },
+}
+FORCED = {"tools": [TOOL], "tool_choice": {"type": "function", "name": "ask"}}
+TOOLS = [FunctionTool(type="function", name="ask"), CustomTool(type="custom", name="patch")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(router):
+    transport = httpx2.ASGITransport(make_app(lambda: router, lambda: alone(router), ApiKeys))
+    http = httpx2.AsyncClient(transport=transport, base_url="http://test")
+    yield openai.AsyncOpenAI(
+        api_key="unused", base_url="http://test/v1", http_client=http, max_retries=0
+    )
+
+
+async def test_a_stream_adds_up_to_the_response(client):
+    schema = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
+    form = {"type": "json_schema", "name": "x", "schema": {**schema, "additionalProperties": False}}
+    whole = await client.responses.create(**ASKED, text={"format": form})
+    async with client.responses.stream(**ASKED, text={"format": form}) as stream:
+        kinds = [each.type async for each in stream]
+        final = await stream.get_final_response()
+    assert final.output_text == whole.output_text == '{"a":"b"}'
+    assert kinds[-1] == "response.completed"
+
+
+async def test_a_call_and_its_result(client):
+    whole = await client.responses.create(**ASKED, **FORCED)
+    async with client.responses.stream(**ASKED, **FORCED) as stream:
+        kinds = [each.type async for each in stream]
+        final = await stream.get_final_response()
+    [call] = final.output
+    assert (whole.status, final.status) == ("completed", "completed")
+    assert whole.output[0].arguments == call.arguments
+    assert json.loads(call.arguments) in ({"who": "baker"}, {"who": "river"})
+    assert {"response.function_call_arguments.delta", "response.output_item.done"} <= {*kinds}
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Bread."}
+    asked = {**ASKED, "input": [{"role": "user", "content": "Ask"}, *whole.output, result]}
+    answer = await client.responses.create(**asked, tools=[TOOL], tool_choice="none")
+    assert answer.output[0].type == "message"
+    assert answer.tool_choice == "none"
+
+
+async def test_tokens_are_counted(client):
+    counted = await client.responses.input_tokens.count(model="tiny", input="Ask", tools=[TOOL])
+    assert counted.input_tokens > 20
+
+
+async def test_stored_responses_are_refused(client):
+    with pytest.raises(openai.BadRequestError, match="nothing is stored"):
+        await client.responses.create(**ASKED, previous_response_id="resp_1")
+
+
+def changes_of(*pieces, is_complete=True):
+    output = OutputItems("r", placed_tools(TOOLS), HERMES)
+    changes = [*output.add(pieces), *output.finish(is_complete=is_complete)]
+    return output.items, changes
+
+
+async def test_pieces_of_all_kinds_become_items_one_after_the_other():
+    arguments = custom_arguments("begin")
+    items, changes = changes_of(
+        Reasoning("Hm"), Reasoning("."), Content("I ask."),
+        CallStart(0, "ask"), CallArguments(0, "{"), CallArguments(0, "}"),
+        CallStart(1, "patch", "c1"), CallArguments(1, arguments),
+    )  # fmt: skip
+    assert [each.type for each in items] == [
+        "reasoning", "message", "function_call", "custom_tool_call",
+    ]  # fmt: skip
+    reasoning, message, call, patch = items
+    assert (reasoning.content[0].text, message.content[0].text) == ("Hm.", "I ask.")
+    assert (call.arguments, patch.input, patch.call_id) == ("{}", "begin", "c1")
+    assert {each.status for each in items} == {"completed"}
+    kinds = [kind for kind, fields in changes if fields["output_index"] == 0]
+    assert kinds == [
+        "output_item.added",
+        "content_part.added",
+        "reasoning_text.delta",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+    ]
+    indices = [fields["output_index"] for _, fields in changes]
+    assert indices == sorted(indices)
+
+
+async def test_a_call_that_is_cut_is_incomplete():
+    items, changes = changes_of(CallStart(0, "ask"), CallArguments(0, '{"a'), is_complete=False)
+    assert (items[0].status, items[0].arguments) == ("incomplete", '{"a')
+    assert changes[-1][1]["item"]["status"] == "incomplete"
+
+
+async def test_an_empty_answer_is_an_empty_message():
+    items, changes = changes_of()
+    assert [each.content[0].text for each in items] == [""]
+    assert "output_text.delta" not in [kind for kind, _ in changes]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [(custom_arguments("ä\n"), "ä\n"), ('{"input": "a', '{"input": "a'), ("[]", "[]")],
+)
+async def test_the_input_of_a_custom_tool(arguments, text):
+    assert custom_input(arguments) == text
