@@ -15,6 +15,7 @@ from cluster.api.anthropic.schema import (
     MessagesRequest,
     TextBlock,
     ThinkingBlock,
+    ToolParam,
     ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
@@ -52,18 +53,7 @@ def to_chat(
         "continue_final_message": _is_prefill(messages[-1]),
     }
     if request.tools:
-        fields["tools"] = [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": tool.input_schema,
-                    "strict": tool.strict,
-                },
-            }
-            for tool in request.tools
-        ]
+        fields["tools"] = [_tool(tool) for tool in request.tools]
     fields |= _tool_choice(request) | _thinking(request, template, has_parser=has_parser)
     fields |= _output(request, template)
     if isinstance(request, MessagesRequest):
@@ -79,6 +69,16 @@ def to_chat(
         return ChatRequest(**fields)
     except ValidationError as error:
         raise invalid_value(error, fields) from error
+
+
+def _tool(tool: ToolParam) -> dict[str, Any]:
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input_schema,
+        "strict": tool.strict,
+    }
+    return {"type": "function", "function": function}
 
 
 def _is_prefill(message: Mapping[str, Any]) -> bool:

@@ -51,6 +51,20 @@ def test_rendering_of_a_conversation(backend):
     assert plain.render(closed) == "[user]Hi"
 
 
+@pytest.mark.parametrize(
+    ("text", "takes"),
+    [
+        (PLAIN, True),
+        ("{% for m in messages if m.role != 'system' or loop.first %}{{ m.content }}{% endfor %}",
+         False),
+        ("{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+         "{{ raise_exception('late') }}{% endif %}{{ m.content }}{% endfor %}", False),
+    ],
+)  # fmt: skip
+def test_whether_a_template_takes_later_system_messages(backend, text, takes):
+    assert template(backend, text).takes_later_systems == takes
+
+
 def test_tools_and_variables_reach_the_template(backend):
     rich = template(backend, RICH)
     text = rich.render(Conversation(MESSAGES, (TOOL,), template_kwargs={"enable_thinking": True}))

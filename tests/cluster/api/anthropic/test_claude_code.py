@@ -116,7 +116,7 @@ async def test_max_tokens_is_limited_to_the_context(asked, given):
     assert limit_to_context(call, 10) is call  # a prompt that is too long is an error
 
 
-async def test_an_answer_that_fills_the_context_says_so(http):
+async def test_an_answer_that_fills_the_context_has_its_own_reason(http):
     text = "Ask the baker " * 30
     body = {"model": "tiny", "max_tokens": 9999, "messages": [{"role": "user", "content": text}]}
     response = await http.post("/v1/messages", json={**body, "temperature": 0})

@@ -1,4 +1,4 @@
-# Modules: cluster.api.openai.response_input, cluster.api.openai.response_output
+# Modules: cluster.api.openai.response_input, cluster.api.openai.schemas.response_items
 """Requests that Codex sends, as recorded from it; prose and most tools are left out."""
 
 import json

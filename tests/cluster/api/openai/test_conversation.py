@@ -2,7 +2,12 @@
 
 import pytest
 
-from cluster.api.openai.conversation import render_tools_as_text, tool_use, turns
+from cluster.api.openai.conversation import (
+    render_tools_as_text,
+    tool_use,
+    turns,
+    with_one_system,
+)
 from cluster.api.openai.parsers.tool_format import HERMES, LLAMA, Tool
 from cluster.api.openai.schemas.chat_schema import ChatRequest, Message
 from specdec.types.errors import InvalidValueError
@@ -36,6 +41,30 @@ def test_reasoning_of_an_earlier_answer_has_two_names():
     assert made["reasoning_content"] == made["reasoning"] == "hm"
     [made] = turns([message(role="assistant", content="a", reasoning="b", reasoning_content="hm")])
     assert made["reasoning_content"] == made["reasoning"] == "hm"
+
+
+def test_marks_of_caches_are_accepted():
+    mark = {"cache_control": {"type": "ephemeral"}}
+    part = {"type": "text", "text": "a", **mark}
+    request = ChatRequest(
+        messages=[{"role": "user", "content": [part], **mark}], tools=[{**definition("f"), **mark}]
+    )
+    assert turns(request.messages) == [{"role": "user", "content": "a"}]
+
+
+def test_later_system_messages_become_text_of_the_user():
+    roles = "system", "system", "user", "system", "user", "assistant", "system", "tool", "user"
+    given = [{"role": role, "content": str(place)} for place, role in enumerate(roles)]
+    made = with_one_system(given)
+    assert [(each["role"], each["content"]) for each in made] == [
+        ("system", "0\n\n1"),
+        ("user", "2\n\n3\n\n4"),
+        ("assistant", "5"),
+        ("user", "6"),
+        ("tool", "7"),
+        ("user", "8"),
+    ]
+    assert given[0]["content"] == "0"
 
 
 def test_arguments_that_are_not_json_are_unchanged():

@@ -1,4 +1,4 @@
-# Modules: cluster.api.openai.responses, cluster.api.openai.response_output
+# Modules: cluster.api.openai.response_output, cluster.api.openai.response_tools
 """OpenAI's own client against the Responses API, and the items of pieces of answers."""
 
 import json
