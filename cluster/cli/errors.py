@@ -11,10 +11,12 @@ import difflib
 import json
 import os
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from cluster.cli.output import warnings_on_stderr
 from cluster.config.secrets import API_KEY_VARIABLE, TOKEN_VARIABLE
 from specdec.types.errors import InvalidValueError, SpecdecError
 
@@ -29,6 +31,8 @@ _HINTS = {
     "UNAUTHENTICATED": f" (here: ${API_KEY_VARIABLE}, or ${TOKEN_VARIABLE} for operators' commands)"
 }
 """How commands give what a call lacked, by the gRPC status of the call."""
+_CLIENT_LOGGER = "specdec.client"
+"""Its warnings report that an interrupted stream is tried again."""
 _AS_JSON = "cluster.cli.errors.as_json"
 
 
@@ -57,7 +61,8 @@ class OneLineErrors(click.Group):
         """Run the command, and turn exceptions into messages and exit codes."""
         as_json = ctx.meta[_AS_JSON]
         try:
-            return super().invoke(ctx)
+            with nullcontext() if as_json else warnings_on_stderr(_CLIENT_LOGGER):
+                return super().invoke(ctx)
         except SpecdecError as error:
             fail(ctx, error, str(error), as_json)
         except KeyboardInterrupt:

@@ -6,6 +6,7 @@ Results go to stdout, messages and progress to stderr. The help groups many flag
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +28,22 @@ json_flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON
 def print_stderr(line: str) -> None:
     """Print a message to stderr; stdout is reserved for results."""
     click.echo(line, err=True)
+
+
+class _StderrHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print_stderr(record.getMessage())
+
+
+@contextmanager
+def warnings_on_stderr(logger_name: str) -> Iterator[None]:
+    """Print the warnings of a logger to stderr, in one line each."""
+    logger, handler = logging.getLogger(logger_name), _StderrHandler(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def show_text(text: str, *, nl: bool = True) -> None:

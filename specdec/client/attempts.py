@@ -28,6 +28,7 @@ class Attempts:
     """
 
     _codes: AbstractSet[StatusCode] = frozenset({StatusCode.UNAVAILABLE})
+    _log_level = logging.INFO
 
     def __init__(
         self,
@@ -69,5 +70,5 @@ class Attempts:
         if left_s is not None and delay_s >= left_s:
             raise error
         self._last_error = error
-        logger.warning("%s; trying again in %.1f s", error, delay_s)
+        logger.log(self._log_level, "%s; trying again in %.1f s", error, delay_s)
         return delay_s

@@ -8,6 +8,7 @@ tie differently). With `rejection` and `block` it continues with others of the s
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -52,7 +53,7 @@ class Resumption(Attempts):
             self._delays_s = iter(())
             return
         request, self._codes = self.request, _TRANSIENT
-        self._delays_s = iter(RESUME_DELAYS_S)
+        self._delays_s, self._log_level = iter(RESUME_DELAYS_S), logging.WARNING
         request.request_id = chunk.request_id
         request.resume_token_ids.extend(chunk.token_ids)
         request.sampling.ClearField("prompt_logprobs")  # they came with the first chunk

@@ -306,3 +306,19 @@ def test_tokens_one_per_line_and_their_number(service):
 def test_tokens_as_json(service):
     result = json.loads(run_cli("tokenize", "--address", service.address, "--json", "ab").stdout)
     assert result == {"token_ids": [1, 2], "tokens": ["a", "b"], "max_model_len": 64}
+
+
+def test_a_further_attempt_is_reported_on_stderr(generate, service, monkeypatch):
+    monkeypatch.setattr(resumption, "RESUME_DELAYS_S", (0.0,))
+    service.error, service.num_errors = (grpc.StatusCode.UNAVAILABLE, "the replica is lost"), 1
+    service.num_chunks_before_error = 1
+    result = generate("--stream", "Why?")
+    assert (result.exit_code, result.stdout) == (0, "Blue sky\n")
+    failure = f"the service at {service.address} is unavailable: the replica is lost"
+    assert result.stderr.startswith(f"{failure}; trying again in 0.0 s\n3 tokens, ")
+
+
+def test_loopback_never_goes_through_a_proxy(generate, monkeypatch):
+    for name in ("http_proxy", "https_proxy", "HTTPS_PROXY", "ALL_PROXY", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert generate("Why?").stdout == "Blue sky\n"

@@ -41,7 +41,8 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
-def test_closing_exports_the_remaining_traces():
+def test_closing_exports_the_remaining_traces(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # not for loopback
     collector, server = Collector(), grpc.server(ThreadPoolExecutor(1))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -111,7 +111,11 @@ class Network:
                 self._sockets.append(client)
                 if self._gone.is_set():
                     continue
-                service = socket.create_connection(("127.0.0.1", self._port))
+                try:
+                    service = socket.create_connection(("127.0.0.1", self._port))
+                except ConnectionRefusedError:
+                    client.close()
+                    continue
                 self._sockets.append(service)
                 for ends in ((client, service), (service, client)):
                     threading.Thread(target=self._forward, args=ends, daemon=True).start()
@@ -121,6 +125,9 @@ class Network:
             while data := source.recv(65536):
                 if not self._gone.is_set():
                     sink.sendall(data)
+        with suppress(OSError):
+            if not self._gone.is_set():
+                sink.shutdown(socket.SHUT_RDWR)
 
 
 class Service:

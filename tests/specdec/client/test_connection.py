@@ -1,5 +1,6 @@
 """Calls that fail, and how a client connects: codes, retries, deadlines, addresses and TLS."""
 
+import logging
 from contextlib import suppress
 
 import grpc
@@ -197,6 +198,7 @@ def test_a_call_that_the_service_cancels_finds_it_unavailable(client, service):
 
 
 def test_attempts_are_logged(client, service, caplog):
+    caplog.set_level(logging.INFO, "specdec.client")
     service.error, service.num_errors = (grpc.StatusCode.UNAVAILABLE, "no"), 1
     client.generate("Why?")
     [record] = caplog.records
@@ -223,6 +225,7 @@ def test_a_pause_that_would_outlast_the_deadline_is_not_made(service, monkeypatc
 
 @pytest.mark.parametrize(("name", "num_calls"), [("status", 4), ("set_speculation", 1)])
 def test_only_calls_of_operators_that_read_are_retried(name, num_calls, caplog):
+    caplog.set_level(logging.INFO, "specdec.client")
     with AdminClient("127.0.0.1:1", timeout_s=10) as client, pytest.raises(ClientError):
         client.status() if name == "status" else client.set_speculation(RESET)
     assert len(caplog.records) == num_calls - 1

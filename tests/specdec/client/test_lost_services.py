@@ -16,7 +16,7 @@ import pytest
 from specdec.client import AdminClient, AsyncClient, Client, ClientError, admin_client
 from tests.specdec.client.dying_service import ENDS, dying_service
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TIMEOUT_S = 6.0
 LATE_S = 1.0
