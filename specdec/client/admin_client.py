@@ -149,12 +149,10 @@ class AdminClient(BlockingConnection):
         with closing(messages) as responses:
             yield from map(codec.FLEET.decode, responses)
 
+    def _is_repeatable(self, request: Any) -> bool:
+        name: str = request.DESCRIPTOR.name
+        return name.startswith(("Get", "List"))
+
     def _call(self, method: Any, request: Any, timeout_s: float | None = None) -> Any:
         request.model = self._model
-        return super()._call(
-            method, request, timeout_s, is_repeatable=_is_read(request.DESCRIPTOR.name)
-        )
-
-
-def _is_read(request_name: str) -> bool:
-    return request_name.startswith(("Get", "List"))
+        return super()._call(method, request, timeout_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,19 +141,14 @@ class BlockingConnection(Connection):
         self._is_closed = True
         self._channel.close()
 
-    def _call(
-        self,
-        method: Any,
-        request: Any,
-        timeout_s: float | None = None,
-        *,
-        is_repeatable: bool = True,
-    ) -> Any:
-        """Return the response. timeout_s: in place of the connection's.
+    def _is_repeatable(self, request: Any) -> bool:
+        """Return whether the service may run the call of this request twice."""
+        return True
 
-        is_repeatable: whether the service may run the call twice.
-        """
-        attempts = Attempts(timeout_s or self.timeout_s, RETRY_DELAYS_S if is_repeatable else ())
+    def _call(self, method: Any, request: Any, timeout_s: float | None = None) -> Any:
+        """Return the response. timeout_s: in place of the connection's."""
+        delays_s = RETRY_DELAYS_S if self._is_repeatable(request) else ()
+        attempts = Attempts(timeout_s or self.timeout_s, delays_s)
         while True:
             try:
                 return self._attempt(method, request, attempts)
@@ -172,7 +167,7 @@ class BlockingConnection(Connection):
 
     def _messages(
         self, method: Any, request: Any, attempts: Attempts, stall_s: float | None = None
-    ) -> Iterator[Any]:
+    ) -> Generator[Any, None, None]:
         """Yield the messages of a stream; stall_s: limit of the time until the next one."""
         with self._reported(attempts.timeout_s if stall_s is None else stall_s):
             metadata = self._destination.metadata

@@ -180,7 +180,7 @@ async def test_loopback_never_goes_through_a_proxy(service):
         )
 
 
-def test_a_call_on_a_closed_client_says_so(client, service):
+def test_a_call_on_a_closed_client_is_an_error(client, service):
     service.hangs, service.num_chunks_before_error = True, 1
     chunks = client.generate_stream("Why?")
     next(chunks)
