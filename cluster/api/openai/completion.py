@@ -158,8 +158,10 @@ class CompletionWriter(ChoiceWriter):
         self._names = names
         self._echo = echo
         self._has_started = False
-        self._logprobs = names and CompletionLogprobsWriter(
-            names, _detokenizer(request, echo, tokenizer)
+        self._logprobs = (
+            None
+            if names is None
+            else CompletionLogprobsWriter(names, _detokenizer(request, echo, tokenizer))
         )
 
     def chunk(self, output: EngineOutput) -> CompletionChoice | None:

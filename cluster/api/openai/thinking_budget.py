@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from cluster.api.openai.parsers.reasoning import ReasoningSyntax
 from cluster.replica.router import Router
 from specdec.text.detokenizer import IncrementalDetokenizer
-from specdec.types.request import GenerateRequest
+from specdec.types.request import Conversation, GenerateRequest
 from specdec.types.responses import EngineOutput, FinishReason
 
 
@@ -42,8 +42,8 @@ async def generate_within_budget(
     """
     limited, most = _first_part(router, call, budget)
     token_ids, text, last = list[int](), "", None
-    assert isinstance(call.prompt, tuple), "a chat that was not tokenized"
-    detokenizer = IncrementalDetokenizer.of(router.text.tokenizer, call.params, call.prompt)
+    prompt = _token_ids(call)
+    detokenizer = IncrementalDetokenizer.of(router.text.tokenizer, call.params, prompt)
     async with aclosing(_outputs(router, limited, on_admitted=on_admitted)) as first:
         async for output in first:
             token_ids += output.token_ids
@@ -90,8 +90,7 @@ def _first_part(
     router: Router, call: GenerateRequest, budget: ThinkingBudget
 ) -> tuple[GenerateRequest, int]:
     """Return the call up to the budget, and the most tokens of the whole answer."""
-    assert isinstance(call.prompt, tuple), "a chat that was not tokenized"
-    room = max(1, router.max_model_len - len(call.prompt))
+    room = max(1, router.max_model_len - len(_token_ids(call)))
     most, asked = min(router.max_tokens(call.params), room), call.params.max_tokens
     count = min(budget.num_tokens, most)
     if asked is not None and asked > room:  # refused by the engine, which must see it now
@@ -99,6 +98,11 @@ def _first_part(
     min_tokens = min(call.params.min_tokens, count)
     params = replace(call.params, max_tokens=count, min_tokens=min_tokens)
     return replace(call, params=params), most
+
+
+def _token_ids(call: GenerateRequest) -> list[int]:
+    assert not isinstance(call.prompt, str | Conversation), "a chat that was not tokenized"
+    return [each for each in call.prompt if isinstance(each, int)]
 
 
 def _append(detokenizer: IncrementalDetokenizer, token_ids: Sequence[int]) -> str | None:

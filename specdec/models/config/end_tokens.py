@@ -95,4 +95,5 @@ def _id_in_vocabulary(directory: Path, token: str) -> int | None:
     vocabulary = tokenizer.get("model", {}).get("vocab", {})
     if isinstance(vocabulary, list):  # a unigram model: (token, score) by token id
         return next((i for i, (text, _) in enumerate(vocabulary) if text == token), None)
-    return vocabulary.get(token)
+    found = vocabulary.get(token)
+    return None if found is None else int(found)

@@ -162,7 +162,7 @@ FAMILIES: Mapping[str, GGUFFamily] = MappingProxyType(
         ),
     }
 )
-"""By `general.architecture`."""
+"""By the architecture that a file names."""
 
 IGNORED_KEYS = frozenset(
     {

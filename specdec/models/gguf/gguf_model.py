@@ -169,8 +169,10 @@ class GGUFModel:
             raise UnsupportedModelError(f"the GGUF file lacks {self._full(missing[0])}")
         known = {*family.required, *family.optional, *KEYS, *IGNORED_KEYS, *_HEAD_KEYS}
         known |= {_LOCAL_THETA} if family.has_local_rope else set()
-        expected = {"attention.causal": True}
-        expected["attention.value_length"] = self.head_dim
+        expected: dict[str, int] = {
+            "attention.causal": True,
+            "attention.value_length": self.head_dim,
+        }
         if not family.is_partly_rotated:
             expected["rope.dimension_count"] = self.head_dim
         for key, value in self.keys.items():

@@ -34,7 +34,7 @@ def convert_tensors(model: GGUFModel, dtype: torch.dtype) -> dict[str, torch.Ten
     import torch
 
     return {
-        other: torch.from_numpy(np.require(values, np.float32, "CW")).to(dtype)
+        other: torch.from_numpy(np.require(values, np.float32, ("C", "W"))).to(dtype)
         for name, target in model.names().items()
         for other, values in _converted(model, name, target)
     }
