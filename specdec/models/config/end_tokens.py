@@ -6,6 +6,7 @@ generation_config.json alone.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -88,12 +89,23 @@ def _content(token: object) -> str | None:
 
 
 def _id_in_vocabulary(directory: Path, token: str) -> int | None:
-    tokenizer = read_json(directory / "tokenizer.json") or {}
-    for each in tokenizer.get("added_tokens", ()):
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        return None
+    for each in _added_tokens(path.read_text()):
         if each["content"] == token:
             return int(each["id"])
-    vocabulary = tokenizer.get("model", {}).get("vocab", {})
+    vocabulary = (read_json(path) or {}).get("model", {}).get("vocab", {})
     if isinstance(vocabulary, list):  # a unigram model: (token, score) by token id
         return next((i for i, (text, _) in enumerate(vocabulary) if text == token), None)
     found = vocabulary.get(token)
     return None if found is None else int(found)
+
+
+def _added_tokens(text: str) -> list[Any]:
+    """Return the added tokens of a tokenizer.json, which precede the megabytes of its vocabulary.
+
+    Reading them alone saves a fraction of a second in each process.
+    """
+    begin = text.find("[", text.find('"added_tokens"')) if '"added_tokens"' in text else -1
+    return [] if begin < 0 else list(json.JSONDecoder().raw_decode(text, begin)[0])
