@@ -50,7 +50,7 @@ def _converted(model: GGUFModel, name: str, target: str) -> Iterator[tuple[str, 
         values = _by_halves(name, values, model.num_heads)
     if model.family.pairs_rows and ".attn_k." in name:
         values = _by_halves(name, values, model.num_kv_heads)
-    if name.endswith("norm.weight"):
+    if model.family.norm_offset and name.endswith("norm.weight"):
         values = values - np.float32(model.family.norm_offset)
     yield target, values
 
