@@ -1,4 +1,4 @@
-"""What in the files of a model is not used, or assumed, and why it would not load.
+"""Lines about the files of a model: what is not used or assumed, and why it does not load.
 
 The checks are those of a rank that loads. They read the headers of the weight files, and of a GPTQ
 checkpoint the zero points of one matrix.
@@ -66,7 +66,8 @@ def lint_checkpoint(directory: Path, config: ModelConfig) -> CheckpointLint:
             found, layout = _findings(directory, raw, config)
             faults += found.faults
             notes += _tensor_notes(directory, raw, config, found)
-            notes += _version_notes(directory, layout, config)
+            if not found.faults:
+                notes += _version_notes(directory, layout, config)
     except UnsupportedModelError as error:
         faults.append(str(error))
     return CheckpointLint(tuple(faults), tuple(notes))
@@ -93,9 +94,8 @@ def _tensor_notes(
         source = described_by(directory, read_json(directory / "config.json") or {})
         method = quantization.get("quant_method")
         yield f"{found.num_quantized} tensors are quantized: {method}, described by {source}"
-    keys = raw.get("text_config") if config.text_part_of else raw
-    is_tied = bool({**(keys or {}), **raw}.get("tie_word_embeddings"))
-    if is_tied and not config.tie_word_embeddings:
+    fields = decoder_of(supported_architecture(raw), raw)[2]
+    if fields.get("tie_word_embeddings") and not config.tie_word_embeddings:
         yield "the stored output head is used: it differs from the embedding that is tied to it"
     elif config.tie_word_embeddings:
         yield "the output head is the embedding (tie_word_embeddings)"
@@ -155,7 +155,8 @@ def _key_notes(raw: Mapping[str, Any]) -> Iterator[str]:
         key
         for key, value in given.items()
         if key not in recorded.read | _KEYS_WITHOUT_EFFECT
-        and value not in (None, False, [], {}, "")
+        and not key.startswith("_")
+        and value not in _OFF
     )
     if unread:
         yield f"keys of config.json that nothing reads: {', '.join(unread)}"

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 OTHER_VERSION = (
     "the zero points of this symmetric GPTQ checkpoint are of the other version of the layout than "
-    "its checkpoint_format says: they are read as half of the range"
+    "its checkpoint_format: they are read as half of the range"
 )
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -89,7 +89,7 @@ class Gptq:
     qweight: int32 [in * bits / 32, out]; qzeros: int32 [groups, out * bits / 32]; scales: [groups,
     out]; g_idx: int32 [in], the group of each input, permuted by activation order.
     zero_offset: added to stored zero points; version 1 of the layout stores one less.
-    is_symmetric: whether each zero point is the middle of the range, as the files say.
+    is_symmetric: whether each zero point is the middle of the range, by their description.
     is_reordered: whether weights of several groups may not lack g_idx. has_own_groups: whether some
     layers have groups of another size, which their scales show (`dynamic` of GPTQModel).
     """

@@ -37,7 +37,7 @@ _KNOWN = {
     _DRAFTING_LAYERS: _DRAFTING,
     "parts that read images or audio": _OTHER_MEDIA,
 }
-"""Tensors that a decoder has no use for, by what they are."""
+"""Tensors that a decoder has no use for, by kind."""
 
 _CODES = re.compile(
     r"qweight|qzeros|scales|g_idx|SCB|absmax|quant_map|quant_state|nested_\w+|pre_quant_scale"
@@ -69,7 +69,7 @@ class CheckpointFindings:
     """What the headers of a checkpoint show.
 
     faults: why it does not load, a line each. unknown: tensors that nothing reads; known: others
-    that nothing reads, by what they are. num_quantized: weights that are stored as codes.
+    that nothing reads, by kind. num_quantized: weights that are stored as codes.
     """
 
     faults: tuple[str, ...]

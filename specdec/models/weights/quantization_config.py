@@ -1,7 +1,7 @@
 """The description of quantized weights, wherever the files of a model have it.
 
 It is `quantization_config` of config.json, or of its text_config, or `compression_config`, the
-older name of compressed-tensors. Without one it is a file of its own: `hf_quant_config.json` of
+older name of compressed-tensors. Without one it is a separate file: `hf_quant_config.json` of
 ModelOpt, `quantize_config.json` of AutoGPTQ, or `quant_config.json` of AutoAWQ.
 """
 
