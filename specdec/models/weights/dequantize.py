@@ -91,7 +91,7 @@ class Float8:
             shapes = [*ONE_SCALE]
             if self.block is not None:
                 down, across = map(num_groups, shape, self.block)
-                shapes = [*ONE_SCALE, (down, across)]
+                shapes = [(down, across)]
             elif tensors.shape(inverse) not in ONE_SCALE:
                 raise UnsupportedModelError(f"{inverse} needs a weight_block_size in config.json")
         stored = inverse if inverse in tensors else scale

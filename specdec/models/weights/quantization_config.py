@@ -45,7 +45,8 @@ def read_quantization(directory: Path, raw: Mapping[str, Any]) -> dict[str, Any]
 def described_by(directory: Path, raw: Mapping[str, Any]) -> str:
     """Return what has the description, for messages; raw: config.json."""
     nested = raw.get("text_config")
-    if any(key in each for key in _KEYS for each in (raw, nested) if isinstance(each, dict)):
+    owners = [each for each in (raw, nested) if isinstance(each, Mapping)]
+    if any(each.get(key) is not None for key in _KEYS for each in owners):
         return "config.json"
     return next((name for name in _FILES if (directory / name).is_file()), "config.json")
 

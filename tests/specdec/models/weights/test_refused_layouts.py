@@ -18,6 +18,7 @@ from tests.specdec.models.weights.test_dequantize import (
     GPTQ,
     GROUPS,
     integers,
+    inverse,
     load,
 )
 from tests.specdec.packing import awq, float8, gptq, write_packed
@@ -81,6 +82,7 @@ REFUSED = {
         partial(float8, per="block"),
         "weight_scale_inv has shape",
     ),
+    "fp8-one-scale-for-blocks": (BLOCKS, inverse, "weight_scale_inv has shape"),
     "awq-finer": (AWQ | {"group_size": 16}, awq, "qzeros has shape .* expected"),
     "awq-coarser": (AWQ, partial(awq, group_size=16), "qzeros has shape .* expected"),
     "awq-no-scales": (AWQ, changed(awq, without("scales")), "has no tensor .*scales"),
