@@ -34,7 +34,7 @@ _MAX_NAME_CHARS = 63  # of a DNS label
 PATHS_OF_THE_SERVICE = frozenset(
     {
         *("v1", "v2", "generate", "tokenize", "detokenize", "score", "rerank"),
-        *("dashboard", "metrics", "health", "ready"),
+        *("dashboard", "metrics", "health", "ready", "load", "version"),
     }
 )
 """First components of the paths of the model at "/"; no other model may have one as its prefix."""

@@ -85,10 +85,7 @@ class ServeConfig(LLMConfig):
         "random seeds",
     )
     chat_template: Path | None = setting(
-        None,
-        FILE,
-        "File with a Jinja chat template that replaces the model's",
-        "the model's",
+        None, FILE, "File with a Jinja chat template that replaces the model's", "the model's"
     )
     queue_timeout_s: float = setting(
         60.0, POSITIVE, "Seconds that a request may wait in the queue before it is rejected"
@@ -231,10 +228,7 @@ class ServeConfig(LLMConfig):
         "the admin API",
     )
     profile_dir: Path | None = setting(
-        None,
-        DIRECTORY,
-        "Directory on the models' nodes for profiler traces",
-        "profiling is disabled",
+        None, DIRECTORY, "Directory on the models' nodes for profiler traces", "no profiling"
     )
     profile_max_mib: int = setting(
         256, whole_number(1, 2**20), "Maximum total size of the traces of one profile, in MiB"
@@ -277,10 +271,7 @@ class ServeConfig(LLMConfig):
         3600.0, POSITIVE, "Timeout in seconds of an OpenAI API request, including its stream"
     )
     sse_keep_alive_s: int = setting(
-        15,
-        whole_number(0, 3600),
-        "Interval in seconds at which a stream over HTTP sends a comment until its first token; "
-        "its status is sent once the request is admitted. 0 sends nothing before the first token",
+        15, whole_number(0, 3600), "Seconds between comments before a stream's first token; 0: none"
     )
     tool_call_parser: ToolCallParserName = setting(
         "auto",

@@ -134,8 +134,7 @@ class Serving:
             block_size=stats.block_size,
             num_kv_blocks=stats.num_kv_blocks,
             max_loras=stats.max_loras,
-            running_adapters=stats.running_adapters,
-            waiting_adapters=stats.waiting_adapters,
+            adapters_in_use=stats.adapters_in_use,
             counts=stats.counts,
         )
 

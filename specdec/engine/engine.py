@@ -74,9 +74,7 @@ class Engine:
         self._clock = clock
         self._inputs = InputProcessor(config, model, tokenizer)
         self._blocks = BlockManager(
-            config.num_blocks,
-            config.block_size,
-            enable_prefix_caching=config.enable_prefix_caching,
+            config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
         )
         self._steps = StepsInFlight(
             target,
@@ -105,7 +103,6 @@ class Engine:
         self._decision: Decision | None = None  # in force for steps that are begun ahead
         self._drafting_ahead = NO_DRAFTING
         self._batch_size = 0  # sequences for which the last step produced tokens
-        self._num_tokens = 0  # generated, or admitted to be computed, up to that step
 
     def _make_committer(self, model: ModelConfig) -> Committer:
         speculation = self.config.speculation
@@ -308,20 +305,9 @@ class Engine:
             estimated_tokens_per_s=estimate.tokens_per_s if estimate else None,
             capacity_tokens_per_s=policy.capacity_tokens_per_s if policy else None,
             drafter_version=self.drafters.active if self.drafters else None,
-            block_size=self.config.block_size,
-            num_kv_blocks=self._blocks.num_blocks,
-            max_loras=0 if self.config.adapters is None else self.config.adapters.max_loras,
-            running_adapters=self._adapters_of(SequenceStatus.RUNNING),
-            waiting_adapters=self._adapters_of(SequenceStatus.WAITING),
+            adapters_in_use=self._updates.adapters_in_use(),
             counts=self._snapshot(),
         )
-
-    def _adapters_of(self, status: SequenceStatus) -> tuple[str, ...]:
-        """Return the names of the adapters of sequences with a status."""
-        if self.adapters is None:
-            return ()
-        used = {seq.request.adapter_id for seq in self._requests.sequences if seq.status is status}
-        return tuple(sorted(name for name, each in self.adapters.ids.items() if each in used))
 
     def _snapshot(self) -> Counts:
         counts = self._committer.drafts.added_to(self._counts)
@@ -387,12 +373,6 @@ class Engine:
                 outputs.append(self._requests.fail(row.seq, error))
         return [(seq, row) for seq, row in started if seq.status is SequenceStatus.RUNNING]
 
-    def _num_new_tokens(self) -> int:
-        """Return the tokens that were generated or admitted to be computed since the last call."""
-        before, counts = self._num_tokens, self._counts
-        self._num_tokens = counts.num_generated_tokens + self._scheduler.num_admitted_tokens
-        return self._num_tokens - before
-
     def _begin(self, rows: Rows, drafting: Drafting) -> None:
         self._send(rows)
         self._speculator.begin_step([row for _, row in rows], drafting)
@@ -414,5 +394,6 @@ class Engine:
         if self._suspects.complete(step.rows):
             self._preempt_all()  # the next suspect gets the whole KV pool
         if self._batch_size:
-            self._recorder.record_batch(self._batch_size, self._num_new_tokens())
+            num_tokens = self._counts.num_generated_tokens + self._scheduler.num_admitted_tokens
+            self._recorder.record_batch(self._batch_size, num_tokens)
         return outputs

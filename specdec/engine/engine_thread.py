@@ -123,9 +123,8 @@ class EngineThread:
 
         Raises what `Engine.add` raises, the error of a failed output, TargetFailedError when the
         engine is lost, and NotReadyError while draining. The request's id need not be unique.
-        caller: the client that may abort it. is_admitted: the request continues an admitted one,
-            so that neither a drain nor a full queue rejects it. on_admitted: called once the engine
-            has accepted the request, before its first output.
+        caller: may abort it. is_admitted: it continues an admitted request, so that neither a drain
+            nor a full queue rejects it. on_admitted: called when the engine has accepted it.
         """
         unique_id = self._open_stream(request, metrics, caller, is_admitted=is_admitted)
         finished = False
@@ -168,8 +167,7 @@ class EngineThread:
     def require_room(self, num_choices: int = 1) -> None:
         """Raise OverloadedError if `num_choices` more do not fit; see scheduler.require_room.
 
-        Does not block. A check before a request is encoded spares that work under overload; the
-        one in `generate` is binding, since other requests may have been opened in between.
+        Does not block. It spares the encoding of a request under overload; `generate` checks again.
         """
         require_room(self._engine.config, self.num_sequences, num_choices)
 

@@ -80,12 +80,15 @@ class LoadedEngine:
         return self.with_all_counters(self.last_stats)
 
     def with_all_counters(self, stats: EngineStats) -> EngineStats:
-        """Return an engine's stats with those of requests and models."""
-        control = self.settings.control
+        """Return an engine's stats with its sizes, and with those of requests and models."""
+        control, config = self.settings.control, self.engine.config
         return replace(
             stats,
             mode=control.mode if control else "",
             head_probe_acceptance=self.head_probe_acceptance,
+            block_size=config.block_size,
+            num_kv_blocks=config.num_blocks,
+            max_loras=config.adapters.max_loras if config.adapters else 0,
             counts=Counts.sum((stats.counts, self.metrics.counts, self.executor.counts)),
         )
 

@@ -8,12 +8,12 @@ from specdec.engine.loaded.adapters import Adapters
 from specdec.engine.loaded.drafter_versions import DrafterVersions
 from specdec.engine.requests.open_requests import OpenRequests
 from specdec.engine.scheduling.async_scheduling import StepsInFlight
-from specdec.sequences.sequence import EngineRequest
+from specdec.sequences.sequence import EngineRequest, SequenceStatus
 from specdec.types.adapters import AdapterInfo
 from specdec.types.errors import LostAdapterError
 from specdec.types.messages import BASE_MODEL
 from specdec.types.ranks import AdapterTarget, HeadTarget
-from specdec.types.reports.stats import Counts
+from specdec.types.reports.stats import AdaptersInUse, Counts
 from specdec.types.responses import EngineOutput
 
 
@@ -84,6 +84,19 @@ class RankUpdates:
     def adapter_infos(self) -> tuple[AdapterInfo, ...]:
         """Return the adapters, oldest first; none where none can be loaded."""
         return () if self._adapters is None else self._adapters.snapshot(self._used_adapters())
+
+    def adapters_in_use(self) -> AdaptersInUse:
+        """Return the names of the adapters of running and of queued requests."""
+        if self._adapters is None:
+            return AdaptersInUse()
+        return AdaptersInUse(
+            self._names(SequenceStatus.RUNNING), self._names(SequenceStatus.WAITING)
+        )
+
+    def _names(self, status: SequenceStatus) -> tuple[str, ...]:
+        assert self._adapters is not None
+        used = {seq.request.adapter_id for seq in self._requests.sequences if seq.status is status}
+        return tuple(sorted(name for name, each in self._adapters.ids.items() if each in used))
 
     @property
     def are_loading_adapters(self) -> bool:

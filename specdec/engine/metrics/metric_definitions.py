@@ -174,8 +174,8 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
         "lora_requests_info",
         "1, with the adapters of running and of queued requests in its labels.",
         max_lora=lambda report: report.max_loras or None,
-        running_lora_adapters=lambda report: ",".join(report.running_adapters),
-        waiting_lora_adapters=lambda report: ",".join(report.waiting_adapters),
+        running_lora_adapters=lambda report: ",".join(report.adapters_in_use.running),
+        waiting_lora_adapters=lambda report: ",".join(report.adapters_in_use.waiting),
     ),
     # Requests and tokens.
     counter("requests_received", "Received requests; each choice counts as one.", "num_requests"),

@@ -98,8 +98,8 @@ class StepRecorder(Protocol):
     def record_batch(self, num_sequences: int, num_tokens: int) -> None:
         """Record for how many sequences a step produced tokens.
 
-        num_tokens: these, and the prompt tokens to compute of sequences admitted since the last
-            step that produced tokens.
+        num_tokens: since the engine's start: generated ones, and those of prompts that were
+            admitted to be computed.
         """
 
 
@@ -135,6 +135,7 @@ class Metrics:
         self.num_requests = 0  # received, each choice counted as one
         self._histograms = {name: Histogram(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
         self.ended = Counter(dict.fromkeys([*(each.value for each in FinishReason), ABORTED], 0))
+        self._num_tokens = 0  # up to the last step
         self.failed: Counter[str] = Counter()  # calls by the name of their gRPC status code
 
     def __getitem__(self, name: str) -> Histogram:
@@ -179,4 +180,5 @@ class Metrics:
     def record_batch(self, num_sequences: int, num_tokens: int) -> None:
         """See StepRecorder."""
         self._histograms[BATCH_SIZE].observe(num_sequences)
-        self._histograms[ITERATION_TOKENS].observe(num_tokens)
+        self._histograms[ITERATION_TOKENS].observe(num_tokens - self._num_tokens)
+        self._num_tokens = num_tokens

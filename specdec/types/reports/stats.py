@@ -282,6 +282,14 @@ def _totals(by_method: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
     return tuple(map(sum, zip_longest(*by_method.values(), fillvalue=0)))
 
 
+@dataclass(frozen=True)
+class AdaptersInUse:
+    """Names of the adapters of running and of queued requests, in alphabetical order."""
+
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineReport:
     """Report of an engine, and of its replica: the source of an engine's metrics.
@@ -294,8 +302,7 @@ class EngineReport:
         probe at start-up; None without a head.
     drafter_version: of the head that drafts; None without a head.
     block_size: tokens of a KV block. num_kv_blocks: of the cache.
-    max_loras: different adapters in a step; 0 without adapters. running_adapters,
-        waiting_adapters: names of those of running and of queued requests.
+    max_loras: different adapters in a step; 0 without adapters.
     counts: since the start.
     """
 
@@ -311,8 +318,7 @@ class EngineReport:
     block_size: int = 0
     num_kv_blocks: int = 0
     max_loras: int = 0
-    running_adapters: tuple[str, ...] = ()
-    waiting_adapters: tuple[str, ...] = ()
+    adapters_in_use: AdaptersInUse = AdaptersInUse()
     counts: Counts = field(default_factory=Counts)
 
 

@@ -25,7 +25,7 @@ from specdec.client import (
 )
 from specdec.engine.metrics.metrics import Metrics
 from specdec.types.control import SpeculationControl
-from specdec.types.reports.stats import AheadCounts, SpeculationStats
+from specdec.types.reports.stats import AdaptersInUse, AheadCounts, SpeculationStats
 from tests.cluster.scraped import OPEN_METRICS, families, open_families, samples
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -53,7 +53,7 @@ FULL = ReplicaReport(
     block_size=16,
     num_kv_blocks=400,
     max_loras=2,
-    running_adapters=("chat", "sql"),
+    adapters_in_use=AdaptersInUse(("chat", "sql")),
     counts=Counts(
         num_requests=9,
         num_prompt_tokens=60,

@@ -9,7 +9,14 @@ import pytest
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.instrumentation import Instrumentation
 from cluster.replica.tracing import StepSeconds
-from specdec.engine.metrics.metrics import ABORTED, BATCH_SIZE, DRAFT_TIME, VERIFY_TIME, Metrics
+from specdec.engine.metrics.metrics import (
+    ABORTED,
+    BATCH_SIZE,
+    DRAFT_TIME,
+    ITERATION_TOKENS,
+    VERIFY_TIME,
+    Metrics,
+)
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling.sampling_params import SamplingParams
 
@@ -57,9 +64,11 @@ def test_steps_are_recorded_for_metrics_and_traces(instrumentation, metrics, tra
     instrumentation.record_verify(2.0)
     instrumentation.record_ahead(time.perf_counter() - 1.5, 0.5)
     instrumentation.record_draft(1.0)
-    instrumentation.record_batch(3, 5)
+    for num_tokens in (5, 7):
+        instrumentation.record_batch(3, num_tokens)
     assert (metrics[VERIFY_TIME].read().total, metrics[DRAFT_TIME].read().total) == (2.0, 1.0)
-    assert [count_of(metrics[each]) for each in (VERIFY_TIME, DRAFT_TIME, BATCH_SIZE)] == [1, 1, 1]
+    assert [count_of(metrics[each]) for each in (VERIFY_TIME, DRAFT_TIME, BATCH_SIZE)] == [1, 1, 2]
+    assert metrics[ITERATION_TOKENS].read().total == 7
     if tracing is not None:
         assert tracing.steps == StepSeconds(draft_s=1.0, verify_s=2.0)
         [overlap] = tracing.steps.overlaps
