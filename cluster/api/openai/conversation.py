@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from cluster.api.openai.parsers.tool_format import (
     TOOL_FORMATS,
     Tool,
     ToolFormat,
+    calls_or_answer,
     forced_calls,
     format_of_template,
     optional_calls,
@@ -72,12 +73,25 @@ def tool_use(
     chosen, is_parallel = tools, request.parallel_tool_calls
     if isinstance(choice, NamedTool):
         chosen, is_parallel = (_named(choice, tools),), False
+    if choice == "auto" and (schema := _answer_schema(request)) is not None:
+        form = BARE if hides_marks or not form.is_json else form
+        structure = calls_or_answer(tools, form, schema, is_parallel=is_parallel)
+        return ToolUse(tools, chosen, form, structure, False, is_parallel, False)
     if choice == "auto":
         structure = _optional(tools, form, is_parallel, hides_marks)
         return ToolUse(tools, chosen, form, structure, False, is_parallel, hides_marks)
     form = BARE if hides_marks or not form.is_json else form
     structure = forced_calls(chosen, form, is_parallel=is_parallel)
     return ToolUse(tools, chosen, form, structure, True, is_parallel, False)
+
+
+def _answer_schema(request: ChatRequest) -> Mapping[str, Any] | None:
+    """Return the schema of an answer that is no call, None if it may be any text."""
+    form = request.response_format
+    if form is None or form.type == "text":
+        return None
+    schema = form.json_schema.json_schema if form.json_schema else None
+    return {"type": "object"} if schema is None else schema
 
 
 def _optional(

@@ -142,6 +142,22 @@ def forced_calls(tools: Sequence[Tool], form: ToolFormat, *, is_parallel: bool) 
     return StructuredOutput(grammar="\n".join(rules))
 
 
+def calls_or_answer(
+    tools: Sequence[Tool], form: ToolFormat, schema: Mapping[str, Any], *, is_parallel: bool
+) -> StructuredOutput:
+    """Return a grammar for a text that is calls, as of `optional_calls`, or JSON of the schema."""
+    more = f" ({_quoted(form.separator)} call)*" if is_parallel else ""
+    opening = _quoted(form.opening) if form.opening else ""
+    answer = json.dumps({**schema, "x-guidance": _WHITESPACE})
+    rules = [f"start: answer | call{more}", f"answer: %json {answer}"]
+    return StructuredOutput(grammar="\n".join([*rules, *_call_rules(_loose(tools), form, opening)]))
+
+
+def _loose(tools: Iterable[Tool]) -> list[Tool]:
+    """Return the tools with any object as the arguments of those that are not strict."""
+    return [each if each.is_strict else replace(each, parameters=_ANY_ARGUMENTS) for each in tools]
+
+
 def optional_calls(
     tools: Sequence[Tool], form: ToolFormat, *, is_parallel: bool
 ) -> StructuredOutput:
@@ -149,7 +165,7 @@ def optional_calls(
 
     The arguments of strict functions match their schema; those of others are any object.
     """
-    loose = [each if each.is_strict else replace(each, parameters=_ANY_ARGUMENTS) for each in tools]
+    loose = _loose(tools)
     if not form.opening:
         more = f" ({_quoted(form.separator)} call)*" if is_parallel else ""
         rules = [f"start: TEXT? | call{more}", f"TEXT: /(?s:.+)/ & ~/{_BARE_CALL}/"]

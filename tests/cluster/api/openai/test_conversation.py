@@ -166,6 +166,17 @@ def test_the_text_is_unconstrained_unless_the_request_constrains_it():
     assert use(tools=[definition("a", strict=True)]).structure is not None
 
 
+@pytest.mark.parametrize(("form", "special"), [(HERMES, ()), (HERMES, ["<tool_call>"])])
+def test_an_answer_with_a_schema_may_be_a_call_instead(form, special):
+    schema = {"type": "object", "properties": {"x1y": {"const": 1}}, "required": ["x1y"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    made = use(form, special, response_format=wanted)
+    assert made.structure.grammar.startswith("start: answer | call")
+    assert "x1y" in made.structure.grammar
+    assert (made.is_forced, made.shows_special_tokens) == (False, False)
+    assert made.form.opening == ("" if special else "<tool_call>")
+
+
 def test_only_a_named_function_can_be_called():
     forced = use(tool_choice=named("b"))
     assert [each.name for each in forced.callable] == ["b"]

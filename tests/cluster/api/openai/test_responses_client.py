@@ -72,6 +72,16 @@ async def test_a_call_and_its_result(client):
     assert answer.tool_choice == "none"
 
 
+async def test_a_schema_of_the_answer_leaves_room_for_calls(client):
+    schema = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
+    form = {"type": "json_schema", "name": "x", "schema": {**schema, "additionalProperties": False}}
+    answer = await client.responses.create(**ASKED, text={"format": form}, tools=[TOOL])
+    if answer.output[0].type == "message":
+        assert json.loads(answer.output_text) == {"a": "b"}
+    else:
+        assert {each.name for each in answer.output} == {"ask"}
+
+
 async def test_tokens_are_counted(client):
     counted = await client.responses.input_tokens.count(model="tiny", input="Ask", tools=[TOOL])
     assert counted.input_tokens > 20
