@@ -73,16 +73,16 @@ def tool_use(
     chosen, is_parallel = tools, request.parallel_tool_calls
     if isinstance(choice, NamedTool):
         chosen, is_parallel = (_named(choice, tools),), False
-    if choice == "auto" and (schema := _answer_schema(request)) is not None:
-        form = BARE if hides_marks or not form.is_json else form
-        structure = calls_or_answer(tools, form, schema, is_parallel=is_parallel)
-        return ToolUse(tools, chosen, form, structure, False, is_parallel, False)
-    if choice == "auto":
-        structure = _optional(tools, form, is_parallel, hides_marks)
-        return ToolUse(tools, chosen, form, structure, False, is_parallel, hides_marks)
+    schema = _answer_schema(request) if choice == "auto" else None
+    if choice == "auto" and schema is None:
+        optional = _optional(tools, form, is_parallel, hides_marks)
+        return ToolUse(tools, chosen, form, optional, False, is_parallel, hides_marks)
     form = BARE if hides_marks or not form.is_json else form
-    structure = forced_calls(chosen, form, is_parallel=is_parallel)
-    return ToolUse(tools, chosen, form, structure, True, is_parallel, False)
+    if schema is not None:
+        structure = calls_or_answer(tools, form, schema, is_parallel=is_parallel)
+    else:
+        structure = forced_calls(chosen, form, is_parallel=is_parallel)
+    return ToolUse(tools, chosen, form, structure, schema is None, is_parallel, False)
 
 
 def _answer_schema(request: ChatRequest) -> Mapping[str, Any] | None:

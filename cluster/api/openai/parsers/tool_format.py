@@ -145,7 +145,7 @@ def forced_calls(tools: Sequence[Tool], form: ToolFormat, *, is_parallel: bool) 
 def calls_or_answer(
     tools: Sequence[Tool], form: ToolFormat, schema: Mapping[str, Any], *, is_parallel: bool
 ) -> StructuredOutput:
-    """Return a grammar for a text that is calls, as of `optional_calls`, or JSON of the schema."""
+    """Return a grammar for a text that is calls, as in `optional_calls`, or JSON of the schema."""
     more = f" ({_quoted(form.separator)} call)*" if is_parallel else ""
     opening = _quoted(form.opening) if form.opening else ""
     answer = json.dumps({**schema, "x-guidance": _WHITESPACE})

@@ -34,12 +34,14 @@ def message_text(response):
     return "".join(part["text"] for each in messages for part in each["content"])
 
 
-async def test_reasoning_is_not_the_text_of_a_response(http, router, monkeypatch):
+async def test_the_reasoning_of_a_response_is_an_item(http, router, monkeypatch):
     config = replace(router.config, reasoning_parser="deepseek_r1")
     monkeypatch.setattr(router, "config", config)
     body = {"input": "Ask the baker", "max_output_tokens": 16, "temperature": 0}
     response = (await http.post("/v1/responses", json=body)).json()
-    assert message_text(response) == ""
+    [item] = response["output"]
+    assert (item["type"], item["status"], item["summary"]) == ("reasoning", "incomplete", [])
+    assert item["content"][0]["text"]
     details = response["usage"]["output_tokens_details"]
     assert details["reasoning_tokens"] == response["usage"]["output_tokens"] > 0
 
