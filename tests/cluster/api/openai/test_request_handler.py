@@ -314,6 +314,7 @@ async def test_the_openapi_document_describes_every_route_and_is_public():
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/responses",
+        "/v1/responses/input_tokens",
         "/v1/models",
         "/v1/models/{model}",
         "/tokenize",
