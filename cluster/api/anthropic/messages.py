@@ -82,7 +82,7 @@ class MessagesBuilder(ResponseBuilder):
         self._manages_context = request.context_management is not None
         self._reading = chat.reading
         self._parser = chat.reading.parser()
-        self.thinking_budget = chat.thinking_budget
+        self.thinking_budget, self.forced_calls = chat.thinking_budget, chat.forced_calls
         self._info = chat.info
         self._id = message_id
         self._blocks: list[dict[str, Any]] = []
@@ -138,7 +138,8 @@ class MessagesBuilder(ResponseBuilder):
         self._last = each.output
         pieces = list(self._parser.feed(each.output.text))
         if each.output.finish_reason is not None:
-            pieces += self._parser.finish()
+            is_cut = each.output.finish_reason is FinishReason.LENGTH
+            pieces += self._parser.finish(is_cut=is_cut)
         for piece in self._reading.wanted(pieces):
             yield from self._add(piece)
 

@@ -19,7 +19,7 @@ from cluster.api.openai.parsers.pieces import (
 )
 from cluster.api.openai.parsers.reasoning import SYNTAXES, ReasoningParser, ReasoningSyntax
 from cluster.api.openai.schemas.chat_schema import ChatRequest
-from specdec.types.responses import EngineOutput
+from specdec.types.responses import EngineOutput, FinishReason
 
 HARMONY = "gpt_oss"
 """The parser that reads both, reasoning and calls."""
@@ -103,7 +103,8 @@ class AnswerReader:
         if self._separator is not None:
             self._count(output, self._separator)
         if output.finish_reason is not None:
-            pieces += self._parser.finish()
+            is_cut = output.finish_reason is FinishReason.LENGTH
+            pieces += self._parser.finish(is_cut=is_cut)
         return list(self._reading.wanted(pieces))
 
     def _count(self, output: EngineOutput, parser: ReasoningParser | HarmonyParser) -> None:

@@ -20,6 +20,7 @@ from cluster.api.base.openai_schema import (
     Usage,
 )
 from cluster.api.base.sse import COMMENT, event
+from cluster.api.openai.conversation import ToolUse
 from cluster.api.openai.logprobs import TokenNames
 from cluster.api.openai.request_warnings import RequestWarning
 from cluster.api.openai.schemas.sampling_fields import SamplingFields
@@ -225,6 +226,7 @@ class ResponseBuilder(ABC):
         self.names = names
         self.meter = UsageMeter()
         self.thinking_budget: ThinkingBudget | None = None
+        self.forced_calls: ToolUse | None = None  # if the answer ends at a repeated one
 
     def is_large(self, output: EngineOutput) -> bool:
         """Return whether an output has many log-probabilities, to convert on a thread."""

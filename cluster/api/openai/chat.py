@@ -25,6 +25,7 @@ from cluster.api.openai.conversation import (
     tool_use,
     turns,
 )
+from cluster.api.openai.forced_calls import OUTPUT_INTERVAL
 from cluster.api.openai.logprobs import (
     ChoiceLogprobs,
     TokenNames,
@@ -85,14 +86,19 @@ async def prepare_chat(
     prompt = await prompt_token_ids(router, request, chat.token_ids)
     reading = replace(reading, prefix=chat.answer_start)
     needs_names = request.logprobs or request.prompt_logprobs is not None
+    call = generate_call(router, request, prompt, params, context.request_id)
+    forced = tools if tools is not None and tools.ends_at_repeat else None
+    if forced is not None and not request.stream:
+        call = replace(call, stream_interval=OUTPUT_INTERVAL)
     builder = ChatBuilder(
         request=request,
-        call=generate_call(router, request, prompt, params, context.request_id),
+        call=call,
         info=ResponseInfo.of(f"chatcmpl-{context.request_id}", router, params, request.model),
         reading=reading,
         names=await token_names(router, request) if needs_names else None,
     )
     builder.thinking_budget = await _thinking_budget(router, request, reading)
+    builder.forced_calls = forced
     return builder
 
 

@@ -20,6 +20,7 @@ from cluster.api.openai.parsers.tool_format import (
     optional_calls,
     tool_prompt,
 )
+from cluster.api.openai.parsers.unique_calls import UniqueCalls
 from cluster.api.openai.schemas.chat_schema import ChatRequest, Message, NamedTool
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.limits import MAX_TEXT_CHARS
@@ -53,7 +54,20 @@ class ToolUse:
 
     def parser(self) -> AnswerParser:
         """Make the parser of one answer."""
-        return tool_parser(self.form, self.callable)
+        return self.unique_parser() if self.ends_at_repeat else self._parser()
+
+    def unique_parser(self) -> UniqueCalls:
+        """Make the parser of one answer, which ends at a call that repeats another."""
+        return UniqueCalls(self._parser())
+
+    @property
+    def ends_at_repeat(self) -> bool:
+        """Return whether the answer is several calls, of which none is repeated."""
+        return self.is_forced and self.is_parallel
+
+    def _parser(self) -> AnswerParser:
+        is_constrained = self.structure is not None
+        return tool_parser(self.form, self.callable, is_constrained=is_constrained)
 
 
 def tool_use(

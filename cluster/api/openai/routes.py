@@ -18,6 +18,7 @@ from cluster.api.openai.builders import RequestContext, ResponseBuilder, offload
 from cluster.api.openai.chat import prepare_chat
 from cluster.api.openai.completion import prepare_completion
 from cluster.api.openai.conversation import configured_tool_format, make_conversation, tool_use
+from cluster.api.openai.forced_calls import until_repeated
 from cluster.api.openai.pending_outputs import PendingOutputs, Silence
 from cluster.api.openai.request_handler import RequestHandler, authorization_of
 from cluster.api.openai.request_warnings import template_warnings, warning_headers
@@ -39,6 +40,7 @@ from cluster.api.openai.schemas.responses_schema import (
     ResponsesRequest,
 )
 from cluster.api.openai.streams import (
+    Deadline,
     EventStream,
     PromptOutput,
     cancel_on_disconnect,
@@ -196,9 +198,7 @@ async def generate_response(
         handler.get_keys().check_priority(authorization_of(request), body.priority)
         async with context.deadline.enforce():
             builder = await prepare(router, body, context)
-        generate = partial(
-            generate_outputs, router, builder.calls, context.deadline, builder.thinking_budget
-        )
+        generate = partial(_outputs, router, builder, context.deadline)
         if not body.stream:
             return await _complete(builder, generate())
         outputs, interval_s = PendingOutputs(generate), router.config.sse_keep_alive_s
@@ -217,6 +217,20 @@ async def count_prompt(handler: RequestHandler, chat: ChatRequest, request: Requ
     call = service_requests.TokenizeRequest(_conversation(router, chat), chat.model or "", False)
     async with context.deadline.enforce():
         return len(await cancel_on_disconnect(request, router.tokenize(call)))
+
+
+def _outputs(
+    router: Router,
+    builder: ResponseBuilder,
+    deadline: Deadline,
+    on_admitted: Callable[[], None] = lambda: None,
+) -> AsyncGenerator[PromptOutput, None]:
+    """Return the outputs of a builder's requests; forced calls end at a repeated one."""
+    calls, budget = builder.calls, builder.thinking_budget
+    outputs = generate_outputs(router, calls, deadline, budget, on_admitted)
+    if builder.forced_calls is None:
+        return outputs
+    return until_repeated(outputs, builder.forced_calls, calls[0].params.n)
 
 
 async def _complete(

@@ -26,9 +26,19 @@ _ENDS = ("<|end|>", "<|return|>", "<|call|>")
 _START = "<|start|>"
 ASSISTANT = f"{_START}assistant"
 """The beginning of the answer, at the end of the prompt."""
-_RECIPIENT = re.compile(r"to=functions\.([a-zA-Z0-9_.-]+)")
 
-_Kind = Literal["header", "content", "reasoning", "call", "between"]
+_RECIPIENT = re.compile(r"to=(?:functions\.)?([a-zA-Z0-9_.-]+)")
+_ROLE = re.compile(
+    r"\s*(?:a|as|ass|assi|assis|assist|assista|assistan|assistant)?\s*(?:t|to|to=[\w.-]*\s*\w*\s*)?"
+)
+"""A header up to its channel, or the beginning of one; the prompt may end with the role."""
+
+_HEADER = re.compile(
+    r"\s*(?:assistant)?\s*(?:to=\S*)?\s*(?:<\|channel\|>)?\s*\w*\s*(?:to=\S*)?\s*(?:<\S*)?\w*\s*"
+)
+_MAX_HEADER_CHARS = 1_000
+
+_Kind = Literal["start", "header", "content", "reasoning", "call", "between"]
 
 
 class HarmonyParser:
@@ -40,9 +50,10 @@ class HarmonyParser:
     def __init__(self, tools: Sequence[Tool] = (), begun: str = "") -> None:
         """tools: the functions that may be called. begun: text that the answer continues."""
         self._names = frozenset(each.name for each in tools)
-        self._kind: _Kind = "content"
+        self._kind: _Kind = "start"
         self._buffer = ""
         self._num_chars = 0  # that were fed
+        self._has_arguments = False  # in the current call
         self.num_calls = 0
         list(self.feed(begun))
         self._num_chars = self.num_reasoning_chars = 0
@@ -58,26 +69,54 @@ class HarmonyParser:
         self._num_chars += len(text)
         while True:
             before = self._kind, len(self._buffer)
-            yield from self._read_header() if self._kind == "header" else self._read_body()
+            yield from self._read()
             if (self._kind, len(self._buffer)) == before:
                 return
 
-    def finish(self) -> Iterator[Piece]:
-        """Yield the rest at the end of the answer; an incomplete header is dropped."""
+    def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
+        """Yield the rest at the end of the answer; a header that is not complete is dropped."""
         rest, self._buffer = self._buffer, ""
-        if self._kind != "header":
-            yield from self._piece(rest)
+        is_header = self._kind == "header" and _HEADER.fullmatch(rest)
+        is_role = self._kind == "between" and _ROLE.fullmatch(rest)
+        if is_header or is_role or (is_cut and len(rest) > 1):
+            return
+        yield from self._piece(rest)
+        if not is_cut:
+            yield from self._end_call()
+
+    def _read(self) -> Iterator[Piece]:
+        match self._kind:
+            case "start" | "between":
+                self._read_role()
+            case "header":
+                yield from self._read_header()
+            case _:
+                yield from self._read_body()
+
+    def _read_role(self) -> None:
+        """Find whether a header begins here without its opening mark; else it is content."""
+        start, mark = first_mark(self._buffer, (CHANNEL, MESSAGE, _START, *_ENDS))
+        text = self._buffer[:start]
+        may_be_header = len(text) < _MAX_HEADER_CHARS and _ROLE.fullmatch(text) is not None
+        if may_be_header and mark is None:
+            return
+        is_header = may_be_header and (mark == CHANNEL or (mark == MESSAGE and "to=" in text))
+        if self._kind == "between":
+            self._buffer = self._buffer.lstrip()
+        self._kind = "header" if is_header else "content"
 
     def _read_header(self) -> Iterator[Piece]:
         start, mark = first_mark(self._buffer, (MESSAGE,))
         if mark is None:
+            if len(self._buffer) > _MAX_HEADER_CHARS:
+                self._kind = "content"
             return
         header = self._take(start)
         self._take(len(mark))
         recipient = _RECIPIENT.search(header)
         channel = header.rpartition(CHANNEL)[2].split()
         if recipient is not None and recipient[1] in self._names:
-            self._kind = "call"
+            self._kind, self._has_arguments = "call", False
             self.num_calls += 1
             yield CallStart(self.num_calls - 1, recipient[1])
         elif channel[:1] == ["analysis"]:
@@ -92,17 +131,27 @@ class HarmonyParser:
             self._take(len(mark))
             if self.is_reasoning:
                 self.num_reasoning_chars = self._num_chars - len(self._buffer)
+            yield from self._end_call()
             self._kind = "between" if mark in _ENDS else "header"
 
+    def _end_call(self) -> Iterator[Piece]:
+        """Yield the arguments of a call whose message is empty."""
+        if self._kind == "call" and not self._has_arguments:
+            self._has_arguments = True
+            yield CallArguments(self.num_calls - 1, "{}")
+
     def _piece(self, text: str) -> Iterator[Piece]:
+        if self._kind == "call" and not self._has_arguments:
+            text = text.lstrip()
         if not text:
             return
         match self._kind:
             case "reasoning":
                 yield Reasoning(text)
             case "call":
+                self._has_arguments = True
                 yield CallArguments(self.num_calls - 1, text)
-            case "content":
+            case _:
                 yield Content(text)
 
     def _take(self, count: int) -> str:

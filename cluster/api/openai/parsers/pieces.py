@@ -58,8 +58,12 @@ class AnswerParser(Protocol):
     def feed(self, text: str) -> Iterator[Piece]:
         """Add `text` and yield the pieces that are complete."""
 
-    def finish(self) -> Iterator[Piece]:
-        """Yield the rest at the end of the answer."""
+    def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
+        """Yield the rest at the end of the answer.
+
+        is_cut: whether a limit of length has ended it. The beginning of a call, or of its mark, is
+        no content then.
+        """
 
 
 class PlainParser:
@@ -72,7 +76,7 @@ class PlainParser:
         if text:
             yield Content(text)
 
-    def finish(self) -> Iterator[Piece]:
+    def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
         """Yield nothing: all was yielded."""
         yield from ()
 

@@ -11,81 +11,145 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Piece, json_text
+from cluster.api.openai.parsers.pieces import (
+    CallArguments,
+    CallStart,
+    ContentWriter,
+    Piece,
+    first_mark,
+    json_text,
+)
 from cluster.api.openai.parsers.tool_format import Tool
 
 _START, _END = "<|python_start|>", "<|python_end|>"
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 
-_State = Literal["start", "list", "text"]
+_BETWEEN = " \t\r\n,"
+
+_State = Literal["start", "list", "end", "text"]
 
 
 class PythonicCallParser:
-    """Parser of one answer. A list with anything but calls of known functions becomes content."""
+    """Parser of one answer. What is no call of a known function becomes content.
+
+    States: `start` where a list may begin; `list`; `end` after it; `text`.
+    """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         """tools: the functions that may be called."""
         self._names = frozenset(each.name for each in tools)
         self._state: _State = "start"
-        self._text = ""  # all of it, until it is known to be content
-        self._num_read = 0  # characters of it in complete calls, with what is around them
+        self._buffer = ""
+        self._held = ""  # marks and separators, which are content unless a call follows
         self._scan = _CallScan()
+        self._has_call = False  # in the current list
+        self._content = ContentWriter()
         self.num_calls = 0
 
     def feed(self, text: str) -> Iterator[Piece]:
         """Add `text` and yield the calls that are complete, or the content."""
-        if self._state == "text":
-            yield from _content(text)
-            return
-        self._text += text
-        self._open()
-        yield from self._read_calls()
-        yield from self._read_text()
+        self._buffer += text
+        while True:
+            before = self._state, len(self._buffer)
+            yield from self._read()
+            if (self._state, len(self._buffer)) == before:
+                return
 
-    def finish(self) -> Iterator[Piece]:
-        """Yield the rest at the end of the answer, as content."""
-        if self._state == "text":
-            return
-        rest = self._text[self._num_read :]
-        closing = rest.strip().removeprefix("]").strip()
-        if not self.num_calls or not _END.startswith(closing):
-            yield from _content(rest)
+    def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
+        """Yield the rest at the end of the answer, without the beginning of a call that is cut."""
+        rest, self._buffer = self._buffer, ""
+        held = "" if self._has_call else self._held
+        is_mark = len(rest) > 1 and any(each.startswith(rest) for each in (_START, _END))
+        is_call = self._state == "list" and self._may_be_call(rest)
+        is_end = self._has_call and self._state == "end" and _END.startswith(rest)
+        if not (is_end or (is_cut and (is_mark or is_call))):
+            yield from self._content.write(held + rest)
+        yield from self._content.finish(keeps_space=not self.num_calls)
 
-    def _open(self) -> None:
-        """Skip to the first call, or find that there is none."""
-        if self._state != "start":
-            return
-        rest = self._text.lstrip()
-        if _START.startswith(rest):  # of the mark there may be more
-            return
-        bare = rest.removeprefix(_START).lstrip()
-        if not bare:
-            return
-        self._state = "list" if bare[0] == "[" else "text"
-        if self._state == "list":
-            self._scan.place = len(self._text) - len(bare) + 1
+    def _may_be_call(self, start: str) -> bool:
+        """Return whether an incomplete text of a list may be a call of a known function."""
+        name = start.lstrip(_BETWEEN).partition("(")
+        known = (each == name[0] if name[1] else each.startswith(name[0]) for each in self._names)
+        return any(known)
+
+    def _read(self) -> Iterator[Piece]:
+        match self._state:
+            case "start":
+                yield from self._read_start()
+            case "list":
+                yield from self._read_list()
+            case "end":
+                yield from self._read_end()
+            case "text":
+                yield from self._read_text()
+
+    def _read_start(self) -> Iterator[Piece]:
+        """Parse up to the first call of a list, or find that there is none."""
+        rest = self._buffer.lstrip()
+        self._hold(len(self._buffer) - len(rest))
+        if rest.startswith("["):
+            self._hold(1)
+            self._state, self._scan, self._has_call = "list", _CallScan(), False
+        elif rest.startswith(_START):
+            self._hold(len(_START))
+        elif rest and not _START.startswith(rest):
+            yield from self._reject(0)
+
+    def _read_list(self) -> Iterator[Piece]:
+        call = self._scan.next_call(self._buffer)
+        if call is not None:
+            text = self._take(self._scan.place)
+            self._scan.place = 0
+            yield from self._read_call(text, call)
+        elif self._scan.is_broken:
+            yield from self._reject(0)
+        elif self._scan.is_closed:
+            self._hold(self._scan.place)
+            self._state = "end"
+
+    def _read_call(self, text: str, call: str) -> Iterator[Piece]:
+        """Yield a call. text: the call with what separates it from the one before."""
+        parsed = _parsed(call)
+        if parsed is None or parsed[0] not in self._names:
+            self._state = "text" if parsed is None else "list"
+            text = text.lstrip(_BETWEEN) if self._has_call else self._held + text
+            self._held = ""
+            yield from self._content.write(text)
+        else:
+            self._held, self._has_call = "", True
+            self._content.drop_space()
+            self.num_calls += 1
+            yield CallStart(self.num_calls - 1, parsed[0])
+            yield CallArguments(self.num_calls - 1, json_text(parsed[1]))
+
+    def _read_end(self) -> Iterator[Piece]:
+        """Parse the closing mark of a list, or the beginning of the next."""
+        rest = self._buffer.lstrip()
+        self._hold(len(self._buffer) - len(rest))
+        if self._has_call and rest.startswith(_END):
+            self._hold(len(_END))
+        elif rest.startswith(_START) or (self._has_call and rest.startswith("[")):
+            self._state = "start"
+        elif rest and not any(each.startswith(rest) for each in (_START, _END)):
+            yield from self._reject(0)
+
+    def _reject(self, count: int) -> Iterator[Piece]:
+        """Continue with text; what was held is content, and so are the next `count` characters."""
+        held, self._held, self._state = "" if self._has_call else self._held, "", "text"
+        yield from self._content.write(held + self._take(count))
 
     def _read_text(self) -> Iterator[Piece]:
-        if self._state == "text":
-            yield from _content(self._text[self._num_read :])
-            self._text = ""
+        start, mark = first_mark(self._buffer, (_START,))
+        yield from self._content.write(self._take(start))
+        if mark is not None:
+            self._state, self._has_call = "start", False
 
-    def _read_calls(self) -> Iterator[Piece]:
-        if self._state != "list":
-            return
-        while (call := self._scan.next_call(self._text)) is not None:
-            parsed = _parsed(call)
-            if parsed is None or parsed[0] not in self._names:
-                self._state = "text"
-                return
-            name, arguments = parsed
-            self._num_read = self._scan.place
-            start = CallStart(self.num_calls, name)
-            self.num_calls += 1
-            yield start
-            yield CallArguments(start.index, json_text(arguments))
-        if self._scan.is_broken:
-            self._state = "text"
+    def _hold(self, count: int) -> None:
+        self._held += self._take(count)
+
+    def _take(self, count: int) -> str:
+        taken, self._buffer = self._buffer[:count], self._buffer[count:]
+        return taken
 
 
 class _CallScan:
@@ -129,7 +193,7 @@ class _CallScan:
             self._begin = self.place - 1
         elif not self._open:
             is_name = self._begin is not None and (char.isalnum() or char in "_.")
-            is_between = self._begin is None and char in " \t\r\n,]"
+            is_between = self._begin is None and char in f"{_BETWEEN}]"
             self.is_broken = not (is_name or is_between)
             self.is_closed = is_between and char == "]"
         return False
@@ -154,8 +218,3 @@ def _literal(value: ast.expr) -> Any:
     if isinstance(value, ast.Name) and value.id in constants:
         return constants[value.id]
     return ast.literal_eval(value)
-
-
-def _content(text: str) -> Iterator[Content]:
-    if text:
-        yield Content(text)

@@ -114,14 +114,14 @@ class ReasoningParser:
         if self._state == "answer":
             yield from self._read_answer()
 
-    def finish(self) -> Iterator[Piece]:
+    def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
         """Yield the rest at the end of the answer."""
         rest, self._buffer = self._buffer, ""
         if self._state == "reasoning":
             yield from self._reasoning(rest)
         else:
             yield from self._answer.feed(rest)
-        yield from self._answer.finish()
+        yield from self._answer.finish(is_cut=is_cut)
 
     def _read_start(self) -> None:
         """Find out whether the text begins with reasoning; that may be empty, but for its end."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Sequence
+from dataclasses import replace
 
+from cluster.api.openai.parsers import call_syntax, tagged_calls
 from cluster.api.openai.parsers.harmony import HarmonyParser
-from cluster.api.openai.parsers.marked_calls import SYNTAXES, MarkedCallParser, MistralCallParser
+from cluster.api.openai.parsers.named_calls import NamedCallParser
 from cluster.api.openai.parsers.pieces import AnswerParser
 from cluster.api.openai.parsers.pythonic_calls import PythonicCallParser
+from cluster.api.openai.parsers.tagged_calls import TaggedCallParser
 from cluster.api.openai.parsers.tool_format import Tool, ToolFormat
 from cluster.api.openai.parsers.tool_parser import ToolCallParser
 
@@ -17,19 +20,28 @@ _MISTRAL_ID_CHARS = 9
 """Mistral's chat templates reject ids of any other length."""
 
 
-def tool_parser(form: ToolFormat, tools: Sequence[Tool]) -> AnswerParser:
-    """Make the parser of one answer. tools: the functions that may be called."""
+def tool_parser(
+    form: ToolFormat, tools: Sequence[Tool], *, is_constrained: bool = False
+) -> AnswerParser:
+    """Make the parser of one answer.
+
+    tools: the functions that may be called. is_constrained: whether a grammar writes the marks, so
+    that there is no call without one.
+    """
+    names = [each.name for each in tools]
     match form.name:
-        case "hermes" | "llama3_json":
-            return ToolCallParser(form, [each.name for each in tools])
         case "llama4_pythonic":
             return PythonicCallParser(tools)
         case "gpt_oss":
             return HarmonyParser(tools)
-        case "mistral":
-            return MistralCallParser(SYNTAXES["mistral"], tools)
+        case "qwen3_coder" | "glm45":
+            return TaggedCallParser(tagged_calls.SYNTAXES[form.name], tools)
+        case "hermes" | "llama3_json":
+            syntax = call_syntax.SYNTAXES[form.name]
+            finds_unopened = syntax.finds_unopened and not is_constrained
+            return ToolCallParser(replace(syntax, finds_unopened=finds_unopened), names)
         case name:
-            return MarkedCallParser(SYNTAXES[name], tools)
+            return NamedCallParser(call_syntax.SYNTAXES[name], names)
 
 
 def new_call_id(form: ToolFormat) -> str:

@@ -24,9 +24,11 @@ ToolFormatName = Literal[
 
 # The output of json.dumps, the most common form in training data.
 _WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_BARE_CALL = r"[ \t\r\n]*(<\|python_tag\|>)?[ \t\r\n]*\{(?s:.*)"
+_BARE_CALL = r"((?s:.*)<\|python_tag\|>)?[ \t\r\n\[\]]*\{(?s:.*)"
 """Texts that ToolCallParser may parse as a call in a format without marks."""
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
+MAX_CALLS = 128
+"""Limit of forced calls in one answer, equal to that of the calls in a message."""
 
 
 def deepseek_mark(words: str) -> str:
@@ -135,8 +137,8 @@ def tool_prompt(tools: Iterable[Tool], form: ToolFormat) -> str:
 
 
 def forced_calls(tools: Sequence[Tool], form: ToolFormat, *, is_parallel: bool) -> StructuredOutput:
-    """Return a grammar for a text that is one call, or with `is_parallel` one or more."""
-    more = f" ({_quoted(form.separator)} call)*" if is_parallel else ""
+    """Return a grammar for a text that is one call, or with `is_parallel` up to MAX_CALLS."""
+    more = f" ({_quoted(form.separator)} call){{0,{MAX_CALLS - 1}}}" if is_parallel else ""
     opening = _quoted(form.opening) if form.opening else ""
     rules = [f"start: call{more}", *_call_rules(tools, form, opening)]
     return StructuredOutput(grammar="\n".join(rules))

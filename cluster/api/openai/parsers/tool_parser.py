@@ -1,4 +1,9 @@
-"""Incremental parser of tool calls that are JSON objects: complete names, arguments in pieces."""
+"""Incremental parser of calls whose arguments are JSON: complete names, arguments in pieces.
+
+Calls are found wherever they are unambiguous, also with one mark too many or too few. Text that is
+no call becomes content, as do calls of unknown functions. Only marks, separators and whitespace
+around calls are dropped.
+"""
 
 from __future__ import annotations
 
@@ -7,229 +12,288 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any, Literal
 
+from cluster.api.openai.parsers.call_syntax import CallSyntax
+from cluster.api.openai.parsers.json_span import (
+    ARGUMENTS_KEYS,
+    JsonSpan,
+    arguments_text,
+    json_or_none,
+)
 from cluster.api.openai.parsers.pieces import (
     CallArguments,
     CallStart,
-    Content,
+    ContentWriter,
     Piece,
-    escape_lone_surrogates,
-    json_text,
+    first_mark,
 )
-from cluster.api.openai.parsers.tool_format import ToolFormat
 
-_ARGUMENTS_KEYS = ("arguments", "parameters")
+SPACE = " \t\r\n"
 _HEAD = re.compile(
-    r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,'
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,'
     r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
-_MAX_HEAD_CHARS = 1_000
-_PYTHON_TAG = "<|python_tag|>"
+_NAME = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]*)"')
+_NAME_START = '{"name":"'
+_MAX_NAME_CHARS = 200
+MAX_HEAD_CHARS = 1_000
 
-
-_State = Literal["text", "call", "arguments", "after"]
-
-
-class JsonSpan:
-    """Scanner of one object, array or string. It counts brackets and does not validate."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._is_escaped = False
-        self.is_complete = False
-
-    def feed(self, text: str) -> int:
-        """Scan `text` and return how many of its characters belong to the value."""
-        for index, char in enumerate(text):
-            if self.is_complete:
-                return index
-            self._step(char)
-        return len(text)
-
-    def _step(self, char: str) -> None:
-        if self._in_string:
-            self._step_in_string(char)
-        elif char == '"':
-            self._in_string = True
-        elif char in "{[":
-            self._depth += 1
-        elif char in "}]":
-            self._depth -= 1
-            self.is_complete = self._depth <= 0
-
-    def _step_in_string(self, char: str) -> None:
-        if self._is_escaped:
-            self._is_escaped = False
-        elif char == "\\":
-            self._is_escaped = True
-        elif char == '"':
-            self._in_string = False
-            self.is_complete = self._depth == 0
+_State = Literal["text", "calls", "object", "value", "arguments", "rest", "tail", "unopened"]
 
 
 class ToolCallParser:
     """Parser of one answer. The joined pieces do not depend on how the text is split.
 
-    Text that looks like a call of an unknown function, or is malformed, becomes content.
-    Whitespace before a call is dropped.
+    States: `text` outside calls; `calls` where a call may begin; `object` in a call that is an
+    object, `arguments` in its arguments, `rest` after them; `unopened` in an object that is a call
+    if a closing mark follows. `value` and `tail` are those of `NamedCallParser`.
     """
 
-    def __init__(self, form: ToolFormat, names: Collection[str]) -> None:
-        """Make a parser; `names` are those of the request's functions."""
-        self._form = form
+    def __init__(self, syntax: CallSyntax, names: Collection[str]) -> None:
+        """names: of the functions that may be called."""
+        self._syntax = syntax
         self._names = frozenset(names)
-        self._state: _State = "text" if form.opening else "after"
+        self._marks = tuple(filter(None, (syntax.opening, syntax.closing, *syntax.section)))
+        self._state: _State = "calls" if syntax.is_bare else "text"
         self._buffer = ""
-        self._object = JsonSpan()  # the current call
-        self._num_scanned = 0  # characters of the buffer that were fed to it
+        self._held = ""  # marks and separators, which are content unless a call follows
+        self._has_object = self._has_call = False  # since the last opening mark
+        self._is_listed = False  # within a list of objects
+        self._is_open = False  # in text between a call and its closing mark
+        self._in_section = False
+        self._object, self._num_scanned = JsonSpan(), 0  # characters that were fed to it
         self._arguments = JsonSpan()
+        self._content = ContentWriter()
         self.num_calls = 0
 
     def feed(self, text: str) -> Iterator[Piece]:
         """Add `text` and yield the pieces that are complete."""
         self._buffer += text
         while True:
-            state, length = self._state, len(self._buffer)
+            before = self._state, len(self._buffer)
             yield from self._read()
-            if (self._state, len(self._buffer)) == (state, length):
+            if (self._state, len(self._buffer)) == before:
                 return
 
-    def finish(self) -> Iterator[Piece]:
-        """Yield the rest at the end of the answer."""
+    def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
+        """Yield the rest at the end of the answer; without the beginning of a call that is cut."""
         rest, self._buffer = self._buffer, ""
+        yield from self._content.write(self._last_content(rest, is_cut))
+        yield from self._content.finish(keeps_space=not self.num_calls)
+
+    def _last_content(self, rest: str, is_cut: bool) -> str:
         match self._state:
-            case "call":
-                rest = self._form.opening + rest
             case "arguments":
-                rest = ""
-            case "after" if self.num_calls:
-                rest = self._unclosed(rest)
-        if rest.strip() or not self.num_calls:
-            yield from _content(rest)
+                return ""
+            case "text":
+                return "" if is_cut and len(rest) > 1 else rest
+            case "unopened":
+                return rest
+        held = "" if self._has_call else self._held
+        is_mark = self._has_call and self._syntax.closing.startswith(rest.strip(SPACE))
+        return "" if is_mark or (is_cut and self._may_be_call(rest)) else held + rest
+
+    def _may_be_call(self, start: str) -> bool:
+        """Return whether an incomplete text, where a call may begin, can be one."""
+        head = _HEAD.match(start)
+        if head is not None:
+            return self._is_known(json_or_none(head[1]))
+        if self._has_call or self._in_section or self._held.strip(SPACE):
+            return True
+        is_half_mark = any(each.startswith(start) for each in self._marks)
+        return len(start) > 1 and (is_half_mark or self._is_named(start) is not False)
 
     def _read(self) -> Iterator[Piece]:
         match self._state:
             case "text":
                 yield from self._read_text()
-            case "call":
-                yield from self._read_call()
+            case "calls":
+                yield from self._read_calls()
+            case "object":
+                yield from self._read_object()
             case "arguments":
                 yield from self._read_arguments()
-            case "after":
-                yield from self._read_after()
+            case "rest":
+                yield from self._read_rest()
+            case "unopened":
+                yield from self._read_unopened()
 
     def _read_text(self) -> Iterator[Piece]:
-        mark = self._form.opening
-        start = self._buffer.find(mark) if mark else -1
-        if start >= 0:
-            yield from _content(self._take(start).rstrip())
-            self._take(len(mark))
-            self._start_call()
+        syntax = self._syntax
+        marks = (syntax.opening, *syntax.section, *([syntax.closing] if self._is_open else ()))
+        start, mark = first_mark(self._buffer, marks)
+        brace = self._buffer.find("{", 0, start) if syntax.finds_unopened else -1
+        if brace >= 0:
+            is_call = self._is_named(self._buffer[brace : brace + _MAX_NAME_CHARS])
+            yield from self._content.write(self._take(brace + (is_call is False)))
+            if is_call:
+                self._begin_object("unopened")
             return
-        withheld = _num_withheld(self._buffer, mark) if mark else 0
-        yield from _content(self._take(len(self._buffer) - withheld))
+        yield from self._content.write(self._take(start))
+        if mark is not None:
+            yield from self._read_mark(mark)
 
-    def _start_call(self) -> None:
-        self._state, self._object, self._num_scanned = "call", JsonSpan(), 0
+    def _is_named(self, start: str) -> bool | None:
+        """Return whether an object begins with the name of a function; None while it may."""
+        if (named := _NAME.match(start)) is not None:
+            return self._is_known(named[1])
+        if len(start) >= _MAX_NAME_CHARS:
+            return False
+        written = "".join(start.split())
+        name = written.removeprefix(_NAME_START)
+        may = _NAME_START.startswith(written) or (
+            name != written and any(each.startswith(name) for each in self._names)
+        )
+        return None if may else False
 
-    def _read_call(self) -> Iterator[Piece]:
-        """Parse a call up to its arguments, which stream, or a complete call in another order."""
-        head = _HEAD.match(self._buffer[:_MAX_HEAD_CHARS])
-        if head is not None and self._is_call_of(json_or_none(head[1])):
-            self._take(head.end())
-            self._arguments, self._state = JsonSpan(), "arguments"
-            yield self._next_call(json.loads(head[1]))
+    def _read_unopened(self) -> Iterator[Piece]:
+        """Parse an object without an opening mark, which is a call if a closing mark follows."""
+        self._scan_object()
+        if not self._object.is_complete:
             return
-        start = len(self._buffer) - len(self._buffer.lstrip())
-        self._num_scanned = max(self._num_scanned, start)
+        closing, after = self._syntax.closing, self._buffer[self._num_scanned :].lstrip(SPACE)
+        if not after.startswith(closing) and closing.startswith(after):
+            return
+        self._state, text = "text", self._take(self._num_scanned)
+        call = json_or_none(text) if after.startswith(closing) else None
+        if isinstance(call, dict) and self._is_known(call.get("name")):
+            self._buffer = after.removeprefix(closing)
+            yield from self._whole_call(call)
+        else:
+            yield from self._content.write(text)
+
+    def _read_calls(self) -> Iterator[Piece]:
+        """Parse the next of what stands between marks: marks, separators and calls."""
+        self._hold(len(self._buffer) - len(self._buffer.lstrip(SPACE)))
+        if not self._buffer:
+            return
+        mark = next(filter(self._buffer.startswith, self._marks), None)
+        if mark is not None:
+            yield from self._read_mark(mark)
+        elif any(each.startswith(self._buffer) for each in self._marks):
+            return
+        elif self._syntax.has_objects and self._buffer[0] == "{":
+            self._begin_object("object")
+        elif self._syntax.has_objects and self._is_separator(self._buffer[0]):
+            self._hold(1)
+        else:
+            yield from self._read_other()
+
+    def _read_mark(self, mark: str) -> Iterator[Piece]:
+        syntax = self._syntax
+        self._take(len(mark))
+        self._is_listed = False
+        if mark == syntax.opening:
+            self._held = mark if self._has_call else self._held + mark
+            self._has_object = self._has_call = self._is_open = False
+            self._state = "calls"
+            return
+        is_stray = mark == syntax.closing and not (self._has_call or self._is_open)
+        if not (self._has_call or self._is_open):
+            yield from self._content.write(self._held + (mark if is_stray else ""))
+        if not is_stray:
+            self._content.drop_space()
+        self._held, self._is_open = "", False
+        if mark in syntax.section:
+            self._in_section = mark == syntax.section[0]
+        self._state = "calls" if self._in_section else "text"
+
+    def _is_separator(self, char: str) -> bool:
+        """Return whether a character separates calls; follow the brackets of a list."""
+        if char in "[]":
+            is_separator = self._is_listed if char == "]" else not self._has_object
+            self._is_listed = char == "["
+            return is_separator
+        return (char in ",;" and self._has_object) or (char == "}" and self._has_call)
+
+    def _read_other(self) -> Iterator[Piece]:
+        yield from self._reject(0)
+
+    def _reject(self, count: int) -> Iterator[Piece]:
+        """Continue with text; what was held is content, as are the next `count` characters."""
+        self._is_open = self._has_call and bool(self._syntax.closing)
+        held, self._held = "" if self._has_call else self._held, ""
+        self._has_object = self._has_call = self._is_listed = False
+        self._state = "text"
+        yield from self._content.write(held + self._take(count))
+
+    def _begin_object(self, state: _State) -> None:
+        self._state, self._object, self._num_scanned = state, JsonSpan(), 0
+
+    def _scan_object(self) -> None:
         self._num_scanned += self._object.feed(self._buffer[self._num_scanned :])
-        if self._object.is_complete:
-            yield from self._read_whole_call(self._take(self._num_scanned))
 
-    def _read_whole_call(self, text: str) -> Iterator[Piece]:
+    def _read_object(self) -> Iterator[Piece]:
+        """Parse a call up to its arguments, which stream, or a complete call in another order."""
+        if self._num_scanned < MAX_HEAD_CHARS:
+            head = _HEAD.match(self._buffer[:MAX_HEAD_CHARS])
+            if head is not None and self._is_known(json_or_none(head[1])):
+                self._take(head.end())
+                yield self._next_call(json.loads(head[1]))
+                self._begin_arguments()
+                return
+        self._scan_object()
+        if self._object.is_complete:
+            yield from self._read_whole_object(self._take(self._num_scanned))
+
+    def _read_whole_object(self, text: str) -> Iterator[Piece]:
         call = json_or_none(text)
-        name = call.get("name") if isinstance(call, dict) else None
-        if not isinstance(call, dict) or not self._is_call_of(name):
-            self._state = "text"
-            yield from _content(self._form.opening + text)
+        self._state = "calls"
+        if isinstance(call, dict) and self._is_known(call.get("name")):
+            yield from self._whole_call(call)
             return
-        self._state = "after"
-        start = self._next_call(str(name))
+        held, self._held = "" if self._has_call else self._held, ""
+        self._has_object = True
+        yield from self._content.write(held + text)
+        is_call = isinstance(call, dict) and not call.keys().isdisjoint(ARGUMENTS_KEYS)
+        if self._syntax.is_bare and not is_call:  # an answer in JSON
+            self._state = "text"
+
+    def _whole_call(self, call: dict[str, Any]) -> Iterator[Piece]:
+        start = self._next_call(str(call["name"]))
         yield start
         yield CallArguments(start.index, arguments_text(call))
+
+    def _begin_arguments(self) -> None:
+        self._state, self._arguments = "arguments", JsonSpan()
 
     def _read_arguments(self) -> Iterator[Piece]:
         length = self._arguments.feed(self._buffer)
         if length:
             yield CallArguments(self.num_calls - 1, self._take(length))
         if self._arguments.is_complete:
-            self._state = "after"
+            self._end_arguments()
 
-    def _read_after(self) -> Iterator[Piece]:
-        """Parse the text between calls, or before the first call of a format without marks."""
-        if self._form.opening:
-            yield from self._read_closing()
+    def _end_arguments(self) -> None:
+        self._state, self._object, self._num_scanned = "rest", JsonSpan(depth=1), 0
+
+    def _read_rest(self) -> Iterator[Piece]:
+        """Parse a call's object after its arguments: further keys of it are dropped."""
+        self._buffer = self._buffer.lstrip(SPACE)
+        if not self._buffer:
             return
-        rest = self._buffer.lstrip(" \t\r\n;}" if self.num_calls else " \t\r\n")
-        rest = rest.removeprefix(_PYTHON_TAG).lstrip(" \t\r\n")
-        if rest.startswith("{"):
-            self._buffer = rest
-            self._start_call()
-        elif rest and not _PYTHON_TAG.startswith(rest):
-            self._buffer = rest if self.num_calls else self._buffer
-            self._state = "text"
+        self._scan_object()
+        if self._object.is_complete and self._buffer[0] in ",}":
+            self._take(self._num_scanned)
+            self._state = "calls"
+        elif self._buffer[0] != ",":
+            self._state = "calls"
+        elif (found := first_mark(self._buffer, self._marks)).text is not None:
+            self._state = "calls"
+            yield from self._content.write(self._take(found.start))
 
-    def _read_closing(self) -> Iterator[Piece]:
-        """Parse up to the closing mark of a call, or the opening mark of the next."""
-        end, start = (self._buffer.find(mark) for mark in (self._form.closing, self._form.opening))
-        if end >= 0 and not 0 <= start < end:
-            self._take(end + len(self._form.closing))
-        elif start >= 0:
-            yield from _content(self._unclosed(self._take(start)).rstrip())
-        if max(end, start) >= 0:
-            self._state = "text"
-
-    def _unclosed(self, text: str) -> str:
-        """Return the content of a text after a call without a closing mark."""
-        rest = text.lstrip(" \t\r\n;}")
-        return "" if self._form.closing.startswith(rest) or not self._form.closing else rest
-
-    def _is_call_of(self, name: Any) -> bool:
+    def _is_known(self, name: Any) -> bool:
         return isinstance(name, str) and name in self._names
 
-    def _next_call(self, name: str) -> CallStart:
+    def _next_call(self, name: str, call_id: str = "") -> CallStart:
+        self._held, self._has_object, self._has_call = "", True, True
+        self._content.drop_space()
         self.num_calls += 1
-        return CallStart(self.num_calls - 1, name)
+        return CallStart(self.num_calls - 1, name, call_id)
+
+    def _hold(self, count: int) -> None:
+        """Hold the next characters, which are content unless a call follows."""
+        self._held += self._take(count)
 
     def _take(self, count: int) -> str:
         taken, self._buffer = self._buffer[:count], self._buffer[count:]
         return taken
-
-
-def json_or_none(text: str) -> Any:
-    """Parse JSON; return None if it is malformed."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def arguments_text(call: dict[str, Any]) -> str:
-    """Return the arguments as JSON text; some models write them as a JSON string."""
-    arguments: Any = next((call[key] for key in _ARGUMENTS_KEYS if key in call), {})
-    if isinstance(arguments, str):
-        return escape_lone_surrogates(arguments)
-    return json_text(arguments if arguments is not None else {})
-
-
-def _content(text: str) -> Iterator[Content]:
-    if text:
-        yield Content(text)
-
-
-def _num_withheld(text: str, mark: str) -> int:
-    """Count the last characters that may be whitespace before a mark and the start of the mark."""
-    lengths = range(min(len(mark) - 1, len(text)), 0, -1)
-    num_of_mark = next((length for length in lengths if text.endswith(mark[:length])), 0)
-    before = text[: len(text) - num_of_mark]
-    return num_of_mark + len(before) - len(before.rstrip())

@@ -8,10 +8,10 @@ from typing import get_args
 
 import pytest
 
+from cluster.api.openai.parsers.json_span import JsonSpan
 from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Reasoning
 from cluster.api.openai.parsers.tool_families import new_call_id, tool_parser
 from cluster.api.openai.parsers.tool_format import TOOL_FORMATS, deepseek_mark
-from cluster.api.openai.parsers.tool_parser import JsonSpan
 from cluster.config.serve_config import ToolCallParserName
 from tests.cluster.api.openai.family_outputs import CALLS_OR_TEXT, FAMILIES, OUTPUTS, TOOLS
 
@@ -226,7 +226,7 @@ def test_ids_of_calls():
         ("[time(1)]", "[time(1)]", []),
         ("[unknown()]", "[unknown()]", []),
         ("[time() + 1]", " + 1]", [("time", "{}")]),
-        ("[time()] That is all.", "] That is all.", [("time", "{}")]),
+        ("[time()] That is all.", "That is all.", [("time", "{}")]),
         ("[time(exact=true)]", "", [("time", '{"exact": true}')]),
     ],
 )

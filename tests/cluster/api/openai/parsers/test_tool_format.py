@@ -5,6 +5,7 @@ import json
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from cluster.api.openai.parsers.tool_families import tool_parser
 from cluster.api.openai.parsers.tool_format import (
     HERMES,
     LLAMA,
@@ -14,7 +15,6 @@ from cluster.api.openai.parsers.tool_format import (
     optional_calls,
     tool_prompt,
 )
-from cluster.api.openai.parsers.tool_parser import ToolCallParser
 from specdec.text.grammar.translation import to_llguidance
 from specdec.types.sampling.sampling_params import StructuredOutput
 
@@ -62,11 +62,14 @@ def test_a_free_text_may_contain_calls_of_known_functions(form):
         assert not matches(spec, text)
 
 
-@pytest.mark.parametrize("before", ["", " ", "\r\n\t", "<|python_tag|>", "\n<|python_tag|> "])
+@pytest.mark.parametrize(
+    "before",
+    ["", " ", "\r\n\t", "<|python_tag|>", "\n<|python_tag|> ", "[", "[]", "Now:<|python_tag|>"],
+)
 def test_a_text_that_parses_as_a_call_is_not_plain_text(before):
     spec = optional_calls(TOOLS, LLAMA, is_parallel=False)
     text = before + LLAMA.write("weather", BAD)
-    parser = ToolCallParser(LLAMA, ["weather"])
+    parser = tool_parser(LLAMA, [WEATHER])
     assert list(parser.feed(text))
     assert parser.num_calls == 1
     assert not matches(spec, text)
@@ -116,6 +119,6 @@ def test_the_prompt_shows_the_functions_and_a_parsable_call(form):
     assert json.dumps(CITY) in prompt
     example = form.write("NAME", {"PARAMETER": "VALUE"})
     assert example in prompt
-    parser = ToolCallParser(form, ["NAME"])
+    parser = tool_parser(form, [Tool("NAME")])
     assert list(parser.feed(example)) != []
     assert parser.num_calls == 1

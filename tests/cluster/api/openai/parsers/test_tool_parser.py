@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.api.openai.parsers.call_syntax import SYNTAXES
+from cluster.api.openai.parsers.json_span import JsonSpan
 from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content
-from cluster.api.openai.parsers.tool_format import HERMES, LLAMA
-from cluster.api.openai.parsers.tool_parser import JsonSpan, ToolCallParser
+from cluster.api.openai.parsers.tool_parser import ToolCallParser
 
 NAMES = ("weather", "time")
+HERMES, LLAMA = SYNTAXES["hermes"], SYNTAXES["llama3_json"]
 WEATHER = (
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm", "n": [1, {}]}}\n</tool_call>'
 )

@@ -1,0 +1,69 @@
+"""The syntax of calls whose arguments are JSON, by model family."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cluster.api.openai.parsers.tool_format import deepseek_mark
+
+
+@dataclass(frozen=True)
+class CallSyntax:
+    """Syntax of a model family.
+
+    opening, closing: marks of a call; an empty closing mark is the end of its arguments.
+    has_objects: whether calls are objects `{"name": ..., "arguments": {...}}`, one or several, or a
+        list of them.
+    is_bare: whether an answer may begin with such objects without a mark.
+    finds_unopened: whether such an object before a closing mark is a call without the opening one.
+    head: the text between opening mark and arguments of calls that are no such objects, with the
+        group `name`, and perhaps `call_id`.
+    fence: text that may follow the arguments.
+    section: marks around all calls; empty for none.
+    """
+
+    opening: str
+    closing: str = ""
+    has_objects: bool = False
+    is_bare: bool = False
+    finds_unopened: bool = False
+    head: re.Pattern[str] | None = None
+    fence: str = ""
+    section: tuple[str, ...] = ()
+
+
+_NAME = r"(?P<name>[a-zA-Z0-9_.-]+)"
+_DEEPSEEK_MARKS = (deepseek_mark("tool call begin"), deepseek_mark("tool call end"))
+_DEEPSEEK_SECTION = (deepseek_mark("tool calls begin"), deepseek_mark("tool calls end"))
+
+SYNTAXES: Mapping[str, CallSyntax] = {
+    "hermes": CallSyntax("<tool_call>", "</tool_call>", has_objects=True, finds_unopened=True),
+    "llama3_json": CallSyntax("<|python_tag|>", has_objects=True, is_bare=True),
+    "mistral": CallSyntax(
+        "[TOOL_CALLS]",
+        has_objects=True,
+        head=re.compile(rf"\s*{_NAME}(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\]|(?=\s*\{{))"),
+    ),
+    "deepseek_v3": CallSyntax(
+        *_DEEPSEEK_MARKS,
+        head=re.compile(rf"\s*function{deepseek_mark('tool sep')}{_NAME}\s*```json"),
+        fence="```",
+        section=_DEEPSEEK_SECTION,
+    ),
+    "deepseek_v31": CallSyntax(
+        *_DEEPSEEK_MARKS,
+        head=re.compile(rf"\s*{_NAME}{deepseek_mark('tool sep')}"),
+        section=_DEEPSEEK_SECTION,
+    ),
+    "kimi_k2": CallSyntax(
+        "<|tool_call_begin|>",
+        "<|tool_call_end|>",
+        head=re.compile(
+            rf"\s*(?P<call_id>(?:functions\.)?{_NAME}:\d+)\s*<\|tool_call_argument_begin\|>"
+        ),
+        section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ),
+}
+"""Syntax of the calls of each family, by the name of its parser in vLLM and SGLang."""
