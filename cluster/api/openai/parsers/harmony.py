@@ -34,7 +34,8 @@ _ROLE = re.compile(
 """A header up to its channel, or the beginning of one; the prompt may end with the role."""
 
 _HEADER = re.compile(
-    r"\s*(?:assistant)?\s*(?:to=\S*)?\s*(?:<\|channel\|>)?\s*\w*\s*(?:to=\S*)?\s*(?:<\S*)?\w*\s*"
+    r"\s*\w*\s*(?:to=\S*)?\s*(?:<\|channel\|>\w*)?\s*(?:to=\S*)?\s*"
+    r"(?:<\|constrain\|>)?(?:json|code)?\s*"
 )
 _MAX_HEADER_CHARS = 1_000
 

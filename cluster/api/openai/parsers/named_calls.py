@@ -43,6 +43,8 @@ class NamedCallParser(ToolCallParser):
         head = None if self._is_listed else pattern.match(self._buffer[:MAX_HEAD_CHARS])
         if head is not None and head["name"] in self._names:
             self._head, self._state = head, "value"
+            self._held = "" if self._has_call else self._held
+            self._has_call = False
             self._hold(head.end())
         elif head is not None:
             yield from self._reject(head.end())

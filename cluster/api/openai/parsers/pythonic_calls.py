@@ -58,16 +58,17 @@ class PythonicCallParser:
     def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
         """Yield the rest at the end of the answer, without the beginning of a call that is cut."""
         rest, self._buffer = self._buffer, ""
-        held = "" if self._has_call else self._held
-        is_mark = len(rest) > 1 and any(each.startswith(rest) for each in (_START, _END))
-        is_call = self._state == "list" and self._may_be_call(rest)
         is_end = self._has_call and self._state == "end" and _END.startswith(rest)
-        if not (is_end or (is_cut and (is_mark or is_call))):
-            yield from self._content.write(held + rest)
+        if not (is_end or (is_cut and self._is_begun(rest))):
+            rest = rest.lstrip(_BETWEEN) if self._has_call else self._held + rest
+            yield from self._content.write(rest)
         yield from self._content.finish(keeps_space=not self.num_calls)
 
-    def _may_be_call(self, start: str) -> bool:
-        """Return whether an incomplete text of a list may be a call of a known function."""
+    def _is_begun(self, start: str) -> bool:
+        """Return whether a text that is cut may be the beginning of a mark or of a known call."""
+        if self._state != "list":
+            is_half_mark = len(start) > 1 and any(each.startswith(start) for each in (_START, _END))
+            return is_half_mark or (self._state == "start" and _START in self._held)
         name = start.lstrip(_BETWEEN).partition("(")
         known = (each == name[0] if name[1] else each.startswith(name[0]) for each in self._names)
         return any(known)

@@ -117,6 +117,8 @@ class ReasoningParser:
     def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
         """Yield the rest at the end of the answer."""
         rest, self._buffer = self._buffer, ""
+        if is_cut and len(rest) > 1:  # the beginning of a mark
+            rest = ""
         if self._state == "reasoning":
             yield from self._reasoning(rest)
         else:

@@ -32,8 +32,8 @@ _HEAD = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,'
     r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
-_NAME = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]*)"')
-_NAME_START = '{"name":"'
+_NAME = re.compile(r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)"')
+_NAME_STARTS = ('{"name":"', '{"type":"function","name":"')
 _MAX_NAME_CHARS = 200
 MAX_HEAD_CHARS = 1_000
 
@@ -84,10 +84,8 @@ class ToolCallParser:
         match self._state:
             case "arguments":
                 return ""
-            case "text":
+            case "text" | "unopened":
                 return "" if is_cut and len(rest) > 1 else rest
-            case "unopened":
-                return rest
         held = "" if self._has_call else self._held
         is_mark = self._has_call and self._syntax.closing.startswith(rest.strip(SPACE))
         return "" if is_mark or (is_cut and self._may_be_call(rest)) else held + rest
@@ -139,11 +137,12 @@ class ToolCallParser:
         if len(start) >= _MAX_NAME_CHARS:
             return False
         written = "".join(start.split())
-        name = written.removeprefix(_NAME_START)
-        may = _NAME_START.startswith(written) or (
-            name != written and any(each.startswith(name) for each in self._names)
-        )
-        return None if may else False
+        for each in _NAME_STARTS:
+            name = written.removeprefix(each)
+            may_name = name != written and any(known.startswith(name) for known in self._names)
+            if may_name or each.startswith(written):
+                return None
+        return False
 
     def _read_unopened(self) -> Iterator[Piece]:
         """Parse an object without an opening mark, which is a call if a closing mark follows."""

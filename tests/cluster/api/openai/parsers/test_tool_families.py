@@ -16,9 +16,10 @@ from cluster.config.serve_config import ToolCallParserName
 from tests.cluster.api.openai.family_outputs import CALLS_OR_TEXT, FAMILIES, OUTPUTS, TOOLS
 
 
-def read(parser, parts):
+def read(parser, parts, *, is_cut=False):
     """Return the joined pieces: content, reasoning, and calls with their arguments' text."""
-    pieces = [piece for part in parts for piece in parser.feed(part)] + list(parser.finish())
+    pieces = [piece for part in parts for piece in parser.feed(part)]
+    pieces += parser.finish(is_cut=is_cut)
     calls = [[piece.name, ""] for piece in pieces if isinstance(piece, CallStart)]
     for piece in pieces:
         if isinstance(piece, CallArguments):
