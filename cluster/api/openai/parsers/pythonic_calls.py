@@ -59,7 +59,9 @@ class PythonicCallParser:
         """Yield the rest at the end of the answer, without the beginning of a call that is cut."""
         rest, self._buffer = self._buffer, ""
         is_end = self._has_call and self._state == "end" and _END.startswith(rest)
-        if not (is_end or (is_cut and self._is_begun(rest))):
+        if is_end or (is_cut and self._is_begun(rest)):
+            self._content.drop_space()
+        else:
             rest = rest.lstrip(_BETWEEN) if self._has_call else self._held + rest
             yield from self._content.write(rest)
         yield from self._content.finish(keeps_space=not self.num_calls)

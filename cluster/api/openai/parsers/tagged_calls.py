@@ -125,7 +125,9 @@ class TaggedCallParser:
         is_beginning = self._state != "text" or len(self._buffer) > 1
         is_closing = self._state == "text" and self._is_open and _CLOSING.startswith(self._buffer)
         self._take(0 if is_closing else len(self._buffer))
-        if not (is_cut and is_beginning):
+        if is_cut and is_beginning:
+            self._content.drop_space()
+        else:
             yield from self._content.write("".join(self._read_so_far))
         yield from self._content.finish(keeps_space=not self.num_calls)
 

@@ -77,7 +77,10 @@ class ToolCallParser:
     def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
         """Yield the rest at the end of the answer; without the beginning of a call that is cut."""
         rest, self._buffer = self._buffer, ""
-        yield from self._content.write(self._last_content(rest, is_cut))
+        content = self._last_content(rest, is_cut)
+        if is_cut and not content and (rest or self._held):
+            self._content.drop_space()
+        yield from self._content.write(content)
         yield from self._content.finish(keeps_space=not self.num_calls)
 
     def _last_content(self, rest: str, is_cut: bool) -> str:

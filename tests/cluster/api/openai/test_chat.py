@@ -5,6 +5,13 @@ import json
 
 import pytest
 
+from cluster.api.openai.answer_reading import AnswerReading
+from cluster.api.openai.chat import ChatWriter
+from cluster.api.openai.conversation import tool_use
+from cluster.api.openai.parsers.tool_format import TOOL_FORMATS
+from cluster.api.openai.schemas.chat_schema import ChatRequest
+from specdec.types.reports.stats import SpeculationStats
+from specdec.types.responses import EngineOutput, FinishReason
 from tests.cluster.api.openai.conftest import events
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -277,6 +284,44 @@ async def test_a_forced_call_has_arguments_that_match_the_schema(http, choice, s
         reason = answer["finish_reason"]
     assert (name, reason) == ("ask", "tool_calls")
     assert json.loads(arguments)["who"] in ("baker", "river")
+
+
+ONE_CALL = {"type": "object", "properties": {"who": {"const": "baker"}}, "required": ["who"],
+            "additionalProperties": False}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_required_calls_end_before_one_that_repeats_another(http, tokenizer, stream):
+    """The grammar allows 128 calls, and the only possible one is repeated."""
+    tools = [{"type": "function", "function": {"name": "ask", "parameters": ONE_CALL}}]
+    no_end = {"logit_bias": {str(tokenizer.end_token_id): -100}}
+    body = {**CHAT, **no_end, "tools": tools, "tool_choice": "required", "stream": stream}
+    response = await http.post(URL, json={**body, "max_tokens": 160})
+    assert response.status_code == 200, response.text
+    if stream:
+        deltas = [each["choices"][0] for each in events(response)]
+        calls = [call for each in deltas for call in each["delta"].get("tool_calls", [])]
+        assert {call["index"] for call in calls} == {0}
+        reason = deltas[-1]["finish_reason"]
+    else:
+        [answer] = response.json()["choices"]
+        assert len(answer["message"]["tool_calls"]) == 1
+        assert response.json()["usage"]["completion_tokens"] < 150
+        reason = answer["finish_reason"]
+    assert reason == "tool_calls"
+
+
+async def test_a_call_that_is_cut_leaves_no_beginning_in_the_content():
+    tools = [TOOL]
+    request = ChatRequest(**{**CHAT, "tools": tools})
+    use = tool_use(request, TOOL_FORMATS["qwen3_coder"], lambda text: False)
+    text = "Let me ask.\n<tool_call>\n<function=ask>\n<parameter=who>\nba"
+    for reason, content in ((FinishReason.LENGTH, "Let me ask."), (FinishReason.STOP, text)):
+        writer = ChatWriter(0, request, AnswerReading(use, None), None)
+        writer.add(EngineOutput("r", (1,), text, reason, 3, 5, SpeculationStats()))
+        choice = writer.choice()
+        assert choice.message.content == content
+        assert choice.finish_reason == ("length" if reason is FinishReason.LENGTH else "stop")
 
 
 async def test_tools_are_in_the_prompt_unless_choice_is_none(http):

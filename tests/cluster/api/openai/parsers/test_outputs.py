@@ -1,4 +1,4 @@
-# Modules: cluster.api.openai.parsers.tool_families, cluster.api.openai.parsers.call_syntax
+# Modules: cluster.api.openai.parsers.call_syntax
 # Modules: cluster.api.openai.parsers.named_calls, cluster.api.openai.parsers.tagged_calls
 """A corpus of model outputs, good and bad: a file of `outputs/` for each parser.
 
@@ -29,13 +29,15 @@ FORMS = {
     path.stem: json.loads(path.read_text())
     for path in sorted((Path(__file__).parent / "outputs").glob("*.json"))
 }
-FORMAT_WORDS = frozenset(
-    "name arguments parameters function functions json type strict null tool_call tool_calls "
-    "tool_call_begin tool_call_end tool_call_argument_begin tool_calls_section_begin "
-    "tool_calls_section_end TOOL_CALLS ARGS CALL_ID abcdef123 python_tag python_start python_end "
-    "parameter arg_key arg_value channel message start end call return constrain analysis final "
-    "commentary assistant code to true think Here is my thought process response tool begin sep calls".split()
-)
+_WORDS = """
+    name arguments parameters function functions json type strict null tool_call tool_calls
+    tool_call_begin tool_call_end tool_call_argument_begin tool_calls_section_begin
+    tool_calls_section_end TOOL_CALLS ARGS CALL_ID abcdef123 python_tag python_start python_end
+    parameter arg_key arg_value channel message start end call return constrain analysis final
+    commentary assistant code to true think Here is my thought process response tool begin sep calls
+"""
+FORMAT_WORDS = frozenset(_WORDS.split())
+"""Words of marks, keys and headers, which are no content."""
 
 
 def parser_of(name):

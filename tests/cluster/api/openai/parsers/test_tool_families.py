@@ -1,4 +1,4 @@
-# Modules: cluster.api.openai.parsers.harmony, cluster.api.openai.parsers.marked_calls
+# Modules: cluster.api.openai.parsers.harmony, cluster.api.openai.parsers.tool_families
 # Modules: cluster.api.openai.parsers.pieces, cluster.api.openai.parsers.pythonic_calls
 """Tool calls in every family's format: the same structure however the text is split."""
 

@@ -1,3 +1,4 @@
+# Modules: cluster.api.openai.parsers.tool_parser, cluster.api.openai.parsers.json_span
 """Parsing of tool calls, independent of how the text is split."""
 
 import json
