@@ -13,7 +13,7 @@ BENCHMARKS = $(sort peers $(basename $(notdir $(shell grep -l __main__ benchmark
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow test-interleavings test-openapi chaos fuzz soak check audit docs breaking format lossless bench generate test-browser test-prometheus test-chart third-party gpu-check test-triton gpu-kernels clean
+.PHONY: help setup protos serve test test-slow test-interleavings test-openapi chaos fuzz soak check audit docs breaking format lossless bench generate test-browser test-peers test-prometheus test-chart third-party gpu-check test-triton gpu-kernels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ soak: .make/setup ## run the real service under steady load for an hour; ARGS='-
 
 test-openapi: .make/setup ## test the HTTP API with schemathesis, from its OpenAPI document
 	$(BIN)/python -m pytest -m slow tests/e2e/test_openapi.py $(ARGS)
+
+test-peers: .make/setup ## run the test suites of vLLM and SGLang against the service; ARGS=vllm for one
+	$(BIN)/python -m tests.peers $(ARGS)
 
 test-browser: .make/setup .make/axe ## run the tests of the dashboard in the Chromium of the system
 	$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
