@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent
 STAND_INS = FOLDER / "stand_ins"
 TIMEOUT_S = {"download": 300, "test": 90, "suite": 3600}
 UNWANTED = ("tests/conftest.py", "tests/utils.py")  # vLLM's, which need vLLM; see stand_ins
-MODEL_CONSTANT = re.compile(r'^(\s*\w*(?:MODEL|model_name)\w*) = "[^"]*"$', re.MULTILINE)
+MODEL_NAME = re.compile(r'^(\s*\w*(?:MODEL|model_name)\w* = |.*\bmodel=)"[^"]*"', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Suite:
         """Put the served model in place of those that the fetched test files name."""
         for path in self.source.glob("tests/**/*.py"):
             text = path.read_text()
-            named = MODEL_CONSTANT.sub(rf'\1 = "{model}"', text)
+            named = MODEL_NAME.sub(rf'\1"{model}"', text)
             if named != text:
                 path.write_text(named)
 
@@ -167,10 +167,8 @@ class Suite:
         names = own.keys() | {test.partition("[")[0] for test in own}
         gone = [each for each in listed if listed[each] != "not run" and each not in names]
         found += [f"{prefix}{each} is not in {self.name} {self.version}" for each in gone]
-        num_passed, expected = (
-            sum(each.is_passed for each in own.values()),
-            self.files[file]["passed"],
-        )
+        expected = self.files[file]["passed"]
+        num_passed = sum(each.is_passed for each in own.values())
         if num_passed != expected:
             found.append(f"{file}: {num_passed} tests pass, {expected} were expected")
         return found
