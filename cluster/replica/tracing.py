@@ -44,6 +44,9 @@ _MAX_SHOWN = 16
 """Steps of a trace that have spans, the latest: as many as show how both models work."""
 
 _W3C = TraceContextTextMapPropagator()
+_DIRECT = (("grpc.enable_http_proxy", 0),)
+"""Option of a gRPC channel that uses no proxy."""
+
 _FLUSH_S = 3.0
 
 Attributes = dict[str, str | bool | int | float | list[str]]
@@ -139,7 +142,8 @@ def tracing_to(endpoint: str, model: str, replica: str) -> Tracing:
     exporter = OTLPSpanExporter(
         endpoint=endpoint,
         insecure=endpoint.startswith("http://"),
-        channel_options=(("grpc.enable_http_proxy", 0),) if bypasses_proxy(endpoint) else None,
+        # gRPC's options may be numbers; the annotation has texts alone.
+        channel_options=_DIRECT if bypasses_proxy(endpoint) else None,  # type: ignore[arg-type]
     )
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return Tracing(provider, exporter, model)
