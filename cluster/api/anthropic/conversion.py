@@ -21,7 +21,7 @@ from cluster.api.anthropic.schema import (
     ToolUseBlock,
 )
 from cluster.api.base.openai_errors import invalid_value
-from cluster.api.openai.response_input import OMITTED_MEDIA
+from cluster.api.openai.responses.input import OMITTED_MEDIA
 from cluster.api.openai.schemas.chat_schema import MAX_TOOLS, ChatRequest
 from cluster.replica.limits import MAX_CHAT_MESSAGES
 from specdec.text.chat_template import ChatTemplate

@@ -22,7 +22,7 @@ from cluster.api.openai.forced_calls import until_repeated
 from cluster.api.openai.pending_outputs import PendingOutputs, Silence
 from cluster.api.openai.request_handler import RequestHandler, authorization_of
 from cluster.api.openai.request_warnings import template_warnings, warning_headers
-from cluster.api.openai.responses import prepare_response, response_chat
+from cluster.api.openai.responses.builder import prepare_response, response_chat
 from cluster.api.openai.schemas.chat_schema import ChatCompletion, ChatRequest
 from cluster.api.openai.schemas.completion_schema import (
     Completion,

@@ -40,7 +40,7 @@ async def test_a_recorded_request_is_streamed_to_its_end(http, name):
     body = recorded("messages", name, short=True)
     response = await http.post("/v1/messages?beta=true", json={**body, "max_tokens": 12})
     assert response.status_code == 200, response.text
-    events = [each.split("\ndata: ") for each in response.text.strip().split("\n\n")]
+    events = [each.strip().split("\ndata: ") for each in response.text.strip().split("\n\n")]
     assert events[-1][0] == "event: message_stop"
     end = json.loads(events[-2][1])
     edits = {"applied_edits": []} if "context_management" in body else None

@@ -1,4 +1,4 @@
-# Modules: cluster.api.openai.response_output, cluster.api.openai.response_tools
+# Modules: cluster.api.openai.responses.output, cluster.api.openai.responses.tools
 """OpenAI's own client against the Responses API, and the items of pieces of answers."""
 
 import json
@@ -12,8 +12,8 @@ from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Reasoning
 from cluster.api.openai.parsers.tool_format import HERMES
-from cluster.api.openai.response_output import OutputItems
-from cluster.api.openai.response_tools import custom_arguments, custom_input
+from cluster.api.openai.responses.output import OutputItems
+from cluster.api.openai.responses.tools import custom_arguments, custom_input
 from cluster.api.openai.schemas.response_items import CustomTool, FunctionTool, placed_tools
 from tests.cluster.api.openai.conftest import alone
 

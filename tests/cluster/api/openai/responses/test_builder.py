@@ -20,7 +20,7 @@ async def ask(http, **changes):
 async def stream(http, **changes):
     response = await http.post(URL, json={**ASKED, **changes, "stream": True})
     assert response.status_code == 200, response.text
-    pairs = [each.split("\n") for each in response.text.strip().split("\n\n")]
+    pairs = [each.strip().split("\n") for each in response.text.strip().split("\n\n")]
     parsed = [json.loads(data.removeprefix("data: ")) for _, data in pairs]
     assert [name for name, _ in pairs] == [f"event: {each['type']}" for each in parsed]
     return parsed

@@ -9,7 +9,7 @@ from cluster.api.openai.logprobs import TokenLogprob
 from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from cluster.api.openai.parsers.tool_families import new_call_id
 from cluster.api.openai.parsers.tool_format import ToolFormat
-from cluster.api.openai.response_tools import custom_input
+from cluster.api.openai.responses.tools import custom_input
 from cluster.api.openai.schemas.response_items import (
     CustomTool,
     ItemStatus,

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from cluster.api.base.openai_errors import invalid_value
-from cluster.api.openai.response_tools import (
+from cluster.api.openai.responses.tools import (
     as_function,
     chat_tool_choice,
     custom_arguments,

@@ -14,9 +14,9 @@ from cluster.api.openai.answer_reading import AnswerReader
 from cluster.api.openai.builders import RequestContext, ResponseBuilder
 from cluster.api.openai.chat import ChatBuilder, prepare_chat
 from cluster.api.openai.logprobs import TokenLogprob, chat_logprobs
-from cluster.api.openai.response_input import as_chat
-from cluster.api.openai.response_output import Change, OutputItems
-from cluster.api.openai.response_tools import offered_tools
+from cluster.api.openai.responses.input import as_chat
+from cluster.api.openai.responses.output import Change, OutputItems
+from cluster.api.openai.responses.tools import offered_tools
 from cluster.api.openai.schemas.chat_schema import ChatRequest
 from cluster.api.openai.schemas.response_items import HostedTool, PlacedTool
 from cluster.api.openai.schemas.responses_schema import (

@@ -1,4 +1,4 @@
-# Modules: cluster.api.openai.response_input, cluster.api.openai.schemas.response_items
+# Modules: cluster.api.openai.responses.input, cluster.api.openai.schemas.response_items
 """Requests that Codex sends, as recorded from it; prose and most tools are left out."""
 
 import json
@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.api.openai.response_input import as_chat
-from cluster.api.openai.response_tools import offered_tools
+from cluster.api.openai.responses.input import as_chat
+from cluster.api.openai.responses.tools import offered_tools
 from cluster.api.openai.schemas.responses_schema import ResponsesRequest
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -35,7 +35,7 @@ def chat_of(name, **changes):
 async def stream(http, body):
     response = await http.post("/v1/responses", json=body)
     assert response.status_code == 200, response.text
-    pairs = [each.split("\ndata: ") for each in response.text.strip().split("\n\n")]
+    pairs = [each.strip().split("\ndata: ") for each in response.text.strip().split("\n\n")]
     parsed = [json.loads(data) for _, data in pairs]
     assert [kind for kind, _ in pairs] == [f"event: {each['type']}" for each in parsed]
     assert [each["sequence_number"] for each in parsed] == [*range(len(parsed))]
