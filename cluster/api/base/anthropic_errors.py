@@ -41,13 +41,8 @@ def _message(failure: Failure) -> str:
     overflow = failure.overflow
     if overflow is None:
         return failure.details.message
-    limit, length = overflow.max_model_len, overflow.num_prompt_tokens
-    if overflow.max_tokens is None:
-        return f"prompt is too long: {length} tokens > {limit - 1} maximum"
-    return (
-        f"input length and `max_tokens` exceed context limit: {length} + {overflow.max_tokens} > "
-        f"{limit}, decrease input length or `max_tokens` and try again"
-    )
+    limit = overflow.max_model_len - 1
+    return f"prompt is too long: {overflow.num_prompt_tokens} tokens > {limit} maximum"
 
 
 def error_event(failure: Failure) -> bytes:

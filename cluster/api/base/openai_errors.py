@@ -116,7 +116,8 @@ def _engine_failure(error: Exception, names: Mapping[str, str]) -> Failure:
         param = name.removesuffix(" length")
     overflow = error if isinstance(error, ContextLengthError) else None
     if overflow is not None:
-        message, code = f"{_overflow_text(overflow)} {message}", "context_length_exceeded"
+        code = "context_length_exceeded"
+        message = f"{_overflow_text(overflow)} {message} ({code})"  # LangChain reads no code
     details = _details(status.http_code, message, param, code)
     return Failure(status.http_code, details, status.grpc_code, headers, overflow)
 

@@ -338,15 +338,15 @@ def requested_structure(
 ) -> StructuredOutput | None:
     """Return the structured output of a request, None for any text.
 
-    others: from fields that `SamplingFields` does not have. Raise InvalidValueError for more than
-    one.
+    others: from fields that `SamplingFields` does not have. Raise InvalidValueError for different
+    ones; clients send the same one by vLLM's older and newer name.
     """
     found = [each for each in others if each is not None]
     if request.structured_outputs is not None:
         given = request.structured_outputs.model_dump(by_alias=True, exclude_none=True)
         found.append(_structure(**given))
     found += [_structure(**{_GUIDED[name]: value}) for name, value in request.guided.items()]
-    if len(found) > 1:
+    if any(each != found[0] for each in found):
         kinds = [each.kind for each in found]
         limit = "one of response_format, tools, structured_outputs and the guided_ fields"
         raise InvalidValueError("structured_outputs", kinds, limit)

@@ -164,12 +164,6 @@ async def test_a_key_may_be_in_the_header_of_the_client(headers, authorization):
             "invalid_request_error",
             "prompt is too long: 615 tokens > 511 maximum",
         ),
-        (
-            {"max_tokens": 510},
-            400,
-            "invalid_request_error",
-            "input length and `max_tokens` exceed context limit: 20 + 510 > 512",
-        ),
         ({"model": "other"}, 404, "not_found_error", "is not served"),
         ({"stop_sequence": ["a"]}, 400, "invalid_request_error", "did you mean stop_sequences"),
         ({"mcp_servers": [{}]}, 400, "invalid_request_error", "calls no other services"),

@@ -241,7 +241,7 @@ async def test_an_answer_matches_its_schema(http, form):
         ({"guided_regex": "ba(k|n)er"}, ("baker", "baner")),
         ({"guided_grammar": 'start: "a" | "b"'}, ("a", "b")),
         ({"structured_outputs": {"choice": ["only"]}}, ("only",)),
-        ({"structured_outputs": {"regex": "on(l)y"}}, ("only",)),
+        ({"structured_outputs": {"regex": "on(l)y"}, "guided_regex": "on(l)y"}, ("only",)),
         ({"structured_outputs": {"grammar": 'start: "only"'}}, ("only",)),
     ],
 )

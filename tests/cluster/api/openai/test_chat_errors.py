@@ -105,11 +105,12 @@ async def test_the_error_names_the_invalid_field_and_its_limit(http, changes, pa
     ],
 )
 async def test_clients_recognize_that_the_context_length_is_exceeded(http, changes, param, words):
-    """LangChain looks for the code, LiteLLM for the sentence."""
+    """LangChain looks for the code in the message, LiteLLM for the sentence."""
     error = await refusal(http, **changes)
     assert (error["code"], error["param"]) == ("context_length_exceeded", param)
     known = r"This model's maximum context length is 512 tokens\. However, you requested "
     assert re.match(known + words, error["message"]), error["message"]
+    assert error["message"].endswith(" (context_length_exceeded)")
 
 
 async def test_an_unknown_model_is_not_found(http):
