@@ -31,10 +31,7 @@ class ThinkingBudget:
 
 
 async def generate_within_budget(
-    router: Router,
-    call: GenerateRequest,
-    budget: ThinkingBudget,
-    on_admitted: Callable[[], None],
+    router: Router, call: GenerateRequest, budget: ThinkingBudget, on_admitted: Callable[[], None]
 ) -> AsyncGenerator[EngineOutput, None]:
     """Yield the outputs of a call with one choice, whose reasoning the budget ends.
 
@@ -42,8 +39,8 @@ async def generate_within_budget(
     """
     limited, most = _first_part(router, call, budget)
     token_ids, text, last = list[int](), "", None
-    prompt = _token_ids(call)
-    detokenizer = IncrementalDetokenizer.of(router.text.tokenizer, call.params, prompt)
+    tokenizer, prompt = router.text.tokenizer, _token_ids(call)
+    detokenizer = IncrementalDetokenizer.of(tokenizer, call.params, prompt)
     async with aclosing(_outputs(router, limited, on_admitted=on_admitted)) as first:
         async for output in first:
             token_ids += output.token_ids

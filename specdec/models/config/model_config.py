@@ -157,36 +157,25 @@ class ModelConfig:
             )
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UnsupportedModelError(
-                f"{directory} has an invalid config.json ({reason})"
-            ) from error
+            message = f"{directory} has an invalid config.json ({reason})"
+            raise UnsupportedModelError(message) from error
         if found.tie_word_embeddings and found.transformers is None and has_own_head(directory):
             found = replace(found, tie_word_embeddings=False)
-        found = found.with_end_token(read_tokenizer_end(directory))
+        end = read_tokenizer_end(directory)
+        if end is not None and 0 <= end < found.vocab_size:
+            found = replace(found, eos_token_ids=found.eos_token_ids | {end})
         return found.divided_by_expert() if options.divides_by_expert else found
-
-    def with_end_token(self, token_id: int | None) -> ModelConfig:
-        """Return the configuration with one more token that ends a text, if the model has it."""
-        if token_id is None or not 0 <= token_id < self.vocab_size:
-            return self
-        return replace(self, eos_token_ids=self.eos_token_ids | {token_id})
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
         """Read the fields of a `config.json` and of a `generation_config.json`."""
         whole = supported_architecture(raw)
-        eos_token_ids = read_eos_token_ids(raw, generation)
-        return cls.from_fields(whole, decoder_of(whole, raw), generation, eos_token_ids)
+        found = cls.from_fields(whole, decoder_of(whole, raw), generation)
+        return replace(found, eos_token_ids=read_eos_token_ids(raw, generation))
 
     @classmethod
-    def from_fields(
-        cls,
-        whole: str,
-        decoder: DecoderFields,
-        generation: Mapping[str, Any],
-        eos_token_ids: frozenset[int] = frozenset(),
-    ) -> Self:
-        """Read what `supported_architecture` and `decoder_of` return of a config.json."""
+    def from_fields(cls, whole: str, decoder: DecoderFields, generation: Mapping[str, Any]) -> Self:
+        """Read all but end tokens of what `supported_architecture` and `decoder_of` return."""
         architecture, family, raw = decoder
         hidden_size, num_heads = count(raw, "hidden_size"), count(raw, "num_attention_heads")
         latent = family.latent(raw)
@@ -211,7 +200,7 @@ class ModelConfig:
             traits=replace(family.traits(raw), activation=family.activation(raw)),
             max_position_embeddings=count(raw, "max_position_embeddings"),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
-            eos_token_ids=eos_token_ids,
+            eos_token_ids=frozenset(),
             sampling_defaults=read_sampling_defaults(generation),
             has_qkv_bias=has(raw, family.qkv_bias),
             has_output_bias=has(raw, family.output_bias),

@@ -1,4 +1,3 @@
-# Modules: specdec.text.marked_stops
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -208,43 +207,6 @@ def test_special_tokens_are_text_only_if_requested(tokenizer: Tokenizer) -> None
     assert showing.flush() == "<|im_start|>the town<|im_end|>"
 
 
-START, END = "<|im_start|>", "<|im_end|>"
-
-
-@pytest.mark.parametrize(
-    ("stop", "includes_stop", "taken", "stopped"),
-    [
-        ((END,), False, "the town", END),
-        ((END,), True, "the town", END),
-        (("n" + END,), True, "the town", "n" + END),
-        (("n" + END,), False, "the tow", "n" + END),
-        ((END + " x",), False, "the town", END + " x"),
-        ((END + " y",), False, "the town x.", None),
-        (("wn" + END + " x.",), False, "the to", "wn" + END + " x."),
-        ((START + "the",), False, "", START + "the"),
-        (("n x", END + " x"), False, "the town", END + " x"),
-        ((START + END,), False, "the town x.", None),
-    ],
-)
-def test_stop_strings_may_name_special_tokens_outside_the_text(
-    tokenizer: Tokenizer, stop: tuple[str, ...], includes_stop: bool, taken: str, stopped: str
-) -> None:
-    token_ids = tokenizer.encode(f"{START}the town{END}") + tokenizer.encode(" x.")
-    detokenizer = IncrementalDetokenizer(tokenizer, stop, includes_stop=includes_stop)
-    found, parts = None, []
-    for token_id in token_ids:
-        found = detokenizer.append(token_id)
-        parts.append(detokenizer.take())
-        if found is not None:
-            break
-    assert ("".join(parts) + detokenizer.flush(), found) == (taken, stopped)
-
-
-def test_a_special_token_within_min_tokens_completes_no_stop_string(tokenizer: Tokenizer) -> None:
-    detokenizer = IncrementalDetokenizer(tokenizer, (END,), min_tokens=1)
-    assert [detokenizer.append(2) for _ in range(2)] == [None, END]
-
-
 def feed(
     tokenizer: Tokenizer, text: str, stop: tuple[str, ...]
 ) -> tuple[list[str], IncrementalDetokenizer]:
@@ -342,8 +304,7 @@ def test_a_text_continues_its_prompt(
 
 def test_stop_strings_begin_with_the_space_after_the_prompt(llama2_like: Tokenizer) -> None:
     before, [river] = llama2_ids(llama2_like, "▁the"), llama2_ids(llama2_like, "▁river")
-    detokenizer = IncrementalDetokenizer(llama2_like, (" ri",), before=before)
-    assert detokenizer.append(river) == " ri"
+    assert IncrementalDetokenizer(llama2_like, (" ri",), before=before).append(river) == " ri"
 
 
 @pytest.mark.parametrize(("skips", "expected"), [(True, "the"), (False, " the")])
@@ -360,7 +321,7 @@ def test_a_text_after_a_hidden_token_begins_without_a_space(
 def test_a_prompt_that_ends_within_a_character_adds_nothing(llama2_like: Tokenizer) -> None:
     before = llama2_ids(llama2_like, "▁the", "é".encode()[:1])
     detokenizer = IncrementalDetokenizer(llama2_like, before=before)
-    detokenizer.append(*llama2_ids(llama2_like, "▁river"))
+    assert detokenizer.append(*llama2_ids(llama2_like, "▁river")) is None
     assert detokenizer.take() == "river"
 
 
