@@ -144,7 +144,7 @@ class AdminClient(BlockingConnection):
         statistics that are due.
         """
         request = pb.WatchStatsRequest(interval_s=interval_s, model=self._model)
-        stall_s = interval_s + _STALL_S
+        stall_s = max(0, interval_s) + _STALL_S  # the service refuses NaN, which is 0 here
         messages = self._messages(self._stub.WatchStats, request, Attempts(None, ()), stall_s)
         with closing(messages) as responses:
             yield from map(codec.FLEET.decode, responses)

@@ -22,13 +22,11 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "length_penalty": (1, 1.0),
         "log_metrics": (True,),
         "modalities": (["text"],),
-        "parallel_tool_calls": (True,),
         "routed_experts_start_len": (0,),
         "separate_reasoning": (True,),
         "spaces_between_special_tokens": (True,),
         "stream_options": ({"include_obfuscation": False},),
         "stream_reasoning": (True,),
-        "tool_choice": ("none", "auto"),
         "verbosity": ("medium",),
     }
 )

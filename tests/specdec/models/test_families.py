@@ -3,6 +3,7 @@
 """Reference tests: each architecture and feature against transformers, on one and several ranks."""
 
 import json
+from dataclasses import replace
 from functools import cache
 from math import prod
 
@@ -211,7 +212,8 @@ def test_the_older_keys_of_a_config_are_equivalent(family):
         raw["partial_rotary_factor"] = scaling.pop("partial_rotary_factor")
     scaling["type"] = scaling.pop("rope_type")
     raw["rope_scaling"] = None if scaling["type"] == "default" else scaling
-    assert ModelConfig.from_dict(raw, {}) == config
+    found = ModelConfig.from_dict(raw, {})
+    assert found == replace(config, eos_token_ids=found.eos_token_ids)  # a tokenizer may name one
 
 
 @EACH

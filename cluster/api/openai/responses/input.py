@@ -62,13 +62,10 @@ def _template_options(
     request: ResponsesRequest, template: ChatTemplate, *, has_tools: bool
 ) -> dict[str, Any]:
     """Return the options of reasoning and text that are variables of the template."""
-    known = template.options(has_tools=has_tools)
     effort = request.reasoning.effort if request.reasoning else None
     verbosity = request.text.verbosity if request.text else None
-    options: dict[str, Any] = {}
-    if effort is not None and "reasoning_effort" in known:
-        options["reasoning_effort"] = effort
-    if verbosity is not None and "verbosity" in known:
+    options: dict[str, Any] = {"reasoning_effort": effort}
+    if verbosity is not None and "verbosity" in template.options(has_tools=has_tools):
         options["chat_template_kwargs"] = {"verbosity": verbosity}
     return options
 

@@ -63,7 +63,7 @@ class ReasoningOptions(RequestModel):
     """Options of the model's reasoning."""
 
     effort: str | None = option(
-        "passed to a chat template that has the variable `reasoning_effort`"
+        "passed to the chat template, if it has the variable `reasoning_effort`"
     )
     summary: Literal["auto", "concise", "detailed"] | None = option(
         "accepted; the response has the whole reasoning"

@@ -17,6 +17,9 @@ from specdec.types.errors import InvalidValueError
 from specdec.types.reports.stats import Counts
 from specdec.types.sampling.sampling_params import SamplingDefaults
 
+METRICS_ONLY = {"block_size", "num_kv_blocks", "max_loras", "adapters_in_use"}
+"""Fields of a replica's report that are sent as metrics alone."""
+
 PLAIN = {
     int: st.integers(0, 2**31 - 1),
     float: st.floats(allow_nan=False),
@@ -43,7 +46,7 @@ def values(hint):
 
 def records(kind):
     hints = typing.get_type_hints(kind)
-    names = [each.name for each in fields(kind)]
+    names = [each.name for each in fields(kind) if each.name not in METRICS_ONLY]
     if kind is Counts:  # the others are sent over HTTP only
         names = names[: names.index("decided_lengths")]
     return st.builds(kind, **{name: values(hints[name]) for name in names})

@@ -138,5 +138,5 @@ def test_tokens_are_added_together_only_if_none_ends_the_sequence(
 
 def _sequence(tokenizer, params):
     made = request_of(params)
-    detokenizer = IncrementalDetokenizer.of(tokenizer, made.params)
+    detokenizer = IncrementalDetokenizer.of(tokenizer, made.params, PROMPT)
     return Sequence(0, made, SamplingRules(seed=0), detokenizer, made.params.max_tokens)

@@ -116,14 +116,14 @@ async def test_an_image_in_a_result_is_noted():
     )
 
 
-async def test_options_are_passed_to_a_template_that_has_them():
+async def test_options_are_passed_to_the_template():
     assert chat_of("options of reasoning").reasoning_effort == "high"
     chat = chat_of("custom tool")
     assert (chat.reasoning_effort, chat.chat_template_kwargs) == ("medium", {"verbosity": "low"})
     request = ResponsesRequest(**recorded("custom tool"))
     plain = SimpleNamespace(options=lambda has_tools: frozenset())
     chat = as_chat(request, offered_tools(request), plain)
-    assert (chat.reasoning_effort, chat.chat_template_kwargs) == (None, None)
+    assert (chat.reasoning_effort, chat.chat_template_kwargs) == ("medium", None)  # with a note
 
 
 async def test_allowed_tools_are_the_only_ones():
