@@ -38,6 +38,9 @@ _STALE_S = 5.0
 """Age at which the address of a known model or adapter is looked up again: a call to a deleted
 application would wait indefinitely."""
 
+_REDEPLOYMENT_S = 120.0
+"""Time in which a model that is no longer listed is expected back, so that clients try again."""
+
 _ANSWER_TIMEOUT_S = 3.0
 _POLL_S = 0.05
 
@@ -134,6 +137,7 @@ class Applications:
         self._by_adapter: dict[str, PeerApplication] = {}
         self._list_peers = list_peers
         self._by_model: dict[str, PeerApplication] = {}
+        self._last_seen_at_s: dict[str, float] = {}  # of models
         self._listed_at_s = self._asked_at_s = -math.inf
         self._lock = asyncio.Lock()
 
@@ -144,8 +148,9 @@ class Applications:
     async def find(self, model: str) -> PeerApplication | None:
         """Return the application that serves this model; None for this one.
 
-        Raises UnknownModelError with the names of all models if there is none: callers have been
-        authenticated by then.
+        Raises NotReadyError for a model that was there in the last two minutes, as it may be
+        redeployed, and UnknownModelError with the names of all models if there is none: callers
+        have been authenticated by then.
         """
         if self.is_own(model):
             return None
@@ -156,6 +161,8 @@ class Applications:
             return self._by_model[model]
         await self._find_adapters()
         if model not in self._by_adapter:
+            if self._clock() - self._last_seen_at_s.get(model, -math.inf) < _REDEPLOYMENT_S:
+                raise NotReadyError(f"the model {model} is being redeployed, or was deleted")
             names = (*self._own_adapters(), *sorted(self._by_model), *sorted(self._by_adapter))
             raise UnknownModelError(model, self._own_model, *names)
         return self._by_adapter[model]
@@ -194,11 +201,12 @@ class Applications:
                 return
             try:
                 found = await self._list_peers()
-            except (RayError, RayServeException) as error:
+            except Exception as error:  # whatever happens to others, own requests go on
                 logger.warning("other applications cannot be looked up: %s", error)
             else:
                 self._by_model = {each.card.model: each for each in found.values()}
             self._listed_at_s = self._clock()
+            self._last_seen_at_s |= dict.fromkeys(self._by_model, self._listed_at_s)
 
 
 class ServeDirectory:
@@ -233,7 +241,10 @@ class _ListedApplication:
     def __init__(self, application: str) -> None:
         self._application = application
         self._router = serve.get_deployment_handle(ROUTER, application)
-        self._router._init()  # otherwise it receives the list of replicas after its first call
+        # Otherwise it receives the list of replicas after its first call. Serve returns the handle
+        # of an earlier application of this name, which can be initialized only once.
+        if not self._router.is_initialized:
+            self._router._init()
         self._control_plane = serve.get_deployment_handle(CONTROL_PLANE, application)
         self._request: asyncio.Task[None] | None = None
         self.peer: PeerApplication | None = None

@@ -103,8 +103,20 @@ async def test_a_later_application_is_found_and_a_deleted_one_forgotten(clock):
     clock.now_s += 1
     assert (await applications.find("c")).card.model == "c"
     clock.now_s += 1
+    with pytest.raises(NotReadyError, match="b is being redeployed"):
+        await applications.find("b")
+    clock.now_s += 120
     with pytest.raises(UnknownModelError, match="served: 'a', 'c'"):
         await applications.find("b")
+
+
+async def test_a_failing_lookup_leaves_the_last_list(clock):
+    environment = Environment("b")
+    applications = Applications("a", environment.list_peers, clock=clock)
+    await applications.find("b")
+    applications._list_peers = lambda: 1 / 0
+    clock.now_s += 6
+    assert (await applications.find("b")).card.model == "b"
 
 
 async def test_a_stale_entry_is_looked_up_again(clock):
@@ -115,7 +127,7 @@ async def test_a_stale_entry_is_looked_up_again(clock):
     clock.now_s += 4.9
     assert (await applications.find("b")).card.model == "b"
     clock.now_s += 0.2
-    with pytest.raises(UnknownModelError):
+    with pytest.raises(NotReadyError):
         await applications.find("b")
 
 
@@ -183,6 +195,17 @@ async def test_a_stream_without_replicas_raises_not_ready(monkeypatch):
         await anext(peer("b", Handle(has_replicas=False)).stream("answer"))
 
 
+class FakeHandle:
+    is_initialized = False
+
+    def __init__(self, serve, application):
+        self.card = SimpleNamespace(remote=lambda: serve._card(application))
+
+    def _init(self):
+        assert not self.is_initialized
+        self.is_initialized = True
+
+
 class FakeServe:
     """Serve with applications whose ControlPlanes answer, fail, or never answer."""
 
@@ -190,6 +213,7 @@ class FakeServe:
         """models: the model that each ControlPlane reports; None: it never answers."""
         self.models = models
         self.unavailable = set()
+        self.handles = {}
         self.num_calls = 0
 
     def status(self):
@@ -198,8 +222,8 @@ class FakeServe:
         return SimpleNamespace(applications={"theirs": theirs} | dict.fromkeys(self.models, each))
 
     def get_deployment_handle(self, deployment, application):
-        card = SimpleNamespace(remote=lambda: self._card(application))
-        return SimpleNamespace(card=card, _init=lambda: None)
+        """Return the same handle for the same names, which can be initialized once, as Serve."""
+        return self.handles.setdefault((deployment, application), FakeHandle(self, application))
 
     async def _card(self, application):
         self.num_calls += 1
@@ -219,7 +243,7 @@ def fake_serve(monkeypatch):
 
 
 async def test_a_model_is_found_while_its_control_plane_is_unavailable(fake_serve, clock):
-    """Until its application is deleted."""
+    """Until its application is deleted, and again after that was deployed again."""
     applications = Applications("a", ServeDirectory("own").list_peers, clock=clock)
     await applications.find("b")
     fake_serve.unavailable.add("app")
@@ -227,8 +251,12 @@ async def test_a_model_is_found_while_its_control_plane_is_unavailable(fake_serv
     assert (await applications.find("b")).card.model == "b"
     del fake_serve.models["app"]
     clock.now_s += 5.1
-    with pytest.raises(UnknownModelError):
+    with pytest.raises(NotReadyError):
         await applications.find("b")
+    fake_serve.models["app"] = "b"
+    fake_serve.unavailable.clear()
+    clock.now_s += 5.1
+    assert (await applications.find("b")).card.model == "b"
 
 
 async def test_a_changed_model_is_noticed(fake_serve):
