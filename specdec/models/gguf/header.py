@@ -171,8 +171,8 @@ class _Reader:
         return value
 
     def _take(self, num_bytes: int) -> bytes:
-        found = self._data[self._at : self._at + num_bytes]
-        if len(found) != num_bytes:
+        if num_bytes > len(self._data) - self._at:  # before a copy of the rest of the file
             raise ValueError("it ends within its header")
+        found = self._data[self._at : self._at + num_bytes]
         self._at += num_bytes
         return found
