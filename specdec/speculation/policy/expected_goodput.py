@@ -22,9 +22,6 @@ _LEAST_RETURN_BESIDE_PROMPTS = 2.0
 table has what they cost there, as a head runs the tokens of the prompts too, and the sequences that
 are still to come make later tokens cheaper."""
 
-_LEAST_GOODPUT = 1e-9
-"""Tokens per second of steps whose cost is beyond any measure; others divide by it."""
-
 
 @dataclass(frozen=True)
 class GoodputEstimate:
@@ -84,7 +81,6 @@ class ExpectedGoodput:
             max(
                 num_decoding * tokens / self.costs.step_s(num_decoding, shape, now_s),
                 self._waiting_goodput(now_s, num_decoding, shape),
-                _LEAST_GOODPUT,
             )
             for shape, tokens in zip(shapes, expected, strict=True)
         ]

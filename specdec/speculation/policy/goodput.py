@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -295,8 +294,7 @@ class GoodputChooser:
         assert self._chosen is not None
         self._reviews.note(now_s, num_decoding, self._chosen)
         goodputs, best, is_losing = self._compare(now_s, num_decoding, shapes)
-        plain = goodputs[0]  # 0 where a cost is beyond any measure
-        gain = goodputs[shapes.index(best)] / plain if plain else math.inf
+        gain = goodputs[shapes.index(best)] / goodputs[0]
         if self._may_lose(now_s, num_decoding, 1 + self._entry_margin):
             self._check(now_s, num_decoding, goodputs[0])
         elif best == self._chosen:

@@ -104,6 +104,7 @@ class SpeculationPolicy:
         self._decided_at_s = -math.inf
         self._drafts_since_s: float | None = None  # None while there are none
         self._num_steps_drafting = 0  # since then
+        self._is_for_decoding = False  # whether the present step was decided for decoding
         self._is_begun = False  # whether the present step has been reported
         self._is_timed = False  # whether it decodes only, with the drafts that were decided
         self._waited_s: float | None = None  # of the present step, for a draft not made ahead
@@ -182,6 +183,7 @@ class SpeculationPolicy:
         prompts: that the step may compute beside them.
         """
         self._is_begun = self._is_timed = False
+        self._is_for_decoding = num_decoding > 0
         self._observer = self._chooser
         if num_decoding == 0:
             return self._before_decoding(prompts)
@@ -231,10 +233,15 @@ class SpeculationPolicy:
     ) -> None:
         """Record that the decided step begins; to be skipped for steps without decoding.
 
+        Those that were decided as such count as that: the row of a prompt of one token looks as if
+        it decoded.
+
         num_asked: rows that were to draft. num_drafted: rows that did. has_prefill: whether the
         step also computes a part of a prompt, so that its time is not that of decoding. waited_s:
         seconds for which it has waited for a draft model; None where it has not.
         """
+        if not self._is_for_decoding:
+            return
         self._waited_s = waited_s
         decision = self._decision
         is_missing = num_asked > 0 and num_drafted == 0 and decision.ahead is DraftAhead.OFF

@@ -313,14 +313,19 @@ def test_missing_drafts_during_catch_up_are_not_counted_as_rejected(clock):
     assert len(chooser.steps) == 9
 
 
-def test_a_lost_step_is_not_timed(clock):
+@pytest.mark.parametrize(
+    ("num_decoding", "is_lost"), [(1, True), (0, False)], ids=["lost", "a prompt of one token"]
+)
+def test_a_step_that_is_lost_or_decodes_nothing_is_not_timed(clock, num_decoding, is_lost):
     chooser = RecordingChooser()
     policy = SpeculationPolicy(AUTO, clock, choosers={None: chooser})
-    policy.decide(1)
+    policy.decide(num_decoding)
     policy.begin_step(1, 1, has_prefill=False)
-    policy.forget_step()
+    if is_lost:
+        policy.forget_step()
     policy.end_step()
     assert chooser.steps == []
+    assert bool(policy.log.counts) == is_lost
 
 
 def test_goodput_is_bounded_by_threshold_number_and_budget(clock):
