@@ -17,6 +17,7 @@ from cluster.api.openai.parsers.pieces import (
     Content,
     Piece,
     Reasoning,
+    StateParser,
     first_mark,
 )
 from cluster.api.openai.parsers.tool_format import Tool
@@ -39,10 +40,10 @@ _HEADER = re.compile(
 )
 _MAX_HEADER_CHARS = 1_000
 
-_Kind = Literal["start", "header", "content", "reasoning", "call", "between"]
+_State = Literal["start", "header", "content", "reasoning", "call", "between"]
 
 
-class HarmonyParser:
+class HarmonyParser(StateParser[_State]):
     """Parser of one answer. A text without a header, as a grammar produces it, is content.
 
     num_reasoning_chars: characters up to the end of the last reasoning, 0 before it.
@@ -50,35 +51,28 @@ class HarmonyParser:
 
     def __init__(self, tools: Sequence[Tool] = (), begun: str = "") -> None:
         """tools: the functions that may be called. begun: text that the answer continues."""
+        super().__init__("start")
         self._names = frozenset(each.name for each in tools)
-        self._kind: _Kind = "start"
-        self._buffer = ""
         self._num_chars = 0  # that were fed
         self._has_arguments = False  # in the current call
-        self.num_calls = 0
         list(self.feed(begun))
         self._num_chars = self.num_reasoning_chars = 0
 
     @property
     def is_reasoning(self) -> bool:
         """Return whether the text so far ends in reasoning."""
-        return self._kind == "reasoning"
+        return self._state == "reasoning"
 
     def feed(self, text: str) -> Iterator[Piece]:
         """Add `text` and yield the pieces that are complete."""
-        self._buffer += text
         self._num_chars += len(text)
-        while True:
-            before = self._kind, len(self._buffer)
-            yield from self._read()
-            if (self._kind, len(self._buffer)) == before:
-                return
+        yield from super().feed(text)
 
     def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
         """Yield the rest at the end of the answer; a header that is not complete is dropped."""
         rest, self._buffer = self._buffer, ""
-        is_header = self._kind == "header" and _HEADER.fullmatch(rest)
-        is_role = self._kind == "between" and _ROLE.fullmatch(rest)
+        is_header = self._state == "header" and _HEADER.fullmatch(rest)
+        is_role = self._state == "between" and _ROLE.fullmatch(rest)
         if is_header or is_role or (is_cut and len(rest) > 1):
             return
         yield from self._piece(rest)
@@ -86,7 +80,7 @@ class HarmonyParser:
             yield from self._end_call()
 
     def _read(self) -> Iterator[Piece]:
-        match self._kind:
+        match self._state:
             case "start" | "between":
                 self._read_role()
             case "header":
@@ -102,28 +96,28 @@ class HarmonyParser:
         if may_be_header and mark is None:
             return
         is_header = may_be_header and (mark == CHANNEL or (mark == MESSAGE and "to=" in text))
-        if self._kind == "between":
+        if self._state == "between":
             self._buffer = self._buffer.lstrip()
-        self._kind = "header" if is_header else "content"
+        self._state = "header" if is_header else "content"
 
     def _read_header(self) -> Iterator[Piece]:
         start, mark = first_mark(self._buffer, (MESSAGE,))
         if mark is None:
             if len(self._buffer) > _MAX_HEADER_CHARS:
-                self._kind = "content"
+                self._state = "content"
             return
         header = self._take(start)
         self._take(len(mark))
         recipient = _RECIPIENT.search(header)
         channel = header.rpartition(CHANNEL)[2].split()
         if recipient is not None and recipient[1] in self._names:
-            self._kind, self._has_arguments = "call", False
+            self._state, self._has_arguments = "call", False
             self.num_calls += 1
             yield CallStart(self.num_calls - 1, recipient[1])
         elif channel[:1] == ["analysis"]:
-            self._kind = "reasoning"
+            self._state = "reasoning"
         else:
-            self._kind = "content"
+            self._state = "content"
 
     def _read_body(self) -> Iterator[Piece]:
         start, mark = first_mark(self._buffer, (*_ENDS, _START, CHANNEL))
@@ -133,20 +127,20 @@ class HarmonyParser:
             if self.is_reasoning:
                 self.num_reasoning_chars = self._num_chars - len(self._buffer)
             yield from self._end_call()
-            self._kind = "between" if mark in _ENDS else "header"
+            self._state = "between" if mark in _ENDS else "header"
 
     def _end_call(self) -> Iterator[Piece]:
         """Yield the arguments of a call whose message is empty."""
-        if self._kind == "call" and not self._has_arguments:
+        if self._state == "call" and not self._has_arguments:
             self._has_arguments = True
             yield CallArguments(self.num_calls - 1, "{}")
 
     def _piece(self, text: str) -> Iterator[Piece]:
-        if self._kind == "call" and not self._has_arguments:
+        if self._state == "call" and not self._has_arguments:
             text = text.lstrip()
         if not text:
             return
-        match self._kind:
+        match self._state:
             case "reasoning":
                 yield Reasoning(text)
             case "call":
@@ -154,7 +148,3 @@ class HarmonyParser:
                 yield CallArguments(self.num_calls - 1, text)
             case _:
                 yield Content(text)
-
-    def _take(self, count: int) -> str:
-        taken, self._buffer = self._buffer[:count], self._buffer[count:]
-        return taken

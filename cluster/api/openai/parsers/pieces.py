@@ -6,9 +6,12 @@ Parsers are incremental. The joined pieces do not depend on how the text is spli
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+State = TypeVar("State", bound=str)
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,33 @@ class PlainParser:
     def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
         """Yield nothing: all was yielded."""
         yield from ()
+
+
+class StateParser(ABC, Generic[State]):
+    """Parser of one answer by states, each of which reads from the text that is not parsed yet."""
+
+    def __init__(self, state: State) -> None:
+        """Begin in a state, with no text."""
+        self._state = state
+        self._buffer = ""
+        self.num_calls = 0
+
+    def feed(self, text: str) -> Iterator[Piece]:
+        """Add `text` and yield the pieces that are complete."""
+        self._buffer += text
+        while True:
+            before = self._state, len(self._buffer)
+            yield from self._read()
+            if (self._state, len(self._buffer)) == before:
+                return
+
+    @abstractmethod
+    def _read(self) -> Iterator[Piece]:
+        """Read what is complete in the present state; change nothing if more text is needed."""
+
+    def _take(self, count: int) -> str:
+        taken, self._buffer = self._buffer[:count], self._buffer[count:]
+        return taken
 
 
 def json_text(value: Any) -> str:

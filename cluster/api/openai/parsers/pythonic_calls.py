@@ -16,6 +16,7 @@ from cluster.api.openai.parsers.pieces import (
     CallStart,
     ContentWriter,
     Piece,
+    StateParser,
     first_mark,
     json_text,
 )
@@ -29,7 +30,7 @@ _BETWEEN = " \t\r\n,"
 _State = Literal["start", "list", "end", "text"]
 
 
-class PythonicCallParser:
+class PythonicCallParser(StateParser[_State]):
     """Parser of one answer. What is no call of a known function becomes content.
 
     States: `start` where a list may begin; `list`; `end` after it; `text`.
@@ -37,23 +38,12 @@ class PythonicCallParser:
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         """tools: the functions that may be called."""
+        super().__init__("start")
         self._names = frozenset(each.name for each in tools)
-        self._state: _State = "start"
-        self._buffer = ""
         self._held = ""  # marks and separators, which are content unless a call follows
         self._scan = _CallScan()
         self._has_call = False  # in the current list
         self._content = ContentWriter()
-        self.num_calls = 0
-
-    def feed(self, text: str) -> Iterator[Piece]:
-        """Add `text` and yield the calls that are complete, or the content."""
-        self._buffer += text
-        while True:
-            before = self._state, len(self._buffer)
-            yield from self._read()
-            if (self._state, len(self._buffer)) == before:
-                return
 
     def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
         """Yield the rest at the end of the answer, without the beginning of a call that is cut."""
@@ -149,10 +139,6 @@ class PythonicCallParser:
 
     def _hold(self, count: int) -> None:
         self._held += self._take(count)
-
-    def _take(self, count: int) -> str:
-        taken, self._buffer = self._buffer[:count], self._buffer[count:]
-        return taken
 
 
 class _CallScan:

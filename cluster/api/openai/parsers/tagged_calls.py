@@ -19,6 +19,7 @@ from cluster.api.openai.parsers.pieces import (
     CallStart,
     ContentWriter,
     Piece,
+    StateParser,
     first_mark,
     json_text,
 )
@@ -87,7 +88,7 @@ SYNTAXES: Mapping[str, TaggedSyntax] = {
 """Syntax of each family, by the name of its parser in vLLM and SGLang."""
 
 
-class TaggedCallParser:
+class TaggedCallParser(StateParser[_State]):
     """Parser of one answer. A call of an unknown function, or a malformed one, becomes content.
 
     States: `text` outside calls; `head` after an opening mark; `tags` before an argument or the end
@@ -96,11 +97,10 @@ class TaggedCallParser:
 
     def __init__(self, syntax: TaggedSyntax, tools: Sequence[Tool]) -> None:
         """tools: the functions that may be called."""
+        super().__init__("text")
         self._syntax = syntax
         self._tools = {each.name: each for each in tools}
         self._types: dict[str, ArgumentTypes] = {}
-        self._state: _State = "text"
-        self._buffer = ""
         self._read_so_far: list[str] = []  # text of the current call, which may yet be content
         self._is_open = False  # between a call and its closing mark
         self._content = ContentWriter()
@@ -109,16 +109,6 @@ class TaggedCallParser:
         self._texts: dict[str, str] = {}
         self._object = JsonSpan()
         self._given: Any = None  # arguments in an object in place of tags
-        self.num_calls = 0
-
-    def feed(self, text: str) -> Iterator[Piece]:
-        """Add `text` and yield the pieces that are complete."""
-        self._buffer += text
-        while True:
-            before = self._state, len(self._buffer)
-            yield from self._read()
-            if (self._state, len(self._buffer)) == before:
-                return
 
     def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
         """Yield the rest at the end of the answer; a call that is not complete is content."""
@@ -272,6 +262,6 @@ class TaggedCallParser:
 
     def _take(self, count: int) -> str:
         """Take characters of the current call."""
-        taken, self._buffer = self._buffer[:count], self._buffer[count:]
+        taken = super()._take(count)
         self._read_so_far.append(taken)
         return taken

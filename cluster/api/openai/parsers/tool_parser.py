@@ -24,6 +24,7 @@ from cluster.api.openai.parsers.pieces import (
     CallStart,
     ContentWriter,
     Piece,
+    StateParser,
     first_mark,
 )
 
@@ -40,7 +41,7 @@ MAX_HEAD_CHARS = 1_000
 _State = Literal["text", "calls", "object", "value", "arguments", "rest", "tail", "unopened"]
 
 
-class ToolCallParser:
+class ToolCallParser(StateParser[_State]):
     """Parser of one answer. The joined pieces do not depend on how the text is split.
 
     States: `text` outside calls; `calls` where a call may begin; `object` in a call that is an
@@ -50,11 +51,10 @@ class ToolCallParser:
 
     def __init__(self, syntax: CallSyntax, names: Collection[str]) -> None:
         """names: of the functions that may be called."""
+        super().__init__("calls" if syntax.is_bare else "text")
         self._syntax = syntax
         self._names = frozenset(names)
         self._marks = tuple(filter(None, (syntax.opening, syntax.closing, *syntax.section)))
-        self._state: _State = "calls" if syntax.is_bare else "text"
-        self._buffer = ""
         self._held = ""  # marks and separators, which are content unless a call follows
         self._has_object = self._has_call = False  # since the last opening mark
         self._is_listed = False  # within a list of objects
@@ -63,16 +63,6 @@ class ToolCallParser:
         self._object, self._num_scanned = JsonSpan(), 0  # characters that were fed to it
         self._arguments = JsonSpan()
         self._content = ContentWriter()
-        self.num_calls = 0
-
-    def feed(self, text: str) -> Iterator[Piece]:
-        """Add `text` and yield the pieces that are complete."""
-        self._buffer += text
-        while True:
-            before = self._state, len(self._buffer)
-            yield from self._read()
-            if (self._state, len(self._buffer)) == before:
-                return
 
     def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
         """Yield the rest at the end of the answer; without the beginning of a call that is cut."""
@@ -295,7 +285,3 @@ class ToolCallParser:
     def _hold(self, count: int) -> None:
         """Hold the next characters, which are content unless a call follows."""
         self._held += self._take(count)
-
-    def _take(self, count: int) -> str:
-        taken, self._buffer = self._buffer[:count], self._buffer[count:]
-        return taken
