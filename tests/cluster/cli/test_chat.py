@@ -14,13 +14,6 @@ from cluster.cli.chat import Conversation, run_chat, typed_lines
 from cluster.cli.main import main
 from specdec.client import Client
 from specdec.types.sampling.sampling_params import SamplingParams
-from tests.specdec.client.fake_service import FakeService, running
-
-
-@pytest.fixture
-def service():
-    with running(FakeService()) as service:
-        yield service
 
 
 @pytest.fixture

@@ -8,22 +8,8 @@ import pytest
 
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client import resumption
-from tests.cluster.cli.test_main import fails_with, run_cli
-from tests.specdec.client.fake_service import CHUNKS, CHUNKS_OF_TWO_CHOICES, FakeService, running
-
-
-@pytest.fixture
-def service():
-    with running(FakeService()) as service:
-        yield service
-
-
-@pytest.fixture
-def generate(service):
-    def run(*arguments, **options):
-        return run_cli("generate", "--address", service.address, *arguments, **options)
-
-    return run
+from tests.cluster.cli.conftest import fails_with, run_cli
+from tests.specdec.client.fake_service import CHUNKS, CHUNKS_OF_TWO_CHOICES
 
 
 @pytest.mark.parametrize("flag", ["--stream", "--no-stream"])

@@ -7,38 +7,14 @@ import sys
 
 import grpc
 import pytest
-from click.testing import CliRunner
 
-from cluster.cli import completion_result, main
+from cluster.cli import completion_result
 from cluster.cli import generate as generate_module
 from specdec.client import StreamChunk
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import Usage
-from tests.specdec.client.fake_service import CHUNKS, FakeService, running
-
-
-@pytest.fixture
-def service():
-    with running(FakeService()) as service:
-        yield service
-
-
-@pytest.fixture
-def generate(service):
-    def run(*arguments, **options):
-        return run_cli("generate", "--address", service.address, *arguments, **options)
-
-    return run
-
-
-def run_cli(*arguments, **options):
-    return CliRunner().invoke(main.main, arguments, **options)
-
-
-def fails_with(result, line):
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == f"error: {line}\n"
-
+from tests.cluster.cli.conftest import fails_with, run_cli
+from tests.specdec.client.fake_service import CHUNKS
 
 # generate
 

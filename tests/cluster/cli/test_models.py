@@ -15,7 +15,7 @@ from specdec.config.quantization import QUANTIZATION_METHODS
 from specdec.models.resolve import packaged_directory
 from specdec.types.errors import ModelNotFoundError
 from specdec.worker import native_library_fault
-from tests.cluster.cli.test_main import fails_with, run_cli
+from tests.cluster.cli.conftest import fails_with, run_cli
 from tests.specdec.models.families import save_family
 
 

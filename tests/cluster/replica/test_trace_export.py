@@ -7,27 +7,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
-import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from cluster.replica.tracing import Tracing, tracing_to
+from cluster.replica.tracing import tracing_to
 from tests.clock import Clock
 from tests.cluster.replica.test_tracing import CALL
-
-
-@pytest.fixture
-def exporter():
-    return InMemorySpanExporter()
-
-
-@pytest.fixture
-def tracing(exporter):
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return Tracing(provider, exporter, "tiny")
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):

@@ -8,16 +8,13 @@ from types import SimpleNamespace
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.grpc.servicers import InferenceServicer
 from cluster.observability.request_context import KeepHeaders, current_headers, text_headers
 from cluster.replica.instrumentation import TracedRequest
-from cluster.replica.tracing import PHASES, Tracing
+from cluster.replica.tracing import PHASES
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.metrics.metrics import ABORTED, Metrics
@@ -33,18 +30,6 @@ PROMPT = [11, 12, 13, 14, 11, 12]
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
 CALL = GenerateRequest("once", SamplingParams(temperature=0.5, max_tokens=7), request_id="r")
-
-
-@pytest.fixture
-def exporter():
-    return InMemorySpanExporter()
-
-
-@pytest.fixture
-def tracing(exporter):
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return Tracing(provider, exporter, "tiny")
 
 
 @pytest.fixture
