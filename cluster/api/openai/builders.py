@@ -248,7 +248,7 @@ class ResponseBuilder(ABC):
 
     @property
     def keep_alive(self) -> bytes:
-        """What a stream sends in a long silence."""
+        """Bytes that a stream sends in a long silence."""
         return COMMENT
 
     def opening(self) -> list[bytes]:

@@ -30,8 +30,6 @@ logger = logging.getLogger(__name__)
 MAX_VERSIONS = 16
 """Versions to remember; the oldest that are not in use are forgotten first."""
 
-_NO_DRAFTS = FirstTokens(0, 0)
-
 
 @dataclass
 class _Version:

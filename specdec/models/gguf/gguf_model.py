@@ -69,7 +69,7 @@ class GGUFModel:
 
     @property
     def is_tied(self) -> bool:
-        """Whether the output uses the embeddings."""
+        """True where the output head is the embedding matrix."""
         return _LM_HEAD not in self.header.tensors
 
     @property

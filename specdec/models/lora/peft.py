@@ -21,9 +21,6 @@ from specdec.types.errors import UnsupportedModelError
 CONFIG_FILE = "adapter_config.json"
 WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 
-MAX_RANK = 512
-"""The largest rank that can be configured, as in vLLM."""
-
 _MAX_CONFIG_BYTES = 2**20
 _LARGEST = 2**24
 _PREFIX = "base_model.model."

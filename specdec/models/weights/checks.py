@@ -66,7 +66,7 @@ class ListedHeaders(HeaderSource, Protocol):
 
 @dataclass(frozen=True)
 class CheckpointFindings:
-    """What the headers of a checkpoint show.
+    """Findings from the headers of a checkpoint.
 
     faults: why it does not load, a line each. unknown: tensors that nothing reads; known: others
     that nothing reads, by kind. num_quantized: weights that are stored as codes.

@@ -34,7 +34,7 @@ SUPPORTED = (
 )
 
 _GPTQ_VERSIONS = {"gptq": 1, "gptq_v2": 0}
-"""What is added to the zero points of each version of the layout."""
+"""Offset of the zero points in each version of the layout."""
 
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 

@@ -31,7 +31,7 @@ from specdec.text.chat_template import ChatTemplate
 from specdec.types.errors import InvalidValueError
 
 OMITTED_MEDIA = "[omitted: the model reads text only]"
-"""What the model reads in place of an image or a file in the result of a call."""
+"""Text that the model reads in place of an image or a file in the result of a call."""
 
 _OTHER_FIELDS = frozenset({"tools", "tool_choice", "service_tier"})
 """Fields with the names of a chat's and other values."""

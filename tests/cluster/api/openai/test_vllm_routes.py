@@ -1,4 +1,4 @@
-"""What clients of vLLM and SGLang expect beside OpenAI's fields and paths."""
+"""Fields and paths beside OpenAI's that clients of vLLM and SGLang expect."""
 
 import copy
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""What `specdec models show` reports about the files of a model."""
+"""Reports of `specdec models show` about the files of a model."""
 
 import json
 import shutil
