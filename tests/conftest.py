@@ -1,4 +1,10 @@
-"""Model fixtures that many tests share; each is built or downloaded once per session."""
+"""Model fixtures that many tests share; each is built or downloaded once per session.
+
+The process of pytest that only distributes tests imports this file, too: whatever imports torch is
+imported where it is used.
+"""
+
+from __future__ import annotations
 
 import gc
 import logging
@@ -6,19 +12,17 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # Triton's functions are made for its interpreter or its compiler when they are imported, and torch
 # may import them.
 os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
-import torch
 from xdist.scheduler import LoadScopeScheduling
 
-from specdec.models.resolve import resolve
-from specdec.text.tokenizer import Tokenizer
-from tests.specdec.tiny import llama2_like_tokenizer, tiny_llama_dir
+if TYPE_CHECKING:
+    from specdec.text.tokenizer import Tokenizer
 
 SERVICE_TESTS = "tests/e2e/"
 
@@ -32,9 +36,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 # Modules and tests live as long as the process: looking for garbage among them takes a fifth of the
 # time of pytest's collection.
 gc.disable()
-
-# More threads do not speed up models this small, and wait for each other on busy cores.
-torch.set_num_threads(1)
 
 # A shell starts background jobs with SIGINT ignored, and nohup ignores SIGHUP; processes started by
 # tests inherit both.
@@ -70,7 +71,12 @@ def pytest_collection_finish() -> None:
     A collection takes half a second with them. For each phase of a test pytest adds a handler to
     all loggers that do not propagate, most of them torch's; its handler of the root is enough.
     """
+    import torch
+
+    # More threads do not speed up models this small, and wait for each other on busy cores.
+    torch.set_num_threads(1)
     gc.freeze()
+    gc.set_threshold(20_000)  # applications and configurations are made anew for many tests
     gc.enable()
     for each in logging.root.manager.loggerDict.values():
         if isinstance(each, logging.Logger):
@@ -83,18 +89,25 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Shared by the whole session: read it, never write to it.
     """
+    from tests.specdec.tiny import tiny_llama_dir
+
     return tiny_llama_dir(tmp_path_factory.mktemp("tiny_llama"))
 
 
 @pytest.fixture(scope="session")
 def smollm2_dir() -> Path:
     """SmolLM2-135M-Instruct, downloaded on first use. For tests marked `model`."""
+    from specdec.models.resolve import resolve
+
     return resolve("smollm2-135m-instruct")
 
 
 @pytest.fixture(scope="session")
 def llama2_like(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """Return the tokenizer of `llama2_like_tokenizer`."""
+    from specdec.text.tokenizer import Tokenizer
+    from tests.specdec.tiny import llama2_like_tokenizer
+
     directory = tmp_path_factory.mktemp("llama2_like")
     llama2_like_tokenizer().save_pretrained(directory)
     return Tokenizer(directory)
