@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,18 @@ def render(values=None, *, name="demo", namespace="llm", notes=False) -> Any:
 
     Raises Helm's error for values that the schema or a template rejects.
     """
-    chart().validate_schema(values or {})
-    files = chart().render(values or {}, name=name, namespace=namespace)
-    if notes:
-        return files["specdec/templates/NOTES.txt"]
+    objects, text = _rendered(json.dumps(values or {}), name, namespace)
+    return text if notes else pickle.loads(objects)
+
+
+@functools.cache
+def _rendered(values: str, name: str, namespace: str) -> tuple[bytes, str]:
+    """Return the pickled objects, and NOTES.txt; many tests render the same values (JSON)."""
+    chart().validate_schema(json.loads(values))
+    files = chart().render(json.loads(values), name=name, namespace=namespace)
     texts = [text for path, text in sorted(files.items()) if not path.endswith("NOTES.txt")]
-    return [each for text in texts for each in parsed(text)]
+    objects = [each for text in texts for each in parsed(text)]
+    return pickle.dumps(objects), files["specdec/templates/NOTES.txt"]
 
 
 def parsed(text: str) -> Objects:
