@@ -56,7 +56,15 @@ def test_speculation_stops_before_a_replica_is_added(simulate):
     assert max(each.num_chosen for each in after) >= 1, "drafting does not resume"
 
 
-@pytest.mark.parametrize("share", [pytest.param(0.5, marks=pytest.mark.slow), 0.9, 1.2, 1.9])
+@pytest.mark.parametrize(
+    "share",
+    [
+        pytest.param(0.5, marks=pytest.mark.slow),
+        pytest.param(0.9, marks=pytest.mark.slow),
+        1.2,
+        pytest.param(1.9, marks=pytest.mark.slow),
+    ],
+)
 def test_a_steady_load_settles(simulate, share):
     fleet = simulate(lambda second: share * CAPACITY, 600)
     late = [at_s for at_s, _ in fleet.changes if at_s > 300]

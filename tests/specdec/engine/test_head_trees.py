@@ -44,13 +44,21 @@ class Texts:
 
     def __init__(self, directory, new_dir):
         self.directory, self.new_dir = directory, new_dir
-        self.outputs, self.heads = {}, {}
+        self.outputs, self.heads, self.chains = {}, {}, {}
 
     def without_speculation(self, temperature):
         if temperature not in self.outputs:
             engine = local_engine(self.directory, engine_config(0))
             self.outputs[temperature] = tokens_by(engine, requests(temperature))
         return self.outputs[temperature]
+
+    def chains_of(self, method, kernels):
+        """Return the run of the requests one by one, with chains and no prefix cache."""
+        if (method, kernels) not in self.chains:
+            limits = {"max_num_seqs": 1, "enable_prefix_caching": False}
+            made = Recording(self, method, kernels, 0, **limits)
+            self.chains[method, kernels] = made.run(requests())
+        return self.chains[method, kernels]
 
     def head(self, method):
         if method not in self.heads:
@@ -139,8 +147,7 @@ def test_trees_change_no_token(texts, method, kernels, temperature):
 def test_a_tree_holds_the_chain_of_an_undisturbed_run(texts, method, kernels, batch_size):
     """So it accepts at least what the chain does, wherever the KV of its head comes from."""
     asked = requests()
-    chains = Recording(texts, method, kernels, 0, max_num_seqs=1, enable_prefix_caching=False)
-    chains.run(asked)
+    chains = texts.chains_of(method, kernels)
     trees = Recording(texts, method, kernels, max_num_seqs=batch_size).run(asked)
     assert trees.tokens == chains.tokens
     common = trees.drafts.keys() & chains.drafts.keys()

@@ -118,23 +118,23 @@ def test_each_request_of_a_batch_has_the_tokens_of_its_adapter_merged(
 def test_ngram_drafts_and_preemption_change_no_token(
     tiny_model_dir, adapters, reference, kernels, temperature
 ):
-    for changes in ({}, {"num_blocks": 48}, {"enable_prefix_caching": False}):
-        for num_draft_tokens in (0, 3):
-            engine = local_engine(
-                tiny_model_dir,
-                config(num_draft_tokens, **changes),
-                kernels=kernels,
-                adapters=adapters,
-            )
-            expected = reference(kernels, temperature)
-            assert tokens_by(engine, requests(engine, temperature)) == expected
-            counts = engine.stats().counts
-            if changes.get("num_blocks"):
-                assert counts.num_preemptions > 0
-            if num_draft_tokens:
-                assert counts.speculation.num_accepted_tokens > 0
-            # A second run finds its prompts in the cache, under the adapters' keys.
-            assert tokens_by(engine, requests(engine, temperature)) == expected
+    preempted, uncached = {"num_blocks": 48}, {"enable_prefix_caching": False}
+    for num_draft_tokens, changes in ((0, preempted), (3, {}), (3, preempted), (3, uncached)):
+        engine = local_engine(
+            tiny_model_dir,
+            config(num_draft_tokens, **changes),
+            kernels=kernels,
+            adapters=adapters,
+        )
+        expected = reference(kernels, temperature)
+        assert tokens_by(engine, requests(engine, temperature)) == expected
+        counts = engine.stats().counts
+        if changes.get("num_blocks"):
+            assert counts.num_preemptions > 0
+        if num_draft_tokens:
+            assert counts.speculation.num_accepted_tokens > 0
+        # A second run finds its prompts in the cache, under the adapters' keys.
+        assert tokens_by(engine, requests(engine, temperature)) == expected
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

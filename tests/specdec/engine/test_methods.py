@@ -80,9 +80,12 @@ TREES_OF_HEADS = {
     for method in HEADS
 }
 METHODS |= TREES_OF_HEADS
+# Combinations whose parts and order others of `make test` have.
+SLOW_COMBINATIONS = ("ngram first", "suffix first", "suffix, medusa", "budget, suffix")
+SLOW_COMBINATIONS += ("lookahead first", "suffix trees, medusa")
 QUICK_METHODS = [
     pytest.param(method, marks=pytest.mark.slow)
-    if method in ("p_eagle", "hydra", "dflash", "dspark", *TREES_OF_HEADS)
+    if method in ("p_eagle", "hydra", "dflash", "dspark", *SLOW_COMBINATIONS, *TREES_OF_HEADS)
     else method
     for method in METHODS
 ]
