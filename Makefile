@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PARALLEL := --numprocesses $(WORKERS) --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 PROTOS := $(shell find protos -name '*.proto')
 GENERATORS := architecture chart cli_reference migration monitoring openai_reference supported_models wire_methods
-BENCHMARKS = $(sort peers $(basename $(notdir $(shell grep -l __main__ benchmarks/*.py))))
+BENCHMARKS = $(sort peers service_cpu $(basename $(notdir $(shell grep -l __main__ benchmarks/*.py))))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -58,9 +58,12 @@ class ServiceDidNotStartError(Exception):
 
 
 @contextmanager
-def started_service(model: str, **settings: Any) -> Iterator[ServiceProcess]:
+def started_service(
+    model: str, prepare: Callable[[], None] | None = None, **settings: Any
+) -> Iterator[ServiceProcess]:
     """Start the service on free loopback ports, and stop it with all its processes at the end.
 
+    prepare: a function of a module, which the process of the service calls before it starts.
     settings: fields of ServeConfig.
     """
     grpc_port, http_port = _free_ports(2)
@@ -75,7 +78,8 @@ def started_service(model: str, **settings: Any) -> Iterator[ServiceProcess]:
     # Ray can be initialized once per process, and its processes are identified by their ancestor.
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(config.to_mapping(), theirs), name="service")
+    arguments = (config.to_mapping(), theirs, prepare)
+    process = context.Process(target=_serve, args=arguments, name="service")
     process.start()
     theirs.close()
     try:
@@ -87,10 +91,14 @@ def started_service(model: str, **settings: Any) -> Iterator[ServiceProcess]:
         state.cleanup()
 
 
-def _serve(config: dict[str, Any], connection: Connection) -> None:
+def _serve(
+    config: dict[str, Any], connection: Connection, prepare: Callable[[], None] | None
+) -> None:
     """Serve in the child process until the parent closes its end of the pipe or dies."""
     from cluster.serve.startup import running_service
 
+    if prepare is not None:
+        prepare()
     with running_service(ServeConfig.from_mapping(config), print_progress):
         connection.send("ready")
         with suppress(EOFError, KeyboardInterrupt):

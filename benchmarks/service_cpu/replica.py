@@ -1,0 +1,68 @@
+"""The parts of the service that a benchmark replaces: the rank of the target, and its choice.
+
+`install` runs in the process that deploys the service. The Router's replica is then a
+`ClockedReplica`, which starts `ClockedWorker` in place of `TargetWorker` and reports its threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
+
+from ray.util.placement_group import PlacementGroup
+
+from benchmarks.service_cpu.cpu import EVENT_LOOP, THREADS_FILE
+from benchmarks.service_cpu.device import ClockedRunner
+from cluster.config.serve_config import ServeConfig
+from cluster.serve import application
+from cluster.serve.deployment import RouterReplica
+from cluster.workers.groups import target_group
+from cluster.workers.groups.roles import TARGET
+from cluster.workers.rank.actor import TargetWorker
+from cluster.workers.rank.heap import freeze_heap
+from cluster.workers.rank.target_steps import TargetSteps
+from cluster.workers.rank.worker import ModelWorker
+from specdec.worker import TargetModelRunner
+
+
+class ClockedWorker(TargetWorker):
+    """A rank whose device computes nothing; everything else is that of the service."""
+
+    def _load(self) -> ModelWorker:
+        runner = cast("TargetModelRunner", ClockedRunner(self._spec.model.directory))
+        steps = TargetSteps(runner, self._rank)
+        freeze_heap()
+        return ModelWorker(runner, steps, self._rank, steps.finish)
+
+
+class ClockedReplica(RouterReplica):
+    """A replica whose target is a clocked device."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        config: Mapping[str, Any],
+        control_plane: Any,
+        found: Any,
+        draft_hosts: Any,
+    ) -> None:
+        self._directory = Path(ServeConfig.from_mapping(config).model)
+        clocked = replace(TARGET, actor=ClockedWorker)
+        patch.object(target_group, "TARGET", clocked).start()  # this process serves nothing else
+        await super().__init__(config, control_plane, found, draft_hosts)
+
+    async def _start(self, placement: PlacementGroup | None) -> None:
+        await super()._start(placement)
+        names = {each.name: each.native_id for each in threading.enumerate()}
+        found = {"pid": os.getpid(), "threads": {**names, EVENT_LOOP: threading.get_native_id()}}
+        (self._directory / THREADS_FILE).write_text(json.dumps(found))
+
+
+def install() -> None:
+    """Have this process deploy the service with a clocked device."""
+    patch.object(application, "RouterReplica", ClockedReplica).start()
