@@ -44,7 +44,7 @@ from specdec.models.resolve import resolve
 STREAMS = (1, 16, 64, 256)
 TARGETS = {"instant": INSTANT, "clocked": DeviceSpeed()}
 MAX_TOKENS = 128
-SETTINGS: dict[str, Any] = {  # those of a GPU, where the device does not have defaults of its own
+SETTINGS: dict[str, Any] = {  # those of a GPU, since the service would use those of a CPU
     "device": "cpu",
     "dtype": "bfloat16",
     "max_model_len": 2048,
@@ -52,6 +52,7 @@ SETTINGS: dict[str, Any] = {  # those of a GPU, where the device does not have d
     "max_num_batched_tokens": 2048,
     "max_prefill_tokens": 2048,
     "kv_cache_memory_gib": 2.0,
+    "speculative_config": None,
     "log_level": "warning",
 }
 _MIN_REQUESTS, _ONE_TOKEN_REQUESTS, _ONE_TOKEN_STREAMS = 4, 512, 16
@@ -160,7 +161,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     everything = list(product(get_args(Api), STREAMS))
     parser.add_argument("--loads", type=_chosen_load, nargs="+", default=everything)
     parser.add_argument("--target", choices=TARGETS, nargs="+", default=list(TARGETS))
-    parser.add_argument("--repeats", type=int, default=3, help="medians of so many (default: 3)")
+    parser.add_argument("--repeats", type=int, default=3, help="of each load (default: 3)")
     parser.add_argument("--quick", action="store_true", help="one repetition, half of the requests")
     add_output(parser, "service-cpu")
     return parser.parse_args(arguments)

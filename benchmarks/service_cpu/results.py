@@ -96,9 +96,9 @@ def make_row(
 
 def _medians(records: Sequence[RecordT]) -> RecordT:
     """Return the record of the medians of each field, without those that are None."""
-    columns: Iterator[list[float | None]] = (
-        [getattr(each, field.name) for each in records] for field in fields(records[0])
-    )
-    known = ([value for value in column if value is not None] for column in columns)
-    medians: list[Any] = [statistics.median(each) if each else None for each in known]
+    medians: list[Any] = []
+    for field in fields(records[0]):
+        values = [getattr(each, field.name) for each in records]
+        known = [value for value in values if value is not None]
+        medians.append(statistics.median(known) if known else None)
     return type(records[0])(*medians)
