@@ -130,10 +130,8 @@ def _measure_loads(
         found[load].append(service.measure(load, seed=1000 * repeat + load.streams))
         if engine is not None:
             rates[load].append(engine.tokens_per_s(load, seed=1000 * repeat + load.streams))
-    rows = [make_row(target, load, found[load], rates[load]) for load in loads]
-    for row in rows:
-        print_row(row)
-    return rows
+        print_row(make_row(target, load, found[load], rates[load]))
+    return [make_row(target, load, found[load], rates[load]) for load in loads]
 
 
 def make_loads(chosen: Sequence[tuple[Api, int]], rounds: int) -> list[Load]:
