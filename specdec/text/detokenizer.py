@@ -152,7 +152,9 @@ class IncrementalDetokenizer:
         self._hidden_ids = special | tokenizer.blank_token_ids
         self._vocab_size = tokenizer.vocab_size
         self._marks = MarkedStops.of(tokenizer, stop) if skip_special_tokens else None
-        self._held = stop if self._marks is None else (*stop, *self._marks.visible)
+        self._held = [(each, len(each) - 1) for each in stop]  # and the most characters held back
+        if self._marks is not None:  # the whole visible text may be followed by a special token
+            self._held += [(each, len(each)) for each in self._marks.visible]
         self._decoder = make_text_decoder(tokenizer, self._visible_end(before))
         self._text = ""  # not returned yet
         self._ends: list[int] = []  # length of _text after each token since the last take
@@ -270,8 +272,8 @@ class IncrementalDetokenizer:
     def _num_final_chars(self) -> int:
         """Return the length of the text before a possible start of a stop string."""
         end = len(self._text)
-        for stop in self._held:
-            start = self._text.find(stop[0], max(0, len(self._text) - len(stop) + 1))
+        for stop, most in self._held:
+            start = self._text.find(stop[0], max(0, len(self._text) - most))
             while 0 <= start < end and not stop.startswith(self._text[start:]):
                 start = self._text.find(stop[0], start + 1)
             if 0 <= start < end:

@@ -36,11 +36,9 @@ class MarkedStops:
         """Return the search for those of `stops` that name a special token; None if none does."""
         if not stops:
             return None
-        token_ids = sorted(tokenizer.special_token_ids)
-        names = dict(zip(token_ids, tokenizer.token_strings(token_ids), strict=True))
-        named = {token_id: name for token_id, name in names.items() if name}
-        marked = tuple(each for each in stops if any(name in each for name in named.values()))
-        return cls(marked, named) if marked else None
+        names = tokenizer.special_token_strings
+        marked = tuple(each for each in stops if any(name in each for name in names.values()))
+        return cls(marked, names) if marked else None
 
     def find_at_token(self, token_id: int, num_chars: int) -> Sequence[StopMatch]:
         """Add a token outside the text of `num_chars`; return the stop strings that it completes.

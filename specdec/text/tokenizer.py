@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,13 @@ class Tokenizer:
     def vocabulary(self) -> dict[str, int]:
         """Token ids by the string of each token."""
         return dict(self._backend.get_vocab(with_added_tokens=True))
+
+    @cached_property
+    def special_token_strings(self) -> Mapping[int, str]:
+        """Strings of the special tokens, by id."""
+        token_ids = sorted(self.special_token_ids)
+        strings = zip(token_ids, self.token_strings(token_ids), strict=True)
+        return {token_id: string for token_id, string in strings if string}
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a token string; None if the vocabulary lacks it."""

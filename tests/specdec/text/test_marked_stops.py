@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from specdec.text.detokenizer import IncrementalDetokenizer
+from specdec.text.marked_stops import MarkedStops
 from specdec.text.tokenizer import Tokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"
@@ -26,6 +27,9 @@ def tokenizer(tiny_model_dir: Path) -> Tokenizer:
         ((START + "the",), False, "", START + "the"),
         (("n x", END + " x"), False, "the town", END + " x"),
         ((START + END,), False, "the town x.", None),
+        ((START + "the town" + END,), False, "", START + "the town" + END),
+        ((START + "the town" + END + " x",), False, "", START + "the town" + END + " x"),
+        ((" town" + END + " x.",), False, "the", " town" + END + " x."),
     ],
 )
 def test_stop_strings_may_name_special_tokens_outside_the_text(
@@ -45,3 +49,12 @@ def test_stop_strings_may_name_special_tokens_outside_the_text(
 def test_a_special_token_within_min_tokens_completes_no_stop_string(tokenizer: Tokenizer) -> None:
     detokenizer = IncrementalDetokenizer(tokenizer, (END,), min_tokens=1)
     assert [detokenizer.append(2) for _ in range(2)] == [None, END]
+
+
+def test_strings_of_special_tokens_are_looked_up_once(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MarkedStops.of(tokenizer, (END,))
+    monkeypatch.setattr(tokenizer, "token_strings", None)
+    assert MarkedStops.of(tokenizer, ("x", END)) is not None
+    assert MarkedStops.of(tokenizer, ("x",)) is None
