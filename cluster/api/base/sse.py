@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 STREAM_HEADERS: Mapping[str, str] = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 EMPTY_LINE = b"\n"
-COMMENT = b": waiting for the first token\n\n"
+COMMENT = b": waiting for the next token\n\n"
 """Bytes that keep a connection open and that clients ignore."""
 
 

@@ -1,17 +1,14 @@
 """Outputs of a stream that has begun while its prompt is queued or computed.
 
-A proxy ends a connection without bytes after a minute. So the status and the headers are sent when
-the engine has admitted the request, with an empty line, which clients skip even if they parse lines
-instead of events. A comment follows at each interval until the first output.
+The status and the headers are sent when the engine has admitted the request, with an empty line,
+which clients skip even if they parse lines instead of events.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
-from cluster.api.base.sse import EMPTY_LINE
 from cluster.api.openai.streams import PromptOutput
 
 Outputs = AsyncGenerator[PromptOutput, None]
@@ -26,8 +23,17 @@ class PendingOutputs:
         generate: returns their outputs, and calls its argument when the engine has admitted them.
         """
         self._is_admitted = asyncio.get_running_loop().create_future()
-        self._outputs = generate(lambda: self._is_admitted.set_result(None))
+        self._outputs = generate(self._admit)
         self._first = asyncio.create_task(_first_of(self._outputs))
+
+    def _admit(self) -> None:
+        if not self._is_admitted.done():
+            self._is_admitted.set_result(None)
+
+    @property
+    def has_first(self) -> bool:
+        """Return whether the first output, or the error before it, is there."""
+        return self._first.done()
 
     async def wait_until_admitted(self) -> None:
         """Wait. Raise the error of requests that were not admitted, after closing them."""
@@ -46,15 +52,6 @@ class PendingOutputs:
             await self.aclose()
             raise
 
-    async def keep_alive(self, interval_s: float, comment: bytes) -> AsyncGenerator[bytes, None]:
-        """Yield what is sent before the first output: at once, and then at each interval."""
-        if not self._first.done():
-            yield EMPTY_LINE
-        while not self._first.done():
-            await asyncio.wait((self._first,), timeout=interval_s)
-            if not self._first.done():
-                yield comment
-
     async def __aiter__(self) -> AsyncIterator[PromptOutput]:
         """Yield all outputs."""
         yield await self._first
@@ -66,32 +63,6 @@ class PendingOutputs:
         self._first.cancel()
         await asyncio.gather(self._first, return_exceptions=True)
         await self._outputs.aclose()
-
-
-class Silence:
-    """Time in which a stream sends nothing, although tokens are generated: hidden reasoning."""
-
-    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """limit_s: 0 for no limit. clock: in seconds."""
-        self._limit_s = limit_s
-        self._clock = clock
-        self._began_at_s: float | None = None
-
-    def is_too_long(self, *, has_events: bool) -> bool:
-        """Return whether the silence has reached its limit, and begin another.
-
-        has_events: whether the last output had events, after which there is none.
-        """
-        if has_events:
-            self._began_at_s = None
-            return False
-        now_s = self._clock()
-        if self._began_at_s is None:
-            self._began_at_s = now_s
-        is_too_long = 0 < self._limit_s <= now_s - self._began_at_s
-        if is_too_long:
-            self._began_at_s = now_s
-        return is_too_long
 
 
 async def _first_of(outputs: Outputs) -> PromptOutput:

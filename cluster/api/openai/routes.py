@@ -14,12 +14,13 @@ from fastapi import APIRouter, Depends, Header, Path, Request, Response
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.base.openai_errors import ApiError, failure_of
 from cluster.api.base.openai_schema import ErrorBody, ResponseModel
+from cluster.api.base.sse import EMPTY_LINE
 from cluster.api.openai.builders import RequestContext, ResponseBuilder, offload
 from cluster.api.openai.chat import prepare_chat
 from cluster.api.openai.completion import prepare_completion
 from cluster.api.openai.conversation import configured_tool_format, make_conversation, tool_use
 from cluster.api.openai.forced_calls import until_repeated
-from cluster.api.openai.pending_outputs import PendingOutputs, Silence
+from cluster.api.openai.pending_outputs import PendingOutputs
 from cluster.api.openai.request_handler import RequestHandler, authorization_of
 from cluster.api.openai.request_warnings import template_warnings, warning_headers
 from cluster.api.openai.responses.builder import prepare_response, response_chat
@@ -203,8 +204,10 @@ async def generate_response(
             return await _complete(builder, generate())
         outputs, interval_s = PendingOutputs(generate), router.config.sse_keep_alive_s
         await (outputs.wait_until_admitted() if interval_s else outputs.wait_for_first())
-        events = _events(handler, builder, outputs, names, interval_s)
-        return EventStream(events, outputs, context.deadline)
+        events = _events(handler, builder, outputs, names)
+        return EventStream(
+            events, outputs, context.deadline, keep_alive_s=interval_s, comment=builder.keep_alive
+        )
 
     response = await cancel_on_disconnect(request, answer())
     response.headers.update(warning_headers(context.warnings, names))
@@ -248,23 +251,18 @@ async def _events(
     builder: ResponseBuilder,
     outputs: PendingOutputs,
     names: Mapping[str, str],
-    interval_s: float,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream. interval_s: longest silence, in which nothing is visible."""
-    silence = Silence(interval_s)
+    """Yield the events of a stream."""
     async with aclosing(outputs):
         try:
             for data in builder.opening():
                 yield data
-            async for data in outputs.keep_alive(interval_s, builder.keep_alive):
-                yield data
+            if not outputs.has_first:
+                yield EMPTY_LINE
             async for each in outputs:
                 encode = partial(builder.events, each)
-                encoded = await offload(encode, is_large=builder.is_large(each.output))
-                for data in encoded:
+                for data in await offload(encode, is_large=builder.is_large(each.output)):
                     yield data
-                if silence.is_too_long(has_events=bool(encoded)):
-                    yield builder.keep_alive
             for data in await offload(builder.closing, is_large=builder.names is not None):
                 yield data
         except Exception as error:

@@ -16,8 +16,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from cluster.api.base.authentication import Lease
+from cluster.api.base.keep_alive import KeepAlive
 from cluster.api.base.openai_errors import ApiError
-from cluster.api.base.sse import STREAM_HEADERS
+from cluster.api.base.sse import COMMENT, STREAM_HEADERS
 from cluster.api.openai.thinking_budget import ThinkingBudget, generate_within_budget
 from cluster.replica.router import Router
 from specdec.types.request import GenerateRequest
@@ -203,15 +204,21 @@ class EventStream(StreamingResponse):
         source: Closable,
         deadline: Deadline,
         grace_s: float = 5.0,
+        *,
+        keep_alive_s: float = 0.0,
+        comment: bytes = COMMENT,
     ) -> None:
         """Stream `events`, made from `source`, which has started even if `events` never does.
 
-        grace_s: seconds after the deadline for events that are still to be sent.
+        grace_s: seconds after the deadline for events that are still to be sent. keep_alive_s:
+        seconds without an event after which `comment` is sent; 0: never.
         """
         super().__init__(events, media_type="text/event-stream", headers=STREAM_HEADERS)
         self._closed_at_end: tuple[Closable, ...] = (events, source)
         self._deadline = deadline
         self._grace_s = grace_s
+        self._keep_alive_s = keep_alive_s
+        self._comment = comment
         self.lease = Lease()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -219,7 +226,7 @@ class EventStream(StreamingResponse):
         time_to_send = asyncio.timeout(self._deadline.remaining_s + self._grace_s)
         try:
             async with time_to_send:
-                await super().__call__(scope, receive, send)
+                await self._respond(scope, receive, send)
         except TimeoutError:
             if not time_to_send.expired():
                 raise
@@ -228,6 +235,14 @@ class EventStream(StreamingResponse):
             self.lease.release()
             for each in self._closed_at_end:
                 await each.aclose()
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._keep_alive_s == 0:
+            await super().__call__(scope, receive, send)
+            return
+        sender = KeepAlive(send, self._comment, self._keep_alive_s)
+        async with sender.running():
+            await super().__call__(scope, receive, sender.send)
 
 
 async def chained(first: T, others: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:

@@ -2,13 +2,15 @@
 
 import asyncio
 import copy
+import itertools
 import threading
+import time
 from contextlib import aclosing
 
 import pytest
 
 from cluster.api.base.sse import COMMENT, EMPTY_LINE
-from cluster.api.openai.pending_outputs import PendingOutputs, Silence
+from cluster.api.openai.pending_outputs import PendingOutputs
 from specdec.types.errors import OverloadedError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -34,6 +36,7 @@ class Gated:
         if self.error is not None:
             raise self.error
         on_admitted()
+        on_admitted()  # by a second call of the same request
         self.is_open = True
         try:
             await self.gate.wait()
@@ -43,24 +46,16 @@ class Gated:
             self.is_open = False
 
 
-async def test_bytes_are_sent_at_once_and_at_each_interval_until_the_first_output():
+async def test_outputs_wait_for_the_first_one_after_the_admission():
     gated = Gated()
     outputs = PendingOutputs(gated.generate)
     await outputs.wait_until_admitted()
-    async with aclosing(outputs), aclosing(outputs.keep_alive(0.01, COMMENT)) as sent:
-        assert [await anext(sent) for _ in range(3)] == [EMPTY_LINE, COMMENT, COMMENT]
-        gated.gate.set()
-        assert [each async for each in sent] == []
-        assert [each async for each in outputs] == ["first", "second"]
-
-
-async def test_nothing_is_sent_before_an_output_that_is_there():
-    gated = Gated()
-    gated.gate.set()
-    outputs = PendingOutputs(gated.generate)
-    await outputs.wait_for_first()
     async with aclosing(outputs):
-        assert [each async for each in outputs.keep_alive(9, COMMENT)] == []
+        assert not outputs.has_first
+        gated.gate.set()
+        await outputs.wait_for_first()
+        assert outputs.has_first
+        assert [each async for each in outputs] == ["first", "second"]
 
 
 @pytest.mark.parametrize("wait", ["wait_until_admitted", "wait_for_first"])
@@ -82,14 +77,6 @@ async def test_closing_ends_the_requests(wait):
         assert gated.is_open
         await outputs.aclose()
     assert not gated.is_open
-
-
-async def test_a_silence_ends_at_its_limit_and_begins_again():
-    now_s = iter((0.0, 14.0, 15.0, 20.0, 30.0))
-    silence = Silence(15, lambda: next(now_s))
-    hidden = [silence.is_too_long(has_events=False) for _ in range(5)]
-    assert hidden == [False, False, True, False, True]
-    assert not silence.is_too_long(has_events=True)
 
 
 @pytest.fixture
@@ -123,9 +110,21 @@ async def test_every_stream_sends_bytes_before_its_first_token(
     opening, _, rest = response.content.partition(EMPTY_LINE + comment)
     assert opening.count(b"event: ") == (2 if path == "/v1/responses" else 0)
     assert rest.startswith(comment), "more than one interval has passed"
-    silence, _, answer = rest.rpartition(comment)
-    assert silence.replace(comment, b"") == b""
-    assert b"data: " in answer
+    assert b"data: " in rest.replace(comment, b"")
+
+
+@pytest.mark.parametrize(("path", "body", "comment"), DOORS)
+async def test_every_stream_sends_bytes_in_a_silence_between_outputs(
+    http, router, monkeypatch, path, body, comment
+):
+    engine, steps = router.running_engine().thread._engine, itertools.count()
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda: (next(steps) and time.sleep(0.2), step())[1])
+    with_interval(router, monkeypatch, 0.05)
+    response = await http.post(path, json={**body, "stream": True})
+    after_first = response.content.partition(b"data: {")[2]
+    assert comment in after_first
+    assert b"data: " in after_first.rpartition(comment)[2]
 
 
 @pytest.mark.parametrize(("path", "body", "comment"), DOORS)
