@@ -125,6 +125,10 @@ class Connection:
             raise client_error(error, self.address, timeout_s) from error
         except (TimeoutError, grpc.FutureTimeoutError):
             raise overdue_error(self.address, timeout_s) from None
+        except Exception as error:
+            if self._is_closed:  # by another thread or task, which gRPC reports as a misuse
+                raise closed_error() from error
+            raise
 
 
 class BlockingConnection(Connection):

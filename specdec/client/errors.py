@@ -5,6 +5,8 @@ from __future__ import annotations
 import grpc
 from grpc import StatusCode
 
+from specdec.types.errors import REQUEST_ABORTED
+
 # Prefixes of gRPC's messages without a connection; the service's messages never have them.
 _NOT_CONNECTED = ("failed to connect to", "errors resolving", "DNS resolution failed")
 
@@ -21,10 +23,11 @@ class ClientError(Exception):
 def client_error(error: grpc.RpcError, address: str, timeout_s: float | None) -> ClientError:
     """Return the error of a call to `address`; timeout_s: of the call, as None where it had none.
 
-    A call that the service cancels, as it does when it stops, is one that found it unavailable.
+    A call that the service cancels, as it does when it stops, is one that found it unavailable,
+    unless its request was aborted.
     """
     code, details = error.code(), " ".join((error.details() or "").split())
-    if code is StatusCode.CANCELLED:
+    if code is StatusCode.CANCELLED and details != REQUEST_ABORTED:
         code, details = StatusCode.UNAVAILABLE, "it cancelled the call"
     return ClientError(code, _message(code, details, address, timeout_s))
 

@@ -44,11 +44,18 @@ class Resumption(Attempts):
         """request: changed with each chunk. timeout_s: from now on; None: no limit."""
         super().__init__(timeout_s, RETRY_DELAYS_S, now_s)
         self.request = request
-        self.is_complete = False
+        self._num_open = request.sampling.n or 1  # choices that have not ended
         self._is_resumable = is_resumable
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether all choices have ended."""
+        return self._num_open == 0
 
     def record(self, chunk: StreamChunk) -> None:
         """Change the request to one for what follows a chunk; the attempts begin again."""
+        self._last_error = None
+        self._num_open -= chunk.finish_reason is not None
         if not self._is_resumable:
             self._delays_s = iter(())
             return
@@ -59,4 +66,3 @@ class Resumption(Attempts):
         request.sampling.ClearField("prompt_logprobs")  # they came with the first chunk
         if chunk.seed is not None:
             request.sampling.seed = chunk.seed
-        self.is_complete = chunk.finish_reason is not None

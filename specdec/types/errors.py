@@ -211,11 +211,15 @@ GENERATION_STOPPED = "generation stopped after"
 """The beginning of the text of every NoNextTokenError."""
 
 
+REQUEST_ABORTED = "the request was aborted by its id"
+"""The text of every AbortedError, which tells it from a call that a stopping service cancels."""
+
+
 class AbortedError(SpecdecError):
     """A request was aborted by its id, not by closing its stream."""
 
     def __str__(self) -> str:
-        return "the request was aborted by its id"
+        return REQUEST_ABORTED
 
 
 class NoNextTokenError(SpecdecError):

@@ -30,7 +30,9 @@ class KeepAlive:
         self._comment = comment
         self._interval_s = interval_s
         self._now_s = now_s
-        self._idle_since_s = math.inf  # while a message is sent, before the first and after the last
+        self._idle_since_s = (
+            math.inf
+        )  # while a message is sent, before the first and after the last
 
     async def send(self, message: Message) -> None:
         """Send a message of the response."""

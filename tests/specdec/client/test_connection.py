@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import suppress
+from functools import partial
 
 import grpc
 import pytest
@@ -15,7 +16,7 @@ from specdec.client import (
     connection,
 )
 from specdec.client.attempts import RETRY_DELAYS_S, Attempts
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import AbortedError, InvalidValueError
 from tests.specdec.client.certificate import self_signed_certificate
 from tests.specdec.client.fake_service import FakeService, running
 
@@ -189,6 +190,54 @@ def test_a_call_on_a_closed_client_is_an_error(client, service):
         with pytest.raises(ClientError, match="the client was closed") as caught:
             call()
         assert caught.value.code is grpc.StatusCode.CANCELLED
+
+
+def closing_first(client, name, monkeypatch):
+    """Close the client as a call of this method begins, as another thread may."""
+    method = getattr(client._stub, name)
+
+    def call(*args, is_future=False, **kwargs):
+        client._is_closed = True
+        client._channel.close()
+        return (method.future if is_future else method)(*args, **kwargs)
+
+    call.future = partial(call, is_future=True)
+    monkeypatch.setattr(client._stub, name, call)
+
+
+def test_a_client_that_is_closed_as_a_call_begins_is_reported_as_closed(service, monkeypatch):
+    for name, begin in (
+        ("GetModelInfo", lambda client: client.model_info()),
+        ("GenerateStream", lambda client: next(client.generate_stream("Why?"))),
+    ):
+        client = Client(service.address)
+        closing_first(client, name, monkeypatch)
+        with pytest.raises(ClientError, match="the client was closed") as caught:
+            begin(client)
+        assert isinstance(caught.value.__cause__, ValueError)
+
+
+async def test_an_async_client_that_is_closed_as_a_call_begins_is_reported_as_closed(
+    service, monkeypatch
+):
+    client = AsyncClient(service.address)
+    method = client._stub.GetModelInfo
+
+    async def call(*args, **kwargs):
+        await client.close()
+        return await method(*args, **kwargs)
+
+    monkeypatch.setattr(client._stub, "GetModelInfo", call)
+    with pytest.raises(ClientError, match="the client was closed"):
+        await client.model_info()
+
+
+def test_a_request_that_was_aborted_is_not_sent_again(client, service):
+    service.error = (grpc.StatusCode.CANCELLED, str(AbortedError("r1")))
+    with pytest.raises(ClientError, match="the request was aborted by its id") as caught:
+        list(client.generate_stream("Why?"))
+    assert caught.value.code is grpc.StatusCode.CANCELLED
+    assert len(service.requests) == 1
 
 
 def test_a_call_that_the_service_cancels_finds_it_unavailable(client, service):

@@ -8,9 +8,9 @@ import pytest
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client import Client, ClientError, resumption
 from specdec.client.resumption import Resumption
-from specdec.types.responses import StreamChunk
+from specdec.types.responses import FinishReason, StreamChunk
 from specdec.types.sampling.sampling_params import SamplingParams
-from tests.specdec.client.fake_service import FakeService, running
+from tests.specdec.client.fake_service import CHUNKS_OF_TWO_CHOICES, FakeService, running
 
 
 @pytest.fixture
@@ -60,6 +60,33 @@ def test_each_chunk_renews_the_attempts(monkeypatch):
         assert resumed.delay_s(lost) == 0.0
     with pytest.raises(ClientError, match="the replica is lost"):
         resumed.delay_s(lost)
+
+
+def test_a_deadline_after_a_chunk_names_no_failure_before_it():
+    resumed = Resumption(pb.GenerateRequest(), 10.0)
+    resumed.delay_s(ClientError(grpc.StatusCode.UNAVAILABLE, "the replica is lost"))
+    resumed.record(StreamChunk("r1", "Blue", (5,), None, 42, None))
+    with pytest.raises(ClientError, match=r"^late$"):
+        resumed.delay_s(ClientError(grpc.StatusCode.DEADLINE_EXCEEDED, "late"))
+
+
+@pytest.mark.parametrize("is_resumable", [True, False])
+@pytest.mark.parametrize("num_choices", [1, 2])
+def test_a_stream_is_complete_once_all_choices_have_ended(num_choices, is_resumable):
+    request = pb.GenerateRequest(sampling=pb.SamplingParams(n=num_choices))
+    attempts = Resumption(request, None, is_resumable=is_resumable)
+    for choice in range(num_choices):
+        attempts.record(StreamChunk("r1", "Blue", (5,), None, 42, None, choice))
+        assert not attempts.is_complete
+        attempts.record(StreamChunk("r1", "", (), FinishReason.STOP, 42, None, choice))
+    assert attempts.is_complete
+
+
+def test_an_error_after_the_end_of_all_choices_does_not_matter(client, service):
+    service.chunks = (*CHUNKS_OF_TWO_CHOICES, CHUNKS_OF_TWO_CHOICES[0])
+    service.num_chunks_before_error = 3
+    chunks = list(client.generate_stream("Why?", SamplingParams(n=2)))
+    assert len(chunks) == 3
 
 
 def test_resume_token_ids_of_the_caller_are_sent_unchanged(client, service):
