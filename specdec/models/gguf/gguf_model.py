@@ -115,7 +115,7 @@ class GGUFModel:
             "architectures": [family.architecture],
             "model_type": family.model_type,
             **family.constants,
-            **{other: keys[name] for name, other in known.items() if keys.get(name)},
+            **{other: keys[name] for name, other in known.items() if _is_set(keys.get(name))},
             "num_key_value_heads": self.num_kv_heads,
             "head_dim": self.head_dim,
             "vocab_size": self.header.tensors[_EMBEDDINGS].shape[0],
@@ -221,6 +221,11 @@ def _scalar(name: str, value: Any) -> Any:
     if not value or any(each != value[0] for each in value):
         raise UnsupportedModelError(f"{name} of the GGUF file differs by layer")
     return value[0]
+
+
+def _is_set(value: object) -> bool:
+    """Return whether a key has a value; 0 means that it has none."""
+    return bool(value) or value is False
 
 
 def _is_ignored(key: str) -> bool:

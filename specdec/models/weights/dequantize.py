@@ -66,9 +66,9 @@ class WeightFormat(Protocol):
 class Float8:
     """8-bit floats with a scale for the whole matrix, for each output, or for each block.
 
-    weight: float8 [out, in]; weight_scale: [1] or [], or [out, 1]; or weight_scale_inv: [1] or [],
-    or [out / block[0], in / block[1]], rounded up. Despite its name it is a factor too, not a
-    divisor.
+    weight: float8 [out, in]; weight_scale: [1] or [], or [out, 1], or [out] as in ModelOpt's files; or
+    weight_scale_inv: [1] or [], or [out / block[0], in / block[1]], rounded up. Despite its name it
+    is a factor too, not a divisor.
     """
 
     block: tuple[int, int] | None
@@ -86,7 +86,7 @@ class Float8:
         scale, inverse = sibling(name, "weight_scale"), self._inverse(name)
         if scale in tensors and inverse in tensors:
             raise UnsupportedModelError(f"{name} has both {scale} and {inverse}")
-        shapes: list[tuple[int, ...]] = [*ONE_SCALE, (shape[0], 1)]
+        shapes: list[tuple[int, ...]] = [*ONE_SCALE, (shape[0], 1), (shape[0],)]
         if inverse in tensors:
             shapes = [*ONE_SCALE]
             if self.block is not None:
@@ -113,7 +113,8 @@ class Float8:
         if shape in ONE_SCALE:
             return tensors.slice(stored, *[slice(None)] * len(shape)).float().reshape(1, 1)
         if stored != inverse:
-            return tensors.slice(stored, as_slice(rows), slice(None)).float()
+            others = [slice(None)] * (len(shape) - 1)
+            return tensors.slice(stored, as_slice(rows), *others).float().reshape(-1, 1)
         assert self.block is not None, "parts refuses scales of blocks without their size"
         out_features, in_features = tensors.shape(name)
         down = groups_of(rows, self.block[0], out_features)

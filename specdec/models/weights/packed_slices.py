@@ -159,8 +159,10 @@ def _bytes(
     if shape in ((), (1,), (1, 1)):
         whole = tensors.slice(stored, *[slice(None)] * len(shape)).float().reshape(1, 1)
         scales, group = whole.expand(len(rows), 1), inner
-    elif shape == (size, 1):
-        scales, group = tensors.slice(stored, as_slice(rows), slice(None)).float(), inner
+    elif shape in ((size, 1), (size,)):
+        others = [slice(None)] * (len(shape) - 1)
+        scales = tensors.slice(stored, as_slice(rows), *others).float().reshape(-1, 1)
+        group = inner
     else:
         down, group = (1, group_size or inner) if block is None else block
         if shape != (-(-size // down), -(-inner // group)) or not _fits(cols, group):

@@ -206,6 +206,18 @@ def test_keys_at_zero_are_ignored(save, tmp_path):
     assert ModelConfig.from_directory(converted(path, tmp_path)).experts is None
 
 
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_a_key_that_is_false_is_kept(save, tmp_path, normalizes):
+    directory = save("qwen3-moe", **CASES["qwen3moe"][2], norm_topk_prob=normalizes)
+
+    def add(writer):
+        writer.add_expert_weights_norm(normalizes)
+
+    path = write_family(directory, tmp_path / "m.gguf", "qwen3moe", add)
+    experts = ModelConfig.from_directory(converted(path, tmp_path)).experts
+    assert experts.normalizes is normalizes
+
+
 @pytest.mark.parametrize("name", ["blk.1.ffn_up.weight", "output_norm.weight", "token_embd.weight"])
 def test_a_missing_tensor_is_named_and_nothing_is_cached(save, tmp_path, name):
     directory = save("llama")

@@ -48,6 +48,12 @@ def inverse(weight):
     return {"weight": tensors["weight"], "weight_scale_inv": tensors["weight_scale"]}, plain
 
 
+def flat(weight):
+    """Return a weight with the scales of its outputs as ModelOpt stores them, [out]."""
+    tensors, plain = float8(weight, per="channel")
+    return tensors | {"weight_scale": tensors["weight_scale"].flatten()}, plain
+
+
 GROUPS = {"group_size": 8, "strategy": "group"}
 FOUR_BITS = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 EIGHT_BITS = {"quant_method": "bitsandbytes", "load_in_8bit": True}
@@ -73,6 +79,7 @@ FORMATS = {
     "fp8-scalar-inverse": ({"quant_method": "fp8", "weight_block_size": None}, inverse),
     "fp8-blocks": (BLOCKS, partial(float8, per="block")),
     "fp8-channels": (CHANNELS, partial(float8, per="channel")),
+    "fp8-channels-flat": ({"quant_method": "fp8"}, flat),
     "compressed-fp8-blocks": (
         integers("float-quantized", 8, block_structure=[48, 32], strategy="block"),
         float8_blocks,

@@ -18,6 +18,11 @@ from tests.specdec.packing_compressed import compressed, float8_blocks, four_bit
 ROWS, COLS = 96, 192
 
 
+def flat(weight):
+    tensors, plain = float8(weight, per="channel")
+    return tensors | {"weight_scale": tensors["weight_scale"].flatten()}, plain
+
+
 def config_of(layout, group_size=16, **weights):
     group = {"weights": {"num_bits": 4, "group_size": group_size, **weights}}
     return {
@@ -57,6 +62,7 @@ LAYOUTS = {
     "fp8-tensor": (FP8, partial(float8, per="tensor")),
     "fp8-scalar": (FP8, partial(float8, per="scalar")),
     "fp8-channels": (FP8, partial(float8, per="channel")),
+    "fp8-channels-flat": (FP8, flat),
     "fp8-blocks": (BLOCKS, partial(float8, per="block")),
 }
 
