@@ -8,7 +8,7 @@ from contextlib import aclosing
 from cluster.api.openai.conversation import ToolUse
 from cluster.api.openai.parsers.unique_calls import UniqueCalls
 from cluster.api.openai.streams import PromptOutput
-from specdec.types.responses import FinishReason
+from specdec.types.responses import EngineOutput, FinishReason
 
 OUTPUT_INTERVAL = 16
 """Tokens in an output of a response without streaming, so that a repeated call is noticed early."""
@@ -19,22 +19,64 @@ async def until_repeated(
 ) -> AsyncGenerator[PromptOutput, None]:
     """Yield the outputs of one prompt; those of a choice up to the call that repeats another.
 
-    Close `outputs`, which aborts the request, once no choice goes on.
+    The last token is the one that completes the repeated call, however many an output has. Tokens
+    after it do not count. Close `outputs`, which aborts the request, once no choice goes on.
     """
     parsers = dict[int, UniqueCalls]()
-    going_on = set(range(num_choices))
+    going_on, num_tokens = set(range(num_choices)), 0
     async with aclosing(outputs):
         async for each in outputs:
             output = each.output
             if output.choice not in going_on:
                 continue
             parser = parsers.setdefault(output.choice, tools.unique_parser())
-            for _ in parser.feed(output.text):
-                pass
-            if parser.has_ended:
-                output = output._replace(finish_reason=FinishReason.STOP, stop_reason=None)
-            if output.finish_reason is not None:
+            output = _up_to_repeated(output, parser)
+            if parser.has_ended or output.finish_reason is not None:
                 going_on.remove(output.choice)
-            yield PromptOutput(each.prompt, output._replace(is_last=not going_on))
+            num_tokens += len(output.token_ids)
+            is_last = not (going_on or parser.has_ended)
+            output = output._replace(num_output_tokens=num_tokens, is_last=is_last)
+            yield PromptOutput(each.prompt, output)
+            if parser.has_ended:
+                yield PromptOutput(each.prompt, _end(output, is_last=not going_on))
             if not going_on:
                 return
+
+
+def _up_to_repeated(output: EngineOutput, parser: UniqueCalls) -> EngineOutput:
+    """Parse an output token by token; return it without what follows a repeated call."""
+    end = 0
+    for index, length in enumerate(output.text_lengths or (len(output.text),)):
+        for _ in parser.feed(output.text[end : end + length]):
+            pass
+        end += length
+        if parser.has_ended:
+            return _first_tokens(output, index + 1 if output.text_lengths else None, end)
+    return output
+
+
+def _first_tokens(output: EngineOutput, count: int | None, num_chars: int) -> EngineOutput:
+    """Return the first tokens of an output, None for all, after which the choice has not ended."""
+    return output._replace(
+        token_ids=output.token_ids[:count],
+        text=output.text[:num_chars],
+        is_drafted=output.is_drafted[:count],
+        text_lengths=output.text_lengths[:count],
+        logprobs=None if output.logprobs is None else output.logprobs[:count],
+        finish_reason=None,
+        stop_reason=None,
+    )
+
+
+def _end(output: EngineOutput, *, is_last: bool) -> EngineOutput:
+    """Return the output that ends a choice after `output`: no token of it has ended the text."""
+    return output._replace(
+        token_ids=(),
+        text="",
+        is_drafted=(),
+        text_lengths=(),
+        logprobs=None,
+        prompt_logprobs=None,
+        finish_reason=FinishReason.STOP,
+        is_last=is_last,
+    )

@@ -55,6 +55,7 @@ async def test_an_answer(http, tokenizer):
     assert body["object"] == "chat.completion"
     assert body["model"] == "tiny"
     [choice] = body["choices"]
+    assert (body["prompt_token_ids"], choice["token_ids"]) == (None, None)
     assert choice["message"]["role"] == "assistant"
     assert choice["message"]["content"]
     assert (choice["finish_reason"], choice["logprobs"]) == ("length", None)
@@ -300,6 +301,7 @@ async def test_required_calls_end_before_one_that_repeats_another(http, tokenize
     assert response.status_code == 200, response.text
     if stream:
         deltas = [each["choices"][0] for each in events(response)]
+        assert deltas[-1]["matched_stop"] is None
         calls = [call for each in deltas for call in each["delta"].get("tool_calls", [])]
         assert {call["index"] for call in calls} == {0}
         reason = deltas[-1]["finish_reason"]
@@ -307,6 +309,7 @@ async def test_required_calls_end_before_one_that_repeats_another(http, tokenize
         [answer] = response.json()["choices"]
         assert len(answer["message"]["tool_calls"]) == 1
         assert response.json()["usage"]["completion_tokens"] < 150
+        assert answer["matched_stop"] is None
         reason = answer["finish_reason"]
     assert reason == "tool_calls"
 

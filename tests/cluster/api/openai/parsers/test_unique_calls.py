@@ -3,6 +3,7 @@
 
 import pytest
 
+from cluster.api.openai.builders import matched_stop
 from cluster.api.openai.conversation import ToolUse
 from cluster.api.openai.forced_calls import until_repeated
 from cluster.api.openai.parsers.pieces import CallArguments, CallStart
@@ -90,15 +91,44 @@ async def test_generation_ends_once_no_choice_goes_on():
     assert [(each.choice, each.finish_reason) for each in found] == [
         (0, None),
         (1, None),
+        (0, None),
         (0, FinishReason.STOP),
         (1, FinishReason.STOP),
     ]
-    assert [each.is_last for each in found] == [False, False, False, True]
+    assert [each.is_last for each in found] == [False, False, False, False, True]
+    assert [each.num_output_tokens for each in found] == [1, 2, 3, 3, 4]
     assert closed == [True]
 
 
 async def test_a_limit_of_length_at_a_repeated_call_is_none():
     tools = ToolUse(TOOLS, TOOLS, HERMES, None, True, True, False)
     given = output(texts(("a", 1), ("a", 1)), 0, FinishReason.LENGTH)
-    [found] = [each.output async for each in until_repeated(outputs([], given), tools, 1)]
-    assert (found.finish_reason, found.is_last) == (FinishReason.STOP, True)
+    cut, end = [each.output async for each in until_repeated(outputs([], given), tools, 1)]
+    assert (cut.finish_reason, cut.is_last) == (None, False)
+    assert (end.finish_reason, end.is_last) == (FinishReason.STOP, True)
+
+
+@pytest.mark.parametrize("interval", [1, 2, 5, 16, 400])
+async def test_an_answer_ends_at_the_same_token_however_many_an_output_has(interval):
+    """Each character is a token; the third call repeats the first."""
+    tools = ToolUse(TOOLS, TOOLS, HERMES, None, True, True, False)
+    text = texts(*[("a", 1), ("a", 2), ("a", 1), ("a", 3), ("a", 4)])
+    given = [
+        EngineOutput(
+            "r",
+            tuple(map(ord, text[start : start + interval])),
+            text[start : start + interval],
+            FinishReason.LENGTH if start + interval >= len(text) else None,
+            3,
+            start + interval,
+            SpeculationStats(),
+            text_lengths=(1,) * len(text[start : start + interval]),
+        )
+        for start in range(0, len(text), interval)
+    ]
+    found = [each.output async for each in until_repeated(outputs([], *given), tools, 1)]
+    token_ids = [token for each in found for token in each.token_ids]
+    kept = texts(("a", 1), ("a", 2), ("a", 1)).rindex("1}") + len("1}")
+    assert "".join(map(chr, token_ids)) == "".join(each.text for each in found) == text[:kept]
+    assert found[-1].num_output_tokens == kept
+    assert matched_stop(found[-1]) is None
