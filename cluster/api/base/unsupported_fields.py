@@ -27,6 +27,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "spaces_between_special_tokens": (True,),
         "stream_options": ({"include_obfuscation": False},),
         "stream_reasoning": (True,),
+        "truncation_side": ("left",),
         "verbosity": ("medium",),
     }
 )

@@ -61,6 +61,8 @@ from specdec.types.request import GenerateRequest, TokenizeRequest
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling.sampling_params import SamplingParams
 
+_NO_PROMPT_FIELDS = {"prompt_logprobs": None, "prompt_token_ids": None}
+
 
 async def prepare_chat(
     router: Router, request: ChatRequest, context: RequestContext
@@ -107,7 +109,8 @@ async def _thinking_budget(
 ) -> ThinkingBudget | None:
     """Return the budget of a request, None without one. Raise InvalidValueError."""
     count = request.thinking_token_budget
-    if count is None or request.is_structured:
+    is_forced = reading.tools is not None and reading.tools.is_forced
+    if count is None or request.is_structured or is_forced:  # no text for reasoning
         return None
     syntax = reading.syntax
     if syntax is None:
@@ -158,7 +161,7 @@ class ChatBuilder(ChoicesBuilder["ChatWriter"]):
             object="chat.completion",
             choices=[writer.choice() for writer in self.writers],
             usage=self.usage(),
-            **{"prompt_logprobs": None, **self._prompt_fields(self._first)},
+            **{**_NO_PROMPT_FIELDS, **self._prompt_fields(self._first)},
         )
 
     def events(self, each: PromptOutput) -> list[bytes]:
@@ -239,17 +242,20 @@ class ChatWriter(ChoiceWriter):
         last = self.outputs[-1]
         reason = self._finish_reason(last)
         assert reason is not None, "the last output has a finish reason"
-        choice = ChatChoice(
+        return ChatChoice(
             index=self._index,
             message=self._message(pieces),
             logprobs=self._logprobs(self.outputs),
             finish_reason=reason,
             stop_reason=last.stop_reason,
             matched_stop=matched_stop(last),
+            token_ids=self._token_ids(),
         )
-        if self._returns_token_ids:
-            choice.token_ids = [each for output in self.outputs for each in output.token_ids]
-        return choice
+
+    def _token_ids(self) -> list[int] | None:
+        if not self._returns_token_ids:
+            return None
+        return [each for output in self.outputs for each in output.token_ids]
 
     def _message(self, pieces: Iterable[Piece]) -> AnswerMessage:
         delta = self._delta(pieces)

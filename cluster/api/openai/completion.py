@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -206,12 +206,16 @@ class CompletionWriter(ChoiceWriter):
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
             matched_stop=last.matched_stop,
+            token_ids=self._token_ids(chunks),
+            prompt_token_ids=first.prompt_token_ids,
             prompt_logprobs=first.prompt_logprobs,
         )
-        if self._request.return_token_ids:
-            whole.token_ids = [token for each in chunks for token in each.token_ids]
-            whole.prompt_token_ids = first.prompt_token_ids
         return whole
+
+    def _token_ids(self, chunks: Iterable[CompletionChoice]) -> list[int] | None:
+        if not self._request.return_token_ids:
+            return None
+        return [token for each in chunks for token in each.token_ids or ()]
 
     def _chunk_logprobs(self, output: EngineOutput, *, is_first: bool) -> CompletionLogprobs | None:
         if self._logprobs is None or self._request.logprobs is None:

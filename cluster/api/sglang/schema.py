@@ -36,6 +36,7 @@ class SglSamplingParams(RequestModel):
         "structural_tag": "left out: use regex, json_schema or ebnf",
         "custom_params": "left out: requests cannot contain code",
         "beam_width": "left out: beam search is not supported",
+        "stop_regex": "left out: use stop",
     }
 
     max_new_tokens: int | None = number("most tokens to generate; 0 only reads the prompt", 0)
@@ -49,9 +50,6 @@ class SglSamplingParams(RequestModel):
     presence_penalty: float | None = number("subtracted for tokens that occurred", -2, 2)
     repetition_penalty: float | None = number("divides positive logits of seen tokens", 0, 100)
     stop: str | Annotated[list[str], at_most(MAX_STOP_STRINGS)] | None = option("ends the text")
-    stop_regex: Annotated[list[str], at_most(0)] | None = option(
-        "empty: use stop, or regex for the whole text"
-    )
     stop_token_ids: Annotated[list[int], at_most(MAX_STOP_TOKEN_IDS)] | None = option(
         "tokens that end the text"
     )

@@ -103,7 +103,7 @@ def _rules_of_tokens(
         allowed_token_ids=None if allowed_tokens is None else tuple(sorted(set(allowed_tokens))),
         # With a grammar its masks enforce min_tokens: they know when only an end token may follow.
         min_tokens=params.min_tokens if params.structured_output is None else 0,
-        end_token_ids=tuple(sorted(model.eos_token_ids | set(params.stop_token_ids))),
+        end_token_ids=tuple(sorted(model.eos_token_ids | _stop_tokens(params, model.vocab_size))),
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
     )
@@ -116,7 +116,11 @@ def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
         raise InvalidValueError("allowed_token_ids length", num_allowed, limit)
     check_token_ids("logit_bias.keys", tuple(params.logit_bias), vocab_size)
     check_token_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
-    check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+
+
+def _stop_tokens(params: SamplingParams, vocab_size: int) -> set[int]:
+    """Return the stop tokens; ids outside the vocabulary, which never come, are left out."""
+    return {each for each in params.stop_token_ids if 0 <= each < vocab_size}
 
 
 def _bad_words(params: SamplingParams, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -19,7 +19,7 @@ from cluster.api.base.openai_schema import (
     option,
 )
 from cluster.api.openai.logprobs import ChoiceLogprobs, PromptLogprobs
-from cluster.api.openai.schemas.sampling_fields import ResponseFormat, SamplingFields
+from cluster.api.openai.schemas.sampling_fields import TOKEN_IDS, ResponseFormat, SamplingFields
 from cluster.replica.limits import MAX_CHAT_MESSAGES, MAX_TOKEN_IDS
 from specdec.types.errors import InvalidValueError
 from specdec.types.validation import require_range
@@ -286,7 +286,7 @@ class ChatChoice(ResponseModel):
     matched_stop: str | int | None = Field(
         description="SGLang's field: the same, or the end-of-sequence token"
     )
-    token_ids: list[int] = Field(default=[], description="if requested")
+    token_ids: list[int] | None = Field(description=TOKEN_IDS)
 
 
 class ChatCompletion(GenerationBody):
@@ -296,7 +296,7 @@ class ChatCompletion(GenerationBody):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = Field(description="null unless requested")
-    prompt_token_ids: list[int] = Field(default=[], description="if requested")
+    prompt_token_ids: list[int] | None = Field(description=TOKEN_IDS)
 
 
 class FunctionDelta(ResponseModel):

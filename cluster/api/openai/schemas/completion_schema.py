@@ -19,7 +19,7 @@ from cluster.api.base.openai_schema import (
 )
 from cluster.api.openai.logprobs import CompletionLogprobs, PromptLogprobs
 from cluster.api.openai.schemas.chat_schema import MAX_TOOLS, Message, ToolDefinition
-from cluster.api.openai.schemas.sampling_fields import ResponseFormat, SamplingFields
+from cluster.api.openai.schemas.sampling_fields import TOKEN_IDS, ResponseFormat, SamplingFields
 from cluster.replica.limits import MAX_CHAT_MESSAGES, MAX_TOKEN_IDS
 
 MAX_PROMPTS = 128
@@ -88,8 +88,8 @@ class CompletionChoice(ResponseModel):
     matched_stop: str | int | None = Field(
         default=None, description="SGLang's field: the same, or the end-of-sequence token"
     )
-    token_ids: list[int] = Field(default=[], description="if requested")
-    prompt_token_ids: list[int] = Field(default=[], description="if requested")
+    token_ids: list[int] | None = Field(default=None, description=TOKEN_IDS)
+    prompt_token_ids: list[int] | None = Field(default=None, description=TOKEN_IDS)
     prompt_logprobs: PromptLogprobs | None = Field(
         default=None, description="null unless requested; in a stream it is left out"
     )

@@ -120,6 +120,10 @@ class StructuredOutputs(RequestModel):
     grammar: str | None = option("a text of this grammar, in Lark or GBNF")
 
 
+TOKEN_IDS = "null unless requested; in a stream it is left out"
+"""Description of the token ids in a response."""
+
+
 class Speculation(RequestModel):
     """Speculation options of a request; see docs/sampling.md. Default: the configuration."""
 
@@ -153,6 +157,7 @@ class SamplingFields(RequestModel):
         "guided_decoding_backend": "left out: llguidance is the only backend",
         "guided_whitespace_pattern": "left out: JSON is written without whitespace",
         "vllm_xargs": "left out: there are no extra arguments",
+        "truncation_side": "left: a prompt that is truncated keeps its last tokens",
         "no_stop_trim": "left out: use include_stop_str_in_output",
         "mm_processor_kwargs": "left out: the models read text only",
         "media_io_kwargs": "left out: the models read text only",

@@ -45,7 +45,10 @@ SENT = [
     (MessagesRequest, {"mcp_servers": []}),
     (GenerateRequest, {"log_metrics": True, "return_routed_experts": False, "background": False}),
     (GenerateRequest, {"return_indexer_topk": False, "no_logs": False, "return_bytes": False}),
-    (SglSamplingParams, {"beam_width": 1, "custom_params": {}}),
+    (SglSamplingParams, {"beam_width": 1, "custom_params": {}, "stop_regex": []}),
+    (SglSamplingParams, {"stop_regex": ""}),
+    (ChatRequest, {"truncation_side": "left", "stop_regex": ""}),
+    (CompletionRequest, {"truncation_side": "left", "stop_regex": []}),
     (StreamOptions, {"include_obfuscation": False}),
     (StructuredOutputs, {"regex": "a", "disable_fallback": True, "whitespace_pattern": ""}),
 ]

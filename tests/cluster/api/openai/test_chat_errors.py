@@ -42,6 +42,9 @@ BROKEN_TOOL = {
         ({"logit_bias": {"9999": 1}}, "logit_bias.keys[0]", "from 0 to 382"),
         ({"top_logprobs": 2}, "top_logprobs", "unless logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "from 0 to 20"),
+        ({"truncation_side": "right"}, "truncation_side", "keeps its last tokens"),
+        ({"stop_regex": "a+"}, "stop_regex", "use stop"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "unless stream"),
         ({"tool_choice": "required"}, "tool_choice", "without tools"),
         (

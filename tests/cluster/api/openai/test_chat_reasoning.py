@@ -181,6 +181,16 @@ async def test_a_budget_that_leaves_no_token_for_an_answer(http, router, monkeyp
     assert body["usage"]["completion_tokens"] == 9
 
 
+@pytest.mark.parametrize("parser", ["none", "qwen3"])
+async def test_a_budget_is_ignored_where_calls_are_forced(http, router, monkeypatch, parser):
+    monkeypatch.setattr(router, "config", replace(router.config, reasoning_parser=parser))
+    forced = {"tools": [{"type": "function", "function": {"name": "ask"}}], "max_tokens": 4}
+    for choice in ("required", {"type": "function", "function": {"name": "ask"}}):
+        plain = await ask(http, **forced, tool_choice=choice)
+        body = await ask(http, **forced, tool_choice=choice, thinking_token_budget=2)
+        assert body["choices"] == plain["choices"]
+
+
 async def test_a_budget_needs_a_parser_of_reasoning(http, router, monkeypatch):
     error = await refusal(http, thinking_token_budget=9)
     assert "unless the service has a reasoning parser" in error["message"]

@@ -24,6 +24,11 @@ async def ask(http, **changes):
     return response.json()
 
 
+async def test_token_ids_are_null_unless_requested(http):
+    [choice] = (await ask(http))["choices"]
+    assert (choice["token_ids"], choice["prompt_token_ids"]) == (None, None)
+
+
 async def test_a_text_and_its_tokens_have_the_same_completion(http, tokenizer):
     body = await ask(http, return_token_ids=True)
     [choice] = body["choices"]

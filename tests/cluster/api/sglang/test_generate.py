@@ -336,7 +336,7 @@ async def test_a_stop_string_is_matched(http):
         ({"text": "a", "input_ids": [1]}, "text", "given, or left out with input_ids"),
         ({"text": "a", "sampling_params": {"top_p": 2}}, "sampling_params.top_p", "at most 1"),
         ({"text": "a", "sampling_params": {"stop_regex": ["b"]}}, "sampling_params.stop_regex",
-         "at most 0 items"),
+         "left out: use stop"),
         ({"text": "a", "sampling_params": {"max_tokens": 3}}, "sampling_params.max_tokens",
          "did you mean max_new_tokens"),
         ({"text": "a", "sampling_params": {"logit_bias": {"b": 1.0}}},

@@ -92,6 +92,13 @@ def test_allowed_tokens_are_deduplicated_and_bounded_by_the_vocabulary(settle, t
         settle({}, allowed_token_ids=(5,) * (vocab_size + 1))
 
 
+def test_stop_tokens_outside_the_vocabulary_are_ignored(settle, tiny_model_dir):
+    model = ModelConfig.from_directory(tiny_model_dir)
+    others = (-1, model.vocab_size, 2**31 - 1, 10**12)
+    assert settle({}, stop_token_ids=(7, *others)) == settle({}, stop_token_ids=(7,))
+    assert settle({}, stop_token_ids=others).end_token_ids == tuple(sorted(model.eos_token_ids))
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
