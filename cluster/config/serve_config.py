@@ -273,7 +273,7 @@ class ServeConfig(LLMConfig):
     sse_keep_alive_s: int = setting(
         15,
         whole_number(0, 3600),
-        "Seconds without an event after which a stream sends a comment; 0: none",
+        "Seconds of silence after which a stream sends a comment; 0: none",
     )
     tool_call_parser: ToolCallParserName = setting(
         "auto",

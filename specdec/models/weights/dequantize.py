@@ -66,7 +66,7 @@ class WeightFormat(Protocol):
 class Float8:
     """8-bit floats with a scale for the whole matrix, for each output, or for each block.
 
-    weight: float8 [out, in]; weight_scale: [1] or [], or [out, 1], or [out] as in ModelOpt's files; or
+    weight: float8 [out, in]; weight_scale: [1] or [], [out, 1], or ModelOpt's [out]; or
     weight_scale_inv: [1] or [], or [out / block[0], in / block[1]], rounded up. Despite its name it
     is a factor too, not a divisor.
     """
