@@ -212,7 +212,7 @@ GENERATION_STOPPED = "generation stopped after"
 
 
 REQUEST_ABORTED = "the request was aborted by its id"
-"""The text of every AbortedError, which tells it from a call that a stopping service cancels."""
+"""The text of every AbortedError; a call that a stopping service cancels has another one."""
 
 
 class AbortedError(SpecdecError):
