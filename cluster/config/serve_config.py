@@ -271,9 +271,7 @@ class ServeConfig(LLMConfig):
         3600.0, POSITIVE, "Timeout in seconds of an OpenAI API request, including its stream"
     )
     sse_keep_alive_s: int = setting(
-        15,
-        whole_number(0, 3600),
-        "Seconds of silence after which a stream sends a comment; 0: none",
+        15, whole_number(0, 3600), "Seconds of silence before a stream sends a comment; 0: none"
     )
     tool_call_parser: ToolCallParserName = setting(
         "auto",
