@@ -6,12 +6,12 @@ One place for all parsers of such formats. A schema is read as far as it decides
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import unquote
+
+from cluster.api.openai.parsers.json_span import json_or_none
 
 _ALL = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _TYPES: Mapping[type, str] = {
@@ -205,17 +205,5 @@ def _json_value(text: str) -> Any:
     """Return the JSON value that a text is, or the text."""
     if text.strip() in _CONSTANTS:
         return _CONSTANTS[text.strip()]
-    try:
-        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _refuse(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _finite(text: str) -> float:
-    if math.isinf(value := float(text)):
-        raise ValueError(f"{text} is too large")
-    return value
+    value = json_or_none(text)
+    return text if value is None and text.strip() != "null" else value

@@ -53,20 +53,15 @@ class HarmonyParser(StateParser[_State]):
         """tools: the functions that may be called. begun: text that the answer continues."""
         super().__init__("start")
         self._names = frozenset(each.name for each in tools)
-        self._num_chars = 0  # that were fed
         self._has_arguments = False  # in the current call
+        self._num_taken = self.num_reasoning_chars = 0
         list(self.feed(begun))
-        self._num_chars = self.num_reasoning_chars = 0
+        self._num_taken, self.num_reasoning_chars = -len(self._buffer), 0
 
     @property
     def is_reasoning(self) -> bool:
         """Return whether the text so far ends in reasoning."""
         return self._state == "reasoning"
-
-    def feed(self, text: str) -> Iterator[Piece]:
-        """Add `text` and yield the pieces that are complete."""
-        self._num_chars += len(text)
-        yield from super().feed(text)
 
     def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
         """Yield the rest at the end of the answer; a header that is not complete is dropped."""
@@ -97,7 +92,7 @@ class HarmonyParser(StateParser[_State]):
             return
         is_header = may_be_header and (mark == CHANNEL or (mark == MESSAGE and "to=" in text))
         if self._state == "between":
-            self._buffer = self._buffer.lstrip()
+            self._take(len(self._buffer) - len(self._buffer.lstrip()))
         self._state = "header" if is_header else "content"
 
     def _read_header(self) -> Iterator[Piece]:
@@ -125,9 +120,13 @@ class HarmonyParser(StateParser[_State]):
         if mark is not None:
             self._take(len(mark))
             if self.is_reasoning:
-                self.num_reasoning_chars = self._num_chars - len(self._buffer)
+                self.num_reasoning_chars = self._num_taken
             yield from self._end_call()
             self._state = "between" if mark in _ENDS else "header"
+
+    def _take(self, count: int) -> str:
+        self._num_taken += count
+        return super()._take(count)
 
     def _end_call(self) -> Iterator[Piece]:
         """Yield the arguments of a call whose message is empty."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -61,11 +62,17 @@ class JsonSpan:
 
 
 def json_or_none(text: str) -> Any:
-    """Parse JSON; return None if it is malformed."""
+    """Parse JSON; return None if it is malformed, also by NaN or an infinite number."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is no JSON number")
+    return value
 
 
 def arguments_text(call: dict[str, Any]) -> str:

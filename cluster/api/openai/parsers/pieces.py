@@ -13,6 +13,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 State = TypeVar("State", bound=str)
 
+_CHUNK_CHARS = 4_096
+"""Text that is added at once: each step of a parser copies what is not parsed yet."""
+
 
 @dataclass(frozen=True)
 class Content:
@@ -95,12 +98,11 @@ class StateParser(ABC, Generic[State]):
 
     def feed(self, text: str) -> Iterator[Piece]:
         """Add `text` and yield the pieces that are complete."""
-        self._buffer += text
-        while True:
-            before = self._state, len(self._buffer)
-            yield from self._read()
-            if (self._state, len(self._buffer)) == before:
-                return
+        for start in range(0, len(text), _CHUNK_CHARS):
+            self._buffer += text[start : start + _CHUNK_CHARS]
+            before = None
+            while before != (before := (self._state, len(self._buffer))):
+                yield from self._read()
 
     @abstractmethod
     def _read(self) -> Iterator[Piece]:
@@ -149,26 +151,41 @@ def _num_begun(text: str, mark: str) -> int:
     return next((length for length in lengths if text.endswith(mark[:length])), 0)
 
 
+class TrailingSpace:
+    """Whitespace at the end of a text, withheld until more text follows. Linear in its length."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+
+    def withhold(self, text: str) -> str:
+        """Return what was withheld with `text`, without the whitespace at its end."""
+        kept = text.rstrip()
+        shown = self.take() + kept if kept else ""
+        self._parts.append(text[len(kept) :])
+        return shown
+
+    def take(self) -> str:
+        """Return what is withheld, which ends with this."""
+        taken, self._parts = "".join(self._parts), []
+        return taken
+
+
 class ContentWriter:
     """Content around marks: whitespace is withheld until it is known not to precede a mark."""
 
     def __init__(self) -> None:
-        self._space = ""
+        self._space = TrailingSpace()
 
     def write(self, text: str) -> Iterator[Content]:
         """Yield the content without its trailing whitespace, which the next content follows."""
-        whole = self._space + text
-        kept = whole.rstrip()
-        self._space = whole[len(kept) :]
-        if kept:
+        if kept := self._space.withhold(text):
             yield Content(kept)
 
     def drop_space(self) -> None:
         """Drop the whitespace before a mark."""
-        self._space = ""
+        self._space.take()
 
     def finish(self, *, keeps_space: bool) -> Iterator[Content]:
         """Yield whitespace at the end of an answer, where it is part of it."""
-        if self._space and keeps_space:
-            yield Content(self._space)
-        self._space = ""
+        if (space := self._space.take()) and keeps_space:
+            yield Content(space)

@@ -195,7 +195,7 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]] | None:
         if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
             return None
         arguments = {str(each.arg): _literal(each.value) for each in call.keywords}
-        json.dumps(arguments)
+        json.dumps(arguments, allow_nan=False)
         return ast.unparse(call.func), arguments
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None

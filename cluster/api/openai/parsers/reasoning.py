@@ -11,6 +11,7 @@ from cluster.api.openai.parsers.pieces import (
     Piece,
     PlainParser,
     Reasoning,
+    TrailingSpace,
     first_mark,
 )
 
@@ -83,7 +84,7 @@ class ReasoningParser:
         self._buffer = ""
         self._num_chars = 0  # that were fed
         self.num_reasoning_chars = 0
-        self._space = ""  # of the reasoning, withheld until more of it follows
+        self._space = TrailingSpace()  # of the reasoning
         self._has_reasoning = syntax.has_begun
         self._has_answer = self._state == "answer"
 
@@ -147,16 +148,12 @@ class ReasoningParser:
             rest = self._buffer[len(mark) :]
             self.num_reasoning_chars = self._num_chars - len(rest)
             self._buffer, self._state = rest.lstrip(), "answer"
-            self._space, self._has_answer = "", bool(self._buffer)
+            self._space.take()
+            self._has_answer = bool(self._buffer)
             self._has_reasoning = True
 
     def _reasoning(self, text: str) -> Iterator[Reasoning]:
-        whole = self._space + text
-        if not self._has_reasoning:
-            whole = whole.lstrip()
-        kept = whole.rstrip()
-        self._space = whole[len(kept) :]
-        if kept:
+        if kept := self._space.withhold(text if self._has_reasoning else text.lstrip()):
             self._has_reasoning = True
             yield Reasoning(kept)
 

@@ -9,7 +9,13 @@ from typing import get_args
 import pytest
 
 from cluster.api.openai.parsers.json_span import JsonSpan
-from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Reasoning
+from cluster.api.openai.parsers.pieces import (
+    CallArguments,
+    CallStart,
+    Content,
+    Reasoning,
+    TrailingSpace,
+)
 from cluster.api.openai.parsers.tool_families import new_call_id, tool_parser
 from cluster.api.openai.parsers.tool_format import TOOL_FORMATS, deepseek_mark
 from cluster.config.serve_config import ToolCallParserName
@@ -251,3 +257,30 @@ def test_harmony_separates_reasoning_content_and_calls():
 
 def test_deepseek_marks():
     assert deepseek_mark("tool sep") == "<\uff5ctool\u2581sep\uff5c>"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama4_pythonic", "[weather(city=1e999)]"),
+        ("hermes", '<tool_call>{"arguments": {"city": NaN}, "name": "weather"}</tool_call>'),
+        ("qwen3_coder", '<tool_call><function=weather>{"city": -1e999}</function></tool_call>'),
+    ],
+)
+def test_numbers_that_json_lacks_are_no_arguments(name, text):
+    assert read(parser_of(name), [text]) == (text, "", [])
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_a_long_text_is_read_in_chunks(name):
+    """The text that is copied at each step is short, and its length changes no result."""
+    parser, text = parser_of(name), "<{[ " * 5_000
+    lengths = [len(parser._buffer) for _ in parser.feed(text)]
+    assert max(lengths, default=0) < 5_000
+    assert read(parser_of(name), [text]) == read(parser_of(name), text)
+
+
+def test_whitespace_is_withheld_up_to_more_text():
+    space = TrailingSpace()
+    assert [space.withhold(each) for each in ("a ", "\n", "b", " ")] == ["a", "", " \nb", ""]
+    assert (space.take(), space.take()) == (" ", "")
