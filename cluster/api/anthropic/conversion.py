@@ -35,7 +35,8 @@ _BILLING_MARK = "x-anthropic-billing-header:"
 """Beginning of a system text of Claude Code that is not for the model. It differs between sessions,
 whose prompts would share no prefix."""
 _THINKING_VARIABLES = ("enable_thinking", "thinking")
-"""Variables of chat templates by which a model thinks on request."""
+"""Variables of chat templates by which a model thinks on request. A template without any gets the
+first one, which is ignored with a warning."""
 
 
 def to_chat(
@@ -55,7 +56,7 @@ def to_chat(
     if request.tools:
         fields["tools"] = [_tool(tool) for tool in request.tools]
     fields |= _tool_choice(request) | _thinking(request, template, has_parser=has_parser)
-    fields |= _output(request, template)
+    fields |= _output(request)
     if isinstance(request, MessagesRequest):
         fields |= {
             "max_completion_tokens": request.max_tokens,
@@ -107,8 +108,8 @@ def _thinking(
         return {}
     known = template.options(has_tools=bool(request.tools))
     is_on = request.thinking.type != "disabled"
-    variables = {name: is_on for name in _THINKING_VARIABLES if name in known}
-    given: dict[str, Any] = {"chat_template_kwargs": variables} if variables else {}
+    variables = [each for each in _THINKING_VARIABLES if each in known] or _THINKING_VARIABLES[:1]
+    given: dict[str, Any] = {"chat_template_kwargs": dict.fromkeys(variables, is_on)}
     budget = request.thinking.budget_tokens
     is_forced = request.tool_choice is not None and request.tool_choice.type in _FORCING
     if has_parser and is_on and not is_forced and budget is not None:
@@ -116,13 +117,10 @@ def _thinking(
     return given
 
 
-def _output(request: CountTokensRequest, template: ChatTemplate) -> dict[str, Any]:
-    """Return the fields of `output_config`: the effort only for a template that has it."""
-    fields: dict[str, Any] = {}
+def _output(request: CountTokensRequest) -> dict[str, Any]:
+    """Return the fields of `output_config`."""
     effort = request.output_config.effort if request.output_config else None
-    if effort is not None:
-        known = template.options(has_tools=bool(request.tools))
-        fields |= {"reasoning_effort": effort} if "reasoning_effort" in known else {}
+    fields: dict[str, Any] = {"reasoning_effort": effort}
     if form := request.text_format:
         schema = {"name": "answer", "schema": form.json_schema}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}

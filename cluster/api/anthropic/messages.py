@@ -27,6 +27,7 @@ from cluster.api.openai.parsers.pieces import (
 )
 from cluster.api.openai.parsers.reasoning import SYNTAXES
 from cluster.api.openai.parsers.tool_families import new_call_id
+from cluster.api.openai.request_warnings import RequestWarning
 from cluster.api.openai.streams import PromptOutput
 from cluster.replica.router import Router
 from specdec.types.request import GenerateRequest
@@ -39,6 +40,9 @@ async def prepare_messages(
     """Validate and tokenize a request. Raise the errors of its fields."""
     router.check_admission(request.model or "", 1)  # before the template: it waits for loading
     has_parser = router.config.reasoning_parser in SYNTAXES
+    if request.thinking and request.thinking.budget_tokens and not has_parser:
+        text = "ignored: the service has no reasoning parser with marks"
+        context.warnings.append(RequestWarning("thinking_token_budget", text))
     given = to_chat(request, router.text.chat_template, has_parser=has_parser)
     chat = await prepare_chat(router, given, context)
     limited = limit_to_context(chat.calls[0], router.max_model_len)

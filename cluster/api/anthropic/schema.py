@@ -168,7 +168,7 @@ class OutputConfig(RequestModel):
     """Requirements on an answer."""
 
     effort: str | None = option(
-        "passed to a chat template that has the variable `reasoning_effort`"
+        "variable `reasoning_effort` of the chat template; ignored with a warning if it has none"
     )
     format: OutputFormat | None = option("required format of the text")
 
@@ -194,6 +194,7 @@ class CountTokensRequest(RequestModel):
         "response_format.json_schema": "output_config.format.schema",
         "structured_output.json_schema": "output_config.format.schema",
         "chat_template_kwargs.reasoning_effort": "output_config.effort",
+        "chat_template_kwargs.enable_thinking": "thinking",
     }
 
     model: str | None = option("name of the model")

@@ -28,7 +28,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "stream_options": ({"include_obfuscation": False},),
         "stream_reasoning": (True,),
         "truncation_side": ("left",),
-        "verbosity": ("medium",),
     }
 )
 """Values that request nothing; in every field an empty value (false, "", [], {}) is another."""

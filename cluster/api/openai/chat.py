@@ -84,6 +84,7 @@ async def prepare_chat(
     router.check_admission(request.model or "", params.n)
     conversation = make_conversation(request, tools, template, form)
     context.warnings.extend(template_warnings(conversation, template))
+    context.warnings.extend(tools.warnings if tools else ())
     chat = await router.text.encode_chat(conversation, reading.marks)
     prompt = await prompt_token_ids(router, request, chat.token_ids)
     reading = replace(reading, prefix=chat.answer_start)

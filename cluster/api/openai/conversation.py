@@ -21,7 +21,8 @@ from cluster.api.openai.parsers.tool_format import (
     tool_prompt,
 )
 from cluster.api.openai.parsers.unique_calls import UniqueCalls
-from cluster.api.openai.schemas.chat_schema import ChatRequest, Message, NamedTool
+from cluster.api.openai.request_warnings import RequestWarning
+from cluster.api.openai.schemas.chat_schema import TEMPLATE_FIELDS, ChatRequest, Message, NamedTool
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.limits import MAX_TEXT_CHARS
 from specdec.text.chat_template import ChatTemplate, decoded_arguments
@@ -64,6 +65,17 @@ class ToolUse:
     def ends_at_repeat(self) -> bool:
         """Return whether the answer is several calls, of which none is repeated."""
         return self.is_forced and self.is_parallel
+
+    @property
+    def warnings(self) -> list[RequestWarning]:
+        """The warning of strict tools whose calls no grammar constrains."""
+        if self.structure is not None or not any(each.is_strict for each in self.tools):
+            return []
+        text = (
+            "not enforced: no grammar can contain this model's calls, in the format "
+            f"{self.form.name}, unless tool_choice requires calls"
+        )
+        return [RequestWarning("tools.function.strict", text)]
 
     def _parser(self) -> AnswerParser:
         is_constrained = self.structure is not None
@@ -113,23 +125,12 @@ def _optional(
 ) -> StructuredOutput | None:
     """Return a grammar only if the request needs it: strict tools, or no parallel calls.
 
-    Where a grammar cannot contain the calls, `ToolUse.is_parallel` ends them after one.
+    Where a grammar cannot contain the calls, as of marks that are special tokens,
+    `ToolUse.is_parallel` ends them after one, and `ToolUse.warnings` reports strict tools.
     """
-    is_strict = any(each.is_strict for each in tools)
-    if not is_strict and (is_parallel or hides_marks or not form.is_json):
+    is_needed = not is_parallel or any(each.is_strict for each in tools)
+    if hides_marks or not (is_needed and form.is_json):
         return None
-    if not form.is_json:
-        limit = (
-            f"false for this model, whose calls are in the format {form.name}, unless tool_choice "
-            "forces calls"
-        )
-        raise InvalidValueError("tools.function.strict", True, limit)
-    if hides_marks:  # a grammar cannot contain special tokens
-        limit = (
-            "false for this model, whose call marks are special tokens, unless tool_choice forces "
-            "calls"
-        )
-        raise InvalidValueError("tools.function.strict", True, limit)
     return optional_calls(tools, form, is_parallel=is_parallel)
 
 
@@ -178,8 +179,8 @@ def make_conversation(
     if not template.takes_tools:
         messages, offered = render_tools_as_text(messages, offered, form), ()
     options = dict(request.chat_template_kwargs or {})
-    if request.reasoning_effort is not None:
-        options["reasoning_effort"] = request.reasoning_effort
+    given = {name: getattr(request, name) for name in TEMPLATE_FIELDS}
+    options |= {name: value for name, value in given.items() if value is not None}
     add_prompt = request.add_generation_prompt
     if add_prompt is None:
         add_prompt = not request.continue_final_message

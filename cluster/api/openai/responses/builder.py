@@ -49,7 +49,7 @@ async def prepare_response(
 def response_chat(router: Router, request: ResponsesRequest) -> ChatRequest:
     """Return the equivalent chat. Raise the errors of its fields and of the admission."""
     router.check_admission(request.model or "", 1)  # before the template: it waits for loading
-    return as_chat(request, offered_tools(request), router.text.chat_template)
+    return as_chat(request, offered_tools(request))
 
 
 class ResponsesBuilder(ResponseBuilder):

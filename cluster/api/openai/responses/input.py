@@ -27,7 +27,6 @@ from cluster.api.openai.schemas.response_items import (
     function_name,
 )
 from cluster.api.openai.schemas.responses_schema import ResponsesRequest
-from specdec.text.chat_template import ChatTemplate
 from specdec.types.errors import InvalidValueError
 
 OMITTED_MEDIA = "[omitted: the model reads text only]"
@@ -37,9 +36,7 @@ _OTHER_FIELDS = frozenset({"tools", "tool_choice", "service_tier"})
 """Fields with the names of a chat's and other values."""
 
 
-def as_chat(
-    request: ResponsesRequest, tools: Sequence[PlacedTool], template: ChatTemplate
-) -> ChatRequest:
+def as_chat(request: ResponsesRequest, tools: Sequence[PlacedTool]) -> ChatRequest:
     """Return the equivalent chat. Raise InvalidValueError."""
     shared = request.fields_of(ChatRequest)
     fields: dict[str, Any] = {
@@ -50,24 +47,13 @@ def as_chat(
         "response_format": _response_format(request),
         "tools": [as_function(each) for each in tools] or None,
         "tool_choice": chat_tool_choice(request, tools),
-        **_template_options(request, template, has_tools=bool(tools)),
+        "reasoning_effort": request.reasoning.effort if request.reasoning else None,
+        "verbosity": request.text.verbosity if request.text else None,
     }
     try:
         return ChatRequest(**fields)
     except ValidationError as error:
         raise invalid_value(error, fields) from error
-
-
-def _template_options(
-    request: ResponsesRequest, template: ChatTemplate, *, has_tools: bool
-) -> dict[str, Any]:
-    """Return the options of reasoning and text that are variables of the template."""
-    effort = request.reasoning.effort if request.reasoning else None
-    verbosity = request.text.verbosity if request.text else None
-    options: dict[str, Any] = {"reasoning_effort": effort}
-    if verbosity is not None and "verbosity" in template.options(has_tools=has_tools):
-        options["chat_template_kwargs"] = {"verbosity": verbosity}
-    return options
 
 
 def _messages(request: ResponsesRequest) -> Iterator[dict[str, Any]]:

@@ -33,6 +33,9 @@ CacheControl = dict[str, Any] | None
 """The mark of Anthropic's API for the end of a prefix to cache, which other clients send, too."""
 CACHE_NOTE = "accepted; prefix caching needs no marks"
 
+TEMPLATE_FIELDS = ("reasoning_effort", "verbosity")
+"""Fields of a chat that are variables of its template; other APIs have them by other names."""
+
 _TEXT_ONLY = "left out: the models read and write text only"
 
 
@@ -147,7 +150,6 @@ class ChatRequest(SamplingFields):
         "modalities": _TEXT_ONLY,
         "audio": _TEXT_ONLY,
         "web_search_options": "left out: search is not supported",
-        "verbosity": "left out: request the length of the answer in a message",
         "documents": "left out: put them into a message",
         "chat_template": "left out: only the model's own template is used",
         "chat_template_content_format": "left out: the template decides the form of contents",
@@ -194,7 +196,10 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = option(
         "variables of the chat template, such as `enable_thinking`"
     )
-    reasoning_effort: str | None = option("passed to the chat template")
+    reasoning_effort: str | None = option(
+        "variable of the chat template; ignored with a warning if it has none"
+    )
+    verbosity: Literal["low", "medium", "high"] | None = option("likewise")
     thinking_token_budget: int | None = number(
         "ends reasoning that is longer, where the service separates it", 1
     )
@@ -242,8 +247,8 @@ class ChatRequest(SamplingFields):
             names["max_tokens"] = "max_tokens"
         if self.prediction is not None:
             names["speculation.prediction"] = "prediction.content"
-        if self.reasoning_effort is not None:
-            names["chat_template_kwargs.reasoning_effort"] = "reasoning_effort"
+        given = (name for name in TEMPLATE_FIELDS if getattr(self, name) is not None)
+        names |= {f"chat_template_kwargs.{name}": name for name in given}
         return names | super().sent_names()
 
 

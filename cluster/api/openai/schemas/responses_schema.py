@@ -55,7 +55,7 @@ class TextOptions(RequestModel):
 
     format: TextFormat | None = option("default: any text")
     verbosity: Literal["low", "medium", "high"] | None = option(
-        "passed to a chat template that has the variable `verbosity`"
+        "variable `verbosity` of the chat template; ignored with a warning if it has none"
     )
 
 
@@ -63,7 +63,7 @@ class ReasoningOptions(RequestModel):
     """Options of the model's reasoning."""
 
     effort: str | None = option(
-        "passed to the chat template, if it has the variable `reasoning_effort`"
+        "variable `reasoning_effort` of the chat template; ignored with a warning if it has none"
     )
     summary: Literal["auto", "concise", "detailed"] | None = option(
         "accepted; the response has the whole reasoning"
@@ -94,7 +94,9 @@ class ResponsesRequest(RequestModel):
         "tool_choice.function.name": "tool_choice.name",
         "prompt": "input",
         "prompt length": "input length",
+        "tools.function.strict": "tools.strict",
         "chat_template_kwargs.reasoning_effort": "reasoning.effort",
+        "chat_template_kwargs.verbosity": "text.verbosity",
         "structured_output.json_schema": "text.format.schema",
         "response_format.json_schema": "text.format.schema",
     }

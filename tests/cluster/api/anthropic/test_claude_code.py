@@ -88,10 +88,10 @@ async def test_effort_thinking_and_format_become_fields_of_the_chat():
     assert title.response_format.json_schema.json_schema["required"] == ["title"]
 
 
-async def test_effort_is_left_out_for_a_template_without_it():
+async def test_thinking_without_a_variable_of_the_template_is_one_that_is_ignored():
     plain = SimpleNamespace(options=lambda has_tools: frozenset())
-    body = recorded("messages", "first turn")
-    assert to_chat(MessagesRequest(**body), plain).reasoning_effort is None
+    chat = to_chat(MessagesRequest(**recorded("messages", "first turn")), plain)
+    assert (chat.reasoning_effort, chat.chat_template_kwargs) == ("high", {"enable_thinking": True})
 
 
 @pytest.mark.parametrize(

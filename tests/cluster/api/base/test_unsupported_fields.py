@@ -36,7 +36,7 @@ SENT = [
     (CompletionRequest, {"best_of": 1, "suffix": "", "tools": []}),  # OpenAI's defaults
     (CompletionRequest, {"use_beam_search": False, "length_penalty": 1.0}),  # vLLM's
     (CompletionRequest, {"no_stop_trim": False, "return_hidden_states": False}),  # SGLang's
-    (ChatRequest, {"modalities": ["text"], "verbosity": "medium", "functions": []}),
+    (ChatRequest, {"modalities": ["text"], "functions": []}),
     (ChatRequest, {"guided_decoding_backend": "guidance", "add_special_tokens": False}),
     (ChatRequest, {"no_stop_trim": False, "separate_reasoning": True, "stream_reasoning": True}),
     (ChatRequest, {"spaces_between_special_tokens": True, "length_penalty": 1}),
@@ -69,7 +69,6 @@ def test_a_neutral_value_counts_as_left_out(model, fields):
         (CompletionRequest, "best_of", 2),
         (CompletionRequest, "best_of", True),  # equal to 1, and no number
         (ChatRequest, "modalities", ["text", "audio"]),
-        (ChatRequest, "verbosity", "low"),
         (ChatRequest, "separate_reasoning", "no"),
         (ChatRequest, "guided_decoding_backend", "xgrammar"),
         (ResponsesRequest, "background", True),

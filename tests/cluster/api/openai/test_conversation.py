@@ -211,13 +211,24 @@ def test_marks_that_are_special_tokens_are_shown_or_omitted():
             {"tools": [definition("a", parameters={"type": "array"})]},
             "tools[0].function.parameters.type",
         ),
-        (
-            {"tools": [definition("a", strict=True)], "special": ["<tool_call>"]},
-            "tools.function.strict",
-        ),
     ],
 )
 def test_the_error_names_the_invalid_field(fields, field):
     with pytest.raises(InvalidValueError) as caught:
         use(**fields)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_enforced"),
+    [
+        ({}, True),
+        ({"special": ["<tool_call>"]}, False),
+        ({"special": ["<tool_call>"], "tool_choice": "required"}, True),
+    ],
+)
+def test_strict_tools_that_no_grammar_constrains_have_a_warning(fields, is_enforced):
+    found = use(tools=[definition("a", strict=True)], **fields)
+    assert (found.structure is not None) is is_enforced
+    assert [each.field for each in found.warnings] == ["tools.function.strict"] * (not is_enforced)
+    assert not use(tools=[definition("a")], **fields).warnings

@@ -24,11 +24,38 @@ async def test_an_answer_has_the_warnings_of_its_request(http, stream):
     plain = await http.post(URL, json=body)
     assert WARNINGS_HEADER not in plain.headers
     assert warnings_of(await http.post(URL, json={**body, **VARIABLES})) == NAMED
-    response = await http.post(URL, json={**body, "reasoning_effort": "high"})
-    assert warnings_of(response) == [f"reasoning_effort: {IGNORED}"]
-    body = {"input": "a", "reasoning": {"effort": "low"}, "stream": stream, "max_output_tokens": 4}
-    response = await http.post("/v1/responses", json=body)
-    assert warnings_of(response) == [f"reasoning.effort: {IGNORED}"]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("url", "fields", "ignored"),
+    [
+        (URL, {"reasoning_effort": "a", "verbosity": "low"}, ["reasoning_effort", "verbosity"]),
+        (
+            "/v1/responses",
+            {"reasoning": {"effort": "low"}, "text": {"verbosity": "high"}},
+            ["reasoning.effort", "text.verbosity"],
+        ),
+        (
+            "/v1/messages",
+            {"output_config": {"effort": "high"}, "thinking": {"type": "adaptive"}},
+            ["thinking", "output_config.effort"],
+        ),
+    ],
+)
+async def test_effort_that_the_template_lacks_has_a_warning_on_each_api(http, url, fields, ignored):
+    messages = {"messages": CHAT["messages"], "max_tokens": 4}
+    body = {"input": "a", "max_output_tokens": 4} if url == "/v1/responses" else messages
+    response = await http.post(url, json={**body, **fields})
+    assert warnings_of(response) == [f"{name}: {IGNORED}" for name in ignored]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_budget_without_a_parser_of_reasoning_has_a_warning(http):
+    thinking = {"type": "enabled", "budget_tokens": 5}
+    body = {"messages": CHAT["messages"], "max_tokens": 4, "thinking": thinking}
+    [budget, _] = warnings_of(await http.post("/v1/messages", json=body))
+    assert budget.startswith("thinking.budget_tokens: ignored")
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -3,7 +3,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +13,6 @@ from cluster.api.openai.schemas.responses_schema import ResponsesRequest
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 RECORDED = json.loads((Path(__file__).parent / "codex.json").read_text())
-TEMPLATE = SimpleNamespace(options=lambda has_tools: {"reasoning_effort", "verbosity"})
 
 
 def recorded(name, *, short=False):
@@ -29,7 +27,7 @@ def recorded(name, *, short=False):
 
 def chat_of(name, **changes):
     request = ResponsesRequest(**{**recorded(name), **changes})
-    return as_chat(request, offered_tools(request), TEMPLATE)
+    return as_chat(request, offered_tools(request))
 
 
 async def stream(http, body):
@@ -119,11 +117,7 @@ async def test_an_image_in_a_result_is_noted():
 async def test_options_are_passed_to_the_template():
     assert chat_of("options of reasoning").reasoning_effort == "high"
     chat = chat_of("custom tool")
-    assert (chat.reasoning_effort, chat.chat_template_kwargs) == ("medium", {"verbosity": "low"})
-    request = ResponsesRequest(**recorded("custom tool"))
-    plain = SimpleNamespace(options=lambda has_tools: frozenset())
-    chat = as_chat(request, offered_tools(request), plain)
-    assert (chat.reasoning_effort, chat.chat_template_kwargs) == ("medium", None)  # with a note
+    assert (chat.reasoning_effort, chat.verbosity) == ("medium", "low")
 
 
 async def test_allowed_tools_are_the_only_ones():
