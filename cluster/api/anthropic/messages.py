@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,8 +14,10 @@ from cluster.api.base.anthropic_errors import error_event
 from cluster.api.base.openai_errors import Failure
 from cluster.api.base.openai_schema import ResponseModel
 from cluster.api.base.sse import json_event
+from cluster.api.openai.answer_reading import AnswerReader
 from cluster.api.openai.builders import RequestContext, ResponseBuilder
 from cluster.api.openai.chat import ChatBuilder, prepare_chat
+from cluster.api.openai.parsers.json_span import json_or_none
 from cluster.api.openai.parsers.pieces import (
     CallArguments,
     CallStart,
@@ -84,8 +85,8 @@ class MessagesBuilder(ResponseBuilder):
         super().__init__([call], None)
         self._is_limited = call is not chat.calls[0]
         self._manages_context = request.context_management is not None
-        self._reading = chat.reading
-        self._parser = chat.reading.parser()
+        self._tools = chat.reading.tools
+        self._reader = AnswerReader(chat.reading)
         self.thinking_budget, self.forced_calls = chat.thinking_budget, chat.forced_calls
         self._info = chat.info
         self._id = message_id
@@ -140,11 +141,7 @@ class MessagesBuilder(ResponseBuilder):
         """Add an output and yield the changes of the blocks."""
         self.meter.add(each.prompt, each.output)
         self._last = each.output
-        pieces = list(self._parser.feed(each.output.text))
-        if each.output.finish_reason is not None:
-            is_cut = each.output.finish_reason is FinishReason.LENGTH
-            pieces += self._parser.finish(is_cut=is_cut)
-        for piece in self._reading.wanted(pieces):
+        for piece in self._reader.read(each.output):
             yield from self._add(piece)
 
     def _add(self, piece: Piece) -> Iterator[dict[str, Any]]:
@@ -154,9 +151,8 @@ class MessagesBuilder(ResponseBuilder):
             case Reasoning():
                 yield from self._extend("thinking", "thinking", "thinking_delta", piece.text)
             case CallStart():
-                tools = self._reading.tools
-                assert tools is not None, "a call without tools"
-                call_id = piece.call_id or new_call_id(tools.form)
+                assert self._tools is not None, "a call without tools"
+                call_id = piece.call_id or new_call_id(self._tools.form)
                 yield from self._begin(
                     {"type": "tool_use", "id": call_id, "name": piece.name, "input": ""}
                 )
@@ -208,7 +204,7 @@ class MessagesBuilder(ResponseBuilder):
             return "model_context_window_exceeded" if self._is_limited else "max_tokens", None
         if isinstance(last.stop_reason, str):
             return "stop_sequence", last.stop_reason
-        return "tool_use" if self._parser.num_calls else "end_turn", None
+        return "tool_use" if self._reader.num_calls else "end_turn", None
 
     def _usage(self) -> dict[str, Any]:
         usage = self.meter.usage()
@@ -226,8 +222,5 @@ def _complete(block: dict[str, Any]) -> dict[str, Any]:
     """Return a block with the arguments of a call as an object; those that are cut have none."""
     if block["type"] != "tool_use":
         return block
-    try:
-        given = json.loads(block["input"] or "{}")
-    except (ValueError, RecursionError):
-        given = {}
+    given = json_or_none(block["input"])
     return {**block, "input": given if isinstance(given, dict) else {}}

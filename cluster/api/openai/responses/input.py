@@ -77,8 +77,7 @@ def _turns(items: Sequence[InputItem]) -> Iterator[dict[str, Any]]:
             assert isinstance(item, InputMessage | CallOutput), "not a part of an answer"
             yield _other_turn(item)
         else:
-            calls = [*answer.get("tool_calls", ()), *part.get("tool_calls", ())]
-            answer |= {**part, "tool_calls": calls} if calls else part
+            _extend(answer, part)
     if answer:
         yield _closed(answer)
 
@@ -88,7 +87,8 @@ def _answer_part(item: InputItem) -> dict[str, Any] | None:
     match item:
         case ReasoningItem():
             parts = item.content or item.summary or ()
-            return {"reasoning_content": "\n".join(each.text for each in parts)}
+            texts = [each.text for each in parts]
+            return {"reasoning_content": "\n".join(texts)} if texts else {}
         case InputMessage(role="assistant"):
             return {"content": _text(item.content)}
         case FunctionCall():
@@ -100,9 +100,14 @@ def _answer_part(item: InputItem) -> dict[str, Any] | None:
 
 def _continues(answer: dict[str, Any], part: dict[str, Any]) -> bool:
     """Return whether an item is of the same answer: reasoning, then text, then calls."""
-    if "tool_calls" in part:
-        return True
-    return "tool_calls" not in answer and "content" not in answer and "content" in part
+    return not part or "tool_calls" in part or answer.keys().isdisjoint(("tool_calls", "content"))
+
+
+def _extend(answer: dict[str, Any], part: dict[str, Any]) -> None:
+    """Add an item to its answer: calls follow calls, and reasoning follows reasoning."""
+    for name, value in part.items():
+        known, separator = answer.get(name), "\n" if name == "reasoning_content" else []
+        answer[name] = value if known is None else known + separator + value
 
 
 def _closed(answer: dict[str, Any]) -> dict[str, Any]:

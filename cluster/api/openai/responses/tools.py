@@ -16,6 +16,7 @@ from cluster.api.openai.schemas.response_items import (
     placed_tools,
 )
 from cluster.api.openai.schemas.responses_schema import ResponsesRequest
+from specdec.text.chat_template import decoded_arguments
 from specdec.types.errors import InvalidValueError
 
 _TEXT_ARGUMENT = "input"
@@ -46,10 +47,7 @@ def custom_arguments(text: str) -> str:
 
 def custom_input(arguments: str) -> str:
     """Return the input of a custom tool in the arguments of a call; cut arguments unchanged."""
-    try:
-        given = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
+    given = decoded_arguments(arguments)
     text = given.get(_TEXT_ARGUMENT) if isinstance(given, dict) else None
     return text if isinstance(text, str) else arguments
 

@@ -319,7 +319,7 @@ async def test_blocks_follow_the_pieces_of_an_answer():
     """Thinking, text and calls are blocks with their own starts and ends."""
     builder = MessagesBuilder.__new__(MessagesBuilder)
     builder._blocks = []
-    builder._reading = SimpleNamespace(tools=SimpleNamespace(form=None))
+    builder._tools = SimpleNamespace(form=None)
     pieces = [
         Reasoning("Whom"),
         Reasoning("?"),
@@ -337,6 +337,11 @@ async def test_blocks_follow_the_pieces_of_an_answer():
     ]  # fmt: skip
     assert [each["index"] for each in changes if each["type"] == "content_block_stop"] == [0, 1, 2]
     assert [each["id"] for each in builder._blocks[2:]] == ["id-0", "id-1"]
+
+
+@pytest.mark.parametrize("given", ["", '{"who": "ba', "[1]", '{"who": NaN}', '{"who": 1e999}'])
+async def test_arguments_that_are_no_object_of_json_are_empty(given):
+    assert _complete({"type": "tool_use", "input": given})["input"] == {}
 
 
 async def test_half_a_character_in_a_call_stays_an_escape_of_json():

@@ -140,7 +140,12 @@ async def test_an_empty_answer_is_an_empty_message():
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [(custom_arguments("ä\n"), "ä\n"), ('{"input": "a', '{"input": "a'), ("[]", "[]")],
+    [
+        (custom_arguments("ä\n"), "ä\n"),
+        ('{"input": "\\ud83d"}', "\ufffd"),
+        ('{"input": "a', '{"input": "a'),
+        ("[]", "[]"),
+    ],
 )
 async def test_the_input_of_a_custom_tool(arguments, text):
     assert custom_input(arguments) == text

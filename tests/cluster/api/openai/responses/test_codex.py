@@ -96,6 +96,18 @@ async def test_answers_one_after_the_other_are_several_messages():
     ]
 
 
+async def test_reasoning_in_several_items_is_of_one_answer():
+    part = {"type": "reasoning_text", "text": "Hm."}
+    hidden = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
+    shown = {"type": "reasoning", "summary": [], "content": [part]}
+    items = [hidden, shown, shown, {"role": "assistant", "content": "I call."}, hidden]
+    call = {"type": "function_call", "name": "get_goal", "arguments": "{}", "call_id": "a"}
+    messages = chat_of("first turn", input=[*items, call, hidden]).messages
+    [answer] = [each for each in messages if each.role == "assistant"]
+    assert (answer.content, len(answer.tool_calls)) == ("I call.", 1)
+    assert answer.reasoning_content == "Hm.\nHm."
+
+
 async def test_namespaces_and_custom_tools_are_functions_of_the_chat():
     chat = chat_of("call in a namespace")
     assert chat.messages[-2].tool_calls[0].function.name == "multi_agent_v1__close_agent"
