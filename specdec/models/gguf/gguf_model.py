@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ _HEAD_KEYS = frozenset(
 _LOCAL_THETA = "rope.freq_base_swa"
 _EMBEDDINGS, _LM_HEAD = "token_embd.weight", "output.weight"
 _MAX_LAYERS = 10_000
+_TEXT_KEYS = (".rope.scaling.type", ".tensor_data_layout")
 _CONTROL = 3  # the type of a token that is not text
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _TURN_ENDS = frozenset(
@@ -58,7 +60,7 @@ class GGUFModel:
         """
         family, prefix = family_of(header), f"{header.architecture}."
         keys = {
-            name.removeprefix(prefix): _scalar(name, value)
+            name.removeprefix(prefix): _number(name, _scalar(name, value))
             for name, value in header.metadata.items()
             if name.startswith(prefix)
         }
@@ -93,7 +95,10 @@ class GGUFModel:
         """Dimensions of a head."""
         if self.keys.get("attention.key_length"):
             return self._size("attention.key_length")
-        return self._size("embedding_length") // self.num_heads
+        width = self._size("embedding_length")
+        if width < self.num_heads:
+            raise self._unsupported("attention.head_count", self.num_heads, f"at most {width}")
+        return width // self.num_heads
 
     def names(self) -> dict[str, str]:
         """Return the name in Hugging Face files of each tensor that the family has."""
@@ -189,6 +194,11 @@ class GGUFModel:
         if unknown:
             listed = _listed(unknown)
             raise UnsupportedModelError(f"keys of the GGUF file are not understood: {listed}")
+        for name in sorted(keys - {each for each in keys if _is_ignored(each)}):
+            value, kind = self.header.metadata[name], _kind_of_tokenizer(name)
+            if type(value) is not kind:
+                found = f"{name} of the GGUF file has the type {type(value).__name__}"
+                raise UnsupportedModelError(f"{found}; it must be {kind.__name__}")
 
     def _check_tensors(self) -> None:
         names, found = self.names().keys(), self.header.tensors.keys()
@@ -226,6 +236,31 @@ def _scalar(name: str, value: Any) -> Any:
 def _is_set(value: object) -> bool:
     """Return whether a key has a value; 0 means that it has none."""
     return bool(value) or value is False
+
+
+def _number(name: str, value: Any) -> Any:
+    """Return a value that is a finite number of at least 0, or a text where the key has one."""
+    is_text = name.endswith(_TEXT_KEYS)
+    if isinstance(value, str) if is_text else _is_size(value):
+        return value
+    limit = "a text" if is_text else "a finite number of at least 0"
+    raise UnsupportedModelError(
+        f"{name} of the GGUF file is {str(value)[:100]}; it must be {limit}"
+    )
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value < math.inf
+
+
+def _kind_of_tokenizer(name: str) -> type:
+    """Return the type of a key about the tokenizer."""
+    last = name.rpartition(".")[2]
+    if last in ("model", "pre"):
+        return str
+    if last.startswith("add_"):
+        return bool
+    return list if last in ("tokens", "scores", "token_type", "merges") else int
 
 
 def _is_ignored(key: str) -> bool:

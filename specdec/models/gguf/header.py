@@ -19,7 +19,7 @@ from specdec.types.errors import UnsupportedModelError
 
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _MAX_KEYS, _MAX_TENSORS, _MAX_DIMENSIONS = 10_000, 100_000, 4
-_MAX_PARTS = 10_000
+_MAX_PARTS, _MAX_HEADER_BYTES, _MAX_ELEMENTS = 10_000, 2**28, 10_000_000
 _DEFAULT_ALIGNMENT = 32
 _SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -117,6 +117,8 @@ class _Reader:
         num_tensors = self._count("tensors", _MAX_TENSORS)
         num_keys = self._count("keys", _MAX_KEYS)
         metadata = {self._string(): self._value() for _ in range(num_keys)}
+        if len(metadata) != num_keys:
+            raise ValueError("it has two keys of the same name")
         descriptions = {self._string(): self._description() for _ in range(num_tensors)}
         if len(descriptions) != num_tensors:
             raise ValueError("it has two tensors of the same name")
@@ -149,7 +151,7 @@ class _Reader:
         return self._number(_SCALARS[kind])
 
     def _array(self) -> list[Any]:
-        kind, count = self._number("I"), self._number("Q")
+        kind, count = self._number("I"), self._count("elements in an array", _MAX_ELEMENTS)
         if kind == _STRING:
             return [self._string() for _ in range(count)]
         if kind not in _SCALARS:
@@ -173,6 +175,8 @@ class _Reader:
     def _take(self, num_bytes: int) -> bytes:
         if num_bytes > len(self._data) - self._at:  # before a copy of the rest of the file
             raise ValueError("it ends within its header")
+        if self._at + num_bytes > _MAX_HEADER_BYTES:
+            raise ValueError(f"its header has over {_MAX_HEADER_BYTES} bytes")
         found = self._data[self._at : self._at + num_bytes]
         self._at += num_bytes
         return found

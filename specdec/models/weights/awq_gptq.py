@@ -113,7 +113,7 @@ class Gptq:
     def parts(self, tensors: HeaderSource, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
         """See WeightFormat."""
         out, inner = shape
-        words, outputs = inner * self.bits // 32, -(-out * self.bits // 32)
+        words, outputs = -(-inner * self.bits // 32), -(-out * self.bits // 32)
         groups = num_groups(inner, self.group_size_of(tensors, name, inner))
         index = sibling(name, "g_idx")
         found = (

@@ -104,6 +104,10 @@ def stored_parts(
     is missing, has another shape, or is stored as codes that the layout does not describe.
     """
     if layout is not None and layout.holds(tensors, name):
+        if name.endswith(".weight") and len(shape) != 2:
+            raise UnsupportedModelError(
+                f"{name} is stored as codes, and is no matrix: {list(shape)}"
+            )
         return layout.parts(tensors, name, shape)
     packed = sibling(name, "qweight"), sibling(name, "weight_packed")
     if name not in tensors and any(each in tensors for each in packed):

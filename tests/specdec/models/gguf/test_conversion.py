@@ -185,6 +185,9 @@ def test_factors_of_rope_are_kept(save, tmp_path):
         ("tokenizer.ggml.pre", "unheard-of", "tokenizer.ggml.pre"),
         ("tokenizer.ggml.model", "rwkv", "tokenizer.ggml.model"),
         ("llama.rope.scaling.attn_factor", 2.0, "attn_factor"),
+        ("llama.rope.scaling.factor", float("inf"), "rope.scaling.factor"),
+        ("llama.rope.scaling.type", 3, "rope.scaling.type"),
+        ("tokenizer.ggml.eot_token_id", "x", "it must be int"),
     ],
 )
 def test_keys_that_are_not_understood_are_refused(save, tmp_path, key, value, named):

@@ -76,6 +76,8 @@ def test_a_file_that_is_cut_is_refused_at_every_length(tmp_path):
         (b"GGUF" + struct.pack("<IQQQIIQ", 3, 0, 1, 0, 9, 4, 2**60), "GGUF file"),
         (b"GGUF" + struct.pack("<IQQQIIQ", 3, 0, 1, 0, 9, 9, 1), "elements of the type 9"),
         (b"GGUF" + struct.pack("<IQQQI", 3, 1, 0, 0, 99), "99 dimensions"),
+        (b"GGUF" + struct.pack("<IQQQIIQ", 3, 0, 1, 0, 9, 0, 10**7 + 1), "an array; limit"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + struct.pack("<QIb", 0, 1, 0) * 2, "two keys"),
     ],
 )
 def test_headers_that_are_not_valid_are_one_clear_error(tmp_path, content, named):

@@ -3,7 +3,8 @@
 
 import pytest
 
-from specdec.models.weights.checks import check_tensors
+from specdec.models.weights.awq_gptq import Gptq
+from specdec.models.weights.checks import check_tensors, stored_parts
 from specdec.models.weights.tensor_headers import TensorHeader, TensorHeaders
 from specdec.types.errors import UnsupportedModelError
 
@@ -80,3 +81,16 @@ def test_all_faults_are_found_and_the_first_is_raised():
     assert len(found.faults) == 2
     with pytest.raises(UnsupportedModelError, match=r"no tensor model\.a\.weight \(1 more fault"):
         found.require()
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((4,), "is no matrix"),
+        ((8, 20), r"has shape \[2, 8\]; expected \[3, 8\]"),  # 20 values of 4 bits: 3 integers
+    ],
+)
+def test_codes_of_other_shapes_are_refused(shape, words):
+    headers = TensorHeaders({"a.qweight": TensorHeader("I32", (2, 8))})
+    with pytest.raises(UnsupportedModelError, match=words):
+        stored_parts(headers, Gptq(4, -1, 1), "a.weight", shape)
