@@ -40,6 +40,7 @@ from specdec.sequences.prediction import PredictedText
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.control import SpeculationState
+from specdec.types.deadline import Deadline
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import TargetFailedError, UnknownModelError
 from specdec.types.messages import BASE_MODEL
@@ -62,6 +63,7 @@ DEFAULT_MODEL = "default"
 class Generation:
     """A running request. The seed is known before the first token."""
 
+    request_id: str
     seed: int
     outputs: AsyncGenerator[EngineOutput, None]
 
@@ -207,10 +209,11 @@ class Router:
         self,
         call: GenerateRequest,
         *,
+        deadline: Deadline | None = None,
         is_admitted: bool = False,
         on_admitted: Callable[[], None] = lambda: None,
     ) -> Generation:
-        """Start a request. Its outputs raise the engine's errors.
+        """Start a request. Its outputs raise the engine's errors, and `deadline.error`.
 
         is_admitted: it continues an admitted request, so that neither a drain nor a full queue
         rejects it, and it does not expire in the queue. on_admitted: called when the engine has
@@ -231,12 +234,12 @@ class Router:
         measured.on_queued(request)
         caller = current_caller.get()
         outputs = thread.generate(
-            request, measured, caller, is_admitted=is_admitted, on_admitted=on_admitted
+            request, measured, caller, deadline, is_admitted=is_admitted, on_admitted=on_admitted
         )
         if self._samples.accepts(call) and request.adapter_id == BASE_MODEL:
             temperature = call.params.resolved(self._model.sampling_defaults).temperature
             outputs = self._samples.recording(request, temperature, outputs)
-        return Generation(request.seed, outputs)
+        return Generation(request_id, request.seed, outputs)
 
     async def _prepare(
         self, request_id: str, call: GenerateRequest, queue_timeout_s: float

@@ -20,6 +20,7 @@ from specdec.engine.requests.outputs import TargetLostError
 from specdec.engine.scheduling.scheduler import require_room
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.control import SpeculationControl
+from specdec.types.deadline import Deadline
 from specdec.types.errors import NotReadyError, TargetFailedError
 from specdec.types.ranks import Target
 from specdec.types.reports.stats import EngineStats
@@ -115,26 +116,28 @@ class EngineThread:
         request: EngineRequest,
         metrics: RequestMetrics | None = None,
         caller: Caller = OWN_PROCESS,
+        deadline: Deadline | None = None,
         *,
         is_admitted: bool = False,
         on_admitted: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[EngineOutput, None]:
-        """Stream a request's outputs, one per step and choice. Leaving early aborts the request.
+        """Stream a request's outputs, one per step and choice, or fewer for a reader that is late.
 
+        Leaving early aborts the request. Its id need not be unique; the outputs have another.
         Raises what `Engine.add` raises, the error of a failed output, TargetFailedError when the
-        engine is lost, and NotReadyError while draining. The request's id need not be unique.
+        engine is lost, NotReadyError while draining, and `deadline.error`.
         caller: may abort it. is_admitted: it continues an admitted request, so that neither a drain
             nor a full queue rejects it. on_admitted: called when the engine has accepted it.
         """
-        unique_id = self._open_stream(request, metrics, caller, is_admitted=is_admitted)
-        finished = False
+        self._admit(request, metrics, is_admitted=is_admitted)
+        unique_id, finished = self._streams.open(request, metrics, caller, deadline), False
         try:
             await self.call(lambda: self._engine.add(replace(request, request_id=unique_id)))
             on_admitted()
             while not finished:
                 output = await self._streams.next_output(unique_id)
                 finished = output.is_last
-                yield output._replace(request_id=request.request_id)
+                yield output
         finally:
             self._streams.close(unique_id)
             if not finished:
@@ -142,14 +145,9 @@ class EngineThread:
                 if metrics is not None:
                     metrics.on_broken_off(sys.exception())
 
-    def _open_stream(
-        self,
-        request: EngineRequest,
-        metrics: RequestMetrics | None,
-        caller: Caller,
-        *,
-        is_admitted: bool,
-    ) -> str:
+    def _admit(
+        self, request: EngineRequest, metrics: RequestMetrics | None, *, is_admitted: bool
+    ) -> None:
         try:
             if not is_admitted:
                 self._require_admission(request.params.n)
@@ -157,7 +155,6 @@ class EngineThread:
             if metrics is not None:
                 metrics.on_broken_off(error)
             raise
-        return self._streams.open(request.request_id, request.params.n, metrics, caller)
 
     def _require_admission(self, num_choices: int) -> None:
         if self.is_draining:

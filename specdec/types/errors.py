@@ -215,6 +215,10 @@ REQUEST_ABORTED = "the request was aborted by its id"
 """The text of every AbortedError; a call that a stopping service cancels has another one."""
 
 
+class DeadlineExceededError(SpecdecError):
+    """The answer was not complete within the time limit of its request."""
+
+
 class AbortedError(SpecdecError):
     """A request was aborted by its id, not by closing its stream."""
 

@@ -30,6 +30,7 @@ class FinishReason(Enum):
 class EngineOutput(NamedTuple):
     """Output that one step, or several (`stream_interval`), added to one choice of a request.
 
+    request_id: the one by which the engine knows the request.
     text: whole characters only; may be empty while a character or a stop string is incomplete.
     is_drafted: for each of token_ids, whether it was drafted and accepted.
     text_lengths: for each of token_ids, the number of characters of `text` that are final with it;

@@ -151,7 +151,7 @@ class ScriptedRouter:
         self.calls.append(call)
         if call.params.max_tokens > 1000:
             raise InvalidValueError("max_tokens", call.params.max_tokens, "at most 1000")
-        return Generation(42, self._outputs(call))
+        return Generation(call.request_id, 42, self._outputs(call))
 
     async def _outputs(self, call: Any) -> AsyncGenerator[EngineOutput, None]:
         tokenizer = self.text.tokenizer

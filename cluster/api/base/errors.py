@@ -13,6 +13,7 @@ from specdec.types.errors import (
     AbortedError,
     BodyTooLargeError,
     CrashingRequestError,
+    DeadlineExceededError,
     DraftFailedError,
     ForeignPageError,
     GrammarError,
@@ -108,6 +109,7 @@ _RULES: Mapping[type[BaseException], ErrorStatus] = {
     NoTokenLeftError: _SETUP,
     NoNextTokenError: ErrorStatus(StatusCode.INTERNAL, 500),
     CrashingRequestError: ErrorStatus(StatusCode.INTERNAL, 500, is_final=True),
+    DeadlineExceededError: ErrorStatus(StatusCode.DEADLINE_EXCEEDED, 504),
     AbortedError: ErrorStatus(StatusCode.CANCELLED, CLIENT_CLOSED_REQUEST),
     ClientDisconnect: ErrorStatus(StatusCode.CANCELLED, CLIENT_CLOSED_REQUEST),
     # Its text quotes the exception of a worker.

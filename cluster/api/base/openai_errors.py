@@ -35,7 +35,7 @@ _TYPES_AND_CODES: Mapping[int, tuple[str, str | None]] = {
     499: (INVALID_REQUEST, "request_aborted"),
     500: ("server_error", None),
     503: ("service_unavailable_error", "service_unavailable"),
-    504: ("timeout_error", None),
+    504: ("timeout_error", "deadline_exceeded"),
 }
 """OpenAI's types and codes of errors by the status."""
 _DEFAULT = (INVALID_REQUEST, None)
@@ -91,10 +91,8 @@ def failure_of(
     """
     match error:
         case ApiError():
-            is_late = error.status == 504
-            grpc_code = StatusCode.DEADLINE_EXCEEDED if is_late else StatusCode.INVALID_ARGUMENT
             details = _details(error.status, str(error), None, error.code)
-            return Failure(error.status, details, grpc_code)
+            return Failure(error.status, details, StatusCode.INVALID_ARGUMENT)
         case RequestValidationError():
             error = _validation_error(error, model)
         case HTTPException():

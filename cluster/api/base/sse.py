@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterable, Mapping
+import secrets
+from collections.abc import AsyncIterable, Callable, Mapping
 from datetime import datetime
+from json.encoder import encode_basestring
 from typing import Any
 
 from fastapi.responses import StreamingResponse
@@ -20,6 +22,19 @@ def event(data: str, name: str | None = None) -> bytes:
     """Encode one event. data: JSON on one line."""
     head = "" if name is None else f"event: {name}\n"
     return f"{head}data: {data}\n\n".encode()
+
+
+class TextEvents:
+    """Events that differ in one text of their JSON; all else is encoded once."""
+
+    def __init__(self, encode: Callable[[str], bytes]) -> None:
+        """encode: returns the event with a text."""
+        mark = secrets.token_hex(16)
+        self._parts = encode(mark).split(f'"{mark}"'.encode())
+
+    def encode(self, text: str) -> bytes:
+        """Return the event with this text."""
+        return encode_basestring(text).encode().join(self._parts)
 
 
 def json_event(name: str, data: Mapping[str, Any]) -> bytes:

@@ -21,8 +21,9 @@ from cluster.api.dashboard import try_it
 from cluster.api.http.admin import error_response
 from cluster.api.http.csrf import require_own_reader, require_same_origin
 from cluster.api.openai.request_handler import JsonRequest
-from cluster.api.openai.streams import Deadline, EventStream, cancel_on_disconnect, chained
+from cluster.api.openai.streams import EventStream, cancel_on_disconnect, chained
 from cluster.replica.router import Router
+from specdec.types.deadline import Deadline
 from specdec.types.errors import InvalidValueError, NotReadyError
 from specdec.types.reports.fleet import FleetStatistics
 

@@ -80,7 +80,7 @@ async def begin(router: Router, call: GenerateRequest) -> AsyncGenerator[bytes, 
 
 async def _events(generation: Generation, first: EngineOutput) -> AsyncGenerator[bytes, None]:
     async with aclosing(generation.outputs) as outputs:
-        yield json_event("start", {"request_id": first.request_id, "seed": generation.seed})
+        yield json_event("start", {"request_id": generation.request_id, "seed": generation.seed})
         try:
             yield _tokens(first)
             last = first

@@ -93,7 +93,9 @@ class InferenceServicer:
             self.budget.hold(request.ByteSize()),
         ):
             generation = await self.router.generate(self._decode(request, grpc_context))
-            encode = partial(encode_chunk, generation.seed, spell=self.router.text.spell)
+            encode = partial(
+                encode_chunk, generation.request_id, generation.seed, spell=self.router.text.spell
+            )
             is_first = True
             async with aclosing(generation.outputs) as outputs:
                 async for output in outputs:
@@ -115,7 +117,11 @@ class InferenceServicer:
             parts = [output async for output in outputs]
         # Off the event loop: spelling a hundred thousand tokens takes a while.
         return await asyncio.to_thread(
-            encode_completion, generation.seed, parts, self.router.text.spell
+            encode_completion,
+            generation.request_id,
+            generation.seed,
+            parts,
+            self.router.text.spell,
         )
 
     @unary(ADMITTED)

@@ -19,16 +19,18 @@ from cluster.api.base.openai_schema import (
     StreamOptions,
     Usage,
 )
-from cluster.api.base.sse import COMMENT, event
+from cluster.api.base.sse import COMMENT, TextEvents, event
 from cluster.api.openai.conversation import ToolUse
 from cluster.api.openai.logprobs import TokenNames
+from cluster.api.openai.parsers.pieces import Content, Reasoning
 from cluster.api.openai.request_warnings import RequestWarning
 from cluster.api.openai.schemas.sampling_fields import SamplingFields
-from cluster.api.openai.streams import DONE, Deadline, PromptOutput
+from cluster.api.openai.streams import DONE, PromptOutput
 from cluster.api.openai.thinking_budget import ThinkingBudget
 from cluster.replica.router import Router
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.requests.input_processor import check_answer_in_one_message
+from specdec.types.deadline import Deadline
 from specdec.types.errors import InvalidValueError
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import Conversation, GenerateRequest, TokenizeRequest
@@ -36,6 +38,8 @@ from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.sampling.sampling_params import LOSSY_VERIFIERS, SamplingParams, VerifierName
 
 T = TypeVar("T")
+
+TextDelta = Content | Reasoning
 
 MANY_TOKENS = 64
 """With log-probabilities, more tokens than this are worth the switch to a thread."""
@@ -269,18 +273,29 @@ class ResponseBuilder(ABC):
 
 
 class ChoiceWriter(ABC):
-    """Builder of one choice: `chunk` for a stream, `add` and `choice` for a complete answer."""
+    """Builder of one choice: `delta` for a stream, `add` and `choice` for a complete answer.
+
+    text_events: encode the chunks that `delta` returns as a text, by its kind.
+    """
 
     def __init__(self) -> None:
         self.outputs: list[EngineOutput] = []
+        self.text_events: dict[type[TextDelta], TextEvents] = {}
 
     def add(self, output: EngineOutput) -> None:
         """Keep an output for `choice`, which converts it and may take long."""
         self.outputs.append(output)
 
     @abstractmethod
-    def chunk(self, output: EngineOutput) -> ResponseModel | None:
-        """Convert an output to a chunk; return None if it adds nothing visible."""
+    def delta(self, output: EngineOutput) -> ResponseModel | TextDelta | None:
+        """Convert an output to a chunk; return None if it adds nothing visible.
+
+        Most chunks add a text and nothing else: it is returned as it is.
+        """
+
+    @abstractmethod
+    def text_chunk(self, delta: TextDelta) -> ResponseModel:
+        """Return the chunk that adds only a text."""
 
     @abstractmethod
     def choice(self) -> ResponseModel:
@@ -328,10 +343,15 @@ class ChoicesBuilder(ResponseBuilder, Generic[W]):
     def events(self, each: PromptOutput) -> list[bytes]:
         """Encode an output."""
         self.meter.add(each.prompt, each.output)
-        choice = self._writer(each).chunk(each.output)
-        if choice is None:
+        writer = self._writer(each)
+        delta = writer.delta(each.output)
+        if delta is None:
             return []
-        return [self.encode_chunk([choice], self.usage() if self.has_continuous_usage else None)]
+        if isinstance(delta, Content | Reasoning):
+            if not self.has_continuous_usage:
+                return [self._text_events(writer, type(delta)).encode(delta.text)]
+            delta = writer.text_chunk(delta)
+        return [self.encode_chunk([delta], self.usage() if self.has_continuous_usage else None)]
 
     def closing(self) -> list[bytes]:
         """Encode the usage, if requested, and the end."""
@@ -344,6 +364,14 @@ class ChoicesBuilder(ResponseBuilder, Generic[W]):
         if self._has_usage:
             fields["usage"] = usage
         return event(self.chunk(choices, **fields).to_json())
+
+    def _text_events(self, writer: W, kind: type[TextDelta]) -> TextEvents:
+        events = writer.text_events.get(kind)
+        if events is None:
+            events = writer.text_events[kind] = TextEvents(
+                lambda text: self.encode_chunk([writer.text_chunk(kind(text))], None)
+            )
+        return events
 
     def _writer(self, each: PromptOutput) -> W:
         return self.writers[each.prompt * self.calls[0].params.n + each.output.choice]

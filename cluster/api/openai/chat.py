@@ -13,6 +13,7 @@ from cluster.api.openai.builders import (
     ChoiceWriter,
     RequestContext,
     ResponseInfo,
+    TextDelta,
     generate_call,
     matched_stop,
     prompt_token_ids,
@@ -211,6 +212,7 @@ class ChatWriter(ChoiceWriter):
         self.reader = AnswerReader(reading)
         self._names = names if request.logprobs else None
         self._returns_token_ids = request.return_token_ids
+        self._is_plain = self._names is None and not request.return_token_ids
         self._prefix = _prefix(request)
 
     def opening(self) -> ChatChunkChoice:
@@ -218,9 +220,24 @@ class ChatWriter(ChoiceWriter):
         delta = Delta(role="assistant", content=self._prefix)
         return ChatChunkChoice(index=self._index, delta=delta, logprobs=None, finish_reason=None)
 
-    def chunk(self, output: EngineOutput) -> ChatChunkChoice | None:
+    def delta(self, output: EngineOutput) -> ChatChunkChoice | TextDelta | None:
         """Convert an output to a chunk; return None if it adds nothing visible."""
         pieces = self.reader.read(output)
+        if self._is_plain and output.finish_reason is None:
+            match pieces:
+                case []:
+                    return None
+                case [Content() | Reasoning() as text]:
+                    return text
+        return self._chunk(output, pieces)
+
+    def text_chunk(self, delta: TextDelta) -> ChatChunkChoice:
+        """Return the chunk that adds only a text."""
+        return ChatChunkChoice(
+            index=self._index, delta=self._delta([delta]), logprobs=None, finish_reason=None
+        )
+
+    def _chunk(self, output: EngineOutput, pieces: Sequence[Piece]) -> ChatChunkChoice | None:
         logprobs = self._logprobs([output])
         if not (pieces or logprobs or output.finish_reason or self._returns_token_ids):
             return None

@@ -12,6 +12,7 @@ from cluster.api.openai.builders import (
     ChoiceWriter,
     RequestContext,
     ResponseInfo,
+    TextDelta,
     check_batch_admission,
     generate_call,
     matched_stop,
@@ -27,6 +28,7 @@ from cluster.api.openai.logprobs import (
     concatenate,
     prompt_logprobs,
 )
+from cluster.api.openai.parsers.pieces import Content
 from cluster.api.openai.schemas.completion_schema import (
     DEFAULT_MAX_TOKENS,
     MAX_PROMPTS,
@@ -158,14 +160,26 @@ class CompletionWriter(ChoiceWriter):
         self._names = names
         self._echo = echo
         self._has_started = False
+        self._is_plain = names is None and not request.return_token_ids and request.max_tokens != 0
         self._logprobs = (
             None
             if names is None
             else CompletionLogprobsWriter(names, _detokenizer(request, echo, tokenizer))
         )
 
-    def chunk(self, output: EngineOutput) -> CompletionChoice | None:
+    def delta(self, output: EngineOutput) -> CompletionChoice | TextDelta | None:
         """Convert an output to a chunk; return None if it adds nothing visible."""
+        if self._is_plain and self._has_started and output.finish_reason is None:
+            return Content(output.text) if output.text else None
+        return self._chunk(output)
+
+    def text_chunk(self, delta: TextDelta) -> CompletionChoice:
+        """Return the chunk that adds only a text."""
+        return CompletionChoice(
+            index=self._index, text=delta.text, logprobs=None, finish_reason=None
+        )
+
+    def _chunk(self, output: EngineOutput) -> CompletionChoice | None:
         is_first, self._has_started = not self._has_started, True
         self._echo.note(output)
         is_hidden = self._request.max_tokens == 0
@@ -196,7 +210,7 @@ class CompletionWriter(ChoiceWriter):
 
     def choice(self) -> CompletionChoice:
         """Build the complete choice from the outputs that were added."""
-        chunks = [each for output in self.outputs if (each := self.chunk(output)) is not None]
+        chunks = [each for output in self.outputs if (each := self._chunk(output)) is not None]
         first, last = chunks[0], chunks[-1]
         parts = [each.logprobs for each in chunks if each.logprobs is not None]
         whole = CompletionChoice(

@@ -23,7 +23,6 @@ from cluster.api.http.csrf import require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, find_peer, forward
 from cluster.api.openai.builders import RequestContext
 from cluster.api.openai.streams import (
-    Deadline,
     EventStream,
     cancel_on_disconnect,
 )
@@ -31,6 +30,7 @@ from cluster.control.peers import Applications
 from cluster.observability.logs import current_request_id
 from cluster.replica.limits import check_request_id
 from cluster.replica.router import Router
+from specdec.types.deadline import Deadline
 from specdec.types.errors import InvalidValueError, SpecdecError, UnknownModelError
 
 REQUEST_ID_HEADER = "x-request-id"

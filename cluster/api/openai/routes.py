@@ -41,7 +41,6 @@ from cluster.api.openai.schemas.responses_schema import (
     ResponsesRequest,
 )
 from cluster.api.openai.streams import (
-    Deadline,
     EventStream,
     PromptOutput,
     cancel_on_disconnect,
@@ -52,6 +51,7 @@ from cluster.control.peers import Applications
 from cluster.replica.limits import check_model
 from cluster.replica.router import Router
 from specdec.types import request as service_requests
+from specdec.types.deadline import Deadline
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation
 from specdec.types.responses import ModelInfo

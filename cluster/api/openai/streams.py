@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -17,10 +16,10 @@ from starlette.types import Receive, Scope, Send
 
 from cluster.api.base.authentication import Lease
 from cluster.api.base.keep_alive import KeepAlive
-from cluster.api.base.openai_errors import ApiError
 from cluster.api.base.sse import COMMENT, STREAM_HEADERS
 from cluster.api.openai.thinking_budget import ThinkingBudget, generate_within_budget
 from cluster.replica.router import Router
+from specdec.types.deadline import Deadline
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput
 
@@ -29,37 +28,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
-
-
-@dataclass(frozen=True)
-class Deadline:
-    """Time limit of a request. timeout_s: the whole limit. at_s: its end, by `time.monotonic`."""
-
-    timeout_s: float
-    at_s: float
-
-    @classmethod
-    def after(cls, timeout_s: float) -> Deadline:
-        """Return the deadline `timeout_s` seconds from now."""
-        return cls(timeout_s, time.monotonic() + timeout_s)
-
-    @property
-    def remaining_s(self) -> float:
-        """Seconds from now; 0 after the deadline."""
-        return max(0.0, self.at_s - time.monotonic())
-
-    @asynccontextmanager
-    async def enforce(self) -> AsyncGenerator[None, None]:
-        """Cancel the body of the `async with` at the deadline and raise ApiError 504."""
-        scope = asyncio.timeout(self.remaining_s)
-        try:
-            async with scope:
-                yield
-        except TimeoutError as error:
-            if not scope.expired():
-                raise
-            message = f"the answer was not complete within {self.timeout_s:g} s"
-            raise ApiError(504, message, "deadline_exceeded") from error
 
 
 @dataclass(frozen=True)
@@ -74,55 +42,49 @@ class ClientDisconnectedError(ClientDisconnect):
     """The client closed the connection before the response was complete."""
 
 
-async def generate_outputs(
+def generate_outputs(
     router: Router,
     calls: Sequence[GenerateRequest],
     deadline: Deadline,
     budget: ThinkingBudget | None = None,
     on_admitted: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[PromptOutput, None]:
-    """Yield the outputs of all calls as they arrive. Closing the generator aborts the requests.
+    """Return the outputs of all calls as they arrive. Closing the generator aborts the requests.
 
     budget: of the reasoning in the answer of a single call. on_admitted: called once the engine has
     accepted all calls.
 
-    Raise the errors of the router and the engine, and ApiError 504 at the deadline.
+    Its outputs raise the errors of the router and the engine, and `deadline.error`.
     """
     assert budget is None or len(calls) == 1, "a thinking budget for several prompts"
     if len(calls) == 1:
-        outputs = _one(router, 0, calls[0], on_admitted, budget)
-    else:
-        outputs = _all(router, calls, on_admitted)
-    async with aclosing(outputs):
-        while True:
-            async with deadline.enforce():
-                each = await anext(outputs, None)
-            if each is None:
-                return
-            yield each
+        return _one(router, 0, calls[0], deadline, on_admitted, budget)
+    return _all(router, calls, deadline, on_admitted)
 
 
 async def _one(
     router: Router,
     index: int,
     call: GenerateRequest,
+    deadline: Deadline,
     on_admitted: Callable[[], None],
     budget: ThinkingBudget | None = None,
 ) -> AsyncGenerator[PromptOutput, None]:
-    if budget is not None:
-        limited = generate_within_budget(router, call, budget, on_admitted)
-        async with aclosing(limited) as outputs:
-            async for output in outputs:
-                yield PromptOutput(index, output)
-        return
-    generation = await router.generate(call, on_admitted=on_admitted)
-    async with aclosing(generation.outputs) as outputs:
+    if budget is None:
+        started = await router.generate(call, deadline=deadline, on_admitted=on_admitted)
+        generated = started.outputs
+    else:
+        generated = generate_within_budget(router, call, deadline, budget, on_admitted)
+    async with aclosing(generated) as outputs:
         async for output in outputs:
             yield PromptOutput(index, output)
 
 
 async def _all(
-    router: Router, calls: Sequence[GenerateRequest], on_admitted: Callable[[], None]
+    router: Router,
+    calls: Sequence[GenerateRequest],
+    deadline: Deadline,
+    on_admitted: Callable[[], None],
 ) -> AsyncGenerator[PromptOutput, None]:
     """Run the calls concurrently; the first error aborts all of them."""
     queue: asyncio.Queue[PromptOutput | Exception | None] = asyncio.Queue()
@@ -136,7 +98,8 @@ async def _all(
 
     async def run(index: int, call: GenerateRequest) -> None:
         try:
-            async with aclosing(_one(router, index, call, count_admitted)) as outputs:
+            outputs = _one(router, index, call, deadline, count_admitted)
+            async with aclosing(outputs):
                 async for each in outputs:
                     queue.put_nowait(each)
             queue.put_nowait(None)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from cluster.api.openai.parsers.reasoning import ReasoningSyntax
 from cluster.replica.router import Router
 from specdec.text.detokenizer import IncrementalDetokenizer
+from specdec.types.deadline import Deadline
 from specdec.types.request import Conversation, GenerateRequest
 from specdec.types.responses import EngineOutput, FinishReason
 
@@ -31,28 +32,30 @@ class ThinkingBudget:
 
 
 async def generate_within_budget(
-    router: Router, call: GenerateRequest, budget: ThinkingBudget, on_admitted: Callable[[], None]
+    router: Router,
+    call: GenerateRequest,
+    deadline: Deadline,
+    budget: ThinkingBudget,
+    on_admitted: Callable[[], None],
 ) -> AsyncGenerator[EngineOutput, None]:
     """Yield the outputs of a call with one choice, whose reasoning the budget ends.
 
     Raise what `Router.generate` and its outputs raise.
     """
     limited, most = _first_part(router, call, budget)
-    token_ids, text, last = list[int](), "", None
-    tokenizer, prompt = router.text.tokenizer, _token_ids(call)
-    detokenizer = IncrementalDetokenizer.of(tokenizer, call.params, prompt)
-    async with aclosing(_outputs(router, limited, on_admitted=on_admitted)) as first:
+    token_ids, text = list[int](), ""
+    detokenizer = IncrementalDetokenizer.of(router.text.tokenizer, call.params, _token_ids(call))
+    async with aclosing(_outputs(router, limited, deadline, on_admitted=on_admitted)) as first:
         async for output in first:
             token_ids += output.token_ids
             text += output.text
             _append(detokenizer, output.token_ids)
             certain = detokenizer.take()
-            is_cut = output.finish_reason is FinishReason.LENGTH and len(token_ids) < most
-            last = _continued(output, certain, detokenizer.lengths) if is_cut else None
-            yield last or output
-            if last is not None:
+            if output.finish_reason is FinishReason.LENGTH and len(token_ids) < most:
+                yield (last := _continued(output, certain, detokenizer.lengths))
                 break
-        if last is None:
+            yield output
+        else:
             return
         if budget.syntax.is_open(text):
             token_ids += budget.closing_ids
@@ -60,22 +63,25 @@ async def generate_within_budget(
                 yield _end(last, detokenizer)
                 return
             stop = _append(detokenizer, budget.closing_ids)
-            last = _forced(last, budget, detokenizer, stop)
-            yield last
+            yield (last := _forced(last, budget, detokenizer, stop))
             if stop is not None:
                 return
         # The first part's stream is open until here, so that a drain waits for both parts.
-        async with aclosing(_second_part(router, call, token_ids, last)) as rest:
+        async with aclosing(_second_part(router, call, deadline, token_ids, last)) as rest:
             async for output in rest:
                 yield output
 
 
 async def _second_part(
-    router: Router, call: GenerateRequest, token_ids: list[int], last: EngineOutput
+    router: Router,
+    call: GenerateRequest,
+    deadline: Deadline,
+    token_ids: list[int],
+    last: EngineOutput,
 ) -> AsyncGenerator[EngineOutput, None]:
     """Yield the outputs after `token_ids`; their counts include those of the last one before."""
     resumed = replace(call, resume_token_ids=tuple(token_ids))
-    async with aclosing(_outputs(router, resumed, is_admitted=True)) as outputs:
+    async with aclosing(_outputs(router, resumed, deadline, is_admitted=True)) as outputs:
         async for output in outputs:
             yield output._replace(
                 speculation=last.speculation.plus(output.speculation),
@@ -152,11 +158,14 @@ def _forced(
 async def _outputs(
     router: Router,
     call: GenerateRequest,
+    deadline: Deadline,
     *,
     is_admitted: bool = False,
     on_admitted: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[EngineOutput, None]:
-    generation = await router.generate(call, is_admitted=is_admitted, on_admitted=on_admitted)
+    generation = await router.generate(
+        call, deadline=deadline, is_admitted=is_admitted, on_admitted=on_admitted
+    )
     async with aclosing(generation.outputs) as outputs:
         async for output in outputs:
             yield output

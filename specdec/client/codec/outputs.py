@@ -38,14 +38,14 @@ _FINISH_NUMBERS = {reason: number for number, reason in _FINISH_REASONS.items()}
 
 
 def encode_chunk(
-    seed: int, output: EngineOutput, spell: Spell, *, is_first: bool
+    request_id: str, seed: int, output: EngineOutput, spell: Spell, *, is_first: bool
 ) -> pb.GenerateStreamResponse:
     """Return the message for one output; the first and the last of a request have the seed.
 
     `spell` is called only for tokens that are sent with log-probabilities.
     """
     return pb.GenerateStreamResponse(
-        request_id=output.request_id,
+        request_id=request_id,
         seed=seed if is_first or output.is_last else None,
         choice=output.choice,
         text=output.text,
@@ -78,14 +78,14 @@ def decode_chunk(message: pb.GenerateStreamResponse) -> StreamChunk:
 
 
 def encode_completion(
-    seed: int, outputs: Sequence[EngineOutput], spell: Spell
+    request_id: str, seed: int, outputs: Sequence[EngineOutput], spell: Spell
 ) -> pb.GenerateResponse:
     """Return one message for all outputs of a request, which are in order."""
     last = outputs[-1]
     assert last.is_last, "a completion without its end"
     num_choices = 1 + max(output.choice for output in outputs)
     return pb.GenerateResponse(
-        request_id=last.request_id,
+        request_id=request_id,
         seed=seed,
         choices=[
             _encode_choice([output for output in outputs if output.choice == index], spell)

@@ -7,9 +7,11 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from specdec.engine.metrics.request_metrics import RequestMetrics
+from specdec.engine.requests.outputs import joined
+from specdec.sequences.sequence import EngineRequest
+from specdec.types.deadline import Deadline
 from specdec.types.errors import AbortedError, OverloadedError
 from specdec.types.request import Caller
 from specdec.types.responses import EngineOutput
@@ -17,13 +19,61 @@ from specdec.types.responses import EngineOutput
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class OutputStream:
-    """The queue from which the outputs of a caller's request are read, and its measurements."""
+_MAX_PARTS = 64
+"""Outputs that are joined to one: those that a reader gets at once, or that wait longer."""
 
-    metrics: RequestMetrics | None
-    caller: Caller
-    outputs: asyncio.Queue[EngineOutput | Exception] = field(default_factory=asyncio.Queue)
+
+class OutputStream:
+    """The outputs of a request that wait for its reader, and its measurements.
+
+    A reader gets all that has come for a choice as one output. So the more it lags behind, because
+    the event loop is busy or its client reads slowly, the fewer and larger its outputs are.
+    """
+
+    def __init__(self, metrics: RequestMetrics | None, caller: Caller) -> None:
+        """caller: may abort the request."""
+        self.metrics = metrics
+        self.caller = caller
+        self.timer: asyncio.TimerHandle | None = None  # of the deadline
+        self._parts: dict[int, list[EngineOutput]] = {}  # by choice, in the order of their last one
+        self._error: Exception | None = None
+        self._arrival: asyncio.Future[None] | None = None  # that the reader waits for
+
+    def put(self, output: EngineOutput) -> None:
+        """Add an output. It costs memory by token if it waits for long."""
+        parts = self._parts.pop(output.choice, [])
+        parts.append(output)
+        self._parts[output.choice] = parts
+        if len(parts) >= _MAX_PARTS and parts[-_MAX_PARTS].num_steps < _MAX_PARTS:
+            parts[-_MAX_PARTS:] = [joined(parts[-_MAX_PARTS:])]
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """End the stream with an error, after the outputs that have come."""
+        self._error = self._error or error
+        self._wake()
+
+    async def take(self) -> EngineOutput:
+        """Wait for outputs of a choice, and return them as one; that with the last one, last.
+
+        Raises the error that ends the stream.
+        """
+        while not self._parts:
+            if self._error is not None:
+                raise self._error
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        choice = next(iter(self._parts))
+        parts = self._parts[choice]
+        if len(parts) > _MAX_PARTS:
+            self._parts[choice] = parts[_MAX_PARTS:]
+        else:
+            del self._parts[choice]
+        return joined(parts[:_MAX_PARTS])
+
+    def _wake(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
 
 class OutputStreams:
@@ -47,28 +97,34 @@ class OutputStreams:
         return sum(tuple(self._num_choices.values()))  # copied atomically
 
     def open(
-        self, request_id: str, num_choices: int, metrics: RequestMetrics | None, caller: Caller
+        self,
+        request: EngineRequest,
+        metrics: RequestMetrics | None,
+        caller: Caller,
+        deadline: Deadline | None,
     ) -> str:
-        """Open a stream and return its unique id; `request_id` need not be unique."""
-        unique_id = f"{request_id}/{next(self._serial)}"
-        self._streams[unique_id] = OutputStream(metrics, caller)
-        self._num_choices[unique_id] = num_choices
+        """Open a stream, which fails at the deadline, and return its unique id."""
+        unique_id = f"{request.request_id}/{next(self._serial)}"
+        stream = self._streams[unique_id] = OutputStream(metrics, caller)
+        self._num_choices[unique_id] = request.params.n
         self._none_left.clear()
+        if deadline is not None:
+            loop = asyncio.get_running_loop()
+            stream.timer = loop.call_later(deadline.remaining_s, stream.fail, deadline.error)
         return unique_id
 
     def close(self, unique_id: str) -> None:
         """Forget a stream that is no longer read."""
-        del self._streams[unique_id]
+        stream = self._streams.pop(unique_id)
+        if stream.timer is not None:
+            stream.timer.cancel()
         self._num_choices.pop(unique_id, None)
         if not self._streams:
             self._none_left.set()
 
     async def next_output(self, unique_id: str) -> EngineOutput:
         """Wait for the next output of a request. Raises the error that ends it."""
-        output = await self._streams[unique_id].outputs.get()
-        if isinstance(output, Exception):
-            raise output
-        return output
+        return await self._streams[unique_id].take()
 
     async def all_close_within(self, timeout_s: float) -> bool:
         """Wait until no stream is open; return False if some still are after `timeout_s`."""
@@ -98,9 +154,9 @@ class OutputStreams:
             return  # its reader has closed it, and the abort is queued
         if output.error is not None:
             logger.error("request %s failed: %s", output.request_id, output.error)
-            stream.outputs.put_nowait(output.error)
+            stream.fail(output.error)
             return
-        stream.outputs.put_nowait(output)
+        stream.put(output)
         if stream.metrics is not None:
             stream.metrics.on_output(output, now_s)
 
@@ -111,17 +167,17 @@ class OutputStreams:
             stream = self._streams.get(unique_id)
             if stream is not None:
                 error = OverloadedError("the request waited in the queue past its deadline")
-                stream.outputs.put_nowait(error)
+                stream.fail(error)
 
     def abort(self, is_ended: Callable[[str, Caller], bool]) -> None:
         """End streams, which then raise AbortedError. is_ended: of a request's id and caller."""
         for unique_id, stream in self._streams.items():
             request_id = unique_id.rpartition("/")[0]
             if is_ended(request_id, stream.caller):
-                stream.outputs.put_nowait(AbortedError(request_id))
+                stream.fail(AbortedError(request_id))
 
     def fail(self, error: Exception) -> None:
         """End all streams with an error."""
         self._num_choices.clear()
         for stream in self._streams.values():
-            stream.outputs.put_nowait(error)
+            stream.fail(error)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections.abc
+from itertools import chain
 
 from specdec.engine.requests.stop_checker import Stop
 from specdec.sequences.output_buffer import BufferedTokens
 from specdec.sequences.sequence import Choices, Sequence
 from specdec.types.errors import TargetFailedError
+from specdec.types.messages import Logprobs
 from specdec.types.responses import EngineOutput
 
 
@@ -43,4 +45,20 @@ def output_of(
         verifier=seq.rules.verifier.name,
         logprobs=tokens.logprobs,
         prompt_logprobs=seq.prompt_report.take(),
+    )
+
+
+def joined(outputs: collections.abc.Sequence[EngineOutput]) -> EngineOutput:
+    """Return outputs of one choice that follow each other, at least one, as one output."""
+    if len(outputs) == 1:
+        return outputs[0]
+    logprobs = [each.logprobs for each in outputs if each.logprobs is not None]
+    return outputs[-1]._replace(
+        token_ids=tuple(chain.from_iterable(each.token_ids for each in outputs)),
+        text="".join([each.text for each in outputs]),
+        num_steps=sum(each.num_steps for each in outputs),
+        is_drafted=tuple(chain.from_iterable(each.is_drafted for each in outputs)),
+        text_lengths=tuple(chain.from_iterable(each.text_lengths for each in outputs)),
+        logprobs=Logprobs.join(logprobs) if logprobs else None,
+        prompt_logprobs=outputs[0].prompt_logprobs,
     )

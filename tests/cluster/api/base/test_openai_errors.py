@@ -6,7 +6,7 @@ from grpc import StatusCode
 from pydantic import ValidationError
 
 from cluster.api.base.authentication import NoApiKeyError
-from cluster.api.base.openai_errors import ApiError, failure_of
+from cluster.api.base.openai_errors import failure_of
 from cluster.api.openai.schemas.chat_schema import ChatRequest
 from cluster.api.openai.schemas.completion_schema import (
     CompletionRequest,
@@ -14,7 +14,7 @@ from cluster.api.openai.schemas.completion_schema import (
     TokenizeRequest,
 )
 from cluster.api.openai.schemas.responses_schema import ResponsesRequest
-from specdec.types.errors import InvalidValueError, OverloadedError
+from specdec.types.errors import DeadlineExceededError, InvalidValueError, OverloadedError
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
@@ -138,7 +138,7 @@ def test_fields_have_their_names_in_the_api(field, param):
     ("error", "status", "kind", "code", "headers", "grpc_code"),
     [
         (
-            ApiError(504, "late", "deadline_exceeded"),
+            DeadlineExceededError("late"),
             504,
             "timeout_error",
             "deadline_exceeded",

@@ -22,7 +22,7 @@ class ScriptedRouter:
         self.was_closed = False
 
     async def generate(self, call):
-        return Generation(7, self._stream())
+        return Generation("r", 7, self._stream())
 
     async def _stream(self):
         try:

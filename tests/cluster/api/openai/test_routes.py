@@ -2,11 +2,12 @@
 
 import json
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
 from cluster.api.base.errors import TARGET_FAILED_MESSAGE
-from cluster.replica.router import Generation, Router
+from cluster.replica.router import Router
 from specdec.types.errors import TargetFailedError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -31,7 +32,7 @@ def breaking(router, monkeypatch):
                 yield await anext(real)
             raise TargetFailedError("secret")
 
-        return Generation(generation.seed, outputs())
+        return replace(generation, outputs=outputs())
 
     monkeypatch.setattr(router, "generate", generate)
 

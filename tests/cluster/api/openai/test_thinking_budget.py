@@ -9,6 +9,7 @@ from cluster.api.openai.thinking_budget import ThinkingBudget, generate_within_b
 from cluster.replica.router import Generation
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.deadline import Deadline
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import FinishReason
@@ -49,11 +50,11 @@ class EngineRouter:
     def max_tokens(self, params):
         return min(params.max_tokens or self.max_model_len, self.max_model_len)
 
-    async def generate(self, call, *, is_admitted=False, on_admitted=None):
+    async def generate(self, call, *, deadline, is_admitted=False, on_admitted=None):
         self.calls.append((is_admitted, self.num_open))
         engine = make_engine(self._directory, engine_config(0), WritingTarget(self._written))
         engine.add(EngineRequest.of(call, call.prompt, 0))
-        return Generation(0, self._outputs(engine))
+        return Generation("r", 0, self._outputs(engine))
 
     async def _outputs(self, engine):
         self.num_open += 1
@@ -85,7 +86,8 @@ async def outputs_from(router, written, num_tokens, parser="deepseek_r1", **para
     values = {"temperature": 0.0, "max_tokens": len(written), "ignore_eos": True, **params}
     call = GenerateRequest(PROMPT, SamplingParams(**values), request_id="r")
     budget = ThinkingBudget(num_tokens, closing_ids, SYNTAXES[parser])
-    return [output async for output in generate_within_budget(router, call, budget, int)]
+    outputs = generate_within_budget(router, call, Deadline.after(60), budget, int)
+    return [output async for output in outputs]
 
 
 def tokens_and_text(outputs):
@@ -151,7 +153,8 @@ async def test_an_answer_without_max_tokens_ends_with_the_context(
 async def test_max_tokens_beyond_the_context_are_refused_before_the_first_token(tiny_model_dir):
     router = EngineRouter(tiny_model_dir, (1,) * 200)
     call = GenerateRequest(PROMPT, SamplingParams(temperature=0.0, max_tokens=156))
-    outputs = generate_within_budget(router, call, ThinkingBudget(4, (2,), SYNTAXES["qwen3"]), int)
+    budget = ThinkingBudget(4, (2,), SYNTAXES["qwen3"])
+    outputs = generate_within_budget(router, call, Deadline.after(60), budget, int)
     with pytest.raises(InvalidValueError, match="max_tokens is 156"):
         await anext(outputs)
 

@@ -69,7 +69,8 @@ def test_a_stream_has_the_seed_at_both_ends_and_usage_at_the_last():
         output("b", (), FinishReason.LENGTH),
     ]
     chunks = [
-        encode_chunk(42, each, spell, is_first=index == 0) for index, each in enumerate(outputs)
+        encode_chunk("r1", 42, each, spell, is_first=index == 0)
+        for index, each in enumerate(outputs)
     ]
     assert chunks == [
         pb.GenerateStreamResponse(request_id="r1", seed=42, text="a", token_ids=[1]),
@@ -93,13 +94,13 @@ def test_a_stream_has_the_seed_at_both_ends_and_usage_at_the_last():
 
 
 def test_a_seed_of_zero_is_sent():
-    assert encode_chunk(0, output("a", (1,)), spell, is_first=True).HasField("seed")
+    assert encode_chunk("r1", 0, output("a", (1,)), spell, is_first=True).HasField("seed")
 
 
 def test_each_choice_of_a_stream_has_a_stop_reason_and_the_last_the_usage():
     stopped = output("a", (1,), FinishReason.STOP, is_last=False, stop_reason="END")
     last = output("b", (0,), FinishReason.STOP, choice=1, stop_reason=0, verifier="typical")
-    chunks = [encode_chunk(42, each, spell, is_first=False) for each in (stopped, last)]
+    chunks = [encode_chunk("r1", 42, each, spell, is_first=False) for each in (stopped, last)]
     assert [chunk.choice for chunk in chunks] == [0, 1]
     assert [chunk.WhichOneof("stop_reason") for chunk in chunks] == ["stop_string", "stop_token_id"]
     assert [chunk.HasField("usage") for chunk in chunks] == [False, True]
@@ -114,7 +115,7 @@ def test_each_choice_of_a_stream_has_a_stop_reason_and_the_last_the_usage():
 
 @pytest.mark.parametrize("reason", list(FinishReason))
 def test_a_completion_joins_its_outputs(reason):
-    response = encode_completion(42, [output("a", (1,)), output("b", (2, 3), reason)], spell)
+    response = encode_completion("r1", 42, [output("a", (1,)), output("b", (2, 3), reason)], spell)
     choice = pb.Choice(text="ab", token_ids=[1, 2, 3], finish_reason=f"FINISH_REASON_{reason.name}")
     assert response == pb.GenerateResponse(request_id="r1", seed=42, choices=[choice], usage=USAGE)
     assert decode_completion(response).finish_reason is reason
@@ -125,7 +126,7 @@ def test_a_completion_has_the_drafted_tokens_and_the_text_of_each():
         output("a", (1,), is_drafted=(False,), text_lengths=(1,)),
         output("bcd", (2, 3), FinishReason.LENGTH, is_drafted=(True, False), text_lengths=(1, 2)),
     ]
-    [choice] = decode_completion(encode_completion(42, outputs, spell)).choices
+    [choice] = decode_completion(encode_completion("r1", 42, outputs, spell)).choices
     assert (choice.is_drafted, choice.text_lengths) == ((False, True, False), (1, 1, 2))
 
 
@@ -136,7 +137,7 @@ def test_a_completion_has_its_choices_by_index():
         output("b", (2,)),
         output("c", (3,), FinishReason.LENGTH),
     ]
-    decoded = decode_completion(encode_completion(42, outputs, spell))
+    decoded = decode_completion(encode_completion("r1", 42, outputs, spell))
     assert decoded.choices == (
         Choice(0, "abc", (1, 2, 3), FinishReason.LENGTH),
         Choice(1, "x", (4,), FinishReason.STOP, "s"),
@@ -150,8 +151,8 @@ def test_logprobs_arrive_as_they_were_sent():
         output("a", (1,), logprobs=logprobs([1, 2, 1], ranks=[2]), prompt_logprobs=prompt),
         output("b", (2,), FinishReason.STOP, logprobs=logprobs([2, 2, 8], ranks=[1])),
     ]
-    whole = decode_completion(encode_completion(42, outputs, spell))
-    chunks = [decode_chunk(encode_chunk(42, each, spell, is_first=False)) for each in outputs]
+    whole = decode_completion(encode_completion("r1", 42, outputs, spell))
+    chunks = [decode_chunk(encode_chunk("r1", 42, each, spell, is_first=False)) for each in outputs]
     assert whole.logprobs == chunks[0].logprobs + chunks[1].logprobs
     assert whole.logprobs[0] == PositionLogprobs(
         TokenLogprob(1, "t1", -0.25),
@@ -165,14 +166,14 @@ def test_logprobs_arrive_as_they_were_sent():
 
 def test_logprobs_of_the_drawn_tokens_alone():
     last = output("a", (1,), FinishReason.STOP, logprobs=logprobs([1], ranks=[4]))
-    [position] = decode_completion(encode_completion(42, [last], spell)).logprobs
+    [position] = decode_completion(encode_completion("r1", 42, [last], spell)).logprobs
     assert position == PositionLogprobs(TokenLogprob(1, "t1", -0.25), rank=4, best=())
 
 
 def test_a_prompt_of_one_token_has_empty_logprobs():
     nothing = Logprobs(np.zeros((0, 2), np.int32), np.zeros((0, 2), np.float32), np.zeros(0, int))
     last = output("a", (1,), FinishReason.STOP, prompt_logprobs=nothing)
-    assert decode_completion(encode_completion(42, [last], spell)).prompt_logprobs == ()
+    assert decode_completion(encode_completion("r1", 42, [last], spell)).prompt_logprobs == ()
 
 
 def test_tokenize():

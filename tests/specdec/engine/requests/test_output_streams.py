@@ -1,0 +1,89 @@
+"""Outputs that wait for the reader of a request."""
+
+import asyncio
+
+import pytest
+
+from specdec.engine.requests.output_streams import OutputStream, OutputStreams
+from specdec.types.deadline import Deadline
+from specdec.types.errors import DeadlineExceededError
+from specdec.types.reports.stats import SpeculationStats
+from specdec.types.request import OWN_PROCESS
+from specdec.types.responses import EngineOutput, FinishReason
+from tests.specdec.engines import request
+
+
+def output(token, choice=0, *, num_so_far=0, reason=None, is_last=False):
+    text = chr(ord("a") + token % 26)
+    counts = (3, num_so_far, SpeculationStats())
+    return EngineOutput("r", (token,), text, reason, *counts)._replace(
+        choice=choice, is_drafted=(token % 2 == 0,), text_lengths=(1,), is_last=is_last
+    )
+
+
+@pytest.fixture
+def stream():
+    return OutputStream(None, OWN_PROCESS)
+
+
+async def test_a_late_reader_gets_all_at_once(stream):
+    for token in range(3):
+        stream.put(output(token, num_so_far=token + 1))
+    taken = await stream.take()
+    assert (taken.token_ids, taken.text, taken.text_lengths) == ((0, 1, 2), "abc", (1, 1, 1))
+    assert (taken.is_drafted, taken.num_steps) == ((True, False, True), 3)
+    assert taken.num_output_tokens == 3
+
+
+async def test_a_reader_that_waits_gets_each_output_as_it_is(stream):
+    reader = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    sent = output(1)
+    stream.put(sent)
+    assert await reader is sent
+
+
+async def test_the_choice_that_ends_the_request_is_read_last(stream):
+    stream.put(output(1, choice=1))
+    stream.put(output(2, choice=0, reason=FinishReason.STOP))
+    stream.put(output(3, choice=1, reason=FinishReason.LENGTH, is_last=True))
+    first, last = await stream.take(), await stream.take()
+    assert (first.choice, first.token_ids, first.is_last) == (0, (2,), False)
+    assert (last.choice, last.token_ids, last.is_last) == (1, (1, 3), True)
+    assert last.finish_reason is FinishReason.LENGTH
+
+
+async def test_a_long_wait_costs_memory_by_token_and_no_huge_output(stream):
+    tokens = tuple(range(10_000))
+    for token in tokens:
+        stream.put(output(token))
+    [parts] = stream._parts.values()
+    assert len(parts) < 10_000 / 64 + 64
+    stream.put(output(10_000, reason=FinishReason.STOP, is_last=True))
+    taken = [await stream.take()]
+    while not taken[-1].is_last:
+        taken.append(await stream.take())
+    assert tuple(token for each in taken for token in each.token_ids) == (*tokens, 10_000)
+    assert max(len(each.token_ids) for each in taken) <= 64 * 64
+
+
+async def test_an_error_comes_after_the_outputs_before_it(stream):
+    stream.put(output(1))
+    stream.fail(ValueError("the first"))
+    stream.fail(ValueError("another"))
+    assert (await stream.take()).token_ids == (1,)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="the first"):
+            await stream.take()
+
+
+async def test_a_deadline_ends_a_stream_and_is_forgotten_with_it():
+    streams = OutputStreams()
+    late = streams.open(request("r", (1, 2)), None, OWN_PROCESS, Deadline.after(0.01))
+    with pytest.raises(DeadlineExceededError, match=r"within 0\.01 s"):
+        await streams.next_output(late)
+    streams.close(late)
+    early = streams.open(request("r", (1, 2)), None, OWN_PROCESS, Deadline.after(60))
+    timer = streams._streams[early].timer
+    streams.close(early)
+    assert timer.cancelled()
