@@ -30,9 +30,7 @@ class KeepAlive:
         self._comment = comment
         self._interval_s = interval_s
         self._now_s = now_s
-        self._idle_since_s = (
-            math.inf
-        )  # while a message is sent, before the first and after the last
+        self._idle_since_s = math.inf  # infinite while nothing is to be kept alive
 
     async def send(self, message: Message) -> None:
         """Send a message of the response."""

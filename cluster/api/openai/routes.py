@@ -260,9 +260,12 @@ async def _events(
             if not outputs.has_first:
                 yield EMPTY_LINE
             async for each in outputs:
-                encode = partial(builder.events, each)
-                for data in await offload(encode, is_large=builder.is_large(each.output)):
-                    yield data
+                if builder.is_large(each.output):
+                    encoded = await asyncio.to_thread(builder.events, each)
+                else:
+                    encoded = builder.events(each)
+                if encoded:
+                    yield b"".join(encoded)
             for data in await offload(builder.closing, is_large=builder.names is not None):
                 yield data
         except Exception as error:
