@@ -345,6 +345,8 @@ class Engine:
             return False
         rows, drafting = self._drafts.rows_ahead(self._steps.rows, decision)
         if rows:
+            if self._scheduler.num_running > self.config.max_num_seqs:
+                self._steps.release_ending(self.config.max_model_len)
             self._send(rows)
             self._drafting_ahead = drafting
         return bool(rows)

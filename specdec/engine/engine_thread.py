@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from specdec.engine.engine import Engine
 from specdec.engine.metrics.request_metrics import RequestMetrics
+from specdec.engine.requests.open_requests import require_room
 from specdec.engine.requests.output_streams import OutputStreams
 from specdec.engine.requests.outputs import TargetLostError
-from specdec.engine.scheduling.scheduler import require_room
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.control import SpeculationControl
 from specdec.types.deadline import Deadline

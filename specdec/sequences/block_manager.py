@@ -44,8 +44,10 @@ class BlockManager:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._num_holders = [0] * num_blocks
         self._tables: dict[int, list[int]] = {}
-        # By sequence with blocks: its root key, then the keys of its published blocks.
+        # By sequence with blocks: its root key, then the known keys of its first blocks; the
+        # published blocks are the first of these.
         self._chains: dict[int, list[BlockKey]] = {}
+        self._num_published_of: dict[int, int] = {}
         self._published: dict[BlockKey, int] = {}
         self._keys: dict[int, BlockKey] = {}  # the inverse of _published
 
@@ -67,7 +69,7 @@ class BlockManager:
         """Give a sequence without blocks the published ones of its longest cached prefix.
 
         keys: its root key, which `root_key` returns, then the keys of its first blocks as far as
-            they are known. Keys computed here are appended for the next call.
+            they are known. Keys computed here and in later calls are appended.
 
         Returns the number of cached tokens: whole blocks, and never all of `token_ids`, since the
         last token must be computed to sample the next.
@@ -107,15 +109,37 @@ class BlockManager:
         The sequence must be attached, their KV computed and the tokens verified. A block whose
         contents another block has already published is not added.
         """
-        if not self._is_caching:
+        keys = self.unpublished_keys(seq_id, token_ids, num_tokens)
+        if not keys:
             return
-        chain, table = self._chains[seq_id], self.block_table(seq_id)
-        while len(chain) * self.block_size <= num_tokens:
-            block, key = table[len(chain) - 1], self._next_key(chain, token_ids)
-            chain.append(key)
+        first = self._num_published_of[seq_id]
+        self._num_published_of[seq_id] = first + len(keys)
+        for index, key in enumerate(keys, first):
             if key not in self._published:
+                block = self._tables[seq_id][index]
                 self._published[key] = block
                 self._keys[block] = key
+
+    def unpublished_keys(
+        self, seq_id: int, token_ids: Sequence[int], num_tokens: int
+    ) -> list[BlockKey]:
+        """Return the keys of the blocks that `publish` would add to the prefix cache."""
+        first, end = self._num_published_of[seq_id], num_tokens // self.block_size
+        if end <= first or not self._is_caching:
+            return []
+        chain = self._chains[seq_id]
+        while len(chain) <= end:
+            chain.append(self._next_key(chain, token_ids))
+        return chain[first + 1 : end + 1]
+
+    def missing_key(self, token_ids: Sequence[int], keys: list[BlockKey]) -> BlockKey | None:
+        """Return the key of the first block that `admit` would not find cached.
+
+        None where it would find all that it may use. keys: as in `attach`.
+        """
+        index = len(self._cached_prefix(token_ids, keys)) + 1
+        is_missing = self._is_caching and index * self.block_size < len(token_ids)
+        return keys[index] if is_missing else None
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
         """Extend a sequence's table to hold `num_tokens`; return False, unchanged, if it cannot."""
@@ -133,7 +157,7 @@ class BlockManager:
 
         Published blocks are verified and stay. Returns whether any block was freed.
         """
-        num_published = len(self._chains.get(seq_id, ())) - 1
+        num_published = self._num_published_of.get(seq_id, 0)
         assert num_tokens >= num_published * self.block_size, "truncated into verified tokens"
         num_kept = self._blocks_for(num_tokens)
         if len(self.block_table(seq_id)) <= num_kept:
@@ -146,6 +170,7 @@ class BlockManager:
         self._keep(seq_id, 0)
         self._tables.pop(seq_id, None)
         self._chains.pop(seq_id, None)
+        self._num_published_of.pop(seq_id, None)
 
     def clear(self) -> None:
         """Empty the prefix cache, as when the KV is lost. No sequence may hold a block."""
@@ -178,7 +203,8 @@ class BlockManager:
         assert not self.block_table(seq_id), "a sequence that holds blocks is attached"
         for block in prefix:
             self._hold(block)
-        self._tables[seq_id], self._chains[seq_id] = prefix, keys[: len(prefix) + 1]
+        self._tables[seq_id], self._chains[seq_id] = prefix, keys
+        self._num_published_of[seq_id] = len(prefix)
         return len(prefix) * self.block_size
 
     def _next_key(self, chain: list[BlockKey], token_ids: Sequence[int]) -> BlockKey:

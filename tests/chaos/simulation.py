@@ -108,7 +108,13 @@ class Simulation:
         self.target = self._make_target()
         self._is_lost = False
         self.num_losses = 0
+        self._num_admitted_before = 0
         self.engine = self._make_engine(model, tokenizer)
+
+    @property
+    def num_admitted_ahead(self) -> int:
+        """Sequences that all targets so far have admitted by steps begun ahead."""
+        return self._num_admitted_before + self.target.num_admitted_ahead
 
     def run(self) -> list[str]:
         """Return the violations of this history."""
@@ -158,6 +164,7 @@ class Simulation:
             stream_interval=choose((1, 1, 3)),
             async_scheduling=choose((True, False)),
         )
+        self._max_num_seqs = self.target.max_num_seqs = config.max_num_seqs
         is_scripted = choose((True, False)) and not has_head
         proposer = ScriptedProposer(self._draft) if is_scripted else None
         policy = SpeculationPolicy(SpeculationControl("on", 32, 3), lambda: self._now_s)
@@ -194,7 +201,8 @@ class Simulation:
             return
         choose, name = self.random.choice, f"call {len(self._calls)}"
         length = self.random.randint(1, 24)
-        prompt = tuple(10 + place // 3 % 4 for place in range(length))
+        first = self.random.randrange(4)
+        prompt = tuple(10 + (first + place // 3) % 4 for place in range(length))
         params = SamplingParams(
             temperature=0.0,
             n=choose((1, 1, 1, 3)),
@@ -271,7 +279,9 @@ class Simulation:
             self._is_lost = True
 
     def _recover(self) -> None:
+        self._num_admitted_before += self.target.num_admitted_ahead
         self.target, self._is_lost = self._make_target(), False
+        self.target.max_num_seqs = self._max_num_seqs
         self.engine.replace_target(self.target)
 
     def _step(self) -> None:

@@ -33,7 +33,7 @@ def models(tiny_model_dir):
 
 
 def test_some_interleavings_violate_nothing(models):
-    """They lose targets, preempt and draft."""
+    """They lose targets, preempt, draft, and admit sequences to steps begun ahead."""
     simulations = [
         Simulation(seed, models.model, models.tokenizer) for seed in range(NUM_QUICK_SEEDS)
     ]
@@ -44,6 +44,7 @@ def test_some_interleavings_violate_nothing(models):
     assert counts.num_preemptions > 75
     assert counts.speculation.num_accepted_tokens > 300
     assert sum(each.target.num_held for each in simulations) > 300
+    assert sum(each.num_admitted_ahead for each in simulations) > 100
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -240,8 +241,9 @@ class HashTarget:
     table, a stale slot, or a row with a wrong start. Steps may be begun while another is in flight;
     they run in `collect`.
 
-    steps: all that were begun. num_ahead: those of them that were begun after another. num_held:
-    rows that took a draft of the head that was held here.
+    steps: all that were begun. num_ahead: those of them that were begun after another.
+    num_admitted_ahead: sequences that were admitted by these. num_held: rows that took a draft of
+    the head that was held here.
     """
 
     def __init__(
@@ -249,13 +251,19 @@ class HashTarget:
         block_size: int,
         vocab_size: int,
         head: Callable[[Sequence[int], int], Sequence[int]] | None = None,
+        max_num_seqs: float = math.inf,
     ) -> None:
-        """head: makes a draft after a text, of at most N tokens, as on the ranks."""
+        """head: makes a draft after a text, of at most N tokens, as on the ranks.
+
+        max_num_seqs: most sequences that it has room for, as on a device.
+        """
         self.block_size = block_size
+        self.max_num_seqs = max_num_seqs
         self.vocab_size = vocab_size
         self._head = head
         self.steps: list[StepInput] = []
         self.num_ahead = 0
+        self.num_admitted_ahead = 0
         self.num_held = 0
         self._in_flight: deque[StepInput] = deque()
         self._slots: dict[int, int] = {}
@@ -264,7 +272,9 @@ class HashTarget:
         self._ends: dict[int, tuple[int, int, tuple[int, ...]]] = {}
 
     def begin(self, step: StepInput) -> None:
-        self.num_ahead += bool(self._in_flight)
+        if self._in_flight:
+            self.num_ahead += 1
+            self.num_admitted_ahead += len(step.admitted)
         self.steps.append(step)
         self._in_flight.append(step)
 
@@ -314,6 +324,7 @@ class HashTarget:
         for admission in step.admitted:
             assert admission.seq_id not in self._tables
             self._tables[admission.seq_id] = []
+        assert len(self._tables) <= self.max_num_seqs, "more sequences than seats"
         for delta in step.block_table_deltas:
             self._tables[delta.seq_id][delta.start :] = delta.block_ids
 

@@ -5,7 +5,8 @@ in vLLM and SGLang, a worker that already has its next step does not wait while 
 commits this one. After a step without drafts, everything about the next step is known except the
 tokens, and those the worker has; an n-gram lookup supplies a draft for each. After a step with
 drafts of a head, the worker also has the positions and the next drafts. If a token ends its
-sequence, the result of that sequence's next row is discarded.
+sequence, the result of that sequence's next row is discarded. Waiting sequences join a step that is
+begun ahead as they join any other; `Scheduler.schedule_ahead` decides which.
 """
 
 from __future__ import annotations
@@ -148,6 +149,11 @@ class StepsInFlight:
         """Have the target drop a sequence with the next step."""
         self._worker.release(seq_id)
 
+    def release_ending(self, max_model_len: int) -> None:
+        """Release the sequences that end with the oldest step: others have their seats."""
+        for seq_id in ending_by_length(self.rows, max_model_len):
+            self.release(seq_id)
+
     def truncate(self, seq_id: int) -> None:
         """Record that a sequence's block table has become shorter."""
         self._worker.truncate(seq_id)
@@ -193,15 +199,13 @@ def schedule_ahead(
     """
     if not _are_predictable(in_flight, holds_drafts=holds_drafts):
         return []
-    if scheduler.num_waiting and _ending(in_flight, max_model_len, at_least=False):
-        return []  # a waiting sequence takes the place of one that ends
-    ended = _ending(in_flight, max_model_len, at_least=True)
+    ending = ending_by_length(in_flight, max_model_len)
     with _Anticipated(in_flight):
-        rows = scheduler.schedule_ahead(decision, control, holds_trees=holds_drafts)
+        rows = scheduler.schedule_ahead(decision, control, ending, holds_trees=holds_drafts)
         if any(row.num_draft_tokens and not row.seq.num_pending for row in rows):
             return []  # drafts for a sequence outside the step in flight continue a known text
     assert not _are_too_deep(rows, in_flight), "a change of settings is followed by a known step"
-    return [row for row in rows if row.seq.seq_id not in ended]
+    return rows
 
 
 def _are_too_deep(rows: list[ScheduledRow], in_flight: Rows) -> bool:
@@ -265,18 +269,18 @@ def _are_predictable(in_flight: Rows, *, holds_drafts: bool) -> bool:
     )
 
 
-def _ending(in_flight: Rows, max_model_len: int, *, at_least: bool) -> set[int]:
-    """Return the ids of the running sequences that end by length with their pending tokens.
+def ending_by_length(in_flight: Rows, max_model_len: int) -> set[int]:
+    """Return the ids of the running sequences that certainly end with their pending tokens.
 
-    at_least: counts one token of each, so that they certainly end; else all that may come.
+    A row with guesses is not certain to yield a token: it is retried after bad logits.
     """
     return {
         seq.seq_id
         for seq, row in in_flight
         if seq.status is SequenceStatus.RUNNING
         and row.samples
-        and seq.num_tokens + (1 if at_least else 1 + row.draft_depth)
-        >= seq.max_length(max_model_len)
+        and not row.guesses
+        and seq.num_tokens + 1 >= seq.max_length(max_model_len)
     }
 
 

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import collections.abc
 from bisect import insort
+from collections.abc import Set
 from itertools import islice
 from operator import attrgetter
+from typing import Any
 
 from specdec.config.engine import EngineConfig
 from specdec.engine.scheduling.adapter_seats import AdapterSeats
+from specdec.engine.scheduling.blocks_ahead import completed_keys, have_blocks, lacks_block
 from specdec.engine.scheduling.draft_planner import DraftPlanner
 from specdec.engine.scheduling.scheduled_row import ScheduledRow
-from specdec.sequences.block_manager import BlockManager
+from specdec.sequences.block_manager import BlockKey, BlockManager
 from specdec.sequences.sequence import Sequence, SequenceStatus
 from specdec.types.control import SpeculationControl
 from specdec.types.drafts.draft_decision import Decision, PromptLoad, chain
-from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.reports.stats import Counts
 
 _by_rank = attrgetter("rank")
+_NONE: frozenset[Any] = frozenset()
 
 
 class Scheduler:
@@ -146,9 +149,9 @@ class Scheduler:
         control: the settings in force.
         """
         self._rows = {}
-        self.keep_batch()
+        self.preempted = []
         self._draft_planner.begin_step(decision, control, has_predictions=self.has_predictions)
-        self._schedule_decodes()
+        self._schedule_decodes(self._running)
         self._plan_guesses()
         if self._waiting or len(self._rows) < len(self._running):
             self._schedule_prompts()
@@ -164,32 +167,40 @@ class Scheduler:
         self._admit_waiting(budget)
 
     def schedule_ahead(
-        self, decision: Decision, control: SpeculationControl, *, holds_trees: bool
+        self,
+        decision: Decision,
+        control: SpeculationControl,
+        ending: Set[int],
+        *,
+        holds_trees: bool,
     ) -> list[ScheduledRow]:
         """Return the rows of the step after the one in flight; none if it depends on that one.
 
         The running sequences are in the state after the step in flight. Where it has drafts they
-        have all been accepted, so that each row has the blocks for its highest position. None is
-        preempted, and none is admitted, since blocks that it could share may be published by then.
-        Where either would happen, or a row would lose guesses or its next drafts for want of
-        blocks, the step cannot be known; nor where a tree may be drafted that the target's ranks
-        do not hold.
+        have all been accepted, so that each row has the blocks for its highest position. Waiting
+        sequences are admitted, unless one could share a block that the step in flight completes.
+        Where that is so, or a sequence would be preempted, or a row would lose guesses or its next
+        drafts for want of blocks, the step cannot be known; nor where a tree may be drafted that
+        the target's ranks do not hold. Sequences that were admitted until then stay in the batch.
 
-        holds_trees: whether they do.
+        ending: the sequences that end with the step in flight. They have no row, and their seats
+            are free; their blocks are not. holds_trees: whether the ranks hold trees.
         """
         self._rows = {}
         self._draft_planner.begin_step(decision, control)
         if not holds_trees and self._draft_planner.may_draft_trees(self._running):
             return []
-        if self._num_missing_blocks() > self._blocks.num_free_blocks:
+        staying = [seq for seq in self._running if seq.seq_id not in ending]
+        if not have_blocks(staying, self._blocks, self._config.max_num_batched_tokens):
             return []
-        self._schedule_decodes()
+        self._schedule_decodes(staying)
         self._plan_guesses()
         planned = list(self._rows.values())
         budget = self._schedule_prefills(self._prefill_budget())
-        has_seat = len(self._running) < self._config.max_num_seqs
-        if budget > 0 and self._waiting and has_seat:
-            return []
+        if budget > 0 and self._waiting and self._has_seat(ending):
+            in_flight = completed_keys(self._running, self._blocks)
+            if not self._admit_waiting(budget, ending, in_flight):
+                return []
         self._reserve_guesses()
         if list(self._rows.values())[: len(planned)] != planned:
             return []
@@ -199,11 +210,11 @@ class Scheduler:
         """Reserve the blocks of a step with the same sequences as the one in flight, if it can be.
 
         In place of `schedule_ahead` where each of them decodes one token without drafts. Nothing
-        changes where other sequences run or wait, or where blocks may not suffice.
+        changes where other sequences run or may join, or where blocks may not suffice.
 
         ends: by sequence, its number of tokens after that step.
         """
-        if self._waiting or len(self._running) != len(ends):
+        if len(self._running) != len(ends) or (self._waiting and self._has_seat()):
             return False
         if len(ends) > self._blocks.num_free_blocks:
             return False
@@ -211,16 +222,6 @@ class Scheduler:
             has_room = self._blocks.reserve(seq_id, end)
             assert has_room, "a token takes more than one block"
         return True
-
-    def _num_missing_blocks(self) -> int:
-        """Return at least how many blocks the next tokens of the running sequences take."""
-        num_missing = 0
-        for seq in self._running:
-            chunk = min(seq.num_uncomputed_tokens, self._config.max_num_batched_tokens)
-            num_needed = -(-(seq.num_computed_tokens + chunk) // self._blocks.block_size)
-            num_held = len(self._blocks.block_table(seq.seq_id))
-            num_missing += max(0, num_needed - num_held)
-        return num_missing
 
     def admit_only(self, seq: Sequence | None) -> None:
         """Let no other waiting sequence join the batch; None admits all again."""
@@ -239,9 +240,9 @@ class Scheduler:
         self.preempted = []
         self.newly_scheduled = []
 
-    def _schedule_decodes(self) -> None:
+    def _schedule_decodes(self, running: collections.abc.Iterable[Sequence]) -> None:
         """Schedule the next token of each decoding sequence, before any guess takes a block."""
-        for seq in [seq for seq in self._running if seq.is_decoding]:
+        for seq in [seq for seq in running if seq.is_decoding]:
             if seq.status is SequenceStatus.RUNNING:  # not preempted for one that ranks before it
                 self._add_row(ScheduledRow(seq, 1))
 
@@ -313,22 +314,32 @@ class Scheduler:
                 budget -= chunk
         return budget
 
-    def _admit_waiting(self, budget: int) -> None:
+    def _has_seat(self, ending: Set[int] = _NONE) -> bool:
+        return len(self._running) - len(ending) < self._config.max_num_seqs
+
+    def _admit_waiting(
+        self, budget: int, ending: Set[int] = _NONE, in_flight: Set[BlockKey] = _NONE
+    ) -> bool:
+        """Admit waiting sequences; return False at the first one that lacks a block `in_flight`."""
         # After a preemption blocks are short: a newly admitted sequence would be preempted next.
-        while budget > 0 and not self.preempted:
-            seq = self._next_to_admit()
-            if seq is None or len(self._running) >= self._config.max_num_seqs:
+        while budget > 0 and not self.preempted and self._has_seat(ending):
+            seq = self._next_to_admit(ending)
+            if seq is None:
                 break
+            if lacks_block(seq, self._blocks, in_flight):
+                return False
             chunk = self._admit(seq, budget)
             if chunk == 0:
                 break
             budget -= chunk
+        return True
 
-    def _next_to_admit(self) -> Sequence | None:
+    def _next_to_admit(self, ending: Set[int]) -> Sequence | None:
         candidates = (seq for seq in self._waiting if self._may_join(seq))
         if self._seats is None:
             return next(candidates, None)
-        return self._seats.first(candidates, self._running)
+        staying = (seq for seq in self._running if seq.seq_id not in ending)
+        return self._seats.first(candidates, staying)
 
     def _may_join(self, seq: Sequence) -> bool:
         return not seq.waits_for_leader and self._alone in (None, seq)
@@ -383,17 +394,3 @@ class Scheduler:
         insort(self._waiting, seq, key=_by_rank)
         self.preempted.append(seq)
         self._counts.num_preemptions += 1
-
-
-def require_room(config: EngineConfig, num_present: int, num_choices: int) -> None:
-    """Raise OverloadedError for a request whose choices do not fit into batch and queue now.
-
-    Raises InvalidValueError where they never fit.
-    """
-    most = config.max_num_seqs + config.max_queue_len
-    if num_choices > most:
-        limit = f"at most {most} (max_num_seqs and max_queue_len together)"
-        raise InvalidValueError("n", num_choices, limit)
-    if num_present + num_choices > most:
-        count = f"{num_present} of {most} requests run or wait, each choice counted as one"
-        raise OverloadedError(f"{count}; this one has {num_choices}")

@@ -268,3 +268,25 @@ def test_a_sequence_without_root_key_cannot_publish():
     assert blocks.reserve(1, 8)
     with pytest.raises(KeyError):
         blocks.publish(1, [1] * 8, 8)
+
+
+def test_unpublished_keys_are_those_that_the_next_sequence_misses():
+    blocks, tokens = BlockManager(NUM_BLOCKS, BLOCK_SIZE), list(range(14))
+    keys, other = [root_key()], [root_key()]
+    blocks.admit(1, tokens, 14, keys)
+    assert blocks.unpublished_keys(1, tokens, 3) == []
+    assert blocks.unpublished_keys(1, tokens, 9) == keys[1:3]
+    assert blocks.missing_key(tokens, other) == keys[1]
+    blocks.publish(1, tokens, 9)
+    assert blocks.unpublished_keys(1, tokens, 12) == keys[3:4]
+    assert blocks.missing_key(tokens, other) == keys[3]
+    assert blocks.missing_key(tokens[:12], other) is None, "the last token is never cached"
+    blocks.truncate(1, 8)
+    blocks.check_integrity()
+
+
+def test_no_key_without_prefix_caching():
+    blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE, enable_prefix_caching=False)
+    blocks.admit(1, [1] * 9, 9, [root_key()])
+    assert blocks.unpublished_keys(1, [1] * 9, 9) == []
+    assert blocks.missing_key([1] * 9, [root_key()]) is None
