@@ -157,6 +157,18 @@ def test_ranks_agree(tiny_model_dir):
     assert run_ranks(2, on_rank) == [expected] * 2
 
 
+def test_a_seat_that_is_filled_ahead_has_a_place_on_the_device(tiny_model_dir, on_device):
+    """The step that admits a sequence releases the one that ends before it."""
+    config = engine_config(max_num_seqs=2, async_scheduling=True)
+    plain = local_engine(tiny_model_dir, engine_config(max_num_seqs=2), kernels="torch")
+    expected = stream(plain, requests(), every=1)
+    engine = make_engine(tiny_model_dir, config, device_target(tiny_model_dir, config))
+    assert stream(engine, requests(), every=1) == expected
+    counts = engine.stats().counts
+    assert len(on_device) == counts.num_steps
+    assert counts.num_steps_ahead > counts.num_steps - 4
+
+
 def test_a_step_with_a_new_and_without_an_ended_sequence_begins_after_another(tiny_model_dir):
     """The state of a sequence that ends stays until the steps with it are collected."""
     runner = device_runner(tiny_model_dir, engine_config(0))
