@@ -343,12 +343,11 @@ class Engine:
         decision = self._decision
         if decision is None or len(self._steps) != 1:
             return False
-        rows, drafting = self._drafts.rows_ahead(self._steps.rows, decision)
+        rows, self._drafting_ahead = self._drafts.rows_ahead(self._steps.rows, decision)
         if rows:
             if self._scheduler.num_running > self.config.max_num_seqs:
                 self._steps.release_ending(self.config.max_model_len)
             self._send(rows)
-            self._drafting_ahead = drafting
         return bool(rows)
 
     def _keep_batch(self, *, is_as_decided: bool) -> None:
