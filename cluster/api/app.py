@@ -62,6 +62,11 @@ def make_app(
         error.detail = _detail(request, error)
         return failure_response(failure_of(error), request.url.path)
 
+    @app.exception_handler(Exception)
+    async def internal_error(request: Request, error: Exception) -> Response:
+        """Report an error of a route that reports none itself; the server logs it."""
+        return failure_response(failure_of(error), request.url.path)
+
     _add_probes(app, get_router)
     return app
 

@@ -24,6 +24,7 @@ from specdec.types.errors import NotReadyError, UnknownModelError
 from specdec.types.responses import ModelInfo
 
 LOST_MESSAGE = "the replica that answered is lost; send the request again, with what came of it"
+NOT_STARTED_MESSAGE = "the service is starting or stopping"
 
 logger = logging.getLogger(__name__)
 

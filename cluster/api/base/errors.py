@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -46,7 +47,7 @@ CLIENT_CLOSED_REQUEST = 499
 
 INTERNAL_MESSAGE = "internal error; the service's log has the details"
 TARGET_FAILED_MESSAGE = "the model stopped responding and this request is lost; retry later"
-
+NO_DESCRIPTOR_MESSAGE = "the service is out of file descriptors; retry later"
 
 _HEADERS_OF: Mapping[int, dict[str, str]] = {
     401: {"WWW-Authenticate": "Bearer"},
@@ -121,10 +122,14 @@ _RULES: Mapping[type[BaseException], ErrorStatus] = {
     Exception: ErrorStatus(StatusCode.INTERNAL, 500, INTERNAL_MESSAGE),
 }
 
+_NO_DESCRIPTOR = ErrorStatus(StatusCode.UNAVAILABLE, 503, NO_DESCRIPTOR_MESSAGE)
+
 
 def status_of(error: Exception) -> ErrorStatus:
     """Return the status of an error. Log an error whose text clients must not see."""
     rule = next(_RULES[kind] for kind in type(error).__mro__ if kind in _RULES)
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        rule = _NO_DESCRIPTOR
     if rule.message:
         logger.error("reported as %s", rule.grpc_code.name, exc_info=error)
         return rule

@@ -10,6 +10,8 @@ applications.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from inspect import isasyncgenfunction
@@ -22,16 +24,16 @@ from cluster.api.base.errors import INTERNAL_MESSAGE
 from cluster.api.grpc.routing import with_hint
 from cluster.api.grpc.status import Handler, refuse_malformed, reporting_to
 from cluster.api.serve_proxy.http import proxy_budget
-from cluster.control.peers import LOST_MESSAGE, ROUTER
+from cluster.control.peers import LOST_MESSAGE, NOT_STARTED_MESSAGE, ROUTER
 from cluster.workers.ray.ray_internals import HandlerFactory, ListRoutes, wrap_proxy_handlers
 from specdec.types.errors import GENERATION_STOPPED
 
 MAX_MESSAGE_VARIABLE = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
 """Serve's limit on a message of its gRPC proxies, in bytes; 2 GiB if it is not set."""
 
-NOT_STARTED_MESSAGE = "the service is starting or stopping"
-
-_ACTOR_IS_LOST = "actor died"
+_TEXTS_OF_LOSS = ("actor died", "worker died", "is unavailable:", os.strerror(errno.EMFILE))
+"""Parts of the texts of errors after which a retry helps: the Router's process was lost, does not
+respond, or is out of file descriptors."""
 _NO_APPLICATION = "Application "
 _APPLICATION = "application"
 
@@ -118,7 +120,7 @@ def _restate(grpc_context: Any) -> None:
     if code is StatusCode.NOT_FOUND and details.startswith(_NO_APPLICATION):
         _set_status(grpc_context, StatusCode.UNAVAILABLE, NOT_STARTED_MESSAGE)
     elif code is StatusCode.INTERNAL:
-        if _ACTOR_IS_LOST in details:
+        if any(text in details for text in _TEXTS_OF_LOSS):
             _set_status(grpc_context, StatusCode.UNAVAILABLE, LOST_MESSAGE)
         elif not details.startswith(GENERATION_STOPPED):
             _set_status(grpc_context, StatusCode.INTERNAL, INTERNAL_MESSAGE)

@@ -16,14 +16,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.api.base.anthropic_errors import error_event, failure_response
 from cluster.api.base.byte_budget import ByteBudget
-from cluster.api.base.openai_errors import ApiError, failure_of
+from cluster.api.base.openai_errors import Failure, failure_of
 from cluster.api.base.sse import event
 from cluster.api.http.bodies import BoundedBody
 from cluster.api.http.limits import HttpLimits
 from cluster.api.http.routing import AddRoutingHint
+from cluster.config.config_file import PATHS_OF_THE_SERVICE
 from cluster.config.serve_config import ServeConfig
-from cluster.control.peers import LOST_MESSAGE
-from specdec.types.errors import BodyTooLargeError, OverloadedError, SlowBodyError
+from cluster.control.peers import LOST_MESSAGE, NOT_STARTED_MESSAGE
+from cluster.workers.ray.ray_internals import is_refusal_of_proxy
+from specdec.types.errors import (
+    BodyTooLargeError,
+    NotReadyError,
+    OverloadedError,
+    SlowBodyError,
+)
 
 CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 CALLBACK = "cluster.api.serve_proxy.http.middlewares"
@@ -41,7 +48,7 @@ def middlewares() -> list[Middleware]:
     max_body_mib = int(os.environ.get(MAX_BODY_VARIABLE) or ServeConfig.http_max_body_mib)
     limits = HttpLimits(max_body_bytes=max_body_mib * 2**20, budget=proxy_budget())
     return [
-        Middleware(EndStreams),
+        Middleware(EndResponses),
         Middleware(ReadBodies, limits=limits),
         Middleware(AddRoutingHint),
     ]
@@ -96,10 +103,13 @@ async def _whole(body: BoundedBody) -> Message:
     return message
 
 
-class EndStreams:
-    """ASGI middleware that ends the event streams of lost replicas with an event of the error.
+class EndResponses:
+    """ASGI middleware that sends the errors of requests that no Router answers to the end.
 
-    The proxy would close the connection. No `[DONE]` follows: the answer is not complete.
+    Of a lost replica the proxy sends an empty response, which the server turns into 500 as plain
+    text, or an event stream without an end; of a path without an application, 404; of one that
+    failed to start, 503 without `Retry-After`. They become 503, or an event of the error without
+    `[DONE]`: the answer is not complete.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -107,23 +117,42 @@ class EndStreams:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        is_generation = scope.get("method") == "POST" and "/v1/" in scope.get("path", "")
-        if not is_generation:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        is_open = False
-
-        async def observe(message: Message) -> None:
-            nonlocal is_open
-            if message["type"] == "http.response.start":
-                is_open = _is_event_stream(message)
-            elif not message.get("more_body", False):
-                is_open = False
-            await send(message)
-
-        await self._app(scope, receive, observe)
-        if is_open:  # for a client that has disconnected, `send` has no effect
+        observed = _ObservedResponse(scope["path"], send)
+        await self._app(scope, receive, observed.send)
+        # For a client that has disconnected, `send` has no effect.
+        if observed.refusal:
+            response = failure_response(_failure(observed.refusal), scope["path"])
+            await response(scope, receive, send)
+        elif observed.is_open_stream and _is_generation(scope):
             await send({"type": "http.response.body", "body": _lost(scope["path"])})
+
+
+class _ObservedResponse:
+    """Response that a proxy sends. refusal: the message to send in its place, if any."""
+
+    def __init__(self, path: str, send: Send) -> None:
+        self._send = send
+        self._is_ours = not PATHS_OF_THE_SERVICE.isdisjoint(path.split("/"))
+        self.refusal = LOST_MESSAGE  # until a response begins
+        self.is_open_stream = False
+
+    async def send(self, message: Message) -> None:
+        """Send a message of the response, unless it is replaced."""
+        if message["type"] == "http.response.start":
+            is_replaced = self._is_ours and is_refusal_of_proxy(message)
+            self.refusal = NOT_STARTED_MESSAGE if is_replaced else ""
+            self.is_open_stream = _is_event_stream(message)
+        elif not message.get("more_body", False):
+            self.is_open_stream = False
+        if not self.refusal:
+            await self._send(message)
+
+
+def _is_generation(scope: Scope) -> bool:
+    return scope["method"] == "POST" and "/v1/" in scope["path"]
 
 
 def _is_event_stream(start: Message) -> bool:
@@ -133,8 +162,12 @@ def _is_event_stream(start: Message) -> bool:
     )
 
 
+def _failure(message: str) -> Failure:
+    return failure_of(NotReadyError(message))
+
+
 def _lost(path: str) -> bytes:
-    failure = failure_of(ApiError(503, LOST_MESSAGE, "service_unavailable"))
+    failure = _failure(LOST_MESSAGE)
     if path.endswith("/v1/messages"):
         return error_event(failure)
     return event(failure.body.model_dump_json())

@@ -5,7 +5,7 @@ Ray is imported inside the functions: it reads the environment when it is import
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from subprocess import Popen
@@ -88,6 +88,17 @@ def session_header() -> str:
     from ray.serve._private.constants import SERVE_SESSION_ID
 
     return str(SERVE_SESSION_ID)
+
+
+def is_refusal_of_proxy(start: Mapping[str, Any]) -> bool:
+    """Return whether Serve's HTTP proxy itself refuses a request, by the start of its response.
+
+    404 for a path without an application, 503 for an application that failed to start. Only its
+    texts have a type and no length.
+    """
+    [*headers] = ((bytes(name), bytes(value)) for name, value in start.get("headers", ()))
+    is_text = headers == [(b"content-type", b"text/plain; charset=utf-8")]
+    return is_text and start["status"] in (404, 503)
 
 
 def delete_application(name: str) -> None:

@@ -1,9 +1,11 @@
+import errno
 from types import SimpleNamespace
 
 import pytest
 from fastapi.testclient import TestClient
 
 from cluster.api.app import make_app
+from cluster.api.base.errors import INTERNAL_MESSAGE, NO_DESCRIPTOR_MESSAGE
 from specdec.types.errors import TargetFailedError
 
 LOST = TargetFailedError("rank 1 failed: secret detail")
@@ -39,6 +41,24 @@ def test_the_error_of_an_unknown_path_has_the_prefix_of_the_application():
     app = make_app(lambda: SimpleNamespace(), lambda: None)
     missing = TestClient(app, root_path="/b").get("/b/v2/models").json()["error"]["message"]
     assert missing == "no such path: /b/v2/models; /b/openapi.json lists those of the API"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (RuntimeError("secret"), 500, INTERNAL_MESSAGE),
+        (OSError(errno.EMFILE, "secret"), 503, NO_DESCRIPTOR_MESSAGE),
+    ],
+)
+def test_an_error_that_no_route_reports_has_the_format_of_other_errors(error, status, message):
+    def fail():
+        raise error
+
+    client = TestClient(make_app(fail, lambda: None), raise_server_exceptions=False)
+    for path in ("/health", "/metrics", "/v1/models"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.json()["error"]["message"]) == (status, message)
+        assert ("retry-after" in answer.headers) == (status == 503)
 
 
 def test_other_pages_do_not_exist():

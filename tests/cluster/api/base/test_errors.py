@@ -1,4 +1,5 @@
 # Modules: specdec.types.errors
+import errno
 import logging
 import pickle
 
@@ -78,6 +79,9 @@ def test_a_request_that_ends_the_model_is_not_to_be_sent_again():
         (RuntimeError("secret"), StatusCode.INTERNAL, 500),
         (ValueError("secret"), StatusCode.INTERNAL, 500),
         (SpecdecError("secret"), StatusCode.INTERNAL, 500),
+        (FileNotFoundError(errno.ENOENT, "secret"), StatusCode.INTERNAL, 500),
+        (OSError(errno.EMFILE, "secret"), StatusCode.UNAVAILABLE, 503),
+        (OSError(errno.ENFILE, "secret"), StatusCode.UNAVAILABLE, 503),
         (TargetFailedError("rank 1 failed: TypeError: secret"), StatusCode.UNAVAILABLE, 503),
     ],
 )

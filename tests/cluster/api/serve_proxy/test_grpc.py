@@ -1,19 +1,22 @@
 """The proxy's server, with handlers that fail as Serve's do."""
 
+import errno
+import os
 from types import SimpleNamespace
 
 import grpc
 import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError, WorkerCrashedError
 from ray.serve._private.common import DeploymentID
 from ray.serve._private.grpc_util import gRPCGenericServer
 from ray.serve._private.proxy_request_response import gRPCStreamingType
 
 from cluster.api.base.errors import INTERNAL_MESSAGE
 from cluster.api.grpc.routing import hint_of
-from cluster.api.serve_proxy.grpc import NOT_STARTED_MESSAGE, restate_answers
+from cluster.api.serve_proxy.grpc import restate_answers
 from cluster.api.serve_proxy.http import proxy_budget
 from cluster.config.serve_config import ServeConfig
-from cluster.control.peers import LOST_MESSAGE, ROUTER
+from cluster.control.peers import LOST_MESSAGE, NOT_STARTED_MESSAGE, ROUTER
 from protos.specdec.v1 import inference_pb2 as pb
 from protos.specdec.v1.inference_pb2_grpc import (
     InferenceServiceServicer,
@@ -22,10 +25,18 @@ from protos.specdec.v1.inference_pb2_grpc import (
 )
 from specdec.types.errors import BadLogitsError
 
-DEAD = "The actor died unexpectedly before finishing this task.\n\tclass_name: ServeReplica"
+LOSSES = (
+    ActorDiedError(),
+    ActorUnavailableError("RPC Error", None),
+    WorkerCrashedError(),
+    OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
+)
 OWN = str(BadLogitsError(num_output_tokens=7))
 CASES = [
-    (grpc.StatusCode.INTERNAL, DEAD, grpc.StatusCode.UNAVAILABLE, LOST_MESSAGE),
+    *(
+        (grpc.StatusCode.INTERNAL, str(each), grpc.StatusCode.UNAVAILABLE, LOST_MESSAGE)
+        for each in LOSSES
+    ),
     (grpc.StatusCode.INTERNAL, OWN, grpc.StatusCode.INTERNAL, OWN),
     (grpc.StatusCode.INTERNAL, "KeyError: 'x'", grpc.StatusCode.INTERNAL, INTERNAL_MESSAGE),
     (
@@ -95,7 +106,17 @@ async def start():
 @pytest.mark.parametrize(
     ("code", "details", "expected", "message"),
     CASES,
-    ids=["lost", "ours", "bug", "none yet", "model", "value"],
+    ids=[
+        "lost",
+        "silent",
+        "crashed",
+        "out of descriptors",
+        "ours",
+        "bug",
+        "none yet",
+        "model",
+        "value",
+    ],
 )
 async def test_statuses_of_serve_are_replaced(start, code, details, expected, message):
     async with grpc.aio.insecure_channel(await start(FailingProxy(code, details))) as channel:

@@ -4,8 +4,10 @@ import json
 
 import httpx
 import pytest
+from ray.serve._private.http_util import convert_object_to_asgi_messages as messages_of_serve
 
-from cluster.api.serve_proxy.http import EndStreams
+from cluster.api.serve_proxy.http import EndResponses
+from cluster.control.peers import LOST_MESSAGE, NOT_STARTED_MESSAGE
 from tests.cluster.http_server import running_server
 
 PART = b'data: {"choices": []}\n\n'
@@ -20,7 +22,7 @@ def proxy(*messages):
         for message in messages:
             await send(message)
 
-    return EndStreams(app)
+    return EndResponses(app)
 
 
 def body(content, *, more_body):
@@ -64,3 +66,39 @@ async def test_a_complete_stream_is_sent_as_it_is():
 async def test_other_broken_answers_have_no_event(start, path):
     with pytest.raises(httpx.RemoteProtocolError):
         await post(proxy(start, body(PART, more_body=True)), path)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/metrics", "/b/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ((), LOST_MESSAGE),  # of a Router that is lost before it answers
+        (messages_of_serve("Path '/' not found.", status_code=404), NOT_STARTED_MESSAGE),
+        (messages_of_serve("it failed to deploy", status_code=503), NOT_STARTED_MESSAGE),
+    ],
+    ids=["lost", "not listed", "failed"],
+)
+async def test_a_request_without_a_router_is_unavailable(messages, expected, path):
+    answer = await post(proxy(*messages), path)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    error = answer.json()["error"]
+    assert (error["code"], error["message"]) == ("service_unavailable", expected)
+
+
+async def test_anthropics_client_is_refused_in_its_format():
+    answer = await post(proxy(), "/v1/messages")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "overloaded_error")
+
+
+@pytest.mark.parametrize(
+    ("start", "path"),
+    [
+        ({"status": 404, "headers": [(b"content-type", b"application/json")]}, "/v1/completions"),
+        ({"status": 404, "headers": [(b"content-type", b"text/plain; charset=utf-8")]}, "/theirs"),
+        ({"status": 200, "headers": [(b"content-type", b"text/plain; charset=utf-8")]}, "/metrics"),
+    ],
+    ids=["of a Router", "of another path", "metrics"],
+)
+async def test_an_answer_of_an_application_is_sent_as_it_is(start, path):
+    answer = await post(proxy({**START, **start}, body(b"theirs", more_body=False)), path)
+    assert (answer.status_code, answer.content) == (start["status"], b"theirs")

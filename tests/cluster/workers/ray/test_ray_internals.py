@@ -10,7 +10,7 @@ import ray
 from ray import serve
 from ray._private import node, worker
 from ray._raylet import AuthenticationMode, get_authentication_mode
-from ray.serve._private import proxy
+from ray.serve._private import http_util, proxy
 from ray.serve._private.common import DeploymentID
 from ray.serve._private.controller import ServeController
 from ray.serve._private.grpc_util import gRPCGenericServer
@@ -85,6 +85,18 @@ def test_where_no_serve_runs(monkeypatch):
 
     monkeypatch.setattr(ray, "get_actor", fail)
     assert ray_internals.serve_listeners() is None
+
+
+def test_refusals_of_a_proxy_itself():
+    for status, is_refusal in ((404, True), (503, True), (200, False)):
+        start, _ = http_util.convert_object_to_asgi_messages("text", status_code=status)
+        assert ray_internals.is_refusal_of_proxy(start) == is_refusal
+        start["headers"].append((b"content-length", b"4"))  # as an application sends it
+        assert not ray_internals.is_refusal_of_proxy(start)
+    not_found = inspect.getsource(proxy.HTTPProxy.not_found_response)
+    assert "convert_object_to_asgi_messages" in not_found
+    on_exception = inspect.getsource(http_util.send_http_response_on_exception)
+    assert "convert_object_to_asgi_messages" in on_exception
 
 
 def test_an_application_is_deleted_without_waiting(monkeypatch):
