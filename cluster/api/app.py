@@ -22,8 +22,10 @@ from cluster.api.http.limits import HttpLimits
 from cluster.api.http.metrics import metric_routes
 from cluster.api.openai.routes import openai_routes
 from cluster.api.sglang.routes import sglang_routes
+from cluster.config.config_file import PATHS_OF_THE_SERVICE
 from cluster.observability.request_context import KeepHeaders
 from cluster.replica.router import Router
+from specdec.types.errors import NotReadyError
 
 _MAX_PATH_CHARS = 100
 """Limit for an unknown path in its error."""
@@ -58,9 +60,18 @@ def make_app(
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
-        """Report an unknown path or method in the same format as all other errors."""
+        """Report an unknown path or method in the same format as all other errors.
+
+        The paths of another application arrive here while it is redeployed.
+        """
         error.detail = _detail(request, error)
-        return failure_response(failure_of(error), request.url.path)
+        failure = failure_of(error)
+        if get_applications is not None and (name := _prefix_of_another(request)):
+            try:
+                get_applications().expect_application(name)
+            except NotReadyError as absence:
+                failure = failure_of(absence)
+        return failure_response(failure, request.url.path)
 
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> Response:
@@ -80,6 +91,14 @@ def _empty_app() -> FastAPI:
         redoc_url=None,
         separate_input_output_schemas=False,
     )
+
+
+def _prefix_of_another(request: Request) -> str:
+    """Return the prefix of a path of another application, by its form; "" for any other path."""
+    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    first, second = (*path.split("/"), "", "")[1:3]
+    is_ours = first in PATHS_OF_THE_SERVICE or second not in PATHS_OF_THE_SERVICE
+    return "" if is_ours else first
 
 
 def _detail(request: Request, error: HTTPException) -> str:

@@ -139,6 +139,7 @@ class Applications:
         self._list_peers = list_peers
         self._by_model: dict[str, PeerApplication] = {}
         self._last_seen_at_s: dict[str, float] = {}  # of models
+        self._last_listed_at_s: dict[str, float] = {}  # of applications
         self._listed_at_s = self._asked_at_s = -math.inf
         self._lock = asyncio.Lock()
 
@@ -162,11 +163,18 @@ class Applications:
             return self._by_model[model]
         await self._find_adapters()
         if model not in self._by_adapter:
-            if self._clock() - self._last_seen_at_s.get(model, -math.inf) < _REDEPLOYMENT_S:
-                raise NotReadyError(f"the model {model} is being redeployed, or was deleted")
+            self._expect(f"the model {model}", self._last_seen_at_s.get(model))
             names = (*self._own_adapters(), *sorted(self._by_model), *sorted(self._by_adapter))
             raise UnknownModelError(model, self._own_model, *names)
         return self._by_adapter[model]
+
+    def expect_application(self, name: str) -> None:
+        """Raise NotReadyError for another application that was there in the last two minutes."""
+        self._expect(f"the application {name}", self._last_listed_at_s.get(name))
+
+    def _expect(self, what: str, last_at_s: float | None) -> None:
+        if last_at_s is not None and self._clock() - last_at_s < _REDEPLOYMENT_S:
+            raise NotReadyError(f"{what} is being redeployed, or was deleted")
 
     def _known(self, model: str) -> PeerApplication | None:
         """Return the application of a model or adapter; None where it must be looked up."""
@@ -206,6 +214,7 @@ class Applications:
                 logger.warning("other applications cannot be looked up: %s", error)
             else:
                 self._by_model = {each.card.model: each for each in found.values()}
+                self._last_listed_at_s |= dict.fromkeys(found, self._clock())
             self._listed_at_s = self._clock()
             self._last_seen_at_s |= dict.fromkeys(self._by_model, self._listed_at_s)
 

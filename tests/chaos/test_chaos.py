@@ -37,3 +37,17 @@ def test_updates_under_traffic_violate_nothing(tiny_model_dir, tmp_path):
     print(report)
     assert report["violations"] == []
     assert report["num_calls"] > 20
+
+
+def test_changes_of_one_model_do_not_disturb_the_other(tiny_model_dir, tmp_path):
+    arguments = [str(tiny_model_dir), str(tmp_path), "2", "0"]
+    command = [sys.executable, "-m", "tests.chaos.redeployments", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    print(report)
+    assert report["violations"] == []
+    assert report["polls"]["/metrics"]["200"] > 20
+    assert report["polls"]["by name"]["503"] > 5
+    assert report["polls"]["by path"]["503"] > 5
+    assert set(report["recovered_s"]) == {"redeploy", "update", "kill"}

@@ -1,8 +1,10 @@
 """The checker finds what it is made for."""
 
+import httpx
 import pytest
 
 from tests.chaos.history import CANCELLED, FINISHED, Call, violations
+from tests.chaos.traffic import REFUSALS, status_of
 
 EXPECTED = (3, 1, 4, 1, 5, 9, 2, 6)
 
@@ -63,3 +65,18 @@ def test_a_second_end_and_a_strange_choice_are_found():
     other = call(EXPECTED)
     other.receive(1, (7,))
     assert violations([other]) == ["call: messages of choices that were not asked for: [1]"]
+
+
+@pytest.mark.parametrize(
+    ("response", "status"),
+    [
+        (httpx.Response(503, json={}, headers={"retry-after": "1"}), "503"),
+        (httpx.Response(503, json={}), "503 without Retry-After"),
+        (httpx.Response(429, json={}), "429"),
+        (httpx.Response(503, text="Service Unavailable"), "503 that is not typed"),
+        (httpx.Response(500, text="Internal Server Error"), "500 that is not typed"),
+    ],
+)
+def test_an_error_over_http_is_typed(response, status):
+    assert status_of(response) == status
+    assert (status in REFUSALS) == (status in {"503", "429"})

@@ -34,9 +34,11 @@ BROKEN = "BROKEN"
 """An HTTP answer whose connection was closed before its end."""
 REFUSALS = frozenset(
     {"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "429", "503", "504"}
-    | {"rate_limit_exceeded", "service_unavailable"}
+    | {"rate_limit_exceeded", "service_unavailable", "timeout_error"}
 )
-"""Statuses of gRPC and HTTP, and the codes of an error event in a stream over HTTP."""
+"""Statuses of gRPC and HTTP, and the codes of an error event over HTTP; its type without a code."""
+HAS_DEADLINE = "grpc deadline"
+"""Kind of the calls that may run past their deadline, undisturbed."""
 NUM_PROMPTS = 12
 BURST = 10
 
@@ -51,10 +53,11 @@ class Question:
     params: SamplingParams
     priority: int = 0
 
-    def as_http(self) -> dict[str, object]:
+    def as_http(self, model: str) -> dict[str, object]:
         """Return the body of a completion with the same answer."""
         params = self.params
         return {
+            **({"model": model} if model else {}),
             "prompt": self.prompt,
             "temperature": params.temperature,
             "seed": params.seed,
@@ -102,8 +105,10 @@ class Outcome:
 class Traffic:
     """Clients of one service. `start` begins, `stop` ends and waits for them."""
 
-    def __init__(self, grpc_address: str, http_url: str, seed: int) -> None:
+    def __init__(self, grpc_address: str, http_url: str, seed: int, model: str = "") -> None:
+        """model: of all requests; "" stands for the first one."""
         self.grpc_address = grpc_address
+        self.model = model
         self.http_url = http_url
         self.outcomes: list[Outcome] = []
         self.overdue: list[str] = []
@@ -116,7 +121,7 @@ class Traffic:
         """Ask the undisturbed service for every answer."""
         with Client(self.grpc_address, timeout_s=TIMEOUT_S) as client:
             for question in questions():
-                answer = client.generate(question.prompt, question.params)
+                answer = client.generate(question.prompt, question.params, model=self.model)
                 tokens = tuple(choice.token_ids for choice in answer.choices)
                 self._answers.append((question, tokens))
 
@@ -192,7 +197,7 @@ def _read(
     """Read a gRPC stream; leave it after `num_messages`."""
     with Client(traffic.grpc_address, timeout_s=timeout_s) as client:
         stream = client.generate_stream(
-            question.prompt, question.params, priority=question.priority
+            question.prompt, question.params, model=traffic.model, priority=question.priority
         )
         with closing(stream) as chunks:
             for chunk in chunks:
@@ -226,7 +231,9 @@ def _with_deadline(traffic: Traffic, call: Call, question: Question, _: random.R
 
 def _unary(traffic: Traffic, call: Call, question: Question, _: random.Random) -> None:
     with Client(traffic.grpc_address, timeout_s=TIMEOUT_S) as client:
-        answer = client.generate(question.prompt, question.params, priority=question.priority)
+        answer = client.generate(
+            question.prompt, question.params, model=traffic.model, priority=question.priority
+        )
     for choice in answer.choices:
         call.receive(choice.index, choice.token_ids, ends_choice=True)
     call.end(FINISHED, answer.usage.completion_tokens)
@@ -246,11 +253,12 @@ def _read_http(
     traffic: Traffic, call: Call, question: Question, num_events: float = float("inf")
 ) -> None:
     """Read a stream of server-sent events; close the connection after `num_events`."""
-    url, body = traffic.http_url + "/v1/completions", question.as_http()
+    url, body = traffic.http_url + "/v1/completions", question.as_http(traffic.model)
     usage = None
     with httpx.stream("POST", url, json=body, timeout=TIMEOUT_S) as response:
         if response.status_code != 200:
-            call.end(str(response.status_code))
+            response.read()
+            call.end(status_of(response))
             return
         for line in response.iter_lines():
             data = line.removeprefix("data: ")
@@ -260,7 +268,7 @@ def _read_http(
             if line.startswith("data: "):
                 event = json.loads(data)
                 if "error" in event:
-                    call.end(str(event["error"].get("code") or BROKEN))
+                    call.end(str(event["error"].get("code") or event["error"].get("type")))
                     return
                 usage = (event.get("usage") or {}).get("completion_tokens", usage)
                 _receive_http(call, event.get("choices", ()))
@@ -269,6 +277,16 @@ def _read_http(
                 call.end(CANCELLED)
                 return
     call.end(BROKEN)
+
+
+def status_of(response: httpx.Response) -> str:
+    """Return the status of an error; with what it lacks, unless it is typed as the API's are."""
+    status = str(response.status_code)
+    if not response.headers.get("content-type", "").startswith("application/json"):
+        return f"{status} that is not typed"
+    if status == "503" and "retry-after" not in response.headers:
+        return f"{status} without Retry-After"
+    return status
 
 
 def _receive_http(call: Call, choices: Sequence[dict[str, object]]) -> None:
@@ -284,7 +302,7 @@ _KINDS: tuple[tuple[str, Ask], ...] = (
     ("grpc unary", _unary),
     ("grpc cancelled", _cancel),
     ("grpc slow reader", _read_slowly),
-    ("grpc deadline", _with_deadline),
+    (HAS_DEADLINE, _with_deadline),
     ("http stream", _http_stream),
     ("http vanished", _http_vanish),
 )

@@ -1,4 +1,5 @@
 import errno
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -6,6 +7,7 @@ from fastapi.testclient import TestClient
 
 from cluster.api.app import make_app
 from cluster.api.base.errors import INTERNAL_MESSAGE, NO_DESCRIPTOR_MESSAGE
+from cluster.control.peers import Applications
 from specdec.types.errors import TargetFailedError
 
 LOST = TargetFailedError("rank 1 failed: secret detail")
@@ -41,6 +43,19 @@ def test_the_error_of_an_unknown_path_has_the_prefix_of_the_application():
     app = make_app(lambda: SimpleNamespace(), lambda: None)
     missing = TestClient(app, root_path="/b").get("/b/v2/models").json()["error"]["message"]
     assert missing == "no such path: /b/v2/models; /b/openapi.json lists those of the API"
+
+
+@pytest.mark.parametrize("path", ["/b/v1/completions", "/b/v1/messages", "/b/ready"])
+def test_the_paths_of_a_redeployed_application_are_unavailable(path):
+    class Admin:
+        applications = Applications("a")
+
+    Admin.applications._last_listed_at_s["b"] = time.monotonic()
+    client = TestClient(make_app(lambda: SimpleNamespace(), Admin))
+    answer = client.post(path)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert "b is being redeployed" in answer.json()["error"]["message"]
+    assert [client.post(each).status_code for each in ("/b/c", "/c/ready", "/b")] == [404] * 3
 
 
 @pytest.mark.parametrize(

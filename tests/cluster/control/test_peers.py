@@ -110,6 +110,20 @@ async def test_a_later_application_is_found_and_a_deleted_one_forgotten(clock):
         await applications.find("b")
 
 
+async def test_an_application_is_expected_back_for_two_minutes(clock):
+    environment = Environment("b")
+    applications = Applications("a", environment.list_peers, clock=clock)
+    applications.expect_application("app-b")  # unknown so far
+    await applications.peers()
+    environment.models = ()
+    clock.now_s += 119
+    await applications.peers()
+    with pytest.raises(NotReadyError, match="app-b is being redeployed"):
+        applications.expect_application("app-b")
+    clock.now_s += 2
+    applications.expect_application("app-b")
+
+
 async def test_a_failing_lookup_leaves_the_last_list(clock):
     environment = Environment("b")
     applications = Applications("a", environment.list_peers, clock=clock)

@@ -1,0 +1,196 @@
+"""Redeploys, updates and kills one of two models, again and again, while clients ask for both.
+
+No request for the other model may fail, nor /metrics; the changed one is 503 until it is back. A
+separate program, because Ray reads its token from the environment at import:
+`python -m tests.chaos.redeployments MODEL STATE_DIRECTORY NUM_ROUNDS SEED` prints a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import psutil
+from ray import serve
+
+from cluster.config.serve_config import ServeConfig
+from cluster.serve.startup import ServedModel, deploy, running_service
+from cluster.workers.ray.resources import FoundByDriver, memory_per_replica
+from specdec.client import Client, ClientError
+from specdec.engine.models.model_resolution import resolve_models
+from specdec.types.sampling.sampling_params import SamplingParams
+from tests.chaos.history import violations
+from tests.chaos.traffic import (
+    HAS_DEADLINE,
+    REFUSALS,
+    Outcome,
+    Traffic,
+    processes,
+    status_of,
+)
+from tests.e2e.conftest import free_ports
+
+STAYS, CHANGES = "stays", "changes"
+NUM_CLIENTS = 3  # of each model
+PAUSE_S = 3.0
+ABSENCE_S = 8.0
+"""Longer than a Router takes for current what it knows of the other applications."""
+RECOVERY_LIMIT_S = 120.0
+POLL_S = 0.3
+MAX_NUM_SEQS = (32, 48)
+_PROBE = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+
+
+class Polls:
+    """Polls of one path of the service, until they are stopped."""
+
+    def __init__(self, poll: Callable[[], httpx.Response]) -> None:
+        self.statuses: Counter[str] = Counter()
+        self._poll = poll
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Polls:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join(60)
+
+    def strange(self, name: str, expected: set[str]) -> list[str]:
+        """Return a line for each status that is not expected."""
+        strange = self.statuses.keys() - expected
+        return [f"{name}: {self.statuses[status]} x {status}" for status in strange]
+
+    def _run(self) -> None:
+        while not self._stopping.wait(POLL_S):
+            try:
+                response = self._poll()
+            except httpx.HTTPError as error:
+                self.statuses[repr(error)] += 1
+            else:
+                is_ok = response.status_code == 200
+                self.statuses["200" if is_ok else status_of(response)] += 1
+
+
+class Neighbour:
+    """The model that is changed, and the ways to change it."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        memory_bytes = memory_per_replica(config, 2)
+        self._config, self._number = config, 0
+        self._found = FoundByDriver(resolve_models(config, lambda line: None), memory_bytes, 2)
+
+    def redeploy(self) -> None:
+        """Delete its application, and deploy it again after a while."""
+        serve.delete(CHANGES)
+        time.sleep(ABSENCE_S)
+        self._deploy(self._config)
+
+    def update(self) -> None:
+        """Change one of its settings, which replaces its replica."""
+        self._number += 1
+        max_num_seqs = MAX_NUM_SEQS[self._number % len(MAX_NUM_SEQS)]
+        self._deploy(replace(self._config, max_num_seqs=max_num_seqs))
+
+    def kill(self) -> None:
+        """Send SIGKILL to its Router and its ControlPlane, which Serve starts again."""
+        for each in processes(psutil.Process(), f"ServeReplica:{CHANGES}:"):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+
+    def _deploy(self, config: ServeConfig) -> None:
+        deploy([ServedModel(config, self._found)])
+
+
+def run(config: ServeConfig, num_rounds: int, seed: int) -> dict[str, object]:
+    """Start the service, and change one of its models in each way `num_rounds` times."""
+    url, address = f"http://127.0.0.1:{config.http_port}", f"127.0.0.1:{config.grpc_port}"
+    changing, found, recovered_s = replace(config, served_model_name=CHANGES), [], {}
+    with running_service(config, lambda line: None, others=[changing]):
+        neighbour = Neighbour(changing)
+        traffics = {model: Traffic(address, url, seed, model) for model in (STAYS, CHANGES)}
+        for each in traffics.values():
+            each.learn()
+            each.start(NUM_CLIENTS)
+        with (
+            Polls(lambda: httpx.get(url + "/metrics", timeout=10)) as metrics,
+            Polls(lambda: _complete(url)) as by_name,
+            Polls(lambda: _complete(f"{url}/{CHANGES}")) as by_path,
+        ):
+            for change in (neighbour.redeploy, neighbour.update, neighbour.kill) * num_rounds:
+                time.sleep(PAUSE_S)
+                change()
+                took_s = _recovery_s(address)
+                recovered_s.setdefault(change.__name__, []).append(round(took_s, 1))
+                if took_s >= RECOVERY_LIMIT_S:
+                    found.append(f"no answer after {change.__name__}")
+        for each in traffics.values():
+            each.stop()
+            found += each.overdue
+    polls = {"/metrics": metrics, "by name": by_name, "by path": by_path}
+    for name, polled in polls.items():
+        found += polled.strange(name, {"200"} if polled is metrics else {"200", "503"})
+    return {
+        "recovered_s": recovered_s,
+        "polls": {name: each.statuses for name, each in polls.items()},
+        "ends": {model: _ends(each.outcomes) for model, each in traffics.items()},
+        "violations": found
+        + _violations(traffics[STAYS])
+        + _violations(traffics[CHANGES], REFUSALS),
+    }
+
+
+def _complete(url: str) -> httpx.Response:
+    body = {"model": CHANGES, "prompt": "The river", "max_tokens": 1}
+    return httpx.post(url + "/v1/completions", json=body, timeout=60)
+
+
+def _recovery_s(address: str) -> float:
+    """Return the seconds until the changed model answers."""
+    began_at_s = time.monotonic()
+    while time.monotonic() - began_at_s < RECOVERY_LIMIT_S:
+        with suppress(ClientError), Client(address, timeout_s=10) as client:
+            client.generate("The river", _PROBE, model=CHANGES)
+            break
+        time.sleep(POLL_S)
+    return time.monotonic() - began_at_s
+
+
+def _ends(outcomes: Sequence[Outcome]) -> Counter[str]:
+    return Counter(each.call.ends[0].status for each in outcomes if each.call.ends)
+
+
+def _violations(traffic: Traffic, refusals: frozenset[str] = frozenset()) -> list[str]:
+    """Return what is wrong with the calls. refusals: how they may end early."""
+    late = refusals | {"DEADLINE_EXCEEDED"}
+    return [
+        f"{traffic.model}: {fault}"
+        for each in traffic.outcomes
+        for fault in violations([each.call], late if each.kind == HAS_DEADLINE else refusals)
+    ]
+
+
+if __name__ == "__main__":
+    model, state, num_rounds, seed = sys.argv[1:]
+    grpc_port, http_port = free_ports(2)
+    config = ServeConfig(
+        model=model,
+        served_model_name=STAYS,
+        ingress="serve",
+        max_model_len=512,
+        grpc_port=grpc_port,
+        http_port=http_port,
+        state_dir=Path(state),
+    )
+    report = run(config, int(num_rounds), int(seed))
+    print(json.dumps(report))
