@@ -16,6 +16,7 @@ from cluster.control.store import ControlStore, state_dir
 from cluster.serve.processes import ToGuard
 from cluster.serve.ray_session import Listening, RaySession, StartupError
 from cluster.serve.signals import Signals
+from cluster.workers.ray.ray_internals import route_prefixes
 from cluster.workers.ray.resources import (
     FoundByDriver,
     check_ranks,
@@ -240,10 +241,8 @@ def deploy(served: Sequence[ServedModel]) -> dict[str, str]:
 
 def _routes(served: Sequence[ServedModel]) -> dict[str, str]:
     """Return route prefixes: / for the first, unless it is taken, and the names for the others."""
-    from ray import serve
-
-    running, ours = serve.status().applications, {each.application for each in served}
-    has_root = any(each.route_prefix == "/" for name, each in running.items() if name not in ours)
+    ours = {each.application for each in served}
+    has_root = any(each == "/" for name, each in route_prefixes().items() if name not in ours)
     routes = {}
     for index, each in enumerate(served):
         is_root = index == 0 and not has_root

@@ -90,6 +90,17 @@ def session_header() -> str:
     return str(SERVE_SESSION_ID)
 
 
+def route_prefixes() -> dict[str, str | None]:
+    """Return the route prefix of each application of the running Serve; `serve.status` has none."""
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is None:
+        return {}
+    applications = client.get_serve_details()["applications"]
+    return {name: each.get("route_prefix") for name, each in applications.items()}
+
+
 def is_refusal_of_proxy(start: Mapping[str, Any]) -> bool:
     """Return whether Serve's HTTP proxy itself refuses a request, by the start of its response.
 

@@ -2,7 +2,6 @@
 
 import json
 import socket
-from types import SimpleNamespace
 
 import pytest
 from ray import serve
@@ -179,8 +178,7 @@ def deployed(monkeypatch):
     """
 
     def deployed(*names, **running):
-        found = {name: SimpleNamespace(route_prefix=prefix) for name, prefix in running.items()}
-        monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=found))
+        monkeypatch.setattr(startup, "route_prefixes", lambda: running)
         configs = [ServeConfig(served_model_name=name, ingress="serve") for name in names]
         routes = deploy([ServedModel(config) for config in configs])
         listening, prefix = Listening("10.0.0.1", 9100, 8100), routes[names[0]]

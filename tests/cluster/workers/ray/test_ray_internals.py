@@ -5,16 +5,20 @@ import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import create_autospec
 
 import ray
 from ray import serve
 from ray._private import node, worker
 from ray._raylet import AuthenticationMode, get_authentication_mode
+from ray.serve import context
 from ray.serve._private import http_util, proxy
+from ray.serve._private.client import ServeControllerClient
 from ray.serve._private.common import DeploymentID
 from ray.serve._private.controller import ServeController
 from ray.serve._private.grpc_util import gRPCGenericServer
 from ray.serve.config import HTTPOptions, gRPCOptions
+from ray.serve.schema import ApplicationDetails, ServeInstanceDetails
 
 from cluster.workers.ray import ray_internals
 from cluster.workers.ray.ray_internals import ProxyRoute, ServeListeners
@@ -85,6 +89,18 @@ def test_where_no_serve_runs(monkeypatch):
 
     monkeypatch.setattr(ray, "get_actor", fail)
     assert ray_internals.serve_listeners() is None
+
+
+def test_the_route_prefixes_of_applications(monkeypatch):
+    assert "route_prefix" in ApplicationDetails.model_fields
+    assert "applications" in ServeInstanceDetails.model_fields
+    details = {"applications": {"a": {"route_prefix": "/"}, "b": {"route_prefix": None}, "c": {}}}
+    client = create_autospec(ServeControllerClient, instance=True)
+    client.get_serve_details.return_value = details
+    monkeypatch.setattr(context, "_get_global_client", lambda **_: client)
+    assert ray_internals.route_prefixes() == {"a": "/", "b": None, "c": None}
+    monkeypatch.setattr(context, "_get_global_client", lambda **_: None)
+    assert ray_internals.route_prefixes() == {}
 
 
 def test_refusals_of_a_proxy_itself():
