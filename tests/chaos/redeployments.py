@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,14 +28,7 @@ from specdec.client import Client, ClientError
 from specdec.engine.models.model_resolution import resolve_models
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.chaos.history import violations
-from tests.chaos.traffic import (
-    HAS_DEADLINE,
-    REFUSALS,
-    Outcome,
-    Traffic,
-    processes,
-    status_of,
-)
+from tests.chaos.traffic import HAS_DEADLINE, REFUSALS, Outcome, Traffic, processes, status_of
 from tests.e2e.conftest import free_ports
 
 STAYS, CHANGES = "stays", "changes"
@@ -43,18 +36,18 @@ NUM_CLIENTS = 3  # of each model
 PAUSE_S = 3.0
 ABSENCE_S = 8.0
 """Longer than a Router takes for current what it knows of the other applications."""
-RECOVERY_LIMIT_S = 120.0
+LIMIT_S = 120.0
 POLL_S = 0.3
 MAX_NUM_SEQS = (32, 48)
 _PROBE = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
 
 
 class Polls:
-    """Polls of one path of the service, until they are stopped."""
+    """Polls of the service, until they are stopped. expected: statuses that are no violation."""
 
-    def __init__(self, poll: Callable[[], httpx.Response]) -> None:
+    def __init__(self, poll: Callable[[], httpx.Response], expected: set[str]) -> None:
         self.statuses: Counter[str] = Counter()
-        self._poll = poll
+        self._poll, self._expected = poll, expected
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -66,10 +59,13 @@ class Polls:
         self._stopping.set()
         self._thread.join(60)
 
-    def strange(self, name: str, expected: set[str]) -> list[str]:
+    def strange(self) -> list[str]:
         """Return a line for each status that is not expected."""
-        strange = self.statuses.keys() - expected
-        return [f"{name}: {self.statuses[status]} x {status}" for status in strange]
+        return [
+            f"{count} x {status}"
+            for status, count in self.statuses.items()
+            if status not in self._expected
+        ]
 
     def _run(self) -> None:
         while not self._stopping.wait(POLL_S):
@@ -115,38 +111,30 @@ class Neighbour:
 def run(config: ServeConfig, num_rounds: int, seed: int) -> dict[str, object]:
     """Start the service, and change one of its models in each way `num_rounds` times."""
     url, address = f"http://127.0.0.1:{config.http_port}", f"127.0.0.1:{config.grpc_port}"
-    changing, found, recovered_s = replace(config, served_model_name=CHANGES), [], {}
-    with running_service(config, lambda line: None, others=[changing]):
+    changing = replace(config, served_model_name=CHANGES)
+    polls = {
+        "/metrics": Polls(lambda: httpx.get(url + "/metrics", timeout=10), {"200"}),
+        "by name": Polls(lambda: _complete(url), {"200", "503"}),
+        "by path": Polls(lambda: _complete(f"{url}/{CHANGES}"), {"200", "503"}),
+    }
+    with running_service(config, lambda line: None, others=[changing]), ExitStack() as stack:
         neighbour = Neighbour(changing)
-        traffics = {model: Traffic(address, url, seed, model) for model in (STAYS, CHANGES)}
-        for each in traffics.values():
+        staying, changed = (Traffic(address, url, seed, model) for model in (STAYS, CHANGES))
+        for each in (staying, changed):
             each.learn()
             each.start(NUM_CLIENTS)
-        with (
-            Polls(lambda: httpx.get(url + "/metrics", timeout=10)) as metrics,
-            Polls(lambda: _complete(url)) as by_name,
-            Polls(lambda: _complete(f"{url}/{CHANGES}")) as by_path,
-        ):
-            for change in (neighbour.redeploy, neighbour.update, neighbour.kill) * num_rounds:
-                time.sleep(PAUSE_S)
-                change()
-                took_s = _recovery_s(address)
-                recovered_s.setdefault(change.__name__, []).append(round(took_s, 1))
-                if took_s >= RECOVERY_LIMIT_S:
-                    found.append(f"no answer after {change.__name__}")
-        for each in traffics.values():
-            each.stop()
-            found += each.overdue
-    polls = {"/metrics": metrics, "by name": by_name, "by path": by_path}
-    for name, polled in polls.items():
-        found += polled.strange(name, {"200"} if polled is metrics else {"200", "503"})
+            stack.callback(each.stop)
+        for polled in polls.values():
+            stack.enter_context(polled)
+        changes = (neighbour.redeploy, neighbour.update, neighbour.kill) * num_rounds
+        recovered_s = [(each.__name__, _recovery_s(each, address)) for each in changes]
+    late = [f"no answer after {name}" for name, took_s in recovered_s if took_s >= LIMIT_S]
+    strange = [f"{name}: {each}" for name, polled in polls.items() for each in polled.strange()]
     return {
         "recovered_s": recovered_s,
-        "polls": {name: each.statuses for name, each in polls.items()},
-        "ends": {model: _ends(each.outcomes) for model, each in traffics.items()},
-        "violations": found
-        + _violations(traffics[STAYS])
-        + _violations(traffics[CHANGES], REFUSALS),
+        "polls": {name: polled.statuses for name, polled in polls.items()},
+        "ends": {each.model: _ends(each.outcomes) for each in (staying, changed)},
+        "violations": late + strange + _violations(staying) + _violations(changed, REFUSALS),
     }
 
 
@@ -155,15 +143,17 @@ def _complete(url: str) -> httpx.Response:
     return httpx.post(url + "/v1/completions", json=body, timeout=60)
 
 
-def _recovery_s(address: str) -> float:
-    """Return the seconds until the changed model answers."""
+def _recovery_s(change: Callable[[], None], address: str) -> float:
+    """Change the model after a pause; return the seconds until it answers again."""
+    time.sleep(PAUSE_S)
+    change()
     began_at_s = time.monotonic()
-    while time.monotonic() - began_at_s < RECOVERY_LIMIT_S:
+    while time.monotonic() - began_at_s < LIMIT_S:
         with suppress(ClientError), Client(address, timeout_s=10) as client:
             client.generate("The river", _PROBE, model=CHANGES)
             break
         time.sleep(POLL_S)
-    return time.monotonic() - began_at_s
+    return round(time.monotonic() - began_at_s, 1)
 
 
 def _ends(outcomes: Sequence[Outcome]) -> Counter[str]:
@@ -173,7 +163,7 @@ def _ends(outcomes: Sequence[Outcome]) -> Counter[str]:
 def _violations(traffic: Traffic, refusals: frozenset[str] = frozenset()) -> list[str]:
     """Return what is wrong with the calls. refusals: how they may end early."""
     late = refusals | {"DEADLINE_EXCEEDED"}
-    return [
+    return traffic.overdue + [
         f"{traffic.model}: {fault}"
         for each in traffic.outcomes
         for fault in violations([each.call], late if each.kind == HAS_DEADLINE else refusals)
