@@ -23,6 +23,7 @@ from cluster.api.http.metrics import metric_routes
 from cluster.api.openai.routes import openai_routes
 from cluster.api.sglang.routes import sglang_routes
 from cluster.config.config_file import PATHS_OF_THE_SERVICE
+from cluster.control.peers import Applications
 from cluster.observability.request_context import KeepHeaders
 from cluster.replica.router import Router
 from specdec.types.errors import NotReadyError
@@ -57,27 +58,7 @@ def make_app(
     app.include_router(lora_routes(get_admin), include_in_schema=False)
     app.include_router(make_dashboard(get_router, get_admin), include_in_schema=False)
     app.include_router(metric_routes(get_router, get_admin), include_in_schema=False)
-
-    @app.exception_handler(HTTPException)
-    async def no_route(request: Request, error: HTTPException) -> Response:
-        """Report an unknown path or method in the same format as all other errors.
-
-        The paths of another application arrive here while it is redeployed.
-        """
-        error.detail = _detail(request, error)
-        failure = failure_of(error)
-        if get_applications is not None and (name := _prefix_of_another(request)):
-            try:
-                get_applications().expect_application(name)
-            except NotReadyError as absence:
-                failure = failure_of(absence)
-        return failure_response(failure, request.url.path)
-
-    @app.exception_handler(Exception)
-    async def internal_error(request: Request, error: Exception) -> Response:
-        """Report an error of a route that reports none itself; the server logs it."""
-        return failure_response(failure_of(error), request.url.path)
-
+    _report_errors(app, get_applications)
     _add_probes(app, get_router)
     return app
 
@@ -109,6 +90,33 @@ def _detail(request: Request, error: HTTPException) -> str:
         allowed = (error.headers or {}).get("Allow", "")
         return f"method {request.method} is not allowed for {path}; use {allowed}"
     return error.detail
+
+
+def _report_errors(
+    app: FastAPI, get_applications: Callable[[], Applications | None] | None
+) -> None:
+    """Report the errors that no route reports in the same format as all others."""
+
+    @app.exception_handler(HTTPException)
+    async def no_route(request: Request, error: HTTPException) -> Response:
+        """Report an unknown path or method in the same format as all other errors.
+
+        The paths of another application arrive here while it is redeployed.
+        """
+        error.detail = _detail(request, error)
+        name = _prefix_of_another(request)
+        applications = get_applications() if get_applications and name else None
+        try:
+            if applications is not None:
+                applications.expect_application(name)
+        except NotReadyError as absence:
+            return failure_response(failure_of(absence), request.url.path)
+        return failure_response(failure_of(error), request.url.path)
+
+    @app.exception_handler(Exception)
+    async def internal_error(request: Request, error: Exception) -> Response:
+        """Report an error of a route that reports none itself; the server logs it."""
+        return failure_response(failure_of(error), request.url.path)
 
 
 def _add_probes(app: FastAPI, get_router: Callable[[], Router]) -> None:
