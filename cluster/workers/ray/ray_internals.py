@@ -105,10 +105,11 @@ def is_refusal_of_proxy(start: Mapping[str, Any]) -> bool:
     """Return whether Serve's HTTP proxy itself refuses a request, by the start of its response.
 
     404 for a path without an application, 503 for an application that failed to start. Only its
-    texts have a type and no length.
+    texts have a type and no length, and the id of the request, which it adds to every response.
     """
-    [*headers] = ((bytes(name), bytes(value)) for name, value in start.get("headers", ()))
-    is_text = headers == [(b"content-type", b"text/plain; charset=utf-8")]
+    headers = {bytes(name).lower(): bytes(value) for name, value in start.get("headers", ())}
+    headers.pop(b"x-request-id", None)
+    is_text = headers == {b"content-type": b"text/plain; charset=utf-8"}
     return is_text and start["status"] in (404, 503)
 
 

@@ -4,7 +4,9 @@ import json
 
 import httpx
 import pytest
+from ray.serve._private.http_util import _apply_middlewares
 from ray.serve._private.http_util import convert_object_to_asgi_messages as messages_of_serve
+from starlette.middleware import Middleware
 
 from cluster.api.serve_proxy.http import EndResponses
 from cluster.control.peers import LOST_MESSAGE, NOT_STARTED_MESSAGE
@@ -22,7 +24,7 @@ def proxy(*messages):
         for message in messages:
             await send(message)
 
-    return EndResponses(app)
+    return _apply_middlewares(app, [Middleware(EndResponses)])
 
 
 def body(content, *, more_body):
