@@ -152,7 +152,9 @@ class _ObservedResponse:
 
 
 def _is_generation(scope: Scope) -> bool:
-    return scope["method"] == "POST" and "/v1/" in scope["path"]
+    path = scope["path"]
+    is_sglang = path.endswith("/generate") and not path.endswith("/dashboard/generate")
+    return scope["method"] == "POST" and ("/v1/" in path or is_sglang)
 
 
 def _is_event_stream(start: Message) -> bool:

@@ -36,7 +36,9 @@ async def post(app, path="/v1/completions"):
         return await http.post(f"http://127.0.0.1:{port}{path}", content=b"{}")
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/of-an-application/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/generate", "/of-an-application/v1/chat/completions"]
+)
 async def test_the_stream_of_a_lost_replica_ends_with_an_error_event(path):
     answer = await post(proxy(STREAM, body(PART, more_body=True)), path)
     first, last, end = answer.text.split("\n\n")
