@@ -125,7 +125,7 @@ def _optional(
 ) -> StructuredOutput | None:
     """Return a grammar only if the request needs it: strict tools, or no parallel calls.
 
-    Where a grammar cannot contain the calls, as of marks that are special tokens,
+    Where a grammar cannot contain the calls, such as with marks that are special tokens,
     `ToolUse.is_parallel` ends them after one, and `ToolUse.warnings` reports strict tools.
     """
     is_needed = not is_parallel or any(each.is_strict for each in tools)
