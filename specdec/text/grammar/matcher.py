@@ -6,6 +6,7 @@ tokens are forced; elsewhere any tokenization of an allowed text is allowed.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -18,13 +19,16 @@ from numpy.typing import NDArray
 from specdec.text.grammar.translation import plain_reason
 from specdec.types.drafts.draft_tree import BASE, first_path, is_chain, paths, subtree
 from specdec.types.errors import GrammarError
-from specdec.types.sampling.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS, StructuredOutput
 
 MAX_SHARING = 32
 """Maximum number of sequences that share one copy of a grammar; then it is compiled again."""
 
 MAX_CONSTRAINED_NODES = 16
 """Most nodes of a tree of drafts under a grammar: the mask of each takes some ten microseconds."""
+
+MAX_EARLIER_STATES = 2 * MAX_NUM_SPECULATIVE_TOKENS
+"""Most tokens that can be undone in a grammar that llguidance does not roll back."""
 
 ALL_ALLOWED = np.int32(-1)
 """A word of a mask that forbids nothing."""
@@ -72,6 +76,11 @@ class Grammar:
         """
         return self._use.is_exhausted or self._use.num_matchers >= MAX_SHARING
 
+    @property
+    def rolls_back(self) -> bool:
+        """Return whether llguidance rolls it back: no lexeme has `max_tokens` or `stop`."""
+        return not any(option in (self.spec.grammar or "") for option in ("max_tokens", "stop"))
+
     def matcher(self) -> GrammarMatcher:
         """Make a matcher for one sequence, before its first token."""
         with self._use.lock:
@@ -95,6 +104,8 @@ class GrammarMatcher:
         self._matcher = grammar.start.deep_copy()
         # llguidance does not count these, and would roll back other tokens instead.
         self._num_ends_after_stop = 0
+        self._rolls_back = grammar.rolls_back
+        self._earlier = deque[LLMatcher](maxlen=MAX_EARLIER_STATES)
 
     @property
     def is_finished(self) -> bool:
@@ -107,27 +118,46 @@ class GrammarMatcher:
         """Consume a token; raise GrammarError, with the state unchanged, if it is not allowed."""
         if self.is_finished and token_id in self._grammar.eos_token_ids:
             self._num_ends_after_stop += 1
-        elif self._matcher.try_consume_tokens([token_id]) != 1:
+            return
+        earlier = None if self._rolls_back else self._matcher.deep_copy()
+        if self._matcher.try_consume_tokens([token_id]) != 1:
             self._check()
             raise GrammarError(f"token {token_id} is not allowed by structured_output")
+        if earlier is not None:
+            self._earlier.append(earlier)
 
     def rollback(self, count: int) -> None:
         """Undo the last `count` tokens."""
         num_ends = min(count, self._num_ends_after_stop)
         self._num_ends_after_stop -= num_ends
         if count > num_ends:
-            self._matcher.rollback(count - num_ends)
+            self._undo(count - num_ends)
             self._check()
+
+    def _undo(self, count: int) -> None:
+        if self._rolls_back:
+            self._matcher.rollback(count)
+            return
+        if count > len(self._earlier):
+            raise GrammarError(f"structured_output cannot be undone by {count} tokens")
+        for _ in range(count):
+            self._matcher = self._earlier.pop()
 
     def num_valid(self, token_ids: Sequence[int]) -> int:
         """Return the length of the prefix of `token_ids` that is allowed."""
-        num_valid: int = self._matcher.validate_tokens(list(token_ids))
+        num_valid = self._num_consumable(list(token_ids))
         self._check()
         rest = token_ids[num_valid:]
         may_end = rest and rest[0] in self._grammar.eos_token_ids
         if may_end and self._is_finished_after(token_ids[:num_valid]):
             return num_valid + 1  # llguidance does not count a forced end token
         return num_valid
+
+    def _num_consumable(self, token_ids: list[int]) -> int:
+        if self._rolls_back:
+            return int(self._matcher.validate_tokens(token_ids))
+        # validate_tokens ignores max_tokens.
+        return int(self._matcher.deep_copy().try_consume_tokens(token_ids))
 
     def forced_tokens(self, limit: int) -> tuple[int, ...]:
         """Return up to `limit` forced tokens, the only ones that are allowed; may be empty."""

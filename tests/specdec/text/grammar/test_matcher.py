@@ -9,7 +9,7 @@ from threading import Lock
 
 import pytest
 
-from specdec.text.grammar.matcher import MAX_SHARING
+from specdec.text.grammar.matcher import MAX_EARLIER_STATES, MAX_SHARING
 from specdec.types.errors import GrammarError
 from specdec.types.sampling.sampling_params import StructuredOutput
 from tests.specdec.text.grammar.json_schemas import CASES
@@ -22,6 +22,10 @@ REGEXES = [
     r"(ab|a|abc)(c|bc)?x",
     r'"[^"\\]{0,6}"',
     r"[αβγ]{1,3}|naïve|😀+x{1,2}",
+]
+WITH_STATE = [  # llguidance does not roll them back
+    'start: text "!"\ntext[max_tokens=4]: /[a-z ]*/',
+    'start: text "!"\ntext[stop="x"]: /[a-wyz ]*/',
 ]
 LANGUAGES = [
     ["the river", "the bridge", "the", "them"],
@@ -115,10 +119,12 @@ def test_a_grammar_in_gbnf_and_in_lark(matcher, vocabulary, rng):
             assert re.fullmatch(rf"{term}(\+{term})?", vocabulary.decode(tokens))
 
 
-@pytest.mark.parametrize("regex", REGEXES)
-def test_rollback_restores_the_masks(matcher, rng, regex):
-    tokens, _ = walk(matcher(regex=regex), rng)
-    here, masks = matcher(regex=regex), []
+@pytest.mark.parametrize(
+    "spec", [*({"regex": each} for each in REGEXES), *({"grammar": each} for each in WITH_STATE)]
+)
+def test_rollback_restores_the_masks(matcher, rng, spec):
+    tokens, _ = walk(matcher(**spec), rng, most=20)
+    here, masks = matcher(**spec), []
     for token in tokens:
         masks.append(here.allowed_mask())
         here.advance(token)
@@ -144,6 +150,24 @@ def test_rollback_undoes_an_end(matcher):
     assert not here.is_finished
     assert (here.allowed_mask() == before).all()
     assert here.num_valid([token, min(EOS), token]) == 2
+
+
+def test_drafts_beyond_the_tokens_of_a_lexeme_are_not_valid(matcher, vocabulary):
+    here = matcher(grammar="start: text\ntext[max_tokens=3]: /[a-z]*/")
+    draft = [vocabulary.encode(char)[0] for char in "abcde"]
+    assert here.num_valid(draft) == 3
+    assert [bool(allowed(mask) - EOS) for mask in here.masks_along(draft)[:4]] == [True] * 3 + [
+        False
+    ]
+    assert here.num_valid(draft) == 3
+
+
+def test_more_tokens_than_earlier_states_are_not_undone(matcher, vocabulary):
+    here = matcher(grammar='start: text\ntext[stop="x"]: /[a-w]*/')
+    for _ in range(MAX_EARLIER_STATES + 1):
+        here.advance(vocabulary.encode("a")[0])
+    with pytest.raises(GrammarError, match="cannot be undone"):
+        here.rollback(MAX_EARLIER_STATES + 1)
 
 
 def test_an_end_before_optional_text(matcher):
