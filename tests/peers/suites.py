@@ -19,7 +19,7 @@ import yaml
 
 FOLDER = Path(__file__).parent
 STAND_INS = FOLDER / "stand_ins"
-TIMEOUT_S = {"download": 300, "test": 90, "suite": 3600}
+TIMEOUT_S = {"download": 300, "test": 240, "suite": 3600}
 UNWANTED = ("tests/conftest.py", "tests/utils.py")  # vLLM's, which need vLLM; see stand_ins
 MODEL_NAME = re.compile(r'^(\s*\w*(?:MODEL|model_name)\w* = |.*\bmodel=)"[^"]*"', re.MULTILINE)
 

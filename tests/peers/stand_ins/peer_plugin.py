@@ -68,7 +68,7 @@ class RemoteOpenAIServer:
         return "/".join([URL, *(part.strip("/") for part in parts)])
 
     def _client(self, kind, *path, **arguments):
-        arguments = {"timeout": 120, **arguments}
+        arguments = {"timeout": 240, **arguments}
         return kind(base_url=self.url_for(*path), api_key="none", max_retries=0, **arguments)
 
     def get_client(self, **arguments):
