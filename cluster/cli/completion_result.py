@@ -164,11 +164,11 @@ def _heading(choice: Choice) -> str:
 
 
 def _table(name: str, positions: Sequence[PositionLogprobs]) -> Iterator[str]:
-    """Yield a line per token: its log probability, its rank and the most likely tokens."""
+    """Yield a line per token: its log probability, its rank, the most likely and the given ones."""
     yield f"{name + ' token':<20}{'logprob':>9}{'rank':>7}  best"
     for position in positions:
-        chosen = position.chosen
-        best = "  ".join(f"{_quoted(each.token)} {_number(each)}" for each in position.best)
+        chosen, listed = position.chosen, (*position.best, *position.given)
+        best = "  ".join(f"{_quoted(each.token)} {_number(each)}" for each in listed)
         row = f"{_quoted(chosen.token):<20}{_number(chosen):>9}{position.rank:>7}  {best}"
         yield row.rstrip()
 

@@ -125,6 +125,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "include_stop_str_in_output": ("--include-stop",),
     "bad_words": ("--bad-word",),
     "allowed_token_ids": ("--allowed-token-id",),
+    "logprob_token_ids": ("--logprob-token-id",),
     "method": ("--speculation-method",),
     "n": ("-n", "--n"),
 }
@@ -235,6 +236,7 @@ output_flags = _flags(
         "alternatives, from 0 to 20.",
         "prompt_logprobs": "Show log probabilities of the prompt tokens and of this many most "
         "likely alternatives, from 0 to 20.",
+        "logprob_token_ids": "Token id to show at each position besides; may be repeated.",
     },
 )
 

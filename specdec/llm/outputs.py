@@ -22,15 +22,15 @@ OutputKind = Literal["cumulative", "delta", "final_only"]
 
 @dataclass(frozen=True)
 class Logprob:
-    """Log-probability of a token; rank 1 is the most likely token."""
+    """Log-probability of a token; rank 1 is the most likely token, None unknown."""
 
     logprob: float
-    rank: int
+    rank: int | None
     decoded_token: str
 
 
 PositionLogprobs = dict[int, Logprob]
-"""By token id: the sampled token first, then the most likely ones."""
+"""By token id: the sampled token first, then the most likely ones, then logprob_token_ids."""
 
 
 @dataclass(frozen=True)
@@ -224,18 +224,21 @@ class OutputBuilder:
             logprobs.token_ids.tolist(), logprobs.logprobs.tolist(), logprobs.ranks.tolist(),
             strict=True,
         )  # fmt: skip
-        return [self._position(ids, values, rank) for ids, values, rank in rows]
+        num_best = logprobs.num_best
+        return [self._position(ids, values, rank, num_best) for ids, values, rank in rows]
 
     def _position(
-        self, token_ids: Sequence[int], values: Sequence[float], rank: int
+        self, token_ids: Sequence[int], values: Sequence[float], rank: int, num_best: int
     ) -> PositionLogprobs:
-        """Return the sampled token with its rank, then the best tokens in order."""
+        """Return the sampled token with its rank, then the best tokens, then the given ones."""
         text_of = self._tokenizer.text_of_token
-        ranks = [rank, *range(1, len(token_ids))]
-        return {
-            token_id: Logprob(value, place, text_of(token_id))
-            for token_id, value, place in zip(token_ids, values, ranks, strict=True)
-        }
+        num_given = len(token_ids) - 1 - num_best
+        ranks = [rank, *range(1, 1 + num_best), *[None] * num_given]
+        found: PositionLogprobs = {}
+        for token_id, value, place in zip(token_ids, values, ranks, strict=True):
+            if place is not None or token_id not in found:
+                found[token_id] = Logprob(value, place, text_of(token_id))
+        return found
 
 
 def _copy(choice: CompletionOutput, **changes: Any) -> CompletionOutput:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from specdec.sampling.gumbel import CHUNK_TOKENS
 from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
 from specdec.types.messages import Logprobs, StepRow
+from specdec.types.sampling.sampling_spec import ListedTokens
 
 _SLAB_LOGITS = 2**24
 """Maximum number of copied logits in memory at once: 64 MiB of float32 over all ranks."""
@@ -27,8 +28,8 @@ class _Best(NamedTuple):
 class LogprobTensors(NamedTuple):
     """The fields of Logprobs, on the device."""
 
-    token_ids: Tensor  # [num_rows, 1 + num_best] int32
-    logprobs: Tensor  # [num_rows, 1 + num_best] float32
+    token_ids: Tensor  # [num_rows, 1 + num_best + num_given] int32
+    logprobs: Tensor  # [num_rows, 1 + num_best + num_given] float32
     ranks: Tensor  # [num_rows] int32
 
 
@@ -37,14 +38,26 @@ def token_logprobs(
     tokens: Sequence[int],  # [num_rows]
     num_best: int,
     shard: VocabShard,
+    given: Sequence[Sequence[int]] = (),  # [num_rows, num_given]
 ) -> Logprobs:
     """Return log-probabilities of one token and of the `num_best` most likely tokens of each row.
 
-    A collective call.
+    given: further tokens of each row; none for none in any row. A collective call.
     """
-    token_ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
-    found = device_logprobs(logits, token_ids, num_best, shard)
-    return Logprobs(*(each.cpu().numpy() for each in found))
+    num_given = len(given[0]) if given else 0
+    own, others = (
+        torch.tensor(each, dtype=torch.int64, device=logits.device) for each in (tokens, given)
+    )
+    found = device_logprobs(logits, own, num_best, shard, others if num_given else None)
+    token_ids, logprobs, ranks = (each.cpu().numpy() for each in found)
+    return Logprobs(token_ids, logprobs, ranks, num_given)
+
+
+def padded(listed: Iterable[ListedTokens]) -> list[list[int]]:
+    """Return the given tokens of each, with token 0 up to the greatest number of them."""
+    given = [each.token_ids for each in listed]
+    most = max(map(len, given), default=0)
+    return [[*tokens, *[0] * (most - len(tokens))] for tokens in given]
 
 
 def device_logprobs(
@@ -52,6 +65,7 @@ def device_logprobs(
     token_ids: Tensor,  # [num_rows] int64
     num_best: int,
     shard: VocabShard,
+    given: Tensor | None = None,  # [num_rows, num_given] int64
 ) -> LogprobTensors:
     """Return what `token_logprobs` does, without a value that the host has to read.
 
@@ -60,19 +74,19 @@ def device_logprobs(
     """
     group, num_best = shard.group, min(num_best, shard.vocab_size)
     chunks = ScoreChunks.of_logits(logits, shard.first_token)
-    columns = (token_ids - shard.first_token).clamp(0, logits.shape[1] - 1)
-    is_held = token_ids == columns + shard.first_token
-    own = logits.gather(1, columns.unsqueeze(1)).squeeze(1).double()
-    own.nan_to_num_(nan=-torch.inf, neginf=-torch.inf).masked_fill_(~is_held, -torch.inf)
+    named = token_ids.unsqueeze(1)  # [num_rows, 1 + num_given], the row's own first
+    if given is not None:
+        named = torch.cat([named, given], dim=1)
     total = chunks.scores.flatten(1).logsumexp(1).double()
     best = _best_here(chunks, num_best)
-    offered = torch.cat([total.unsqueeze(1), own.unsqueeze(1), *best], dim=1)
-    of_ranks = group.all_gather(offered)  # [size, num_rows, 2 + 2 * num_best] float64
-    total, own = of_ranks[:, :, 0].logsumexp(0), of_ranks[:, :, 1].amax(0)
-    best = _best_of_ranks(of_ranks[:, :, 2:], num_best)
-    num_better = (chunks.scores > own.float()[:, None, None]).sum((1, 2))
-    values = torch.cat([own.unsqueeze(1), best.logits], dim=1) - total.unsqueeze(1)
-    ids = torch.cat([token_ids.double().unsqueeze(1), best.token_ids], dim=1)
+    offered = torch.cat([total.unsqueeze(1), _named_here(logits, named, shard), *best], dim=1)
+    of_ranks = group.all_gather(offered)  # [size, num_rows, 1 + num_named + 2 * num_best] float64
+    end = 1 + named.shape[1]
+    total, found = of_ranks[:, :, 0].logsumexp(0), of_ranks[:, :, 1:end].amax(0)
+    best = _best_of_ranks(of_ranks[:, :, end:], num_best)
+    num_better = (chunks.scores > found[:, :1, None].float()).sum((1, 2))
+    values = torch.cat([found[:, :1], best.logits, found[:, 1:]], dim=1) - total.unsqueeze(1)
+    ids = torch.cat([named[:, :1], best.token_ids.long(), named[:, 1:]], dim=1)
     return LogprobTensors(ids.int(), values.float(), group.all_reduce(num_better).add_(1).int())
 
 
@@ -82,17 +96,19 @@ def logprob_table(
     token_ids: Tensor,  # [N] int64
     num_best: int,
     shard: VocabShard,
+    given: Tensor | None = None,  # [N, num_given] int64
 ) -> Tensor:
     """Return the log-probabilities of a token of each of `rows`, in slabs, as one tensor.
 
-    Returns [N, 1 + 2 * (1 + num_best)] int32: the rank, the tokens, and the bits of their
-    log-probabilities. A collective call that reads no value.
+    Returns [N, 1 + 2 * (1 + num_best + num_given)] int32: the rank, the tokens, and the bits of
+    their log-probabilities. A collective call that reads no value.
     """
     step = max(1, _SLAB_LOGITS // shard.vocab_size)
     parts = []
     for start in range(0, len(rows), step):
         slab = slice(start, start + step)
-        found = device_logprobs(logits[rows[slab]], token_ids[slab], num_best, shard)
+        others = None if given is None else given[slab]
+        found = device_logprobs(logits[rows[slab]], token_ids[slab], num_best, shard, others)
         columns = (found.ranks[:, None], found.token_ids, found.logprobs.view(torch.int32))
         parts.append(torch.cat(columns, 1))
     return torch.cat(parts)
@@ -101,15 +117,19 @@ def logprob_table(
 def prompt_logprobs(
     hidden: Tensor,  # [len(tokens), hidden_size]
     tokens: Sequence[int],
-    num_best: int,
+    listed: ListedTokens,
     compute_logits: Callable[[Tensor], Tensor],
     shard: VocabShard,
 ) -> Logprobs:
     """Return log-probabilities of prompt tokens, in slabs: all logits could exceed memory."""
     step = max(1, _SLAB_LOGITS // shard.vocab_size)
     slabs = (slice(start, start + step) for start in range(0, len(tokens), step))
+    given = [listed.token_ids] * len(tokens)
     return Logprobs.join(
-        [token_logprobs(compute_logits(hidden[i]), tokens[i], num_best, shard) for i in slabs]
+        [
+            token_logprobs(compute_logits(hidden[i]), tokens[i], listed.num_best, shard, given[i])
+            for i in slabs
+        ]
     )
 
 
@@ -117,23 +137,21 @@ class KeptLogits:
     """The model's own logits of the rows that request log-probabilities, kept until verified."""
 
     def __init__(
-        self, logits: Tensor, rows: Sequence[StepRow], num_best: Sequence[int | None]
+        self, logits: Tensor, rows: Sequence[StepRow], listed: Sequence[ListedTokens | None]
     ) -> None:
         """Copy the needed rows of `logits`; a step row has num_draft_tokens + 1 of them.
 
-        num_best: number of most likely tokens that each row requests; None: no log-probabilities.
+        listed: what each row requests beside its own tokens; None: no log-probabilities.
         """
-        self._num_best = {
-            row.seq_id: count
-            for row, count in zip(rows, num_best, strict=True)
-            if count is not None
+        self._listed = {
+            row.seq_id: own for row, own in zip(rows, listed, strict=True) if own is not None
         }
         kept: list[int] = []
         self._places: dict[int, int] = {}  # of the logits after the last known token
         end = 0
         for row in rows:
             start, end = end, end + row.num_draft_tokens + 1
-            if row.seq_id in self._num_best:
+            if row.seq_id in self._listed:
                 self._places[row.seq_id] = len(kept)
                 kept.extend(range(start, end))
         self._logits = logits[kept] if kept else None
@@ -148,8 +166,10 @@ class KeptLogits:
         rows = [place for row, ids in kept for place in self._places_of(row, ids)]
         tokens = [token for _, ids in kept for token in ids]
         chosen = [(row.seq_id, ids) for row, ids in kept]
-        most = max(self._num_best[seq_id] for seq_id, _ in chosen)
-        return dict(self._split(token_logprobs(self._logits[rows], tokens, most, shard), chosen))
+        listed = [self._listed[seq_id] for seq_id, ids in chosen for _ in ids]
+        most, given = max(each.num_best for each in listed), padded(listed)
+        logprobs = token_logprobs(self._logits[rows], tokens, most, shard, given)
+        return dict(self._split(logprobs, chosen))
 
     def _places_of(self, row: StepRow, token_ids: Sequence[int]) -> list[int]:
         """Return the places of the logits of a row's new tokens: the base, then the drafts."""
@@ -162,7 +182,17 @@ class KeptLogits:
         end = 0
         for seq_id, tokens in chosen:
             start, end = end, end + len(tokens)
-            yield seq_id, logprobs[start:end].best(self._num_best[seq_id])
+            listed = self._listed[seq_id]
+            yield seq_id, logprobs[start:end].best(listed.num_best, len(listed.token_ids))
+
+
+def _named_here(logits: Tensor, named: Tensor, shard: VocabShard) -> Tensor:
+    """Return this rank's logits of tokens [num_rows, num_named], float64; -inf for the others'."""
+    columns = (named - shard.first_token).clamp(0, logits.shape[1] - 1)
+    is_held = named == columns + shard.first_token
+    found = logits.gather(1, columns).double()
+    found.nan_to_num_(nan=-torch.inf, neginf=-torch.inf)
+    return found.masked_fill_(~is_held, -torch.inf)
 
 
 def _best_here(chunks: ScoreChunks, num_best: int) -> _Best:

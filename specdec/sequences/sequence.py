@@ -20,7 +20,7 @@ from specdec.types.messages import BASE_MODEL, Logprobs, PromptLogprobs, Sequenc
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling.sampling_params import SamplingParams
-from specdec.types.sampling.sampling_spec import SamplingRules
+from specdec.types.sampling.sampling_spec import ListedTokens, SamplingRules
 
 MAX_DRAFT_COMPILE_S = 0.05
 """A grammar that took longer to compile is not sent to draft workers, which would stall."""
@@ -113,16 +113,16 @@ class HeadDraft:
 class PromptReport:
     """Log-probabilities of a prompt's tokens, collected from its chunks and sent together, once.
 
-    num_best: as in SamplingRules; None where they are not requested, or already sent.
+    listed: what is listed at each position; None where none are requested, or already sent.
     """
 
-    num_best: int | None
+    listed: ListedTokens | None
     parts: list[Logprobs] = field(default_factory=list)
 
     @property
     def is_due(self) -> bool:
         """Return whether they are still to be sent, so that the whole prompt must be computed."""
-        return self.num_best is not None
+        return self.listed is not None
 
     def add(self, part: PromptLogprobs) -> None:
         """Add the next part; a first one after a preemption replaces all parts."""
@@ -132,10 +132,11 @@ class PromptReport:
 
     def take(self) -> Logprobs | None:
         """Return all of them; None where they are not due."""
-        if self.num_best is None:
+        if self.listed is None:
             return None
-        whole = Logprobs.join(self.parts or [Logprobs.nothing(self.num_best)])
-        self.num_best = None
+        num_best, given = self.listed
+        whole = Logprobs.join(self.parts or [Logprobs.nothing(num_best, len(given))])
+        self.listed = None
         self.parts.clear()
         return whole
 
@@ -194,7 +195,7 @@ class Sequence:
         options = self.params.speculation
         self.opted_out = options.enabled is False or options.num_speculative_tokens == 0
         self.block_keys = [root_key(self.request.cache_salt, self.request.adapter_id)]
-        self.prompt_report = PromptReport(self.rules.prompt_logprobs)
+        self.prompt_report = PromptReport(self.rules.listed_prompt_tokens)
         self.num_prompt_tokens = len(self.request.prompt_token_ids)
         self.token_ids = [*self.request.prompt_token_ids, *self.request.resume_token_ids]
         if self.request.prediction is not None:
@@ -258,7 +259,7 @@ class Sequence:
 
         Draft workers compute no log-probabilities.
         """
-        rules = replace(self.rules, logprobs=None, prompt_logprobs=None)
+        rules = replace(self.rules, logprobs=None, prompt_logprobs=None, logprob_token_ids=())
         grammar, admission = self.request.grammar, self._admission(rules)
         if grammar is None or grammar.compile_s > MAX_DRAFT_COMPILE_S:
             return admission

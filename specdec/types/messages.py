@@ -271,24 +271,37 @@ class StepInput:
 
 @dataclass(frozen=True, eq=False)
 class Logprobs:
-    """Log-probabilities at consecutive positions: of the token itself first, then of the best ones.
+    """Log-probabilities at consecutive positions: of the token itself, the best and the given ones.
 
     They are those of the model's softmax, before any sampling parameter.
     """
 
-    token_ids: NDArray[np.int32]  # [num_positions, 1 + num_best]
-    logprobs: NDArray[np.float32]  # [num_positions, 1 + num_best]
+    token_ids: NDArray[np.int32]  # [num_positions, 1 + num_best + num_given]
+    logprobs: NDArray[np.float32]  # like token_ids
     ranks: NDArray[np.int32]  # [num_positions], of the token itself; 1 is the most likely
+    num_given: int = 0  # last columns, of the tokens that the request names
 
     def __len__(self) -> int:
         return len(self.ranks)
 
     def __getitem__(self, positions: slice) -> Logprobs:
-        return Logprobs(self.token_ids[positions], self.logprobs[positions], self.ranks[positions])
+        columns = self.token_ids[positions], self.logprobs[positions]
+        return Logprobs(*columns, self.ranks[positions], self.num_given)
 
-    def best(self, count: int) -> Logprobs:
-        """Return a copy with at most `count` of the best at each position."""
-        return Logprobs(self.token_ids[:, : 1 + count], self.logprobs[:, : 1 + count], self.ranks)
+    @property
+    def num_best(self) -> int:
+        """Number of most likely tokens at each position."""
+        num_listed: int = self.token_ids.shape[1]
+        return num_listed - 1 - self.num_given
+
+    def best(self, count: int, num_given: int = 0) -> Logprobs:
+        """Return at most `count` of the best and the first `num_given` of the given ones."""
+        end = 1 + min(count, self.num_best)
+        if not num_given:
+            return Logprobs(self.token_ids[:, :end], self.logprobs[:, :end], self.ranks)
+        first = 1 + self.num_best
+        kept = [*range(end), *range(first, first + num_given)]
+        return Logprobs(self.token_ids[:, kept], self.logprobs[:, kept], self.ranks, num_given)
 
     @classmethod
     def join(cls, parts: Sequence[Logprobs]) -> Logprobs:
@@ -297,13 +310,15 @@ class Logprobs:
             np.concatenate([part.token_ids for part in parts]),
             np.concatenate([part.logprobs for part in parts]),
             np.concatenate([part.ranks for part in parts]),
+            parts[0].num_given,
         )
 
     @classmethod
-    def nothing(cls, num_best: int) -> Logprobs:
+    def nothing(cls, num_best: int, num_given: int) -> Logprobs:
         """Return log-probabilities of no position."""
-        shape = (0, 1 + num_best)
-        return cls(np.zeros(shape, np.int32), np.zeros(shape, np.float32), np.zeros(0, np.int32))
+        shape = (0, 1 + num_best + num_given)
+        columns = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+        return cls(*columns, np.zeros(0, np.int32), num_given)
 
 
 class VerifiedRow(NamedTuple):

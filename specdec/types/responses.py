@@ -106,12 +106,14 @@ class PositionLogprobs:
     """Log-probabilities of one position.
 
     chosen: the token of the output or prompt. rank: how many tokens are at least as likely; 1 is
-    the most likely. best: the most likely tokens, the best first, as many as requested.
+    the most likely. best: the most likely tokens, the best first, as many as requested. given:
+    those of the request's logprob_token_ids, in their order.
     """
 
     chosen: TokenLogprob
     rank: int
     best: tuple[TokenLogprob, ...]
+    given: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -331,7 +331,7 @@ class TargetModelRunner(ModelRunner):
             positions = torch.tensor(positions_to_verify(rows), device=logits.device)
             logits, argmax = logits[positions], argmax.take(positions)
         rules = [self._batch_state.rules(row.seq_id) for row in rows]
-        kept = KeptLogits(logits, rows, [each.logprobs for each in rules])
+        kept = KeptLogits(logits, rows, [each.listed_tokens for each in rules])
         has_nan = argmax.has_nan
         processor = self._batch_state.logits_processor(rows)
         logits = processor.apply(logits)

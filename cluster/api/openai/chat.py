@@ -347,7 +347,7 @@ def chat_params(request: ChatRequest, reading: AnswerReading) -> SamplingParams:
     return sampling_params(
         request,
         max_tokens=request.max_tokens if max_tokens is None else max_tokens,
-        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        logprobs=request.num_best,
         structured_output=requested_structure(request, form, calls),
         skip_special_tokens=False if reading.shows_special_tokens else None,
         speculation=options,

@@ -272,7 +272,7 @@ def completion_params(request: CompletionRequest) -> SamplingParams:
     return sampling_params(
         request,
         max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else max(1, request.max_tokens),
-        logprobs=request.logprobs,
+        logprobs=0 if request.logprob_token_ids else request.logprobs,
         prompt_logprobs=max(requested, default=None),
         structured_output=requested_structure(request, form),
     )
@@ -322,7 +322,7 @@ def _check_num_logprobs(
     num_positions = params.n * num_prompt_tokens if request.echo else 0
     if not (request.stream or request.max_tokens == 0):
         num_positions += len(echoes) * params.n * max_tokens
-    num_in_choices = 0 if request.logprobs is None else (1 + request.logprobs) * num_positions
+    num_in_choices = params.num_listed * num_positions
     per_prompt_token = 0 if request.prompt_logprobs is None else 1 + request.prompt_logprobs
     num_logprobs = num_in_choices + per_prompt_token * num_prompt_tokens
     if num_logprobs > MAX_ANSWER_LOGPROBS:

@@ -89,9 +89,11 @@ class _Entry:
 
 
 def chat_logprobs(logprobs: Logprobs, names: TokenNames) -> ChoiceLogprobs:
-    """Convert to the format of a chat."""
+    """Convert to the format of a chat. As in vLLM the own token is among given ones."""
     content = []
     for own, *rest in _positions(logprobs, names):
+        if logprobs.num_given:
+            rest = list({each.token_id: each for each in (own, *rest)}.values())
         best = [TopLogprob(**_fields(each)) for each in rest]
         content.append(TokenLogprob(**_fields(own), top_logprobs=best))
     return ChoiceLogprobs(content=content)
@@ -148,7 +150,8 @@ def concatenate(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
 
 
 def prompt_logprobs(logprobs: Logprobs, names: TokenNames) -> PromptLogprobs:
-    """Convert to vLLM's format for the tokens of a prompt."""
+    """Convert to vLLM's format for the tokens of a prompt, without the given ones."""
+    logprobs = logprobs.best(logprobs.num_best)
     result: PromptLogprobs = [None]
     ranks = logprobs.ranks.tolist()
     for (own, *best), rank in zip(_positions(logprobs, names), ranks, strict=True):

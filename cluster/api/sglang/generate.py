@@ -60,13 +60,15 @@ copies those before it."""
 class PromptOptions:
     """What a prompt's answer has. num_best: of log-probabilities; None for none.
 
-    logprob_start: the first token of the prompt that is listed. lists_prompt: whether it and those
-    after it have their values; else it is listed alone, without one. has_text: whether tokens are
-    texts, too. is_hidden: whether no token was asked for: the engine generates at least one.
+    listed_ids: tokens with log-probabilities at each position. logprob_start: the first token of
+    the prompt that is listed. lists_prompt: whether it and those after it have their values; else
+    it is listed alone, without one. has_text: whether tokens are texts, too. is_hidden: whether no
+    token was asked for: the engine generates at least one.
     """
 
     token_ids: tuple[int, ...]
     num_best: int | None
+    listed_ids: tuple[int, ...]
     logprob_start: int
     lists_prompt: bool
     has_text: bool
@@ -120,7 +122,7 @@ def _num_logprobs(options: PromptOptions, params: SamplingParams, max_tokens: in
     if options.num_best is None:
         return 0
     listed = len(options.token_ids) - options.logprob_start if options.lists_prompt else 0
-    return params.n * (1 + options.num_best) * (listed + (0 if options.is_hidden else max_tokens))
+    return params.n * params.num_listed * (listed + (0 if options.is_hidden else max_tokens))
 
 
 def _check_num_logprobs(num_logprobs: int, options: PromptOptions) -> None:
@@ -151,6 +153,7 @@ def _options(
     return PromptOptions(
         token_ids,
         num_best,
+        request.listed_ids[index] if has_logprobs else (),
         last if start < 0 else min(start, last),
         start >= 0 and last > 0,
         request.return_text_in_logprobs,
@@ -182,6 +185,7 @@ def _params(
         seed=given.sampling_seed,
         logprobs=options.num_best,
         prompt_logprobs=options.num_best if options.lists_prompt else None,
+        logprob_token_ids=options.listed_ids,
         structured_output=_structure(given),
         speculation=SpeculationOptions(**speculation.model_dump(exclude_unset=True))
         if speculation
@@ -292,18 +296,25 @@ class Answer:
         logprobs: dict[str, Any] = {
             "input_token_logprobs": [*opening, *(each[0] for each in self._input)]
         }
-        if self.options.num_best:
-            before = [None] * len(opening)
-            logprobs["input_top_logprobs"] = [*before, *(each[1:] for each in self._input)]
+        before = [None] * len(opening)
+        for name, lists in self._others(self._input).items():
+            logprobs[f"input_{name}"] = [*before, *lists]
         return logprobs
 
     def _output_logprobs(self, start: int) -> dict[str, list[Any]]:
         """Return those of the output from a position on."""
         new = self._output[start:]
         logprobs: dict[str, list[Any]] = {"output_token_logprobs": [each[0] for each in new]}
+        return logprobs | {f"output_{name}": each for name, each in self._others(new).items()}
+
+    def _others(self, positions: list[list[Entry]]) -> dict[str, list[list[Entry]]]:
+        """Return the lists beside those of the tokens themselves, by the end of their name."""
+        num_given, others = len(self.options.listed_ids), dict[str, list[list[Entry]]]()
         if self.options.num_best:
-            logprobs["output_top_logprobs"] = [each[1:] for each in new]
-        return logprobs
+            others["top_logprobs"] = [each[1 : len(each) - num_given] for each in positions]
+        if num_given:
+            others["token_ids_logprobs"] = [each[-num_given:] for each in positions]
+        return others
 
     def _finish_reason(self, last: EngineOutput) -> dict[str, Any] | None:
         if last.finish_reason is None:
@@ -313,7 +324,7 @@ class Answer:
         return {"type": "stop", "matched": matched_stop(last)}
 
     def _entries(self, logprobs: Logprobs) -> list[list[Entry]]:
-        """Return each position's tokens: its own first, then the best ones."""
+        """Return each position's tokens: its own first, then the best ones, then those listed."""
         values = np.maximum(logprobs.logprobs, LOWEST_LOGPROB).tolist()
         rows = zip(logprobs.token_ids.tolist(), values, strict=True)
         return [

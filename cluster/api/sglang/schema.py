@@ -15,6 +15,7 @@ from cluster.replica.limits import MAX_TOKEN_IDS
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling.sampling_params import (
     MAX_LOGIT_BIASES,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
@@ -26,6 +27,7 @@ _TEXT_ONLY = "left out: the models read text only"
 _Biases = Annotated[
     dict[str, float], Field(max_length=MAX_LOGIT_BIASES), max_entries(MAX_LOGIT_BIASES)
 ]
+_ListedIds = Annotated[list[int], at_most(MAX_LOGPROB_TOKEN_IDS)]
 _TokenIds = Annotated[list[int], at_most(MAX_TOKEN_IDS, 1)]
 
 
@@ -76,7 +78,6 @@ class GenerateRequest(RequestModel):
         "video_data": _TEXT_ONLY,
         "audio_data": _TEXT_ONLY,
         "modalities": _TEXT_ONLY,
-        "token_ids_logprob": "left out: use top_logprobs_num",
     }
     api_names: ClassVar[Mapping[str, str]] = {
         "token_ids": "input_ids",
@@ -89,6 +90,7 @@ class GenerateRequest(RequestModel):
         "structured_output.json_schema": "sampling_params.json_schema",
         "structured_output.grammar": "sampling_params.ebnf",
         "logprobs": "top_logprobs_num",
+        "logprob_token_ids": "token_ids_logprob",
         "request_id": "rid",
         **{
             name: f"sampling_params.{name}"
@@ -117,6 +119,12 @@ class GenerateRequest(RequestModel):
     )
     top_logprobs_num: int | Annotated[list[int], at_most(MAX_PROMPTS)] | None = option(
         "number of most likely tokens at each position"
+    )
+    token_ids_logprob: (
+        Annotated[list[int | _ListedIds | None], at_most(MAX_LOGPROB_TOKEN_IDS)] | None
+    ) = option(
+        "token ids to list at each position, for all prompts or for each; needs return_logprob; at "
+        "most 128"
     )
     return_text_in_logprobs: bool = option("returns tokens also as texts", False)
     stream: bool = option("streams the texts so far as server-sent events", False)
@@ -149,6 +157,17 @@ class GenerateRequest(RequestModel):
         if len(given) != count:
             raise InvalidValueError(f"{name} length", len(given), f"the number of prompts: {count}")
         return given
+
+    @property
+    def listed_ids(self) -> list[tuple[int, ...]]:
+        """The tokens to list, by prompt. Raise InvalidValueError for another number of lists."""
+        given = self.token_ids_logprob or []
+        shared = [each for each in given if isinstance(each, int)]
+        if len(shared) == len(given):
+            return [tuple(shared)] * len(self.prompts)
+        if shared:
+            raise InvalidValueError("token_ids_logprob", shared[0], "token ids, or lists of them")
+        return [tuple(each or ()) for each in self.of_each("token_ids_logprob", None)]
 
 
 class AbortRequest(RequestModel):

@@ -108,7 +108,7 @@ def _decode_deltas(deltas: bytes, blocks: bytes) -> Iterator[BlockTableDelta]:
 
 
 def encode_output(output: VerifyOutput) -> Frames:
-    """Encode as [header, rows [B, 8], tokens, prompts [P, 4], 3 logprobs arrays].
+    """Encode as [header, rows [B, 9], tokens, prompts [P, 5], 3 logprobs arrays].
 
     A row's tokens are its output, lookahead and next draft tokens, then the draft's parents and
     confidences.
@@ -123,7 +123,7 @@ def encode_output(output: VerifyOutput) -> Frames:
             row.seq_id,
             len(row.token_ids),
             len(row.lookahead_token_ids),
-            listed_width(row.logprobs),
+            *_listed(row.logprobs),
             row.has_bad_logits,
             len(row.next_draft_token_ids),
             row.next_draft_parents is not None,
@@ -132,7 +132,7 @@ def encode_output(output: VerifyOutput) -> Frames:
         for row in output.rows
     )
     prompts = (
-        (each.seq_id, each.start, len(each.logprobs), listed_width(each.logprobs))
+        (each.seq_id, each.start, len(each.logprobs), *_listed(each.logprobs))
         for each in output.prompt_logprobs
     )
     logprobs = [row.logprobs for row in output.rows if row.logprobs is not None]
@@ -156,13 +156,14 @@ def decode_output(frames: Sequence[bytes]) -> VerifyOutput:
         verified = tuple(VerifiedRow(seq_id, (token,)) for seq_id, token in plain_rows)
         return VerifyOutput(msgpack.unpackb(header), verified)
     tokens, prompts, *logprobs = others
-    table, prompt_table = unpack_table(rows, 8), unpack_table(prompts, 4)
-    counts = [row[1] + row[2] + row[5] * (1 + row[6] + row[7]) for row in table]
+    table, prompt_table = unpack_table(rows, 9), unpack_table(prompts, 5)
+    counts = [row[1] + row[2] + row[6] * (1 + row[7] + row[8]) for row in table]
     row_numbers = unpack_numbers(tokens, counts)
     take_ids, take_values, take_ranks = map(array_reader, logprobs, (INT32, FLOAT32, INT32))
 
-    def take(count: int, width: int) -> Logprobs:
-        return Logprobs(take_ids(count, width), take_values(count, width), take_ranks(count))
+    def take(count: int, width: int, num_given: int) -> Logprobs:
+        columns = take_ids(count, width), take_values(count, width)
+        return Logprobs(*columns, take_ranks(count), num_given)
 
     return VerifyOutput(
         msgpack.unpackb(header),
@@ -171,8 +172,7 @@ def decode_output(frames: Sequence[bytes]) -> VerifyOutput:
             for row, numbers in zip(table, row_numbers, strict=True)
         ),
         tuple(
-            PromptLogprobs(seq_id, start, take(count, width))
-            for seq_id, start, count, width in prompt_table
+            PromptLogprobs(seq_id, start, take(*shape)) for seq_id, start, *shape in prompt_table
         ),
     )
 
@@ -186,8 +186,8 @@ def _verified_numbers(row: VerifiedRow) -> Numbers:
 
 
 def _verified_row(row: Numbers, numbers: Numbers, take: Callable[..., Logprobs]) -> VerifiedRow:
-    seq_id, count, num_lookahead, width, is_bad, num_drafts, is_tree, is_sure = row
-    logprobs = take(count, width) if width else None
+    seq_id, count, num_lookahead, width, num_given, is_bad, num_drafts, is_tree, is_sure = row
+    logprobs = take(count, width, num_given) if width else None
     end = count + num_lookahead
     drafts = numbers[end : end + num_drafts]
     parents = numbers[end + num_drafts :][:num_drafts] if is_tree else None
@@ -378,6 +378,11 @@ def decode_draft_probs(
         yield DraftProbs(take_ids(*shape), take_probs(*shape)) if shape[1] else None
 
 
-def listed_width(listed: DraftProbs | Logprobs | None) -> int:
+def _listed(logprobs: Logprobs | None) -> tuple[int, int]:
+    """Return the number of tokens listed at each position, and how many the request names."""
+    return (0, 0) if logprobs is None else (logprobs.token_ids.shape[1], logprobs.num_given)
+
+
+def listed_width(listed: DraftProbs | None) -> int:
     """Return the number of tokens listed at each position."""
     return 0 if listed is None else listed.token_ids.shape[1]

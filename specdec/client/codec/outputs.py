@@ -163,6 +163,7 @@ def _encode_logprobs(parts: Sequence[Logprobs | None], spell: Spell) -> pb.Logpr
         logprobs=joined.logprobs.ravel().tolist(),
         tokens=spell(token_ids),
         ranks=joined.ranks.tolist(),
+        num_given=joined.num_given,
     )
 
 
@@ -173,11 +174,13 @@ def _decode_logprobs(message: Any, name: str) -> tuple[PositionLogprobs, ...] | 
     logprobs: pb.Logprobs = getattr(message, name)
     columns = logprobs.token_ids, logprobs.tokens, logprobs.logprobs
     listed = [TokenLogprob(*entry) for entry in zip(*columns, strict=True)]
-    width = logprobs.num_listed
+    width, num_given = logprobs.num_listed, logprobs.num_given
     starts = range(0, len(listed), width) if width else ()
+    rows = [listed[start : start + width] for start in starts]
+    split = width - num_given
     return tuple(
-        PositionLogprobs(listed[start], rank, tuple(listed[start + 1 : start + width]))
-        for start, rank in zip(starts, logprobs.ranks, strict=True)
+        PositionLogprobs(row[0], rank, tuple(row[1:split]), tuple(row[split:]))
+        for row, rank in zip(rows, logprobs.ranks, strict=True)
     )
 
 

@@ -54,11 +54,11 @@ def check_answer_in_one_message(params: SamplingParams, max_tokens: int) -> None
 
     max_tokens: of each choice. A stream needs no limit, as it has a message for each step.
     """
-    num_best, num_tokens = params.logprobs, params.n * max_tokens
-    if num_best is not None and (1 + num_best) * num_tokens > MAX_ANSWER_LOGPROBS:
+    num_tokens = params.n * max_tokens
+    if params.num_listed * num_tokens > MAX_ANSWER_LOGPROBS:
         limit = f"low enough that {num_tokens} tokens (n times max_tokens) have at most "
         limit += f"{MAX_ANSWER_LOGPROBS} in all, each token's own included, or be streamed"
-        raise InvalidValueError("logprobs", num_best, limit)
+        raise InvalidValueError("logprobs", params.logprobs, limit)
 
 
 def _check_prompt(request: EngineRequest, max_model_len: int, vocab_size: int) -> None:
@@ -72,7 +72,10 @@ def _check_prompt(request: EngineRequest, max_model_len: int, vocab_size: int) -
 
 def _check_prompt_logprobs(request: EngineRequest) -> None:
     num_best, num_tokens = request.params.prompt_logprobs, len(request.prompt_token_ids)
-    if num_best is not None and (1 + num_best) * num_tokens > MAX_PROMPT_LOGPROBS:
+    if num_best is None:
+        return
+    num_listed = 1 + num_best + len(request.params.logprob_token_ids)
+    if num_listed * num_tokens > MAX_PROMPT_LOGPROBS:
         limit = f"low enough that {num_tokens} tokens have at most {MAX_PROMPT_LOGPROBS} in all"
         raise InvalidValueError("prompt_logprobs", num_best, f"{limit}, each token's own included")
 

@@ -106,6 +106,7 @@ def _rules_of_tokens(
         end_token_ids=tuple(sorted(model.eos_token_ids | _stop_tokens(params, model.vocab_size))),
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
+        logprob_token_ids=params.logprob_token_ids,
     )
 
 
@@ -116,6 +117,7 @@ def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
         raise InvalidValueError("allowed_token_ids length", num_allowed, limit)
     check_token_ids("logit_bias.keys", tuple(params.logit_bias), vocab_size)
     check_token_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
+    check_token_ids("logprob_token_ids", params.logprob_token_ids, vocab_size)
 
 
 def _stop_tokens(params: SamplingParams, vocab_size: int) -> set[int]:

@@ -52,6 +52,7 @@ MAX_BAD_WORD_CHARS = 256
 MAX_BAD_WORDS_CHARS = 16 * 1024
 MAX_LOGIT_BIASES = 1024
 MAX_LOGPROBS = 20
+MAX_LOGPROB_TOKEN_IDS = 128
 SEED_LIMIT = 2**63
 MAX_SCHEMA_CHARS = 256 * 1024
 MAX_REGEX_CHARS = 16 * 1024
@@ -258,6 +259,8 @@ class SamplingParams:
         besides the token that was drawn; None reports nothing. They are those of the model, before
         any parameter here.
     prompt_logprobs: the same for the prompt's tokens, of which the first has none.
+    logprob_token_ids: tokens to report at each of these positions besides, whatever their
+        probability; at most 128. Alone it implies a `logprobs` of 0.
     skip_special_tokens: leaves special tokens out of the text.
     structured_output: constraint on the text, which ends where it is complete and nothing can
         follow, regardless of min_tokens and ignore_eos.
@@ -283,6 +286,7 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     skip_special_tokens: bool = True
     structured_output: StructuredOutput | None = None
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
@@ -303,8 +307,17 @@ class SamplingParams:
             object.__setattr__(self, "seed", seed)
         for name in ("logprobs", "prompt_logprobs"):
             require_range(name, getattr(self, name), 0, MAX_LOGPROBS)
+        num_given = len(self.logprob_token_ids)
+        require_count("logprob_token_ids", num_given, 0, MAX_LOGPROB_TOKEN_IDS, "tokens")
+        if self.logprob_token_ids and self.logprobs is None:
+            object.__setattr__(self, "logprobs", 0)
         check_texts("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_CHARS)
         self._check_bad_words()
+
+    @property
+    def num_listed(self) -> int:
+        """Number of log-probabilities at each position of the output, the token's own included."""
+        return 0 if self.logprobs is None else 1 + self.logprobs + len(self.logprob_token_ids)
 
     def resolved(self, defaults: SamplingDefaults) -> SamplingDefaults:
         """Return the parameters that a model has defaults for, with those filled in."""

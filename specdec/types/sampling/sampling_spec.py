@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from specdec.types.sampling.sampling_params import (
     ACCEPTANCE_PRESETS,
@@ -29,6 +30,13 @@ class Verifier:
     synthetic_rates: tuple[float, ...] = ()
 
 
+class ListedTokens(NamedTuple):
+    """Tokens whose log-probabilities a row requests beside that of the token itself."""
+
+    num_best: int  # number of most likely ones
+    token_ids: tuple[int, ...] = ()  # further ones, whatever their probability
+
+
 @dataclass(frozen=True)
 class SamplingRules:
     """SamplingParams for the workers: texts replaced by token ids, defaults by values.
@@ -36,6 +44,7 @@ class SamplingRules:
     bad_words: token sequences of which the last token must not follow the others.
     allowed_token_ids: each once, in ascending order; None allows all.
     end_token_ids: not drawn before min_tokens.
+    logprob_token_ids: listed where logprobs or prompt_logprobs are.
     draft_confidence_threshold: as in SpeculationOptions; None for the draft model's own.
     """
 
@@ -55,6 +64,7 @@ class SamplingRules:
     end_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     verifier: Verifier = Verifier()
     scale_draft_temperature: bool = False
     draft_confidence_threshold: float | None = None
@@ -78,6 +88,19 @@ class SamplingRules:
     def needs_confidences(self) -> bool:
         """Return whether drafts need the draft model's probability of each of their tokens."""
         return self.acting_verifier == "confidence"
+
+    @cached_property
+    def listed_tokens(self) -> ListedTokens | None:
+        """Tokens that are listed at each position of the output; None for no log-probabilities."""
+        return (
+            None if self.logprobs is None else ListedTokens(self.logprobs, self.logprob_token_ids)
+        )
+
+    @cached_property
+    def listed_prompt_tokens(self) -> ListedTokens | None:
+        """Tokens that are listed at each position of the prompt; None for no log-probabilities."""
+        count = self.prompt_logprobs
+        return None if count is None else ListedTokens(count, self.logprob_token_ids)
 
     @cached_property
     def has_penalties(self) -> bool:

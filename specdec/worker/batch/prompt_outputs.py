@@ -37,9 +37,9 @@ def _of_rows(
 ) -> Iterator[PromptLogprobs]:
     first = 0
     for row in rows:
-        num_best = state.rules(row.seq_id).prompt_logprobs
-        if num_best is not None and (tokens := state.next_prompt_tokens(row)):
+        listed = state.rules(row.seq_id).listed_prompt_tokens
+        if listed is not None and (tokens := state.next_prompt_tokens(row)):
             own = hidden[first : first + len(tokens)]
-            logprobs = prompt_logprobs(own, tokens, num_best, compute_logits, shard)
+            logprobs = prompt_logprobs(own, tokens, listed, compute_logits, shard)
             yield PromptLogprobs(row.seq_id, row.num_computed_tokens + 1, logprobs)
         first += len(row.token_ids)

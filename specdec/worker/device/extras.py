@@ -18,9 +18,10 @@ from torch import Tensor
 from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.sampling.device.device_edits import apply_edits
 from specdec.sampling.device.device_sampler import VerifiedChains
-from specdec.sampling.logprobs import logprob_table
+from specdec.sampling.logprobs import logprob_table, padded
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import StepRow
+from specdec.types.sampling.sampling_spec import ListedTokens
 from specdec.worker.batch.batch_state import SequenceState
 from specdec.worker.device.input.buffers import PendingLogprobs, copy_to_device, copy_to_host
 from specdec.worker.device.input.edit_collector import (
@@ -39,7 +40,8 @@ class StepExtras:
 
     edits: of its logits. draft_edits: of those of a head, one row for each sequence. counted: rows
     of the step and of `seen` of the sequences with penalties that sample. logprob_rows: those that
-    request log-probabilities. num_best: of each of these in order, by row.
+    request log-probabilities. given: the tokens that these name, padded. listed: what each of
+    these requests, in order, by row.
     """
 
     edits: LogitEdits
@@ -47,7 +49,8 @@ class StepExtras:
     counted: Tensor  # [P, 2] int64
     seen: Tensor | None
     logprob_rows: Tensor  # [L] int64
-    num_best: dict[int, int]
+    given: Tensor  # [L, num_given] int64
+    listed: dict[int, ListedTokens]
 
     def edit(self, logits: Tensor, paths: Tensor, positions: Tensor, shard: VocabShard) -> None:
         """Change logits [B * Q, V] in place.
@@ -81,12 +84,14 @@ class StepExtras:
         """
         (logits, rows), own = kept, self.logprob_rows
         rows = rows.view(-1, places.shape[1]).gather(1, places[own]).flatten()
-        most = max(self.num_best.values())
-        return logprob_table(logits, rows, token_ids[own].flatten(), most, shard)
+        most, given = max(each.num_best for each in self.listed.values()), None
+        if self.given.shape[1]:
+            given = self.given.repeat_interleave(places.shape[1], 0)
+        return logprob_table(logits, rows, token_ids[own].flatten(), most, shard, given)
 
     def pending_logprobs(self, table: Tensor) -> PendingLogprobs:
         """Begin the copy of a table to the host."""
-        return PendingLogprobs(copy_to_host(table), self.num_best)
+        return PendingLogprobs(copy_to_host(table), self.listed)
 
 
 class ExtrasPacker:
@@ -126,12 +131,12 @@ class ExtrasPacker:
             edits.add(index * query_len, row, state, place)
             if row.drafting.num_next:
                 draft_edits.add_logits(index, state, place, least_known(row, state))
-        num_best = {
-            index: count
+        listed = {
+            index: own
             for index, row, state in needing
-            if row.samples and (count := state.admission.rules.logprobs) is not None
+            if row.samples and (own := state.admission.rules.listed_tokens) is not None
         }
-        return self._copied(edits.arrays(), draft_edits.arrays(), counted, num_best)
+        return self._copied(edits.arrays(), draft_edits.arrays(), counted, listed)
 
     def _place(self, row: StepRow, state: SequenceState) -> int:
         """Return the place of a sequence with penalties, whose tokens the device then counts."""
@@ -147,22 +152,24 @@ class ExtrasPacker:
         edits: EditArrays,
         draft_edits: EditArrays,
         counted: Sequence[tuple[int, int]],
-        num_best: dict[int, int],
+        listed: dict[int, ListedTokens],
     ) -> StepExtras | None:
-        if not num_best and not any(each.size for each in (*edits, *draft_edits)):
+        if not listed and not any(each.size for each in (*edits, *draft_edits)):
             return None
         own = np.array(counted, np.int64).reshape(-1, 2)
-        arrays = (own, np.array([*num_best], np.int64), *edits, *draft_edits)
+        given = np.array(padded(listed.values()), np.int64)
+        arrays = (own, np.array([*listed], np.int64), given, *edits, *draft_edits)
         on_device = copy_to_device(arrays, self._device)
         seen = self._seen.table if counted else None
         first_draft_edit = len(arrays) - len(draft_edits)
         return StepExtras(
-            edits=_edits(on_device[2:first_draft_edit], seen),
+            edits=_edits(on_device[3:first_draft_edit], seen),
             draft_edits=_edits(on_device[first_draft_edit:], seen),
             counted=on_device[0],
             seen=seen,
             logprob_rows=on_device[1],
-            num_best=num_best,
+            given=on_device[2],
+            listed=listed,
         )
 
 

@@ -203,7 +203,7 @@ class StepLauncher:
         offsets, num_prompt = self._offsets[: shape.query_len], packed.table[:, Word.NUM_PROMPT]
         kept, rules = None, None
         if extras is not None:
-            kept = extras.logprob_logits(logits, shape.query_len) if extras.num_best else None
+            kept = extras.logprob_logits(logits, shape.query_len) if extras.listed else None
             ends = (packed.positions(offsets) + 1 - num_prompt[:, None]).flatten()
             extras.edit(logits, packed.drafts_before(extras.edits.rows), ends, self._shard)
         if kind is not SamplingKind.GREEDY:

@@ -67,6 +67,7 @@ def test_every_flag_reaches_the_service(generate, service, tmp_path):
     flags += " --no-speculation --num-speculative-tokens 2 --speculation-method ngram"
     flags += " --verifier threshold --acceptance-threshold strict --typical-epsilon 0"
     flags += " --typical-delta 0.5 --scale-draft-temperature -n 2 --logprobs 0 --prompt-logprobs 3"
+    flags += " --logprob-token-id 6 --logprob-token-id 0"
     flags += f" --draft-confidence-threshold 0.25 --prediction {predicted}"
     assert generate(*flags.split(), "Why?").exit_code == 0
     [request] = service.requests
@@ -92,6 +93,7 @@ def test_every_flag_reaches_the_service(generate, service, tmp_path):
         seed=0,
         logprobs=0,
         prompt_logprobs=3,
+        logprob_token_ids=[6, 0],
         skip_special_tokens=False,
     )
     assert request.speculation == pb.SpeculationOptions(

@@ -31,13 +31,14 @@ def log_probs(tiny_model_dir):
     return log_probs
 
 
-def check(logprobs: Logprobs, token_ids, expected, num_best):
+def check(logprobs: Logprobs, token_ids, expected, num_best, given=()):
     """Check generated token_ids; expected: [len(token_ids), vocab_size]."""
     assert len(logprobs) == len(token_ids)
-    assert logprobs.token_ids.shape == (len(token_ids), 1 + num_best)
-    assert logprobs.token_ids[:, 0].tolist() == list(token_ids)
-    best = expected.topk(num_best, dim=1).indices
-    assert logprobs.token_ids[:, 1:].tolist() == best.tolist()
+    assert logprobs.num_given == len(given)
+    best = expected.topk(num_best, dim=1).indices.tolist()
+    listed = [[own, *row, *given] for own, row in zip(token_ids, best, strict=True)]
+    assert logprobs.token_ids.shape == (len(listed), 1 + num_best + len(given))
+    assert logprobs.token_ids.tolist() == listed
     values = expected.gather(1, torch.from_numpy(logprobs.token_ids).long())
     assert np.abs(logprobs.logprobs - values.numpy()).max(initial=0) < TOLERANCE
     own = expected.gather(1, torch.tensor(list(token_ids)).view(-1, 1))
@@ -130,6 +131,51 @@ def test_tokens_after_the_end_have_no_logprobs(tiny_model_dir):
     for transcript in generated.values():
         assert len(Logprobs.join(transcript.logprobs)) == len(transcript.token_ids)
     assert {each.token_ids[-1] for each in generated.values()} == {2}
+
+
+GIVEN = ((382, 0, 191), (7,), (), (0, 200, 200, 5))
+
+
+def listing():
+    """Return requests that name tokens for their log-probabilities, and one that does not."""
+    return [
+        request(
+            f"r{i}",
+            (PIECE * 6)[: 12 + 5 * i],
+            seed=i,
+            max_tokens=NUM_TOKENS,
+            logprobs=[2, None, 1, 0][i],
+            prompt_logprobs=[None, 3, 0, 0][i],
+            logprob_token_ids=given,
+            **FEW,
+            **(SHAPED if i % 2 else {}),
+        )
+        for i, given in enumerate(GIVEN)
+    ]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("drafts", [0, 3, "draft_model"])
+def test_given_tokens_have_logprobs_at_each_position(tiny_model_dir, log_probs, drafts, num_ranks):
+    """The given tokens are of both ranks. Requests with fewer of them are in the same batch."""
+
+    def of_rank(group):
+        engine = engine_for(tiny_model_dir, drafts, group)
+        return run(engine, listing()), engine.stats().counts.speculation
+
+    transcripts, speculation = run_ranks(num_ranks, of_rank)[0]
+    assert bool(speculation.num_accepted_tokens) == bool(drafts)
+    for each in listing():
+        params, prompt = each.params, each.prompt_token_ids
+        generated = transcripts[each.request_id]
+        expected, given = log_probs([*prompt, *generated.token_ids]), params.logprob_token_ids
+        after = expected[len(prompt) - 1 : -1]
+        logprobs = Logprobs.join(generated.logprobs)
+        check(logprobs, generated.token_ids, after, params.logprobs, given)
+        if params.prompt_logprobs is not None:
+            before = expected[: len(prompt) - 1]
+            found = prompt_logprobs_of(generated)
+            check(found, prompt[1:], before, params.prompt_logprobs, given)
 
 
 def prompt_logprobs_of(transcript) -> Logprobs:

@@ -203,6 +203,20 @@ def test_choices_and_log_probabilities(llm):
     assert all(token in position for token, position in rest)
 
 
+def test_given_tokens_have_log_probabilities(llm):
+    """Their rank is unknown unless they are among the sampled and the most likely ones."""
+    [likely] = llm.generate(
+        PROMPTS[1], SamplingParams(max_tokens=1, temperature=0, logprobs=20), use_tqdm=False
+    )
+    [expected] = likely.outputs[0].logprobs
+    given = [list(expected)[10], next(iter(expected))]
+    params = SamplingParams(max_tokens=1, logprob_token_ids=given, temperature=0)
+    [position] = llm.generate(PROMPTS[1], params, use_tqdm=False)[0].outputs[0].logprobs
+    assert [each.rank for each in position.values()] == [1, None]
+    for token in given:
+        assert position[token].logprob == pytest.approx(expected[token].logprob, abs=1e-5)
+
+
 def test_stop_strings_and_structured_output(llm):
     [whole] = llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)
     word = whole.outputs[0].text[4:7]

@@ -224,6 +224,13 @@ class ChatRequest(SamplingFields):
             or bool(self.guided)
         )
 
+    @property
+    def num_best(self) -> int | None:
+        """Number of most likely tokens at each position; None without log-probabilities."""
+        if not self.logprobs:
+            return None
+        return 0 if self.logprob_token_ids else self.top_logprobs or 0
+
     def check_together(self) -> None:
         """Raise InvalidValueError for fields that exclude each other or are out of range."""
         super().check_together()
@@ -231,6 +238,9 @@ class ChatRequest(SamplingFields):
         if self.top_logprobs and not self.logprobs:
             limit = "left out unless logprobs is true"
             raise InvalidValueError("top_logprobs", self.top_logprobs, limit)
+        if self.logprob_token_ids and not self.logprobs:
+            limit = "left out unless logprobs is true"
+            raise InvalidValueError("logprob_token_ids", self.logprob_token_ids, limit)
         own = self.speculation.prediction if self.speculation is not None else None
         if self.prediction is not None and own is not None:
             limit = "left out where prediction is given"

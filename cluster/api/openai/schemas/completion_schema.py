@@ -21,6 +21,7 @@ from cluster.api.openai.logprobs import CompletionLogprobs, PromptLogprobs
 from cluster.api.openai.schemas.chat_schema import MAX_TOOLS, Message, ToolDefinition
 from cluster.api.openai.schemas.sampling_fields import TOKEN_IDS, ResponseFormat, SamplingFields
 from cluster.replica.limits import MAX_CHAT_MESSAGES, MAX_TOKEN_IDS
+from specdec.types.errors import InvalidValueError
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16
@@ -73,6 +74,13 @@ class CompletionRequest(SamplingFields):
     add_special_tokens: bool = option("adds the special tokens that start a text", True)
     response_format: ResponseFormat | None = option("required format of the text")
     json_schema: str | None = option("SGLang's name of guided_json")
+
+    def check_together(self) -> None:
+        """Raise InvalidValueError for fields that exclude each other or are out of range."""
+        super().check_together()
+        if self.logprob_token_ids and (self.logprobs is None or self.echo):
+            limit = "left out unless logprobs is given and echo is false"
+            raise InvalidValueError("logprob_token_ids", self.logprob_token_ids, limit)
 
 
 class CompletionChoice(ResponseModel):

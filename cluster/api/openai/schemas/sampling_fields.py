@@ -31,6 +31,7 @@ from specdec.types.errors import InvalidValueError
 from specdec.types.sampling.sampling_params import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIASES,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_OUTPUT_CHOICES,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -222,6 +223,10 @@ class SamplingFields(RequestModel):
         "number of most likely tokens to return at each position of the prompt, beside its own",
         0,
         20,
+    )
+    logprob_token_ids: Annotated[list[int], at_most(MAX_LOGPROB_TOKEN_IDS)] | None = option(
+        "token ids whose log-probabilities are returned at each position of the answer, in place "
+        "of the most likely ones; needs logprobs; at most 128"
     )
     truncate_prompt_tokens: int | None = number(
         "keeps only this number of last tokens of a prompt", 1, MAX_TOKEN_IDS

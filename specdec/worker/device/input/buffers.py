@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specdec.types.drafts.draft_tree import is_chain
 from specdec.types.messages import Logprobs
+from specdec.types.sampling.sampling_spec import ListedTokens
 from specdec.worker.device.input.draft_layout import NO_DRAFTS, DraftLayout
 from specdec.worker.device.step_graphs import StepShape
 
@@ -105,23 +106,24 @@ def _output_parts(
 class PendingLogprobs:
     """Log-probabilities of all places of some rows of a step that the device runs.
 
-    num_best: by row of the step, in the order of the table, how many of the most likely tokens it
-    requests.
+    listed: by row of the step, in the order of the table, what it requests.
     """
 
-    table: Tensor  # [len(num_best) * Q, 1 + 2 * (1 + n)] int32 on the host, of `logprob_table`
-    num_best: Mapping[int, int]
+    table: Tensor  # [len(listed) * Q, 1 + 2 * (1 + n)] int32 on the host, of `logprob_table`
+    listed: Mapping[int, ListedTokens]
 
     def of_rows(self, tokens: Sequence[tuple[int, ...]]) -> list[Logprobs | None]:
         """Return those of the new tokens of each row, None where there are none."""
         found: list[Logprobs | None] = [None] * len(tokens)
-        query_len = len(self.table) // len(self.num_best)
-        for place, (row, count) in enumerate(self.num_best.items()):
+        query_len = len(self.table) // len(self.listed)
+        most_given = max(len(each.token_ids) for each in self.listed.values())
+        for place, (row, (num_best, given)) in enumerate(self.listed.items()):
             if tokens[row]:
                 start = place * query_len
                 own = self.table[start : start + len(tokens[row])].numpy()
                 ids, logprobs = np.split(own[:, 1:], 2, 1)
-                found[row] = Logprobs(ids, logprobs.view(np.float32), own[:, 0]).best(count)
+                whole = Logprobs(ids, logprobs.view(np.float32), own[:, 0], most_given)
+                found[row] = whole.best(num_best, len(given))
         return found
 
 

@@ -36,6 +36,7 @@ EVERY_PARAMETER = SamplingParams(
     seed=2**63 - 1,
     logprobs=0,
     prompt_logprobs=20,
+    logprob_token_ids=(0, 9),
     skip_special_tokens=False,
     structured_output=StructuredOutput(json_schema='{"type": "object"}'),
     speculation=SpeculationOptions(
@@ -139,6 +140,7 @@ SAMPLING_LIMITS = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"logprobs": 21}, "logprobs"),
     ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"logprob_token_ids": [1] * 129}, "logprob_token_ids length"),
     ({"structured_output": pb.StructuredOutput()}, "structured_output"),
     ({"structured_output": pb.StructuredOutput(json_object=False)}, "structured_output"),
     ({"structured_output": pb.StructuredOutput(regex="")}, "structured_output.regex"),

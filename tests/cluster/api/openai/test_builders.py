@@ -138,6 +138,7 @@ def test_every_copied_field_reaches_the_engine():
         "bad_words": ["x"],
         "allowed_token_ids": [1, 2],
         "prompt_logprobs": 1,
+        "logprob_token_ids": [3],
     }
     assert set(values) == set(COPIED)
     params = sampling_params(SamplingFields.model_validate(values))

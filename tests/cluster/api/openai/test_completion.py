@@ -81,6 +81,25 @@ async def test_a_stream_is_the_completion_in_pieces(http, prompt):
     assert last["usage"]["total_tokens"] == whole["usage"]["total_tokens"]
 
 
+@pytest.mark.parametrize(("own", "listed"), [(42, {42, 300, 7}), (7, {300, 7})])
+async def test_given_tokens_are_listed_in_place_of_the_most_likely(http, own, listed):
+    """The fields of vLLM; `own` is the sampled token."""
+    fields = {"logprob_token_ids": [300, 7], "allowed_token_ids": [own], "max_tokens": 1}
+    fields["return_tokens_as_token_ids"] = True
+    chat = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 5}
+    body = (await http.post("/v1/chat/completions", json={**chat, **fields})).json()
+    [position] = body["choices"][0]["logprobs"]["content"]
+    assert sorted(each["token"] for each in position["top_logprobs"]) == sorted(
+        f"token_id:{each}" for each in listed
+    )
+    body = await ask(http, logprobs=5, **fields)
+    [position] = body["choices"][0]["logprobs"]["top_logprobs"]
+    assert set(position) == {f"token_id:{each}" for each in listed}
+    for changes in ({"logprobs": None}, {"logprobs": 1, "echo": True}):
+        response = await http.post(URL, json={**ASKED, **fields, **changes})
+        assert response.json()["error"]["param"] == "logprob_token_ids"
+
+
 async def test_an_echo_has_the_prompt_with_its_log_probabilities(http, tokenizer):
     body = await ask(http, echo=True, logprobs=2)
     plain = await ask(http, logprobs=2)

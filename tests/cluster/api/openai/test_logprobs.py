@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,6 +44,16 @@ def test_of_a_chat(positions, token_bytes):
     assert [each.token for each in first.top_logprobs] == ["b", "c"]
     assert second.top_logprobs[1].logprob == LOWEST_LOGPROB
     json.loads(first.to_json())
+
+
+def test_given_tokens_are_in_a_chat_and_not_in_a_prompt(positions, token_bytes):
+    """The own token is listed first, and once."""
+    given, names = replace(positions, num_given=2), TokenNames(token_bytes)
+    first, second = chat_logprobs(given, names).content
+    assert [each.token for each in first.top_logprobs] == ["a", "b", "c"]
+    assert [each.token for each in second.top_logprobs] == ["b", "c"]
+    own = str(positions.token_ids[0, 0])
+    assert list(prompt_logprobs(given, names)[1]) == [own]
 
 
 def test_tokens_may_be_named_by_id(positions, token_bytes):

@@ -159,13 +159,13 @@ async def streamed(http, **body):
 @pytest.mark.parametrize("start", [-1, 0, 2])
 async def test_a_stream_has_the_logprobs_of_the_prompt_once(http, start):
     body = {"text": PROMPT, "sampling_params": GREEDY, "return_logprob": True}
-    body |= {"logprob_start_len": start, "top_logprobs_num": 2}
+    body |= {"logprob_start_len": start, "top_logprobs_num": 2, "token_ids_logprob": [7, 3]}
     whole = (await post(http, **body))["meta_info"]
     events = [each["meta_info"] for each in await streamed(http, **body)]
     assert len(events) > 1
-    for name in ("input_token_logprobs", "input_top_logprobs"):
+    for name in ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs"):
         assert [each.get(name) for each in events] == [whole[name], *[None] * (len(events) - 1)]
-    for name in ("output_token_logprobs", "output_top_logprobs"):
+    for name in ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs"):
         assert events[-1][name] == whole[name]
         sizes = [len(each[name]) for each in events]
         assert sizes == [each["completion_tokens"] for each in events]
@@ -203,6 +203,7 @@ async def test_the_logprobs_of_a_stream_are_limited_like_those_of_an_answer(http
         ({"sampling_params": {**GREEDY, "n": 2}, "logprob_start_len": 0}, 2 * (8 + 5)),
         ({"sampling_params": {"max_new_tokens": 0}}, 5),
         ({"logprob_start_len": 3}, 8 + 2),
+        ({"text": [PROMPT] * 2, "token_ids_logprob": [[7, 3], None]}, (3 + 1) * 8),
     ],
 )
 async def test_logprobs_are_limited_over_all_prompts_and_answers(
@@ -303,10 +304,34 @@ async def test_logprobs_are_those_of_the_openai_api(http):
     assert {len(each) for each in meta["output_top_logprobs"]} == {2}
 
 
+@pytest.mark.parametrize("start", [-1, 0, 2])
+async def test_listed_tokens_have_their_logprobs_at_each_position(http, start):
+    body = {"text": [PROMPT] * 2, "sampling_params": GREEDY, "return_logprob": True}
+    body |= {"top_logprobs_num": 20, "logprob_start_len": start}
+    listed = [[7, 380, 3], [12]]
+    answers = await post(http, **body, token_ids_logprob=listed)
+    plain = await post(http, **body)
+    for answer, without, token_ids in zip(answers, plain, listed, strict=True):
+        meta = answer["meta_info"]
+        for part in ("input", "output"):
+            positions = meta[f"{part}_token_ids_logprobs"]
+            likely = meta[f"{part}_top_logprobs"]
+            assert likely == without["meta_info"][f"{part}_top_logprobs"]
+            assert len(positions) == len(meta[f"{part}_token_logprobs"])
+            for tokens, best in zip(positions, likely, strict=True):
+                if best is None:
+                    assert tokens is None
+                    continue
+                assert [token for _, token, _ in tokens] == token_ids
+                values = {token: value for value, token, _ in best}
+                assert all(values.get(token, best[-1][0]) >= value for value, token, _ in tokens)
+    assert "output_token_ids_logprobs" not in plain[0]["meta_info"]
+
+
 async def test_an_impossible_token_has_a_number():
     """JSON has no minus infinity."""
     logprobs = Logprobs(np.array([[7, 9]]), np.array([[-np.inf, -0.5]], np.float32), np.array([3]))
-    options = generate.PromptOptions((7,), 1, 0, False, False, False)
+    options = generate.PromptOptions((7,), 1, (), 0, False, False, False)
     entries = generate.Answer(None, options, None)._entries(logprobs)
     assert entries == [[(-9999.0, 7, None), (-0.5, 9, None)]]
 
@@ -348,6 +373,14 @@ async def test_a_stop_string_is_matched(http):
          "sampling_params.max_new_tokens", "This model's maximum context length is 512 tokens."),
         ({"input_ids": [5] * 600}, "text", "This model's maximum context length is 512 tokens."),
         ({"text": ["a"] * 17}, "text", "17 prompts with 17 choices in all"),
+        ({"text": "a", "token_ids_logprob": [5, 999], "return_logprob": True},
+         "token_ids_logprob[1]", "from 0 to 382"),
+        ({"text": "a", "token_ids_logprob": [1] * 129, "return_logprob": True},
+         "token_ids_logprob", "at most 128"),
+        ({"text": "a", "token_ids_logprob": [[1], 2], "return_logprob": True},
+         "token_ids_logprob", "token ids, or lists of them"),
+        ({"text": ["a", "b"], "token_ids_logprob": [[1]], "return_logprob": True},
+         "token_ids_logprob", "the number of prompts: 2"),
         ({"text": "a", "top_logprobs_num": 99, "return_logprob": True}, "top_logprobs_num",
          "from 0 to 20"),
     ],

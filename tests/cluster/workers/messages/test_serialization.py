@@ -58,7 +58,8 @@ def draft_probs(count, width):
 
 def logprobs(count, width):
     values = arrays(np.float32, count, width)
-    return Logprobs(arrays(np.int32, count, width), values, arrays(np.int32, count))
+    given = max(0, width - 2)
+    return Logprobs(arrays(np.int32, count, width), values, arrays(np.int32, count), given)
 
 
 @st.composite

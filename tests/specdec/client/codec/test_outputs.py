@@ -1,5 +1,7 @@
 """Outputs as messages and back: streams, completions, log-probabilities and the tokenizer's."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -162,6 +164,14 @@ def test_logprobs_arrive_as_they_were_sent():
     assert whole.prompt_logprobs == chunks[0].prompt_logprobs
     assert [each.rank for each in whole.prompt_logprobs] == [1, 9]
     assert chunks[1].prompt_logprobs is None
+
+
+def test_given_tokens_follow_the_best_ones():
+    given = replace(logprobs([1, 2, 9, 4], ranks=[2]), num_given=2)
+    last = output("a", (1,), FinishReason.STOP, logprobs=given)
+    [position] = decode_completion(encode_completion(42, [last], spell)).logprobs
+    assert position.best == (TokenLogprob(2, "t2", -0.5),)
+    assert position.given == (TokenLogprob(9, "t9", -2.25), TokenLogprob(4, "t4", -1.0))
 
 
 def test_logprobs_of_the_drawn_tokens_alone():

@@ -44,6 +44,7 @@ INSIDE = [
     {"logprobs": 0},
     {"logprobs": 20},
     {"prompt_logprobs": 20},
+    {"logprob_token_ids": (0,) * 128},
     {"structured_output": StructuredOutput(choice=("a",))},
 ]
 OUTSIDE = [
@@ -88,6 +89,7 @@ OUTSIDE = [
     ("logprobs", {"logprobs": 21}),
     ("prompt_logprobs", {"prompt_logprobs": -1}),
     ("prompt_logprobs", {"prompt_logprobs": 21}),
+    ("logprob_token_ids length", {"logprob_token_ids": (0,) * 129}),
 ]
 OPTIONS_INSIDE = [
     {"num_speculative_tokens": 0},

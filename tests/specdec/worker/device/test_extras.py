@@ -53,9 +53,10 @@ PARAMS = {
     "allowed": {"temperature": 1.0, "allowed_token_ids": tuple(range(3, 380, 7)), **PENALTIES},
     "ends": {"min_tokens": 12, "stop_token_ids": tuple(range(0, 383, 3)), "ignore_eos": False},
     "logprobs": {"temperature": 0.8, "logprobs": 3},
+    "given": {"temperature": 0.6, "logprobs": 1, "logprob_token_ids": (381, 4)},
     "both": {"logprobs": 5, "presence_penalty": 0.7, "temperature": 0.5},
 }
-WITH_LOGPROBS = ("logprobs", "both")
+WITH_LOGPROBS = ("logprobs", "given", "both")
 GRAMMAR = StructuredOutput(regex="[a-z ]{20,60}")
 
 
