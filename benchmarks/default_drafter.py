@@ -126,7 +126,7 @@ def measure(config: ServeConfig, options: argparse.Namespace) -> Measured:
     known = load_prompts(options.prompts, Tokenizer(resolve(MODEL)))
     single, several = make_cases(by_suite(known, _SUITES, options.rounds), options.max_tokens)
     print_progress("starting the service")
-    settings = {
+    settings: dict[str, Any] = {
         "quantization": config.quantization,
         "speculative_config": config.speculative_config,
         "enable_prefix_caching": False,

@@ -59,7 +59,7 @@ _METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram"},
     "draft_model": {"method": "draft_model", "quantization": "int8"},
 }
-_TIGHT = {"max_model_len": 1024, "max_num_batched_tokens": 128}
+_TIGHT: Mapping[str, Any] = {"max_model_len": 1024, "max_num_batched_tokens": 128}
 _EVENTS = ("num_preemptions", "prefill_chunks", "prompt_tokens_cached")
 """Counters that must be positive in each service, otherwise the test did not exercise them."""
 
