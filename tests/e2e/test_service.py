@@ -101,7 +101,7 @@ def test_a_stream_equals_the_completion(client):
     assert sum((chunk.token_ids for chunk in chunks), ()) == whole.token_ids
     num_accepted = sum(sum(chunk.is_drafted) for chunk in chunks)
     assert num_accepted == whole.usage.speculation.num_accepted_tokens
-    assert len(chunks) == NUM_TOKENS - num_accepted
+    assert 1 < len(chunks) <= NUM_TOKENS - num_accepted  # fewer where the client reads late
     assert chunks[-1].finish_reason is FinishReason.LENGTH
     assert chunks[-1].usage.completion_tokens == NUM_TOKENS
     assert chunks[-1].usage.prompt_tokens == 30
@@ -113,7 +113,7 @@ def test_a_stream_interval_reduces_the_number_of_chunks(client):
     chunks = list(client.generate_stream(prompt, plainly, stream_interval=8))
     first, *others, _ = [len(chunk.token_ids) for chunk in chunks]
     assert first == 1
-    assert set(others) == {8}
+    assert {count % 8 for count in others} == {0}
     assert "".join(chunk.text for chunk in chunks) == whole.text
     assert sum((chunk.token_ids for chunk in chunks), ()) == whole.token_ids
 

@@ -112,7 +112,7 @@ async def test_a_later_part_of_a_request_is_admitted_and_does_not_expire(tiny_mo
     def refuse(num_choices):
         raise OverloadedError("full")
 
-    def generate(request, metrics, caller, *, is_admitted, on_admitted):
+    def generate(request, metrics, caller, deadline, *, is_admitted, on_admitted):
         given.append((request.queue_deadline_s, is_admitted))
 
     serve_on(router, SimpleNamespace(require_room=refuse, generate=generate))

@@ -169,7 +169,7 @@ def test_logprobs_arrive_as_they_were_sent():
 def test_given_tokens_follow_the_best_ones():
     given = replace(logprobs([1, 2, 9, 4], ranks=[2]), num_given=2)
     last = output("a", (1,), FinishReason.STOP, logprobs=given)
-    [position] = decode_completion(encode_completion(42, [last], spell)).logprobs
+    [position] = decode_completion(encode_completion("r1", 42, [last], spell)).logprobs
     assert position.best == (TokenLogprob(2, "t2", -0.5),)
     assert position.given == (TokenLogprob(9, "t9", -2.25), TokenLogprob(4, "t4", -1.0))
 

@@ -274,7 +274,7 @@ def test_numbers_that_json_lacks_are_no_arguments(name, text):
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_a_long_text_is_read_in_chunks(name):
     """The text that is copied at each step is short, and its length changes no result."""
-    parser, text = parser_of(name), "<{[ " * 5_000
+    parser, text = parser_of(name), "<{[ " * 2_500
     lengths = [len(parser._buffer) for _ in parser.feed(text)]
     assert max(lengths, default=0) < 5_000
     assert read(parser_of(name), [text]) == read(parser_of(name), text)
