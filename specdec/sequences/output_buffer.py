@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -34,8 +34,10 @@ class OutputBuffer:
 
     interval: int
     _num_sent: int = 0
-    _num_tokens: int = 0
-    _parts: list[BufferedTokens] = field(default_factory=list)  # of one step each
+    _num_steps: int = 0
+    _token_ids: list[int] = field(default_factory=list)
+    _is_drafted: list[bool] = field(default_factory=list)
+    _logprobs: list[Logprobs] = field(default_factory=list)  # of one step each
 
     def add(self, token_ids: tuple[int, ...], logprobs: Logprobs | None, num_accepted: int) -> None:
         """Add the tokens of one step.
@@ -44,14 +46,22 @@ class OutputBuffer:
         were drafted.
         """
         num_drafted = min(num_accepted, len(token_ids))
-        is_drafted = (True,) * num_drafted + (False,) * (len(token_ids) - num_drafted)
-        self._parts.append(BufferedTokens(token_ids, logprobs, 1, is_drafted))
-        self._num_tokens += len(token_ids)
+        self._num_steps += 1
+        self._token_ids += token_ids
+        self._is_drafted += (True,) * num_drafted + (False,) * (len(token_ids) - num_drafted)
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
+
+    def add_token(self, token_id: int) -> None:
+        """Add the only token of one step, which was not drafted."""
+        self._num_steps += 1
+        self._token_ids.append(token_id)
+        self._is_drafted.append(False)
 
     @property
     def is_due(self) -> bool:
         """Return whether the tokens are to be sent, whatever other choices do."""
-        return self._num_sent == 0 or self._num_tokens >= self.interval
+        return self._num_sent == 0 or len(self._token_ids) >= self.interval
 
     def joins(self, full_intervals: Set[int]) -> bool:
         """Return whether the tokens are sent along with choices that filled these intervals."""
@@ -59,17 +69,13 @@ class OutputBuffer:
 
     def take(self) -> BufferedTokens:
         """Return all tokens and empty the buffer."""
-        parts, self._parts, self._num_tokens = self._parts, [], 0
+        logprobs = None
+        if self._logprobs:
+            logprobs, self._logprobs = Logprobs.join(self._logprobs), []
+        token_ids, is_drafted = tuple(self._token_ids), tuple(self._is_drafted)
+        taken = BufferedTokens(token_ids, logprobs, self._num_steps, is_drafted)
         self._num_sent += 1
-        return parts[0] if len(parts) == 1 else _joined(parts)
-
-
-def _joined(parts: Sequence[BufferedTokens]) -> BufferedTokens:
-    """Return the tokens of several steps together."""
-    logprobs = [each.logprobs for each in parts if each.logprobs is not None]
-    return BufferedTokens(
-        tuple(token for each in parts for token in each.token_ids),
-        Logprobs.join(logprobs) if logprobs else None,
-        sum(each.num_steps for each in parts),
-        tuple(is_drafted for each in parts for is_drafted in each.is_drafted),
-    )
+        self._num_steps = 0
+        self._token_ids.clear()
+        self._is_drafted.clear()
+        return taken

@@ -207,7 +207,8 @@ class IncrementalDetokenizer:
 
         Incomplete characters and a possible start of a stop string are held back.
         """
-        return self._take(len(self._text) if self._stopped else self._num_final_chars())
+        is_final = self._stopped or not self._held
+        return self._take(len(self._text) if is_final else self._num_final_chars())
 
     def flush(self) -> str:
         """Return the rest, with an incomplete character as U+FFFD. No token may follow."""
@@ -227,6 +228,10 @@ class IncrementalDetokenizer:
     def _take(self, end: int) -> str:
         """Return the text up to `end`, and set `lengths`."""
         taken, self._text = self._text[:end], self._text[end:]
+        if len(self._ends) == 1:  # as for most tokens, so that it is worth a case of its own
+            self._ends.clear()
+            self.lengths = (end,)
+            return taken
         lengths, start = [], 0
         for each in self._ends:
             stop = end if each > end else each

@@ -26,25 +26,27 @@ def output_of(
 ) -> EngineOutput:
     """Return the output for new tokens of `seq`, with the text that is certain by now."""
     text = seq.detokenizer.take() if stop is None else seq.detokenizer.flush()
-    return EngineOutput(
-        request_id=seq.request.request_id,
-        token_ids=tokens.token_ids,
-        text=text,
-        finish_reason=stop.finish_reason if stop else None,
-        num_prompt_tokens=seq.num_prompt_tokens,
-        num_output_tokens=choices.num_output_tokens,
-        speculation=choices.speculation,
-        prediction=choices.prediction,
-        num_steps=tokens.num_steps,
-        num_cached_tokens=seq.num_cached_tokens,
-        choice=seq.choice,
-        is_drafted=tokens.is_drafted,
-        text_lengths=seq.detokenizer.lengths,
-        is_last=not choices.unfinished,
-        stop_reason=stop.stop_reason if stop else None,
-        verifier=seq.rules.verifier.name,
-        logprobs=tokens.logprobs,
-        prompt_logprobs=seq.prompt_report.take(),
+    rules = seq.rules
+    return EngineOutput(  # by place, which takes half of the time of names, for each token
+        seq.request.request_id,
+        tokens.token_ids,
+        text,
+        stop.finish_reason if stop else None,
+        seq.num_prompt_tokens,
+        choices.num_output_tokens,
+        choices.speculation,
+        tokens.num_steps,
+        seq.num_cached_tokens,
+        rules.choice,
+        tokens.is_drafted,
+        seq.detokenizer.lengths,
+        not choices.unfinished,
+        stop.stop_reason if stop else None,
+        rules.verifier.name,
+        tokens.logprobs,
+        seq.prompt_report.take(),
+        None,
+        choices.prediction,
     )
 
 

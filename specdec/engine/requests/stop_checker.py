@@ -33,6 +33,19 @@ def check_stop(seq: Sequence, eos_token_ids: Set[int], max_model_len: int) -> St
     return None
 
 
+def append(
+    seq: Sequence, token_id: int, eos_token_ids: Set[int], max_model_len: int
+) -> Stop | None:
+    """Append a token to a sequence and its text; return why it ends there, None if it does not."""
+    seq.token_ids.append(token_id)
+    params = seq.params
+    if params.stop or token_id in eos_token_ids or token_id in params.stop_token_ids:
+        return check_stop(seq, eos_token_ids, max_model_len)
+    seq.detokenizer.extend((token_id,))
+    is_full = len(seq.token_ids) >= seq.max_length(max_model_len)
+    return Stop(FinishReason.LENGTH) if is_full else None
+
+
 def extend(
     seq: Sequence,
     token_ids: collections.abc.Sequence[int],

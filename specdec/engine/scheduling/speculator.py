@@ -285,8 +285,10 @@ class Speculator:
         is_as_decided: False for a step that was begun under another decision than the last one.
         """
         self._drafting = drafting
+        if self.policy is None or not is_as_decided:
+            return
         decoding = [row for row in rows if row.samples and row.num_known_tokens == 1]
-        if self.policy is None or not decoding or not is_as_decided:
+        if not decoding:
             return
         requested, num_requested = drafting.num_requested, 0
         if requested:
@@ -310,6 +312,8 @@ class Speculator:
         requests that chose another method than the one in force, and drafts of predicted output,
         which are no evidence about what the proposer drafts.
         """
+        if not depth and self._drafting is NO_DRAFTING and not self._has_batch_budget:
+            return
         if self._drafting.methods.get(seq.seq_id) == PREDICTION:
             assert seq.prediction is not None, "a predicted draft without a prediction"
             seq.prediction.observe(depth, num_accepted)
