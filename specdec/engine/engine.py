@@ -18,7 +18,8 @@ from specdec.engine.requests.input_processor import InputProcessor
 from specdec.engine.requests.open_requests import OpenRequests
 from specdec.engine.requests.outputs import TargetLostError
 from specdec.engine.scheduling.adapter_seats import seats_of
-from specdec.engine.scheduling.async_scheduling import Rows, StepsInFlight
+from specdec.engine.scheduling.async_scheduling import StepsInFlight
+from specdec.engine.scheduling.decode_run import Rows, sent_rows
 from specdec.engine.scheduling.scheduled_row import ScheduledRow
 from specdec.engine.scheduling.scheduler import Scheduler
 from specdec.engine.scheduling.speculator import NO_DRAFTING, Drafting, Speculator
@@ -90,9 +91,7 @@ class Engine:
             config.speculation, proposer or make_proposer(config.speculation), policy
         )
         self._requests = OpenRequests(self._scheduler, self._steps, self._speculator)
-        self._drafts = StepDrafts(
-            self._scheduler, self._speculator, self._recorder, clock, config.max_model_len
-        )
+        self._drafts = StepDrafts(self._scheduler, self._speculator, self._recorder, clock, config)
         self.drafters = drafters
         self.adapters = adapters
         self._updates = RankUpdates(drafters, adapters, self._steps, self._requests)
@@ -323,10 +322,12 @@ class Engine:
         assert self._blocks.holders <= running, "blocks held by sequences that do not run"
 
     def _decide(self) -> Decision:
-        scheduler, control = self._scheduler, self.control
-        decision = self._speculator.decide(
-            scheduler.num_decoding, scheduler.num_eligible(control), scheduler.prompts
-        )
+        scheduler, speculator = self._scheduler, self._speculator
+        if speculator.policy is None:
+            decision = speculator.decide()
+        else:
+            num_eligible = scheduler.num_eligible(self.control)
+            decision = speculator.decide(scheduler.num_decoding, num_eligible, scheduler.prompts)
         may_run_ahead = self.config.async_scheduling and self._suspects.current is None
         self._decision = decision if may_run_ahead else None
         return decision
@@ -352,19 +353,16 @@ class Engine:
 
     def _keep_batch(self, *, is_as_decided: bool) -> None:
         """Go on with the step that was begun ahead."""
-        if self._scheduler.num_decoding:  # otherwise its results are discarded
-            rows = [row for _, row in self._steps.rows]
+        if self._speculator.policy is None or self._scheduler.num_decoding:  # else it is discarded
+            rows = sent_rows(self._steps.rows)
             drafting = self._drafting_ahead.resolved(rows)
             self._speculator.begin_step(rows, drafting, is_as_decided=is_as_decided)
 
     def _step_rows(
-        self,
-        rows: list[ScheduledRow],
-        drafting: Drafting,
-        outputs: list[EngineOutput],
+        self, rows: list[ScheduledRow], drafting: Drafting, outputs: list[EngineOutput]
     ) -> Rows:
         """Return what the target runs; add an error for each request whose grammar got stuck."""
-        started: Rows = []
+        started = []
         for row in rows:
             if row.seq.status is not SequenceStatus.RUNNING:
                 continue  # another choice of its request has just failed

@@ -260,13 +260,16 @@ class StepRow(NamedTuple):
 
 @dataclass(frozen=True)
 class StepInput:
-    """One forward pass. `released` is applied first, then `admitted`, then the block tables."""
+    """One forward pass. `released` is applied first, then `admitted`, then the block tables.
+
+    rows: `sequences.decode_rows.RepeatedRows` where they follow from those of the step before.
+    """
 
     step_id: int
     released: tuple[int, ...]
     admitted: tuple[SequenceAdmission, ...]
     block_table_deltas: tuple[BlockTableDelta, ...]
-    rows: tuple[StepRow, ...]
+    rows: Sequence[StepRow]
 
 
 @dataclass(frozen=True, eq=False)

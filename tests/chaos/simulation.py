@@ -9,6 +9,12 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from cluster.workers.messages.serialization import (
+    decode_output,
+    decode_step,
+    encode_output,
+    encode_step,
+)
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.engine.requests.outputs import TargetLostError
@@ -40,6 +46,8 @@ Deliver = Callable[[Sequence[EngineOutput]], Sequence[EngineOutput]]
 class LossyTarget(HashTarget):
     """A target that is lost in its next `begin` or `collect`, as the simulation decides.
 
+    It receives and answers steps as ranks do.
+
     has_bad_logits: whether the logits of a row with drafts are not numbers, at random.
     """
 
@@ -50,11 +58,14 @@ class LossyTarget(HashTarget):
     ) -> None:
         super().__init__(BLOCK_SIZE, VOCAB_SIZE, head)
         self.loses_in: str | None = None
+        self._rows: Sequence[StepRow] = ()  # of the last step, as a rank keeps them
         self._has_bad_logits = has_bad_logits
 
     def begin(self, step: StepInput) -> None:
         if self.loses_in == "begin":
             raise TargetFailedError("lost in begin")
+        step = decode_step(encode_step(step), self._rows)
+        self._rows = step.rows
         super().begin(step)
         if self.loses_in == "after begin":
             raise TargetFailedError("lost after the message was sent")
@@ -62,7 +73,7 @@ class LossyTarget(HashTarget):
     def collect(self) -> VerifyOutput:
         if self.loses_in == "collect":
             raise TargetFailedError("lost in collect")
-        return self.verified(self.steps.pop(0))
+        return decode_output(encode_output(self.verified(self.steps.pop(0))))
 
     def verified(self, step: StepInput) -> VerifyOutput:
         """Return the output of one of up to two steps in flight."""

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from cluster.workers.messages import draft_serialization, serialization
 from cluster.workers.messages.frames import Frames
 from cluster.workers.rank.actor import DraftWorker, TargetWorker, Worker
+from specdec.sequences.decode_rows import RepeatedRows
 from specdec.types.draft_messages import DraftOutput, DraftStep
 from specdec.types.errors import DraftFailedError, TargetFailedError
 from specdec.types.messages import StepInput, VerifyOutput
@@ -57,6 +58,8 @@ DRAFT = Role(
 
 def num_tokens(step: StepInput | DraftStep) -> int:
     """Return the size of a step: tokens that its ranks run, one after the other for drafts."""
+    if isinstance(step.rows, RepeatedRows):
+        return len(step.rows)
     num_tokens = sum(len(row.token_ids) for row in step.rows)
     if isinstance(step, DraftStep):
         drafted = (len(row.token_ids) + row.num_draft_tokens for row in step.drafts)

@@ -27,6 +27,7 @@ from cluster.workers.messages.frames import (
     unpack_numbers,
     unpack_table,
 )
+from specdec.sequences.decode_rows import RepeatedRows
 from specdec.types.messages import (
     PLAIN_DRAFTING,
     BlockTableDelta,
@@ -57,14 +58,14 @@ def encode_step(step: StepInput) -> Frames:
     """Encode as [header, rows [B, 10], tokens, masks, draftings, deltas [D, 3], blocks].
 
     A row has the index of its RowDrafting among those of the step, where each record is once.
-    draftings: three frames, see `_encode_draftings`. The short form is [header, rows [B, 5]].
+    draftings: three frames, see `_encode_draftings`. The short form is [header, rows [B, 5]], and
+    for rows that repeat those of the step before [header, deltas, blocks].
     """
     header = [step.step_id, step.released, [_encode_admission(each) for each in step.admitted]]
+    if isinstance(step.rows, RepeatedRows):
+        return [msgpack.packb(header), *_encode_deltas(step.block_table_deltas)]
     if not step.block_table_deltas and all(map(_is_plain_decode, step.rows)):
         return [msgpack.packb(header), pack_table(map(_decode_row, step.rows))]
-    deltas = (
-        (delta.seq_id, delta.start, len(delta.block_ids)) for delta in step.block_table_deltas
-    )
     draftings = dict.fromkeys([row.drafting for row in step.rows])
     places = dict(zip(draftings, range(len(draftings)), strict=True))
     return [
@@ -73,24 +74,26 @@ def encode_step(step: StepInput) -> Frames:
         pack_numbers(token for row in step.rows for token in row.token_ids),
         pack_arrays((row.grammar_mask for row in step.rows), INT32),
         *_encode_draftings(draftings),
-        pack_table(deltas),
-        pack_numbers(block for delta in step.block_table_deltas for block in delta.block_ids),
+        *_encode_deltas(step.block_table_deltas),
     ]
 
 
-def decode_step(frames: Sequence[bytes]) -> StepInput:
-    """Decode the frames of `encode_step`."""
-    header, rows, *others = frames
+def decode_step(frames: Sequence[bytes], before: Sequence[StepRow] = ()) -> StepInput:
+    """Decode the frames of `encode_step`. before: the rows of the step that was sent before."""
+    header, *others = frames
     step_id, released, admitted = msgpack.unpackb(header, use_list=False)
+    step_rows: Sequence[StepRow]
     step_deltas: tuple[BlockTableDelta, ...] = ()
-    if others:
-        tokens, masks, *draftings, deltas, blocks = others
+    if len(others) == 1:
+        step_rows = tuple(_plain_decode(*fields) for fields in unpack_table(others[0], 5))
+    elif len(others) == 2:
+        step_rows, step_deltas = RepeatedRows.after(before), tuple(_decode_deltas(*others))
+    else:
+        rows, tokens, masks, *draftings, deltas, blocks = others
         step_deltas = tuple(_decode_deltas(deltas, blocks))
         step_rows = tuple(
             _decode_step_rows(unpack_table(rows, 10), tokens, masks, _decode_draftings(*draftings))
         )
-    else:
-        step_rows = tuple(_plain_decode(*fields) for fields in unpack_table(rows, 5))
     return StepInput(
         step_id=step_id,
         released=released,
@@ -98,6 +101,11 @@ def decode_step(frames: Sequence[bytes]) -> StepInput:
         block_table_deltas=step_deltas,
         rows=step_rows,
     )
+
+
+def _encode_deltas(deltas: Sequence[BlockTableDelta]) -> Frames:
+    table = ((delta.seq_id, delta.start, len(delta.block_ids)) for delta in deltas)
+    return [pack_table(table), pack_numbers(block for delta in deltas for block in delta.block_ids)]
 
 
 def _decode_deltas(deltas: bytes, blocks: bytes) -> Iterator[BlockTableDelta]:

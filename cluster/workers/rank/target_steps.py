@@ -7,7 +7,7 @@ has arrived, so that the device does not wait for the exchange of results and sc
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from cluster.workers.group_spec import ModelSource
@@ -18,7 +18,7 @@ from cluster.workers.messages.head_messages import LoadReport, is_for_heads
 from cluster.workers.messages.head_messages import order_in as order_for_heads
 from cluster.workers.rank.adapter_orders import execute_adapter_order
 from specdec.types.drafters import HeadFile
-from specdec.types.messages import StepInput, VerifyOutput
+from specdec.types.messages import StepInput, StepRow, VerifyOutput
 from specdec.worker import RankComparison, TargetModelRunner
 
 _POLL_S = 50e-6
@@ -40,6 +40,7 @@ class TargetSteps:
         """
         self._runner, self._rank, self._sleep = runner, rank, sleep
         self._comparison = comparison
+        self._rows: Sequence[StepRow] = ()  # of the last step
 
     def __call__(self, frames: Frames, has_message: Callable[[], bool]) -> Iterator[Frames]:
         """Execute a step, or an order for the versions of the draft head or for adapters.
@@ -53,7 +54,9 @@ class TargetSteps:
             yield from self.finish()
             yield from execute_adapter_order(self._runner, self._rank, frames)
         else:
-            yield from self._step(serialization.decode_step(frames), has_message)
+            step = serialization.decode_step(frames, self._rows)
+            self._rows = step.rows
+            yield from self._step(step, has_message)
 
     def finish(self) -> Iterator[Frames]:
         """Wait for the steps in flight; yield their answers."""

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import NamedTuple
 
 from specdec.engine.metrics.metrics import StepRecorder
+from specdec.engine.scheduling.decode_run import DecodeRun, RepeatedDecodes, Rows, sent_rows
 from specdec.engine.scheduling.scheduled_row import ScheduledRow
 from specdec.engine.scheduling.scheduler import Scheduler
 from specdec.engine.scheduling.speculator import Drafting
@@ -38,8 +39,6 @@ from specdec.types.messages import (
     head_drafting,
 )
 from specdec.types.ranks import Target
-
-Rows = list[tuple[Sequence, StepRow]]
 
 
 class _Step(NamedTuple):
@@ -114,15 +113,20 @@ class StepsInFlight:
 
     def begin(self, step_id: int, rows: Rows) -> None:
         """Send the target a step, with what changed about its sequences."""
-        if self._has_adapters:
-            rows = sorted(rows, key=lambda each: each[1].adapter_id)
-        delta = self._worker.update(seq for seq, _ in rows)
+        changing: Iterable[Sequence]
+        if isinstance(rows, RepeatedDecodes):
+            changing = rows.growing
+        else:
+            if self._has_adapters:
+                rows = sorted(rows, key=lambda each: each[1].adapter_id)
+            changing = (seq for seq, _ in rows)
+        delta = self._worker.update(changing)
         step = StepInput(
             step_id=step_id,
             released=delta.released,
             admitted=delta.admitted,
             block_table_deltas=delta.block_table_deltas,
-            rows=tuple(row for _, row in rows),
+            rows=sent_rows(rows),
         )
         self._steps.append(_Step(rows, self._clock(), self.head_version))
         self.target.begin(step)
@@ -141,7 +145,7 @@ class StepsInFlight:
 
         The ranks do the same. Rows of sequences that have ended stay pending: they are discarded.
         """
-        if self._steps:
+        if self._steps and not isinstance(self._steps[0].rows, RepeatedDecodes):
             step = self._steps[0]
             self._steps[0] = step._replace(rows=[_resolved(seq, row) for seq, row in step.rows])
 
@@ -159,29 +163,29 @@ class StepsInFlight:
         self._worker.truncate(seq_id)
 
 
-def repeat_decodes(in_flight: Rows, scheduler: Scheduler, max_model_len: int) -> Rows:
+def repeat_decodes(
+    in_flight: Rows, scheduler: Scheduler, block_size: int, max_model_len: int
+) -> Rows:
     """Return the rows after a step of decodes, of the same sequences; none where others may join.
 
-    They are those that `schedule_ahead` and `rows_ahead` would find, at a quarter of their cost:
-    with speculation off most steps are such.
+    They are those that `schedule_ahead` and `rows_ahead` would find, without their cost for each
+    row: with speculation off most steps are such.
     """
-    rows: Rows = []
-    for seq, row in in_flight:
-        is_decode = row.samples and not row.num_guesses and seq.constraint is None
-        max_length = seq.max_length(max_model_len)
-        if not is_decode or seq.status is not SequenceStatus.RUNNING or row.end + 1 >= max_length:
-            return []
-        pending = StepRow(
-            seq.seq_id,
-            row.end,
-            (PENDING_TOKEN,),
-            0,
-            True,
-            adapter_id=row.adapter_id,
-            max_end=max_length - 1,
-        )
-        rows.append((seq, pending))
-    return rows if scheduler.repeat_decodes({row.seq_id: row.end for _, row in rows}) else []
+    if isinstance(in_flight, RepeatedDecodes):
+        run, place = in_flight.run, in_flight.place + 1
+    elif len(in_flight) == scheduler.num_running and all(_is_decode(*each) for each in in_flight):
+        run, place = DecodeRun(in_flight, scheduler.batch, block_size, max_model_len), 0
+    else:
+        return []
+    if place >= run.num_steps or not scheduler.repeat_decodes(run.batch, run.growing(place)):
+        return []
+    return RepeatedDecodes(run, place)
+
+
+def _is_decode(seq: Sequence, row: StepRow) -> bool:
+    """Return whether the row after one in flight decodes a token and is known but for that."""
+    is_running = seq.status is SequenceStatus.RUNNING
+    return is_running and row.samples and not row.num_guesses and seq.constraint is None
 
 
 def schedule_ahead(

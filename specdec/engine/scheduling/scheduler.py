@@ -52,6 +52,7 @@ class Scheduler:
         self._seats = seats
         self._waiting: list[Sequence] = []  # by rank
         self._running: list[Sequence] = []  # by rank
+        self.batch = 0  # another number whenever a sequence joins or leaves the running ones
         self.num_admitted_tokens = 0  # of prompts, without cached ones
         self._rows: dict[int, ScheduledRow] = {}
         self._num_predicted = 0  # of the running ones
@@ -206,20 +207,20 @@ class Scheduler:
             return []
         return list(self._rows.values()) if self._reserve_next_drafts() else []
 
-    def repeat_decodes(self, ends: collections.abc.Mapping[int, int]) -> bool:
+    def repeat_decodes(self, batch: int, growing: collections.abc.Collection[Sequence]) -> bool:
         """Reserve the blocks of a step with the same sequences as the one in flight, if it can be.
 
         In place of `schedule_ahead` where each of them decodes one token without drafts. Nothing
-        changes where other sequences run or may join, or where blocks may not suffice.
+        changes where the batch is another one or may grow, or where blocks may not suffice.
 
-        ends: by sequence, its number of tokens after that step.
+        growing: the sequences that may need another block.
         """
-        if len(self._running) != len(ends) or (self._waiting and self._has_seat()):
+        if batch != self.batch or (self._waiting and self._has_seat()):
             return False
-        if len(ends) > self._blocks.num_free_blocks:
+        if len(growing) > self._blocks.num_free_blocks:
             return False
-        for seq_id, end in ends.items():
-            has_room = self._blocks.reserve(seq_id, end)
+        for seq in growing:
+            has_room = self._blocks.reserve(seq.seq_id, seq.num_tokens + 1)
             assert has_room, "a token takes more than one block"
         return True
 
@@ -353,6 +354,7 @@ class Scheduler:
             return 0
         self._waiting.remove(seq)
         insort(self._running, seq, key=_by_rank)
+        self.batch += 1
         self._num_predicted += seq.prediction is not None
         seq.status = SequenceStatus.RUNNING
         seq.num_computed_tokens = cached
@@ -383,6 +385,7 @@ class Scheduler:
     def _leave(self, seq: Sequence) -> None:
         """Remove a sequence from the batch."""
         self._running.remove(seq)
+        self.batch += 1
         self._num_predicted -= seq.prediction is not None
 
     def _preempt(self, seq: Sequence) -> None:

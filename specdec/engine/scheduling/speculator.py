@@ -124,9 +124,12 @@ class Speculator:
         return self.policy.is_on if self.policy else self._proposer is not None
 
     def decide(
-        self, num_decoding: int, num_eligible: int, prompts: PromptLoad = NO_PROMPTS
+        self, num_decoding: int = 0, num_eligible: int = 0, prompts: PromptLoad = NO_PROMPTS
     ) -> Decision:
-        """Return how much a sequence may draft in the next step; see `SpeculationPolicy.decide`."""
+        """Return how much a sequence may draft in the next step; see `SpeculationPolicy.decide`.
+
+        Without a policy the load makes no difference.
+        """
         self._drafting = NO_DRAFTING
         if self._proposer is None or self._config is None:
             return NO_DRAFTS

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from specdec.config.engine import EngineConfig
 from specdec.engine.metrics.metrics import StepRecorder
 from specdec.engine.scheduling.async_scheduling import (
-    Rows,
     repeat_decodes,
     rows_ahead,
     schedule_ahead,
 )
+from specdec.engine.scheduling.decode_run import Rows
 from specdec.engine.scheduling.scheduled_row import ScheduledRow
 from specdec.engine.scheduling.scheduler import Scheduler
 from specdec.engine.scheduling.speculator import NO_DRAFTING, Drafting, Speculator
@@ -27,14 +28,14 @@ class StepDrafts:
         speculator: Speculator,
         recorder: StepRecorder,
         clock: Callable[[], float],
-        max_model_len: int,
+        config: EngineConfig,
     ) -> None:
         """Set what drafts. recorder: receives the seconds of each draft, by `clock`."""
         self._scheduler = scheduler
         self._speculator = speculator
         self._recorder = recorder
         self._clock = clock
-        self._max_model_len = max_model_len
+        self._block_size, self._max_model_len = config.block_size, config.max_model_len
 
     def take(self, rows: list[ScheduledRow], decision: Decision) -> Drafting:
         """Take drafts for the eligible rows, those with room for 0 draft tokens included; time it.
@@ -78,7 +79,7 @@ class StepDrafts:
         if decision.allows_predictions and self._is_predicted(in_flight):
             return [], NO_DRAFTING  # the next drafts depend on the tokens
         if not decision.num_draft_tokens:
-            rows = repeat_decodes(in_flight, self._scheduler, self._max_model_len)
+            rows = repeat_decodes(in_flight, self._scheduler, self._block_size, self._max_model_len)
             if rows:
                 return rows, NO_DRAFTING
         scheduled = schedule_ahead(

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Collection
 from operator import attrgetter
 
-from specdec.engine.scheduling.async_scheduling import Rows
+from specdec.engine.scheduling.decode_run import Rows
 from specdec.sequences.sequence import Sequence, SequenceStatus
 
 logger = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cluster.workers.messages import draft_serialization, serialization
 from specdec.config.speculation.speculative import SpeculativeConfig
+from specdec.sequences.decode_rows import RepeatedRows
 from specdec.types.draft_messages import (
     AheadDraft,
     AheadOutput,
@@ -328,13 +329,42 @@ def test_no_frame_is_unpickled(decode, extension, tmp_path):
 
 
 class SerializedTarget(HashTarget):
-    """A target that receives and answers steps as they are sent to ranks."""
+    """A target that receives and answers steps as they are sent to ranks.
+
+    sent: the messages.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.sent = []
+        self._rows = ()
 
     def begin(self, step):
-        super().begin(serialization.decode_step(serialization.encode_step(step)))
+        self.sent.append(serialization.encode_step(step))
+        received = serialization.decode_step(self.sent[-1], self._rows)
+        assert [*received.rows] == [*step.rows]
+        self._rows = received.rows
+        super().begin(received)
 
     def collect(self):
         return serialization.decode_output(serialization.encode_output(super().collect()))
+
+
+def test_a_step_that_repeats_the_one_before_takes_a_few_bytes(tiny_model_dir):
+    config = engine_config(async_scheduling=True, block_size=16)
+    target = SerializedTarget(config.block_size, 383)
+    asked = [request(f"r{i}", [10 + i] * (20 + i), max_tokens=40) for i in range(6)]
+    transcripts = run(make_engine(tiny_model_dir, config, target), asked)
+    for each in asked:
+        expected = target.continuation(each.prompt, 40)
+        assert transcripts[each.request_id].token_ids == expected
+    sent = zip(target.steps, target.sent, strict=True)
+    repeats = [each for each in sent if isinstance(each[0].rows, RepeatedRows)]
+    assert len(repeats) > 30
+    num_deltas = [len(step.block_table_deltas) for step, _ in repeats]
+    assert max(num_deltas) > 0
+    for count, (_, frames) in zip(num_deltas, repeats, strict=True):
+        assert sum(map(len, frames)) <= 8 + 28 * count
 
 
 def test_ranks_take_the_drafts_that_they_hold(tiny_model_dir):

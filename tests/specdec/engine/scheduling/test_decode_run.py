@@ -1,0 +1,162 @@
+# Modules: specdec.engine.scheduling.decode_run, specdec.sequences.decode_rows
+"""Steps that repeat the decodes of the step before: when they do, and what ends it."""
+
+import pytest
+
+from specdec.engine.requests.outputs import TargetLostError
+from specdec.sequences.decode_rows import RepeatedRows
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.types.control import SpeculationControl
+from specdec.types.errors import TargetFailedError
+from specdec.types.messages import PENDING_TOKEN, StepRow
+from tests.specdec.engines import HashTarget, Transcript, engine_config, make_engine, request
+
+FIRST = tuple(StepRow(7 + i, 5 * i, (PENDING_TOKEN,), 0, True, max_end=90) for i in range(3))
+OFF = SpeculationControl("off", 32, 3)
+NUM_TOKENS = 30
+
+
+def test_repeated_rows_are_one_token_later_each_time():
+    rows = RepeatedRows.after(RepeatedRows.after(FIRST))
+    expected = [row._replace(num_computed_tokens=row.num_computed_tokens + 2) for row in FIRST]
+    assert [*rows] == expected
+    assert (rows[1], len(rows), rows[1:]) == (expected[1], 3, tuple(expected[1:]))
+
+
+class LostOnce(HashTarget):
+    """A target that is lost in the `collect` after `is_lost` is set."""
+
+    is_lost = False
+
+    def collect(self):
+        if self.is_lost:
+            raise TargetFailedError("lost")
+        return super().collect()
+
+
+class Engine:
+    """Three sequences that decode, in an engine whose drafts are switched off."""
+
+    def __init__(self, directory, **changes):
+        config = engine_config(3, async_scheduling=True, **{"max_num_seqs": 3, **changes})
+        self._make_target = lambda: LostOnce(config.block_size, 383)
+        self.target = self._make_target()
+        policy = SpeculationPolicy(OFF, lambda: 0.0)
+        self.engine = make_engine(directory, config, self.target, policy=policy)
+        self.expected, self.found = {}, {}
+        for name, length in (("a", 5), ("b", 7), ("c", 4)):
+            self.add(name, [20 + length] * length)
+
+    def add(self, name, prompt, **params):
+        params = {"max_tokens": NUM_TOKENS, **params}
+        self.engine.add(request(name, prompt, **params))
+        self.expected[name] = self.target.continuation(prompt, params["max_tokens"])
+        self.found[name] = Transcript()
+
+    def abort(self, name):
+        self.engine.abort(name)
+        self.expected[name] = self.found[name].token_ids
+
+    def lose(self):
+        self.target.is_lost = True
+
+    def step(self):
+        try:
+            outputs = self.engine.step()
+        except TargetLostError as error:
+            outputs = error.outputs
+            self.target = self._make_target()
+            self.engine.replace_target(self.target)
+        for output in outputs:
+            self.found[output.request_id].add(output)
+        self.engine.check_integrity()
+
+    @property
+    def repeats(self):
+        return [isinstance(step.rows, RepeatedRows) for step in self.target.steps]
+
+    def run_until_repeated(self):
+        while not (self.repeats and self.repeats[-1]):
+            self.step()
+
+    def end(self):
+        while self.engine.has_work:
+            self.step()
+        assert {name: each.token_ids for name, each in self.found.items()} == self.expected
+
+
+def test_all_steps_of_a_run_but_the_first_are_repeats(tiny_model_dir):
+    run = Engine(tiny_model_dir)
+    run.end()
+    assert sum(run.repeats) > NUM_TOKENS - 6
+
+
+EVENTS = {
+    "a sequence ends": lambda run: run.abort("b"),
+    "drafts are switched on": lambda run: run.engine.set_speculation(
+        SpeculationControl("on", 32, 3)
+    ),
+    "drafts are set as before": lambda run: run.engine.set_speculation(OFF),
+    "the target is lost": Engine.lose,
+}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("num_more", range(3))
+def test_a_step_after_an_event_is_no_repeat_of_those_before(tiny_model_dir, event, num_more):
+    run = Engine(tiny_model_dir)
+    run.run_until_repeated()
+    for _ in range(num_more):
+        run.step()
+    assert run.repeats[-1]
+    EVENTS[event](run)
+    run.step()
+    assert run.repeats == [] or not run.repeats[-1]
+    run.end()
+
+
+def test_a_sequence_that_joins_ends_the_run_and_begins_another(tiny_model_dir):
+    run = Engine(tiny_model_dir, max_num_seqs=4)
+    run.run_until_repeated()
+    run.add("late", [3, 1, 4, 1, 5])
+    run.step()
+    assert not run.repeats[-1]
+    run.run_until_repeated()
+    assert len(run.target.steps[-1].rows) == 4
+    run.end()
+
+
+def test_a_sequence_that_waits_for_a_seat_does_not_end_the_run(tiny_model_dir):
+    run = Engine(tiny_model_dir)
+    run.run_until_repeated()
+    run.add("late", [3, 1, 4, 1, 5])
+    run.step()
+    assert run.repeats[-1]
+    run.end()
+
+
+def test_a_length_or_a_stop_token_ends_the_run(tiny_model_dir):
+    run = Engine(tiny_model_dir, max_num_seqs=5)
+    run.add("short", [40] * 6, max_tokens=8)
+    stop = run.target.continuation([41] * 6, 12)[-1]
+    run.add("stopped", [41] * 6, max_tokens=20, stop_token_ids=(stop,))
+    tokens = run.expected["stopped"]
+    run.expected["stopped"] = tokens[: tokens.index(stop) + 1]
+    run.end()
+    sizes = [
+        len(step.rows)
+        for step, repeats in zip(run.target.steps, run.repeats, strict=True)
+        if repeats
+    ]
+    assert {5, 4, 3} >= set(sizes) >= {3}
+
+
+def test_a_preemption_ends_the_run(tiny_model_dir):
+    run = Engine(tiny_model_dir, num_blocks=22, max_model_len=48)
+    run.end()
+    assert run.engine.stats().counts.num_preemptions
+    assert {
+        len(step.rows)
+        for step, repeats in zip(run.target.steps, run.repeats, strict=True)
+        if repeats
+    } >= {3}
