@@ -9,8 +9,9 @@ from specdec.engine.loaded.drafter_versions import DrafterVersions
 from specdec.engine.requests.input_processor import has_allowed_token
 from specdec.engine.requests.open_requests import OpenRequests
 from specdec.engine.requests.outputs import output_of
-from specdec.engine.requests.stop_checker import Stop, append, check_stop, extend
+from specdec.engine.requests.stop_checker import Stop, append, extend
 from specdec.engine.scheduling.async_scheduling import CollectedStep, StepsInFlight
+from specdec.engine.scheduling.decode_run import RepeatedDecodes, Rows
 from specdec.engine.scheduling.speculator import Speculator
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
@@ -18,9 +19,12 @@ from specdec.sequences.prediction import METHOD as PREDICTION
 from specdec.sequences.sequence import Choices, HeadDraft, Lookahead, Sequence, SequenceStatus
 from specdec.types.drafters import CONFIGURED_VERSION
 from specdec.types.errors import BadLogitsError, NoTokenLeftError, SpecdecError
-from specdec.types.messages import BASE_MODEL, StepRow, VerifiedRow
+from specdec.types.messages import BASE_MODEL, StepRow, VerifiedRow, VerifyOutput
 from specdec.types.reports.stats import Counts, DraftCounter
 from specdec.types.responses import EngineOutput
+
+_CommittedRow = tuple[Sequence, EngineOutput | None]
+"""A sequence that a step had tokens for, and its output; None if that is sent later."""
 
 
 class Committed(NamedTuple):
@@ -69,12 +73,34 @@ class Committer:
         """Commit the results of the rows whose sequences still run."""
         rows, verified, self._head_version = step
         self._is_step_in_flight = bool(self._steps)
-        batch_size = 0
+        failed: list[EngineOutput] = []
+        if isinstance(rows, RepeatedDecodes) and rows.run.yields(verified.rows):
+            committed = self._commit_decodes(rows.run.sequences, verified.rows.token_ids)
+        else:
+            committed = self._commit_rows(rows, verified, failed)
+        self._speculator.end_step()
+        outputs = [output for _, output in committed if output is not None]
+        if len(outputs) < len(committed):
+            outputs += self._joining_outputs(committed)
+        return Committed(outputs + failed, len(committed))
+
+    def _commit_decodes(
+        self, sequences: list[Sequence], token_ids: tuple[int, ...]
+    ) -> list[_CommittedRow]:
+        """Commit the tokens of a repeated step, as `_commit_rows` does."""
+        return [
+            (seq, self._commit_token(seq, token_id))
+            for seq, token_id in zip(sequences, token_ids, strict=True)
+            if seq.status is SequenceStatus.RUNNING
+        ]
+
+    def _commit_rows(
+        self, rows: Rows, verified: VerifyOutput, failed: list[EngineOutput]
+    ) -> list[_CommittedRow]:
+        """Return the rows that have tokens; add the errors of requests that fail to `failed`."""
         results = {row.seq_id: row for row in verified.rows}
         prompts = {part.seq_id: part for part in verified.prompt_logprobs}
-        outputs: list[EngineOutput] = []
-        buffered: list[Sequence] = []
-        full_intervals: set[int] = set()
+        committed: list[_CommittedRow] = []
         for seq, row in rows:
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # aborted while the step ran
@@ -86,26 +112,27 @@ class Committer:
                 self._counts.num_prefill_chunks += 1
                 self._publish(seq)
             elif result.has_bad_logits:
-                outputs.extend(self._on_bad_logits(seq, row))
+                failed.extend(self._on_bad_logits(seq, row))
+            elif _is_decode(row, result):
+                committed.append((seq, self._commit_token(seq, result.token_ids[0])))
             else:
-                batch_size += 1
-                if _is_decode(row, result):
-                    output = self._commit_token(seq, result.token_ids[0])
-                else:
-                    output = self._commit_tokens(seq, row, result)
-                if output is None:
-                    buffered.append(seq)
-                    continue
-                outputs.append(output)
-                if len(output.token_ids) >= seq.output_buffer.interval:
-                    full_intervals.add(seq.output_buffer.interval)
-        self._speculator.end_step()
-        outputs += [
+                committed.append((seq, self._commit_tokens(seq, row, result)))
+        return committed
+
+    def _joining_outputs(self, committed: list[_CommittedRow]) -> list[EngineOutput]:
+        """Return buffered tokens that are sent along with outputs of a whole interval."""
+        full_intervals = {
+            seq.output_buffer.interval
+            for seq, output in committed
+            if output is not None and len(output.token_ids) >= seq.output_buffer.interval
+        }
+        return [
             output_of(seq, self._requests.choices_of(seq), seq.output_buffer.take(), None)
-            for seq in buffered
-            if seq.status is SequenceStatus.RUNNING and seq.output_buffer.joins(full_intervals)
+            for seq, output in committed
+            if output is None
+            and seq.status is SequenceStatus.RUNNING
+            and seq.output_buffer.joins(full_intervals)
         ]
-        return Committed(outputs, batch_size)
 
     def _commit_tokens(
         self, seq: Sequence, row: StepRow, verified: VerifiedRow
@@ -125,7 +152,9 @@ class Committer:
             self._requests.finish(seq)
         logprobs = None if verified.logprobs is None else verified.logprobs[:num_kept]
         seq.output_buffer.add(token_ids[:num_kept], logprobs, num_drafted)
-        return _due_output(seq, choices, stop)
+        if stop is None and not seq.output_buffer.is_due:
+            return None
+        return output_of(seq, choices, seq.output_buffer.take(), stop)
 
     def _commit_token(self, seq: Sequence, token_id: int) -> EngineOutput | None:
         """Commit the row of a decode, as `_commit_tokens` does at three times the cost."""
@@ -144,8 +173,8 @@ class Committer:
             self._drop_rejected(seq)
         else:
             self._requests.finish(seq)
-        seq.output_buffer.add_token(token_id)
-        return _due_output(seq, choices, stop)
+        tokens = seq.output_buffer.pass_token(token_id, is_last=stop is not None)
+        return None if tokens is None else output_of(seq, choices, tokens, stop)
 
     def _append(self, seq: Sequence, token_ids: tuple[int, ...]) -> tuple[int, Stop | None]:
         """Append tokens up to the one that ends the sequence; return their number and the end."""
@@ -154,9 +183,8 @@ class Committer:
         if extend(seq, token_ids, eos_token_ids, max_model_len):
             num_kept = len(token_ids)
         while stop is None and num_kept < len(token_ids):
-            seq.token_ids.append(token_ids[num_kept])
+            stop = append(seq, token_ids[num_kept], eos_token_ids, max_model_len)
             num_kept += 1
-            stop = check_stop(seq, eos_token_ids, max_model_len)
         seq.num_computed_tokens = len(seq.token_ids) - 1
         self._publish(seq)
         return num_kept, stop
@@ -230,13 +258,6 @@ def _is_decode(row: StepRow, verified: VerifiedRow) -> bool:
         and verified.logprobs is None
         and not verified.next_draft_token_ids
     )
-
-
-def _due_output(seq: Sequence, choices: Choices, stop: Stop | None) -> EngineOutput | None:
-    """Return the buffered output of a sequence; None if it is sent later."""
-    if stop is None and not seq.output_buffer.is_due:
-        return None
-    return output_of(seq, choices, seq.output_buffer.take(), stop)
 
 
 def _num_accepted(seq: Sequence, row: StepRow, token_ids: tuple[int, ...]) -> int:

@@ -212,7 +212,7 @@ class HeadProbe:
         text.drafted[len(text.tokens)] = next(iter(row.next_draft_token_ids), None)
 
     @staticmethod
-    def _run(target: Target, step: StepInput) -> tuple[VerifiedRow, ...]:
+    def _run(target: Target, step: StepInput) -> Sequence[VerifiedRow]:
         target.begin(step)
         return target.collect().rows
 

@@ -1,4 +1,4 @@
-"""Rows of steps that decode one token for each of the same sequences, made where they are read."""
+"""Rows and results of steps that decode one token for each sequence, made where they are read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
-from specdec.types.messages import StepRow
+from specdec.types.messages import StepRow, VerifiedRow
 
 RowT = TypeVar("RowT")
 
@@ -52,3 +52,19 @@ class RepeatedRows(RowsOnDemand[StepRow]):
         """All rows."""
         later = self.num_steps
         return tuple(StepRow(row[0], row[1] + later, *row[2:]) for row in self.first)
+
+
+class SampledTokens(RowsOnDemand[VerifiedRow]):
+    """The rows of a VerifyOutput with one token for each sequence, and nothing else."""
+
+    def __init__(self, seq_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> None:
+        self.seq_ids, self.token_ids = seq_ids, token_ids
+
+    def __len__(self) -> int:
+        return len(self.seq_ids)
+
+    @cached_property
+    def rows(self) -> tuple[VerifiedRow, ...]:
+        """All rows."""
+        pairs = zip(self.seq_ids, self.token_ids, strict=True)
+        return tuple(VerifiedRow(seq_id, (token_id,)) for seq_id, token_id in pairs)

@@ -22,6 +22,9 @@ class BufferedTokens(NamedTuple):
     is_drafted: tuple[bool, ...] = ()
 
 
+_NOT_DRAFTED = (False,)
+
+
 @dataclass(eq=False)
 class OutputBuffer:
     """Collects the tokens of a choice until there are `interval` of them.
@@ -52,11 +55,18 @@ class OutputBuffer:
         if logprobs is not None:
             self._logprobs.append(logprobs)
 
-    def add_token(self, token_id: int) -> None:
-        """Add the only token of one step, which was not drafted."""
+    def pass_token(self, token_id: int, *, is_last: bool) -> BufferedTokens | None:
+        """Add the only token of one step, which was not drafted; return all tokens if they are due.
+
+        is_last: whether they are due in any case.
+        """
+        if not self._num_steps and (is_last or self.interval <= 1 or not self._num_sent):
+            self._num_sent += 1
+            return BufferedTokens((token_id,), None, 1, _NOT_DRAFTED)
         self._num_steps += 1
         self._token_ids.append(token_id)
         self._is_drafted.append(False)
+        return self.take() if is_last or self.is_due else None
 
     @property
     def is_due(self) -> bool:

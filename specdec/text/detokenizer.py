@@ -179,10 +179,15 @@ class IncrementalDetokenizer:
         """Add a token; return the stop string that ends the text with it, if any."""
         assert not self._stopped, "the text has ended with a stop string"
         self._num_tokens += 1
+        stop = None
         if not self._is_hidden(token_id):
-            stop = self._extend(self._decoder.add(token_id))
-        else:
-            stop = self._end_at(self._marked(token_id)) if self._marks is not None else None
+            new = self._decoder.add(token_id)
+            if self._stop:
+                stop = self._extend(new)
+            else:
+                self._text += new
+        elif self._marks is not None:
+            stop = self._end_at(self._marked(token_id))
         self._ends.append(len(self._text))
         return stop
 
@@ -208,6 +213,11 @@ class IncrementalDetokenizer:
         Incomplete characters and a possible start of a stop string are held back.
         """
         is_final = self._stopped or not self._held
+        if is_final and len(self._ends) == 1:  # one token of a text without stop strings
+            taken, self._text = self._text, ""
+            self._ends.clear()
+            self.lengths = (len(taken),)
+            return taken
         return self._take(len(self._text) if is_final else self._num_final_chars())
 
     def flush(self) -> str:
@@ -228,10 +238,6 @@ class IncrementalDetokenizer:
     def _take(self, end: int) -> str:
         """Return the text up to `end`, and set `lengths`."""
         taken, self._text = self._text[:end], self._text[end:]
-        if len(self._ends) == 1:  # as for most tokens, so that it is worth a case of its own
-            self._ends.clear()
-            self.lengths = (end,)
-            return taken
         lengths, start = [], 0
         for each in self._ends:
             stop = end if each > end else each

@@ -366,5 +366,5 @@ class VerifyOutput:
     """
 
     step_id: int
-    rows: tuple[VerifiedRow, ...]
+    rows: Sequence[VerifiedRow]
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()

@@ -296,7 +296,7 @@ class TargetModelRunner(ModelRunner):
             torch.cuda.empty_cache()
         first, second = (self._run(step_id, part) for part in split_rows(rows))
         prompt_logprobs = first.prompt_logprobs + second.prompt_logprobs
-        return VerifyOutput(step_id, first.rows + second.rows, prompt_logprobs)
+        return VerifyOutput(step_id, (*first.rows, *second.rows), prompt_logprobs)
 
     def _forward(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """Return hidden states [T, hidden_size], and those that the head reads (`DraftHead`)."""

@@ -40,6 +40,12 @@ def unpack_table(frame: bytes, num_columns: int) -> list[Numbers]:
     return [values[start : start + num_columns] for start in range(0, len(values), num_columns)]
 
 
+def unpack_columns(frame: bytes, num_columns: int) -> list[Numbers]:
+    """Return the columns of `pack_table`."""
+    values = struct.unpack(f"<{len(frame) // _INT64_BYTES}q", frame)
+    return [values[column::num_columns] for column in range(num_columns)]
+
+
 def pack_numbers(values: Iterable[int]) -> bytes:
     """Return 32-bit integers."""
     values = tuple(values)

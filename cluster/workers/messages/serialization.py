@@ -24,10 +24,11 @@ from cluster.workers.messages.frames import (
     pack_arrays,
     pack_numbers,
     pack_table,
+    unpack_columns,
     unpack_numbers,
     unpack_table,
 )
-from specdec.sequences.decode_rows import RepeatedRows
+from specdec.sequences.decode_rows import RepeatedRows, SampledTokens
 from specdec.types.messages import (
     PLAIN_DRAFTING,
     BlockTableDelta,
@@ -160,9 +161,7 @@ def decode_output(frames: Sequence[bytes]) -> VerifyOutput:
     """Decode the frames of `encode_output`."""
     header, rows, *others = frames
     if not others:
-        plain_rows = unpack_table(rows, 2)
-        verified = tuple(VerifiedRow(seq_id, (token,)) for seq_id, token in plain_rows)
-        return VerifyOutput(msgpack.unpackb(header), verified)
+        return VerifyOutput(msgpack.unpackb(header), SampledTokens(*unpack_columns(rows, 2)))
     tokens, prompts, *logprobs = others
     table, prompt_table = unpack_table(rows, 9), unpack_table(prompts, 5)
     counts = [row[1] + row[2] + row[6] * (1 + row[7] + row[8]) for row in table]

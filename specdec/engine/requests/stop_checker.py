@@ -22,28 +22,19 @@ class Stop:
     stop_reason: str | int | None = None
 
 
-def check_stop(seq: Sequence, eos_token_ids: Set[int], max_model_len: int) -> Stop | None:
-    """Add the last token to the sequence's text; return why it ends there, None if it does not."""
-    stop = check_token(seq, seq.token_ids[-1], eos_token_ids)
-    if stop is not None:
-        return stop
-    is_full = seq.num_tokens >= max_model_len
-    if is_full or seq.num_output_tokens == seq.max_tokens:
-        return Stop(FinishReason.LENGTH)
-    return None
-
-
 def append(
     seq: Sequence, token_id: int, eos_token_ids: Set[int], max_model_len: int
 ) -> Stop | None:
     """Append a token to a sequence and its text; return why it ends there, None if it does not."""
     seq.token_ids.append(token_id)
-    params = seq.params
-    if params.stop or token_id in eos_token_ids or token_id in params.stop_token_ids:
-        return check_stop(seq, eos_token_ids, max_model_len)
-    seq.detokenizer.extend((token_id,))
-    is_full = len(seq.token_ids) >= seq.max_length(max_model_len)
-    return Stop(FinishReason.LENGTH) if is_full else None
+    stop = check_token(seq, token_id, eos_token_ids)
+    if stop is not None:
+        return stop
+    num_tokens = len(seq.token_ids)
+    is_full = num_tokens >= max_model_len
+    if is_full or num_tokens - seq.num_prompt_tokens == seq.max_tokens:
+        return Stop(FinishReason.LENGTH)
+    return None
 
 
 def extend(
@@ -54,7 +45,7 @@ def extend(
 ) -> bool:
     """Add tokens to a sequence and its text if none of them may end it; return whether it did.
 
-    It does for all of them what `check_stop` does for the last one.
+    It does for all of them what `append` does for one.
     """
     params = seq.params
     if params.stop or not eos_token_ids.isdisjoint(token_ids):
@@ -75,16 +66,13 @@ def check_token(seq: Sequence, token_id: int, eos_token_ids: Set[int]) -> Stop |
     min_tokens is not checked: until then end tokens are masked, except where a grammar allows
     nothing else, and then the sequence must end. The same holds for ignore_eos.
     """
-    params = seq.params
-    ignores_eos = params.ignore_eos and params.structured_output is None
-    is_eos = token_id in eos_token_ids and not ignores_eos
-    is_end = is_eos or token_id in params.stop_token_ids
+    params, is_eos, is_end = seq.params, False, False
+    if token_id in eos_token_ids or token_id in params.stop_token_ids:
+        ignores_eos = params.ignore_eos and params.structured_output is None
+        is_eos = token_id in eos_token_ids and not ignores_eos
+        is_end = is_eos or token_id in params.stop_token_ids
     if is_end and not params.include_stop_str_in_output:
         seq.detokenizer.skip()
-    else:
-        stop = seq.detokenizer.append(token_id)
-        if stop is not None:
-            return Stop(FinishReason.STOP, stop)
-    if not is_end:
-        return None
-    return Stop(FinishReason.STOP, None if is_eos else token_id)
+    elif (stop := seq.detokenizer.append(token_id)) is not None:
+        return Stop(FinishReason.STOP, stop)
+    return Stop(FinishReason.STOP, None if is_eos else token_id) if is_end else None

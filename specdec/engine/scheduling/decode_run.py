@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import collections.abc
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
-from specdec.sequences.decode_rows import RepeatedRows
+from specdec.sequences.decode_rows import RepeatedRows, SampledTokens
 from specdec.sequences.sequence import Sequence
-from specdec.types.messages import PENDING_TOKEN, StepRow
+from specdec.types.messages import PENDING_TOKEN, StepRow, VerifiedRow
 
 Rows = collections.abc.Sequence[tuple[Sequence, StepRow]]
 
@@ -37,10 +37,15 @@ class DecodeRun:
             )
             for length, (_, row) in zip(lengths, in_flight, strict=True)
         )
+        self._seq_ids = tuple(row.seq_id for row in self.rows)
         self.num_steps = min(row.max_end - row.num_computed_tokens for row in self.rows)
         self._at_edge: list[list[Sequence]] = [[] for _ in range(block_size)]
         for seq, row in zip(self.sequences, self.rows, strict=True):
             self._at_edge[-row.num_computed_tokens % block_size].append(seq)
+
+    def yields(self, verified: collections.abc.Sequence[VerifiedRow]) -> TypeGuard[SampledTokens]:
+        """Return whether the result of a step is a token of each sequence, in their order."""
+        return isinstance(verified, SampledTokens) and verified.seq_ids == self._seq_ids
 
     def growing(self, place: int) -> list[Sequence]:
         """Return the sequences that may have another block than before a step of the run."""

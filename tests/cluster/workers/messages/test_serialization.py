@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cluster.workers.messages import draft_serialization, serialization
 from specdec.config.speculation.speculative import SpeculativeConfig
-from specdec.sequences.decode_rows import RepeatedRows
+from specdec.sequences.decode_rows import RepeatedRows, SampledTokens
 from specdec.types.draft_messages import (
     AheadDraft,
     AheadOutput,
@@ -208,6 +208,8 @@ def plain(value):
         return value.dtype, value.tolist()
     if is_dataclass(value):
         return type(value), [plain(getattr(value, each.name)) for each in fields(value)]
+    if isinstance(value, SampledTokens):
+        value = value.rows
     return (type(value), *map(plain, value)) if isinstance(value, tuple) else value
 
 

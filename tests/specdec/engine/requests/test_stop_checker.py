@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec.engine.requests.stop_checker import check_stop, extend
+from specdec.engine.requests.stop_checker import append, extend
 from specdec.sequences.sequence import Sequence
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.tokenizer import Tokenizer
@@ -122,8 +122,7 @@ def test_tokens_are_added_together_only_if_none_ends_the_sequence(
     is_extended = extend(together, token_ids, {EOS}, max_model_len)
     stops = []
     for token in token_ids:
-        one_by_one.token_ids.append(token)
-        stops.append(check_stop(one_by_one, {EOS}, max_model_len))
+        stops.append(append(one_by_one, token, {EOS}, max_model_len))
         if stops[-1]:
             break
     if not is_extended:
