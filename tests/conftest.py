@@ -76,7 +76,7 @@ def pytest_collection_finish() -> None:
     # More threads do not speed up models this small, and wait for each other on busy cores.
     torch.set_num_threads(1)
     gc.freeze()
-    gc.set_threshold(20_000)  # applications and configurations are made anew for many tests
+    gc.set_threshold(20_000)  # applications and configurations are made again for many tests
     gc.enable()
     for each in logging.root.manager.loggerDict.values():
         if isinstance(each, logging.Logger):
