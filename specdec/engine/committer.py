@@ -68,11 +68,13 @@ class Committer:
         self._adapters = adapters
         self._head_version = CONFIGURED_VERSION  # of the step that is committed
         self._is_step_in_flight = False  # after the step that is committed
+        self._observes_undrafted = False  # of that step, see Speculator
 
     def commit(self, step: CollectedStep) -> Committed:
         """Commit the results of the rows whose sequences still run."""
         rows, verified, self._head_version = step
         self._is_step_in_flight = bool(self._steps)
+        self._observes_undrafted = self._speculator.observes_undrafted
         failed: list[EngineOutput] = []
         if isinstance(rows, RepeatedDecodes) and rows.run.yields(verified.rows):
             committed = self._commit_decodes(rows.run.sequences, verified.rows.token_ids)
@@ -167,7 +169,8 @@ class Committer:
         self._counts.num_generated_tokens += 1
         if self._adapters is not None and seq.request.adapter_id != BASE_MODEL:
             self._adapters.record(seq.request.adapter_id, 1, 0, 0)
-        self._speculator.observe(seq, 0, 0)
+        if self._observes_undrafted:
+            self._speculator.observe(seq, 0, 0)
         if stop is None:
             seq.lookahead = seq.head_draft = None
             self._drop_rejected(seq)

@@ -42,9 +42,11 @@ class ByteDecoder:
 
     def add(self, token_id: int) -> str:
         """See TextDecoder."""
-        data = self._rest + self._bytes_of(token_id)
+        data = self._bytes_of(token_id)
+        if self._rest:
+            data = self._rest + data
         text, end = codecs.utf_8_decode(data, "replace", False)
-        self._rest = data[end:]
+        self._rest = data[end:] if end < len(data) else b""
         return text
 
     def finish(self) -> str:
@@ -180,7 +182,7 @@ class IncrementalDetokenizer:
         assert not self._stopped, "the text has ended with a stop string"
         self._num_tokens += 1
         stop = None
-        if not self._is_hidden(token_id):
+        if token_id < self._vocab_size and token_id not in self._hidden_ids:
             new = self._decoder.add(token_id)
             if self._stop:
                 stop = self._extend(new)

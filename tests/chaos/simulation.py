@@ -19,6 +19,7 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.engine.requests.outputs import TargetLostError
 from specdec.models.config.model_config import ModelConfig
+from specdec.sequences.decode_rows import RepeatedRows
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.text.tokenizer import Tokenizer
@@ -46,7 +47,7 @@ Deliver = Callable[[Sequence[EngineOutput]], Sequence[EngineOutput]]
 class LossyTarget(HashTarget):
     """A target that is lost in its next `begin` or `collect`, as the simulation decides.
 
-    It receives and answers steps as ranks do.
+    It receives and answers steps as ranks do. num_repeated: those that repeat the one before.
 
     has_bad_logits: whether the logits of a row with drafts are not numbers, at random.
     """
@@ -58,6 +59,7 @@ class LossyTarget(HashTarget):
     ) -> None:
         super().__init__(BLOCK_SIZE, VOCAB_SIZE, head)
         self.loses_in: str | None = None
+        self.num_repeated = 0
         self._rows: Sequence[StepRow] = ()  # of the last step, as a rank keeps them
         self._has_bad_logits = has_bad_logits
 
@@ -66,6 +68,7 @@ class LossyTarget(HashTarget):
             raise TargetFailedError("lost in begin")
         step = decode_step(encode_step(step), self._rows)
         self._rows = step.rows
+        self.num_repeated += isinstance(step.rows, RepeatedRows)
         super().begin(step)
         if self.loses_in == "after begin":
             raise TargetFailedError("lost after the message was sent")

@@ -45,6 +45,7 @@ def test_some_interleavings_violate_nothing(models):
     assert counts.speculation.num_accepted_tokens > 300
     assert sum(each.target.num_held for each in simulations) > 300
     assert sum(each.num_admitted_ahead for each in simulations) > 100
+    assert sum(each.target.num_repeated for each in simulations) > 100
 
 
 @pytest.mark.slow

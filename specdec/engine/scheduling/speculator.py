@@ -308,6 +308,11 @@ class Speculator:
         """Return the method that a row's draft counts for, even if a grammar has extended it."""
         return self._drafting.methods.get(seq_id, STRUCTURED_OUTPUT)
 
+    @property
+    def observes_undrafted(self) -> bool:
+        """Return whether `observe` does anything for rows of the committed step without drafts."""
+        return self._drafting is not NO_DRAFTING or self._has_batch_budget
+
     def observe(self, seq: Sequence, depth: int, num_accepted: int) -> None:
         """Adapt draft length and policy to the outcome of a row's draft, of at most `depth` tokens.
 
@@ -315,8 +320,6 @@ class Speculator:
         requests that chose another method than the one in force, and drafts of predicted output,
         which are no evidence about what the proposer drafts.
         """
-        if not depth and self._drafting is NO_DRAFTING and not self._has_batch_budget:
-            return
         if self._drafting.methods.get(seq.seq_id) == PREDICTION:
             assert seq.prediction is not None, "a predicted draft without a prediction"
             seq.prediction.observe(depth, num_accepted)
