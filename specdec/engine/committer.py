@@ -159,7 +159,7 @@ class Committer:
         return output_of(seq, choices, seq.output_buffer.take(), stop)
 
     def _commit_token(self, seq: Sequence, token_id: int) -> EngineOutput | None:
-        """Commit the row of a decode, as `_commit_tokens` does at three times the cost."""
+        """Commit the token of a decode: `_commit_tokens` for a row without all that is optional."""
         choices = self._requests.choices_of(seq)
         stop = append(seq, token_id, self._model.eos_token_ids, self._max_model_len)
         seq.num_computed_tokens = num_computed = len(seq.token_ids) - 1

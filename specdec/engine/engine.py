@@ -353,7 +353,8 @@ class Engine:
 
     def _keep_batch(self, *, is_as_decided: bool) -> None:
         """Go on with the step that was begun ahead."""
-        if self._speculator.policy is None or self._scheduler.num_decoding:  # else it is discarded
+        is_plain = self._speculator.policy is None and self._drafting_ahead is NO_DRAFTING
+        if not is_plain and self._scheduler.num_decoding:  # otherwise its results are discarded
             rows = sent_rows(self._steps.rows)
             drafting = self._drafting_ahead.resolved(rows)
             self._speculator.begin_step(rows, drafting, is_as_decided=is_as_decided)

@@ -16,8 +16,8 @@ Rows = collections.abc.Sequence[tuple[Sequence, StepRow]]
 class DecodeRun:
     """All running sequences, each of which decodes one token a step without guesses or grammar.
 
-    batch: see Scheduler; the run ends with it. rows: of the first step. num_steps: at most, since a
-    sequence ends by its length with the last one.
+    batch: see Scheduler; the run ends with it. rows: of the first step. num_steps: most steps; a
+    sequence ends by its length with the last of them.
     """
 
     def __init__(self, in_flight: Rows, batch: int, block_size: int, max_model_len: int) -> None:

@@ -60,3 +60,19 @@ def test_each_token_records_whether_it_was_drafted():
     buffer.add((5, 6), None, 2)
     assert buffer.take().is_drafted == (True, True, False, False, True, True)
     assert buffer.take().is_drafted == ()
+
+
+@pytest.mark.parametrize("interval", [0, 1, 3])
+@pytest.mark.parametrize("num_drafted", [0, 2])
+def test_single_tokens_are_passed_as_they_are_added_and_taken(interval, num_drafted):
+    passing, adding = OutputBuffer(interval), OutputBuffer(interval)
+    for token in range(8):
+        is_last = token == 7
+        if num_drafted and token == 3:  # a step with drafts between them
+            for each in (passing, adding):
+                each.add((90, 91, 92), None, num_drafted)
+        adding.add((token,), None, 0)
+        expected = adding.take() if is_last or adding.is_due else None
+        assert passing.pass_token(token, is_last=is_last) == expected
+        assert passing.joins({interval}) == adding.joins({interval})
+    assert passing.take() == BufferedTokens()

@@ -4,11 +4,11 @@
 import pytest
 
 from specdec.engine.requests.outputs import TargetLostError
-from specdec.sequences.decode_rows import RepeatedRows
+from specdec.sequences.decode_rows import RepeatedRows, SampledTokens
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import TargetFailedError
-from specdec.types.messages import PENDING_TOKEN, StepRow
+from specdec.types.messages import PENDING_TOKEN, StepRow, VerifiedRow
 from tests.specdec.engines import HashTarget, Transcript, engine_config, make_engine, request
 
 FIRST = tuple(StepRow(7 + i, 5 * i, (PENDING_TOKEN,), 0, True, max_end=90) for i in range(3))
@@ -21,6 +21,12 @@ def test_repeated_rows_are_one_token_later_each_time():
     expected = [row._replace(num_computed_tokens=row.num_computed_tokens + 2) for row in FIRST]
     assert [*rows] == expected
     assert (rows[1], len(rows), rows[1:]) == (expected[1], 3, tuple(expected[1:]))
+
+
+def test_sampled_tokens_are_rows_of_one_token():
+    rows = SampledTokens((7, 9), (30, 31))
+    assert [*rows] == [VerifiedRow(7, (30,)), VerifiedRow(9, (31,))]
+    assert (rows[1].token_ids, len(rows)) == ((31,), 2)
 
 
 class LostOnce(HashTarget):
