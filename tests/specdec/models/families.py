@@ -309,7 +309,7 @@ def save_family(directory, name, **changes):
                 weight.data -= 1
     for name, bias in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
-            torch.nn.init.uniform_(bias)
+            torch.nn.init.uniform_(bias, generator=torch.Generator().manual_seed(3))
     if family == "GptOss":
         for layer in model.model.layers:
             layer.mlp.experts.gate_up_proj.data *= 3  # some units are clamped
