@@ -147,7 +147,7 @@ class ScriptedRouter:
         self.calls: list[Any] = []
         self.num_aborted = 0
 
-    async def generate(self, call: Any) -> Generation:
+    async def generate(self, call: Any, deadline: Any) -> Generation:
         self.calls.append(call)
         if call.params.max_tokens > 1000:
             raise InvalidValueError("max_tokens", call.params.max_tokens, "at most 1000")

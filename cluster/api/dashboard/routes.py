@@ -144,8 +144,9 @@ async def _generate(router: Router, request: Request, lease: Lease) -> EventStre
     """Return the answer, which releases the lease at its end."""
     require_same_origin(request)
     call = try_it.decode_try_it(await _json(request))
-    events = await cancel_on_disconnect(request, try_it.begin(router, call))
-    stream = EventStream(events, events, Deadline.after(router.config.request_timeout_s))
+    deadline = Deadline.after(router.config.request_timeout_s)
+    events = await cancel_on_disconnect(request, try_it.begin(router, call, deadline))
+    stream = EventStream(events, events, deadline)
     stream.lease = lease
     return stream
 

@@ -15,6 +15,7 @@ from cluster.api.base.errors import status_of
 from cluster.api.base.sse import json_event
 from cluster.replica.router import Generation, Router
 from specdec.config.fields import refuse_unknown
+from specdec.types.deadline import Deadline
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import ChatMessage, GenerateRequest, Prompt
 from specdec.types.responses import EngineOutput
@@ -67,12 +68,15 @@ def _require_object(name: str, value: Any) -> None:
         raise InvalidValueError(name, value, "a JSON object")
 
 
-async def begin(router: Router, call: GenerateRequest) -> AsyncGenerator[bytes, None]:
+async def begin(
+    router: Router, call: GenerateRequest, deadline: Deadline
+) -> AsyncGenerator[bytes, None]:
     """Wait for the first step and return the events; closing them aborts the request.
 
     Raise the engine's error for an invalid request, before the response has a status code.
     """
-    generation = await router.generate(call)
+    async with deadline.enforce():
+        generation = await router.generate(call, deadline=deadline)
     outputs = generation.outputs
     first = await anext(outputs)
     return _events(generation, first)

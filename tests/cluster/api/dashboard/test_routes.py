@@ -26,7 +26,7 @@ class StalledRouter:
     def __init__(self):
         self.was_cancelled = False
 
-    async def generate(self, call):
+    async def generate(self, call, deadline):
         try:
             await asyncio.sleep(5)
         except asyncio.CancelledError:
@@ -35,7 +35,9 @@ class StalledRouter:
 
 
 class RefusingRouter:
-    async def generate(self, call):
+    config = SimpleNamespace(request_timeout_s=5)
+
+    async def generate(self, call, deadline):
         raise OverloadedError("too many waiting requests (limit 256)")
 
 

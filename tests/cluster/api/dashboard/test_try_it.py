@@ -6,6 +6,7 @@ import pytest
 
 from cluster.api.dashboard import try_it
 from cluster.replica.router import Generation
+from specdec.types.deadline import Deadline
 from specdec.types.errors import InvalidValueError, TargetFailedError
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import EngineOutput, FinishReason
@@ -21,7 +22,7 @@ class ScriptedRouter:
         self.error = error
         self.was_closed = False
 
-    async def generate(self, call):
+    async def generate(self, call, deadline):
         return Generation("r", 7, self._stream())
 
     async def _stream(self):
@@ -73,7 +74,9 @@ def parsed(chunk):
 async def test_tokens_are_marked_as_drafted_and_join_to_the_text():
     token_ids, sizes = range(50, 50 + len(TEXTS)), [1, 3, 4, 1, 2]
     router = ScriptedRouter(outputs_of(token_ids, sizes, TEXTS))
-    events = [parsed(chunk) async for chunk in await try_it.begin(router, call())]
+    events = [
+        parsed(chunk) async for chunk in await try_it.begin(router, call(), Deadline.after(60))
+    ]
     assert [name for name, _ in events] == ["start", *["tokens"] * 5, "end"]
     assert events[0][1] == {"request_id": "r", "seed": 7}
     steps = [data["tokens"] for name, data in events if name == "tokens"]
@@ -94,14 +97,16 @@ async def test_tokens_are_marked_as_drafted_and_join_to_the_text():
 async def test_a_failed_answer_ends_with_an_error_for_clients():
     outputs = outputs_of([50, 51], [1, 1])[:1]
     router = ScriptedRouter(outputs, TargetFailedError("rank 1: secret"))
-    events = [parsed(chunk) async for chunk in await try_it.begin(router, call())]
+    events = [
+        parsed(chunk) async for chunk in await try_it.begin(router, call(), Deadline.after(60))
+    ]
     assert [name for name, _ in events] == ["start", "tokens", "error"]
     assert "secret" not in events[-1][1]["message"]
 
 
 async def test_closing_the_stream_ends_the_request():
     router = ScriptedRouter(outputs_of([50] * 9, [1] * 9))
-    events = await try_it.begin(router, call())
+    events = await try_it.begin(router, call(), Deadline.after(60))
     assert parsed(await anext(events))[0] == "start"
     await events.aclose()
     assert router.was_closed
@@ -110,7 +115,7 @@ async def test_closing_the_stream_ends_the_request():
 async def test_engine_errors_are_raised_before_the_first_event():
     router = ScriptedRouter([], InvalidValueError("max_tokens", 50, "at most 9"))
     with pytest.raises(InvalidValueError, match="max_tokens"):
-        await try_it.begin(router, call())
+        await try_it.begin(router, call(), Deadline.after(60))
 
 
 def test_speculation_options_are_passed_on():
