@@ -34,9 +34,9 @@ BROKEN = "BROKEN"
 """An HTTP answer whose connection was closed before its end."""
 REFUSALS = frozenset(
     {"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "429", "503", "504"}
-    | {"rate_limit_exceeded", "service_unavailable", "timeout_error"}
+    | {"rate_limit_exceeded", "service_unavailable", "deadline_exceeded"}
 )
-"""Statuses of gRPC and HTTP, and the codes of an error event over HTTP; its type without a code."""
+"""Statuses of gRPC and HTTP, and the codes of an error event over HTTP."""
 HAS_DEADLINE = "grpc deadline"
 """Kind of the calls that may run past their deadline, undisturbed."""
 NUM_PROMPTS = 12
