@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -132,7 +132,8 @@ class EngineThread:
         self._admit(request, metrics, is_admitted=is_admitted)
         unique_id, finished = self._streams.open(request, metrics, caller, deadline), False
         try:
-            await self.call(lambda: self._engine.add(replace(request, request_id=unique_id)))
+            async with deadline.enforce() if deadline else nullcontext():
+                await self.call(lambda: self._engine.add(replace(request, request_id=unique_id)))
             on_admitted()
             while not finished:
                 output = await self._streams.next_output(unique_id)
@@ -162,7 +163,7 @@ class EngineThread:
         self.require_room(num_choices)
 
     def require_room(self, num_choices: int = 1) -> None:
-        """Raise OverloadedError if `num_choices` more do not fit; see scheduler.require_room.
+        """Raise OverloadedError if `num_choices` more do not fit; see open_requests.require_room.
 
         Does not block. It spares the encoding of a request under overload; `generate` checks again.
         """

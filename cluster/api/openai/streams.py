@@ -88,7 +88,7 @@ async def _all(
     on_admitted: Callable[[], None],
 ) -> AsyncGenerator[PromptOutput, None]:
     """Run the calls concurrently; the first error aborts all of them."""
-    queue: asyncio.Queue[PromptOutput | Exception | None] = asyncio.Queue()
+    queue = asyncio.Queue[PromptOutput | Exception | None](len(calls))  # others wait, joined
     num_admitted = 0
 
     def count_admitted() -> None:
@@ -102,10 +102,10 @@ async def _all(
             outputs = _one(router, index, call, deadline, count_admitted)
             async with aclosing(outputs):
                 async for each in outputs:
-                    queue.put_nowait(each)
-            queue.put_nowait(None)
+                    await queue.put(each)
+            await queue.put(None)
         except Exception as error:
-            queue.put_nowait(error)
+            await queue.put(error)
 
     tasks = [asyncio.create_task(run(index, call)) for index, call in enumerate(calls)]
     num_running = len(tasks)

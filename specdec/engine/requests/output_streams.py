@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 _MAX_PARTS = 64
-"""Outputs that are joined to one: those that a reader gets at once, or that wait longer."""
+"""Most outputs that are joined to one. So many that wait are joined at once."""
 
 
 class OutputStream:
@@ -35,17 +35,22 @@ class OutputStream:
         self.metrics = metrics
         self.caller = caller
         self.timer: asyncio.TimerHandle | None = None  # of the deadline
-        self._parts: dict[int, list[EngineOutput]] = {}  # by choice, in the order of their last one
+        self._parts: dict[int, list[EngineOutput]] = {}  # by choice, the oldest first
+        self._last: EngineOutput | None = None  # of the request, which is read after all others
         self._error: Exception | None = None
         self._arrival: asyncio.Future[None] | None = None  # that the reader waits for
 
     def put(self, output: EngineOutput) -> None:
-        """Add an output. It costs memory by token if it waits for long."""
-        parts = self._parts.pop(output.choice, [])
-        parts.append(output)
-        self._parts[output.choice] = parts
-        if len(parts) >= _MAX_PARTS and parts[-_MAX_PARTS].num_steps < _MAX_PARTS:
-            parts[-_MAX_PARTS:] = [joined(parts[-_MAX_PARTS:])]
+        """Add an output, which costs memory by token if it waits; none after an error."""
+        if self._error is not None:
+            return
+        if output.is_last:
+            self._last = output
+        else:
+            parts = self._parts.setdefault(output.choice, [])
+            parts.append(output)
+            if len(parts) >= _MAX_PARTS and parts[-_MAX_PARTS].num_steps < _MAX_PARTS:
+                parts[-_MAX_PARTS:] = [joined(parts[-_MAX_PARTS:])]
         self._wake()
 
     def fail(self, error: Exception) -> None:
@@ -54,22 +59,27 @@ class OutputStream:
         self._wake()
 
     async def take(self) -> EngineOutput:
-        """Wait for outputs of a choice, and return them as one; that with the last one, last.
+        """Wait for outputs of a choice, and return them as one.
 
         Raises the error that ends the stream.
         """
-        while not self._parts:
+        while not self._parts and self._last is None:
             if self._error is not None:
                 raise self._error
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
-        choice = next(iter(self._parts))
-        parts = self._parts[choice]
-        if len(parts) > _MAX_PARTS:
-            self._parts[choice] = parts[_MAX_PARTS:]
-        else:
-            del self._parts[choice]
-        return joined(parts[:_MAX_PARTS])
+        last, parts = self._last, []
+        if self._parts:
+            choice, waiting = next(iter(self._parts.items()))
+            parts, left = waiting[:_MAX_PARTS], waiting[_MAX_PARTS:]
+            if left:
+                self._parts[choice] = left
+            else:
+                del self._parts[choice]
+        if last is not None and not self._parts and (not parts or parts[0].choice == last.choice):
+            parts.append(last)
+            self._last = None
+        return joined(parts)
 
     def _wake(self) -> None:
         if self._arrival is not None and not self._arrival.done():

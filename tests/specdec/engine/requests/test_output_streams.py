@@ -47,10 +47,10 @@ async def test_the_choice_that_ends_the_request_is_read_last(stream):
     stream.put(output(1, choice=1))
     stream.put(output(2, choice=0, reason=FinishReason.STOP))
     stream.put(output(3, choice=1, reason=FinishReason.LENGTH, is_last=True))
-    first, last = await stream.take(), await stream.take()
-    assert (first.choice, first.token_ids, first.is_last) == (0, (2,), False)
-    assert (last.choice, last.token_ids, last.is_last) == (1, (1, 3), True)
-    assert last.finish_reason is FinishReason.LENGTH
+    taken = [await stream.take() for _ in range(3)]
+    assert [each.token_ids for each in taken] == [(1,), (2,), (3,)]
+    assert [each.is_last for each in taken] == [False, False, True]
+    assert taken[-1].finish_reason is FinishReason.LENGTH
 
 
 async def test_a_long_wait_costs_memory_by_token_and_no_huge_output(stream):
@@ -75,6 +75,33 @@ async def test_an_error_comes_after_the_outputs_before_it(stream):
     for _ in range(2):
         with pytest.raises(ValueError, match="the first"):
             await stream.take()
+
+
+async def test_an_error_ends_a_stream_whose_reader_stays_late(stream):
+    stream.put(output(1))
+    stream.fail(ValueError("the end"))
+    stream.put(output(2))
+    assert (await stream.take()).token_ids == (1,)
+    with pytest.raises(ValueError, match="the end"):
+        await stream.take()
+
+
+async def test_each_choice_has_its_turn_for_a_reader_that_stays_late(stream):
+    taken = []
+    for token in range(9):
+        for choice in range(3):
+            stream.put(output(token, choice=choice))
+        taken.append(await stream.take())
+    assert [each.choice for each in taken] == [0, 1, 2] * 3
+
+
+async def test_the_first_output_of_the_choice_that_ends_the_request_is_not_late(stream):
+    """It has the log-probabilities of the prompt."""
+    stream.put(output(1, choice=0))
+    stream.put(output(2, choice=1, reason=FinishReason.STOP))
+    stream.put(output(3, choice=0, reason=FinishReason.STOP, is_last=True))
+    taken = [await stream.take() for _ in range(3)]
+    assert [(each.choice, each.is_last) for each in taken] == [(0, False), (1, False), (0, True)]
 
 
 async def test_a_deadline_ends_a_stream_and_is_forgotten_with_it():
