@@ -13,7 +13,7 @@ RowT = TypeVar("RowT")
 
 
 class RowsOnDemand(Sequence[RowT]):
-    """Rows that are made when the first one is read, since most steps need none of them."""
+    """Rows that are made when the first one is read: the engine rarely needs them."""
 
     @cached_property
     @abstractmethod

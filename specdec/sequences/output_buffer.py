@@ -81,7 +81,8 @@ class OutputBuffer:
         """Return all tokens and empty the buffer."""
         logprobs = None
         if self._logprobs:
-            logprobs, self._logprobs = Logprobs.join(self._logprobs), []
+            parts, self._logprobs = self._logprobs, []
+            logprobs = parts[0] if len(parts) == 1 else Logprobs.join(parts)
         token_ids, is_drafted = tuple(self._token_ids), tuple(self._is_drafted)
         taken = BufferedTokens(token_ids, logprobs, self._num_steps, is_drafted)
         self._num_sent += 1

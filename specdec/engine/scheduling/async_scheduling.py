@@ -115,6 +115,7 @@ class StepsInFlight:
         """Send the target a step, with what changed about its sequences."""
         changing: Iterable[Sequence]
         if isinstance(rows, RepeatedDecodes):
+            assert rows.follows(self._steps[-1].rows), "a step repeats another one than the last"
             changing = rows.growing
         else:
             if self._has_adapters:
@@ -173,7 +174,9 @@ def repeat_decodes(
     """
     if isinstance(in_flight, RepeatedDecodes):
         run, place = in_flight.run, in_flight.place + 1
-    elif len(in_flight) == scheduler.num_running and all(_is_decode(*each) for each in in_flight):
+    elif len(in_flight) != scheduler.num_running or scheduler.may_grow:
+        return []
+    elif all(_is_decode(*each) for each in in_flight):
         run, place = DecodeRun(in_flight, scheduler.batch, block_size, max_model_len), 0
     else:
         return []

@@ -63,6 +63,12 @@ class RepeatedDecodes(collections.abc.Sequence[tuple[Sequence, StepRow]]):
         self.rows = RepeatedRows(run.rows, place) if place else run.rows
         self.growing = run.growing(place)
 
+    def follows(self, rows: Rows) -> bool:
+        """Return whether they are those of the step after one with `rows`, as a rank takes them."""
+        if self.place == 0:  # sent in full
+            return True
+        return isinstance(rows, RepeatedDecodes) and rows.place == self.place - 1
+
     def __len__(self) -> int:
         return len(self.run.sequences)
 

@@ -69,6 +69,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def may_grow(self) -> bool:
+        """Return whether a sequence waits while there is a seat."""
+        return bool(self._waiting) and self._has_seat()
+
+    @property
     def has_predictions(self) -> bool:
         """Return whether any running sequence has predicted output."""
         return self._num_predicted > 0
@@ -134,7 +139,7 @@ class Scheduler:
         waiting: collections.abc.Iterable[Sequence] = self._waiting
         if self._seats is not None:  # one without a seat may wait for long
             waiting = self._seats.that_may_join(waiting, self._running)
-        for seq in islice(waiting, config.max_num_seqs - len(self._running)):
+        for seq in islice(waiting, max(0, config.max_num_seqs - len(self._running))):
             room -= seq.num_uncomputed_tokens
             if room < 0:
                 break
@@ -215,7 +220,7 @@ class Scheduler:
 
         growing: the sequences that may need another block.
         """
-        if batch != self.batch or (self._waiting and self._has_seat()):
+        if batch != self.batch or self.may_grow:
             return False
         if len(growing) > self._blocks.num_free_blocks:
             return False
@@ -237,7 +242,7 @@ class Scheduler:
         return self._draft_planner.may_draft(seq)
 
     def keep_batch(self) -> None:
-        """Record a step without preempted or new sequences, in place of `schedule`."""
+        """Begin a step without preempted or new sequences; `schedule` and admissions add theirs."""
         self.preempted = []
         self.newly_scheduled = []
 

@@ -83,7 +83,8 @@ class Speculator:
     """Asks the policy for draft lengths and the proposer for drafts, and reports the outcome.
 
     The engine calls for each step, in this order: `decide`, `take` where drafts are allowed,
-    `begin_step`, `ahead`, and with its results `observe` for each verified row, then `end_step`.
+    `begin_step`, `ahead`, and with its results `observe` for each verified row, then `end_step`;
+    of a step that is begun ahead without drafts, `begin_step` only where there is a policy.
     """
 
     def __init__(
