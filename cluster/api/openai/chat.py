@@ -35,7 +35,7 @@ from cluster.api.openai.logprobs import (
 )
 from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from cluster.api.openai.parsers.tool_families import new_call_id
-from cluster.api.openai.request_warnings import template_warnings
+from cluster.api.openai.request_warnings import RequestWarning, template_warnings
 from cluster.api.openai.schemas.chat_schema import (
     AnsweredToolCall,
     AnswerMessage,
@@ -101,18 +101,25 @@ async def prepare_chat(
         reading=reading,
         names=await token_names(router, request) if needs_names else None,
     )
-    builder.thinking_budget = await _thinking_budget(router, request, reading)
+    builder.thinking_budget = await _thinking_budget(router, request, reading, context)
     builder.forced_calls = forced
     return builder
 
 
 async def _thinking_budget(
-    router: Router, request: ChatRequest, reading: AnswerReading
+    router: Router, request: ChatRequest, reading: AnswerReading, context: RequestContext
 ) -> ThinkingBudget | None:
-    """Return the budget of a request, None without one. Raise InvalidValueError."""
+    """Return the budget of a request, None without one or, with a warning, where it has no effect.
+
+    Raise InvalidValueError.
+    """
     count = request.thinking_token_budget
     is_forced = reading.tools is not None and reading.tools.is_forced
-    if count is None or request.is_structured or is_forced:  # no text for reasoning
+    if count is None:
+        return None
+    if request.is_structured or is_forced:
+        text = "ignored: the answer has no place for reasoning"
+        context.warnings.append(RequestWarning("thinking_token_budget", text))
         return None
     syntax = reading.syntax
     if syntax is None:

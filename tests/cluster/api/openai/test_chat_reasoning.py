@@ -1,5 +1,6 @@
 """Reasoning of chats: its place in responses, its tokens, and budgets that end it."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -189,6 +190,9 @@ async def test_a_budget_is_ignored_where_calls_are_forced(http, router, monkeypa
         plain = await ask(http, **forced, tool_choice=choice)
         body = await ask(http, **forced, tool_choice=choice, thinking_token_budget=2)
         assert body["choices"] == plain["choices"]
+        body = {**CHAT, **forced, "tool_choice": choice, "thinking_token_budget": 2}
+        [warning] = json.loads((await http.post(URL, json=body)).headers["x-specdec-warnings"])
+        assert warning.startswith("thinking_token_budget: ignored")
 
 
 async def test_a_budget_needs_a_parser_of_reasoning(http, router, monkeypatch):
