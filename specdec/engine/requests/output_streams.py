@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 _MAX_PARTS = 64
-"""Most outputs that are joined to one. So many that wait are joined at once."""
+"""Most outputs that are joined to one; those that wait are joined once there are as many."""
 
 
 class OutputStream:
