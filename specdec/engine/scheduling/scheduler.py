@@ -7,7 +7,6 @@ from bisect import insort
 from collections.abc import Set
 from itertools import islice
 from operator import attrgetter
-from typing import Any
 
 from specdec.config.engine import EngineConfig
 from specdec.engine.scheduling.adapter_seats import AdapterSeats
@@ -21,7 +20,6 @@ from specdec.types.drafts.draft_decision import Decision, PromptLoad, chain
 from specdec.types.reports.stats import Counts
 
 _by_rank = attrgetter("rank")
-_NONE: frozenset[Any] = frozenset()
 
 
 class Scheduler:
@@ -71,7 +69,7 @@ class Scheduler:
     @property
     def may_grow(self) -> bool:
         """Return whether a sequence waits while there is a seat."""
-        return bool(self._waiting) and self._has_seat()
+        return self.num_waiting > 0 and self._has_seat()
 
     @property
     def has_predictions(self) -> bool:
@@ -83,9 +81,9 @@ class Scheduler:
 
         now_s: when they arrive; their age counts from then.
         """
-        num_present = len(self._running) + len(self._waiting)
+        num_after = len(self._running) + len(self._waiting) + len(sequences)
         most = self._config.max_num_seqs + self._config.max_queue_len
-        assert num_present + len(sequences) <= most, "a request was added that has no room"
+        assert num_after <= most, "a request was added that has no room"
         for seq in sequences:
             seq.arrival_s = now_s
             insort(self._waiting, seq, key=_by_rank)
@@ -95,11 +93,8 @@ class Scheduler:
 
         Other choices and preempted sequences may wait longer: a request that began is completed.
         """
-        return [
-            seq
-            for seq in self._waiting
-            if seq.request.queue_deadline_s <= now_s and seq.choice == 0 and not seq.has_run
-        ]
+        late = (seq for seq in self._waiting if seq.request.queue_deadline_s <= now_s)
+        return [seq for seq in late if seq.choice == 0 and not seq.has_run]
 
     def preempt_all(self) -> list[Sequence]:
         """Preempt every running sequence, as when the KV cache is lost, and return them."""
@@ -220,9 +215,7 @@ class Scheduler:
 
         growing: the sequences that may need another block.
         """
-        if batch != self.batch or self.may_grow:
-            return False
-        if len(growing) > self._blocks.num_free_blocks:
+        if batch != self.batch or self.may_grow or len(growing) > self._blocks.num_free_blocks:
             return False
         for seq in growing:
             has_room = self._blocks.reserve(seq.seq_id, seq.num_tokens + 1)
@@ -320,11 +313,11 @@ class Scheduler:
                 budget -= chunk
         return budget
 
-    def _has_seat(self, ending: Set[int] = _NONE) -> bool:
+    def _has_seat(self, ending: Set[int] = frozenset()) -> bool:
         return len(self._running) - len(ending) < self._config.max_num_seqs
 
     def _admit_waiting(
-        self, budget: int, ending: Set[int] = _NONE, in_flight: Set[BlockKey] = _NONE
+        self, budget: int, ending: Set[int] = frozenset(), in_flight: Set[BlockKey] = frozenset()
     ) -> bool:
         """Admit waiting sequences; return False at the first one that lacks a block `in_flight`."""
         # After a preemption blocks are short: a newly admitted sequence would be preempted next.
