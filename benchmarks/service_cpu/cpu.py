@@ -48,7 +48,7 @@ def normalized(microseconds: float, measured_loop_us: float) -> float:
 
 @dataclass(frozen=True)
 class ServiceThreads:
-    """What the processes and threads of a service are.
+    """The processes and threads of a service.
 
     root: the process that deploys it. router: pid of the replica. threads: of the Router, the part
     by native id. rank: pid. front_ends: pids of the Router's child processes.

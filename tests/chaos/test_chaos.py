@@ -29,25 +29,24 @@ def test_two_minutes_of_faults_between_nodes_violate_nothing(tiny_model_dir, tmp
     assert len(report.injected) >= 3
 
 
-def test_updates_under_traffic_violate_nothing(tiny_model_dir, tmp_path):
-    arguments = [str(tiny_model_dir), str(tmp_path), "2", "0"]
-    command = [sys.executable, "-m", "tests.chaos.updates", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+def report_of(module, *directories, timeout_s):
+    """Return the report of a program of two rounds, which has found no violation."""
+    command = [sys.executable, "-m", f"tests.chaos.{module}", *map(str, directories), "2", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout.splitlines()[-1])
     print(report)
     assert report["violations"] == []
+    return report
+
+
+def test_updates_under_traffic_violate_nothing(tiny_model_dir, tmp_path):
+    report = report_of("updates", tiny_model_dir, tmp_path, timeout_s=600)
     assert report["num_calls"] > 20
 
 
 def test_changes_of_one_model_do_not_disturb_the_other(tiny_model_dir, tmp_path):
-    arguments = [str(tiny_model_dir), str(tmp_path), "2", "0"]
-    command = [sys.executable, "-m", "tests.chaos.redeployments", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads(done.stdout.splitlines()[-1])
-    print(report)
-    assert report["violations"] == []
+    report = report_of("redeployments", tiny_model_dir, tmp_path, timeout_s=900)
     assert report["polls"]["/metrics"]["200"] > 20
     assert report["polls"]["by name"]["503"] > 5
     assert report["polls"]["by path"]["503"] > 5

@@ -8,10 +8,8 @@ from contextlib import nullcontext
 from unittest.mock import Mock, call
 
 import pytest
-from click.testing import CliRunner
 
 from cluster.api.base.authentication import read_keys
-from cluster.cli import main
 from cluster.cli import serve as cli_serve
 from cluster.cli.serve import OTHER, SECTIONS
 from cluster.config.secrets import KEYS_VARIABLE
@@ -21,15 +19,7 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import SPECULATION_KEYS
 from specdec.types.adapters import AdapterOrder
 from specdec.types.errors import OutOfMemoryError
-
-
-def run_cli(*arguments, **options):
-    return CliRunner().invoke(main.main, arguments, **options)
-
-
-def fails_with(result, line):
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == f"error: {line}\n"
+from tests.cluster.cli.conftest import fails_with, run_cli
 
 
 @pytest.fixture

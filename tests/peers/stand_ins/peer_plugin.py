@@ -125,7 +125,7 @@ class StandIns(MetaPathFinder, Loader):
 sys.meta_path.insert(0, StandIns())
 
 
-def test_name(nodeid):
+def name_of_test(nodeid):
     """Return file::test; for a kit module.Class::test."""
     path, _, test = nodeid.partition("::")
     if not path.endswith("kits.py"):
@@ -145,7 +145,7 @@ def pytest_collection_modifyitems(config, items):
 
 def names(item):
     """Return the test's name with its parameters and without them."""
-    name = test_name(item.nodeid)
+    name = name_of_test(item.nodeid)
     return {name, name.partition("[")[0]}
 
 
@@ -161,10 +161,10 @@ RESULTS = {}
 def pytest_runtest_logreport(report):
     if report.when == "call" or not report.passed:
         reason = str(report.longrepr or "").strip().splitlines() or [""]
-        earlier = RESULTS.get(test_name(report.nodeid), {"is_passed": True})
+        earlier = RESULTS.get(name_of_test(report.nodeid), {"is_passed": True})
         if earlier["is_passed"]:
             result = {"is_passed": report.passed, "reason": reason[-1][:300]}
-            RESULTS[test_name(report.nodeid)] = result
+            RESULTS[name_of_test(report.nodeid)] = result
 
 
 def pytest_sessionfinish():
