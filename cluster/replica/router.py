@@ -14,6 +14,7 @@ import random
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -213,7 +214,7 @@ class Router:
         is_admitted: bool = False,
         on_admitted: Callable[[], None] = lambda: None,
     ) -> Generation:
-        """Start a request. Its outputs raise the engine's errors, and `deadline.error`.
+        """Start a request. It and its outputs raise the engine's errors, and `deadline.error`.
 
         is_admitted: it continues an admitted request, so that neither a drain nor a full queue
         rejects it, and it does not expire in the queue. on_admitted: called when the engine has
@@ -222,15 +223,16 @@ class Router:
         request_id = call.request_id or secrets.token_hex(8)
         current_request_id.set(request_id)
         measured = self._instrumentation.begin(request_id, call)
-        try:
-            thread = self._thread_for(call.model)
-            if not is_admitted:
-                thread.require_room(call.params.n)
-            timeout_s = math.inf if is_admitted else self.config.queue_timeout_s
-            request = await self._prepare(request_id, call, timeout_s)
-        except BaseException as error:
-            measured.on_refused(error)
-            raise
+        async with deadline.enforce() if deadline else nullcontext():
+            try:
+                thread = self._thread_for(call.model)
+                if not is_admitted:
+                    thread.require_room(call.params.n)
+                timeout_s = math.inf if is_admitted else self.config.queue_timeout_s
+                request = await self._prepare(request_id, call, timeout_s)
+            except BaseException as error:
+                measured.on_refused(error)
+                raise
         measured.on_queued(request)
         caller = current_caller.get()
         outputs = thread.generate(

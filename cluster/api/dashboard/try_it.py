@@ -75,8 +75,7 @@ async def begin(
 
     Raise the engine's error for an invalid request, before the response has a status code.
     """
-    async with deadline.enforce():
-        generation = await router.generate(call, deadline=deadline)
+    generation = await router.generate(call, deadline=deadline)
     outputs = generation.outputs
     first = await anext(outputs)
     return _events(generation, first)

@@ -71,8 +71,7 @@ async def _one(
     budget: ThinkingBudget | None = None,
 ) -> AsyncGenerator[PromptOutput, None]:
     if budget is None:
-        async with deadline.enforce():
-            started = await router.generate(call, deadline=deadline, on_admitted=on_admitted)
+        started = await router.generate(call, deadline=deadline, on_admitted=on_admitted)
         generated = started.outputs
     else:
         generated = generate_within_budget(router, call, deadline, budget, on_admitted)

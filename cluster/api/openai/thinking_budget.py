@@ -163,10 +163,9 @@ async def _outputs(
     is_admitted: bool = False,
     on_admitted: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[EngineOutput, None]:
-    async with deadline.enforce():
-        generation = await router.generate(
-            call, deadline=deadline, is_admitted=is_admitted, on_admitted=on_admitted
-        )
+    generation = await router.generate(
+        call, deadline=deadline, is_admitted=is_admitted, on_admitted=on_admitted
+    )
     async with aclosing(generation.outputs) as outputs:
         async for output in outputs:
             yield output

@@ -75,12 +75,12 @@ async def test_a_full_queue_is_healthy(http, router, monkeypatch):
 
 
 class Stalled:
-    """Stands for `Router.generate` of an engine that does not answer."""
+    """Stands for a function that does not return."""
 
     def __init__(self):
         self.was_cancelled = False
 
-    async def __call__(self, call, **options):
+    async def __call__(self, *arguments, **options):
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -89,7 +89,7 @@ class Stalled:
 
 
 async def test_health_generate_has_a_deadline(http, router, monkeypatch):
-    monkeypatch.setattr(router, "generate", Stalled())
+    monkeypatch.setattr(router.text, "encode", Stalled())
     response = await http.get("/health_generate", headers={"x-request-timeout-s": "0.05"})
     assert response.status_code == 504
 
