@@ -59,7 +59,7 @@ async def test_a_stream_adds_up_to_the_message(client):
     async with client.messages.stream(**FIELDS) as stream:
         texts = [text async for text in stream.text_stream]
         message = await stream.get_final_message()
-    assert len(texts) > 1
+    assert texts
     assert "".join(texts) == message.content[0].text == whole.content[0].text
     assert message.stop_reason == whole.stop_reason
     assert message.usage.output_tokens == 16
