@@ -150,9 +150,9 @@ def _submit(objects: Objects, pod: HeadPod) -> None:
     config = pod.moved(serve_config(objects))
     config["http_options"]["port"] = pod.ports["http"]
     config["grpc_options"]["port"] = pod.ports["grpc"]
-    answer = httpx.put(
-        pod.url("dashboard", "/api/serve/applications/"), json=config, headers=_token(pod)
-    )
+    url = pod.url("dashboard", "/api/serve/applications/")
+    # The answer waits until Serve's controller has started: seconds, more on a loaded machine.
+    answer = httpx.put(url, json=config, headers=_token(pod), timeout=60)
     assert answer.status_code == 200, answer.text
 
 
