@@ -42,14 +42,22 @@ PATHS_OF_THE_SERVICE = frozenset(
 """First components of the paths of the model at "/"; no other model may have one as its prefix."""
 
 
+def read_yaml(path: Path) -> Any:
+    """Return the content of a YAML file. Raises OSError, and ValueError if it is not valid."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, LookupError, AttributeError, RecursionError) as error:
+        raise ValueError(str(error)) from error  # by tags, such as !!bool, and by deep nesting
+
+
 def read_config_file(path: Path) -> dict[str, Any]:
     """Return the unvalidated mapping of a YAML file; {} if it is empty.
 
     Raises InvalidValueError if the file cannot be read or is not a mapping.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = read_yaml(path)
+    except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         limit = f"a readable YAML file ({reason})"
         raise InvalidValueError("configuration file", str(path), limit) from error

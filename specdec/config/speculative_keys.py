@@ -246,6 +246,6 @@ def read_value(name: str, value: object, expected: Any) -> Any:
 def _parse_json(text: str) -> object:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         limit = f'a JSON object such as {{"method": "ngram"}}, auto, or none ({error})'
         raise InvalidValueError("speculative_config", text, limit) from error

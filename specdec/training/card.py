@@ -26,7 +26,7 @@ def read_card(path: Path) -> dict[str, Any]:
         return {}
     try:
         card = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         card = None
     if not isinstance(card, dict):
         raise InvalidValueError("card", path, "a file with a JSON object, or a new file")

@@ -63,7 +63,7 @@ class Checkpoint:
         path = directory / _FILE
         try:
             return cls._read(path)
-        except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+        except (OSError, SafetensorError, ValueError, TypeError, KeyError, RecursionError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise CheckpointError(
                 f"{path} is damaged ({reason}); restore a copy of it, or delete it to begin the "

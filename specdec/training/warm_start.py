@@ -42,7 +42,7 @@ class ExportedHead:
             config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
             self.settings = {"method": method, **_sizes(config)}
             self.tensors = load_file(directory / _TENSORS)
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
             self._refuse(repr(error))
 
     def token_ids(self, vocab_size: int) -> list[int]:

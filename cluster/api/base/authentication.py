@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from cluster.config.config_file import read_yaml
 from cluster.config.secrets import KEYS_VARIABLE, TOKEN_VARIABLE
 from cluster.config.serve_config import ServeConfig
 from cluster.observability.request_context import current_address, current_caller
@@ -316,8 +315,8 @@ def read_keys(setting: str, path: Path | None) -> tuple[ApiKey, ...]:
 
 def _entries(setting: str, path: Path) -> list[Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        content = read_yaml(path)
+    except (OSError, ValueError):
         content = None  # a parser's message may quote the file
     if not isinstance(content, list) or not content:
         raise InvalidValueError(setting, str(path), "a YAML file with a list of keys")

@@ -105,7 +105,7 @@ def read_prompts(path: Path) -> list[str]:
 def _prompt(line: str, where: str) -> str:
     try:
         record: Any = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         record = None
     if isinstance(record, dict):
         turns = record.get("turns")

@@ -62,7 +62,7 @@ def read_acceptance(directory: Path) -> tuple[SuiteAcceptance, ...]:
     try:
         results = json.loads(path.read_bytes())[EVALUATION]["results"]
         found = tuple(map(SuiteAcceptance.of, results))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UnsupportedModelError(f"{path} has no evaluation ({reason})") from error
     if not found:

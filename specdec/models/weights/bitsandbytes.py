@@ -114,7 +114,7 @@ def _state(tensors: TensorSource, name: str) -> _State:
             count(raw, "nested_blocksize", 1),
             float(raw.get("nested_offset", 0.0)),
         )
-    except (ValueError, TypeError, KeyError, AttributeError, UnsupportedModelError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError, UnsupportedModelError) as error:
         reason = " ".join(str(error).split())[:_MAX_REASON_CHARS]
         raise UnsupportedModelError(f"{stored} does not describe a matrix: {reason}") from error
 

@@ -356,5 +356,5 @@ def read_info(directory: Path) -> CorpusInfo:
         if found != _FORMAT:
             raise CorpusError(f"{path} has format {found!r}; supported is {_FORMAT}")
         return CorpusInfo(**content)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorpusError(f"{directory} is not a corpus: {error}") from error

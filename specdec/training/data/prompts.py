@@ -74,7 +74,7 @@ def select_prompts(
 def _read(line: str, where: str) -> PromptRecord:
     try:
         record: Any = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         record = None
     fields = record if isinstance(record, dict) else {"prompt": record}
     turns, suite = fields.get("turns", [fields.get("prompt")]), fields.get("suite", "")

@@ -36,8 +36,15 @@ def test_an_empty_file_is_an_empty_mapping(tmp_path):
         (b"model: [\n", "a readable YAML file"),
         (b"model: \xff\n", "a readable YAML file"),
         (b"model: !!python/name:os.system\n", "a readable YAML file"),
+        (b"model: " + b"[" * 3000, "a readable YAML file"),
+        (b"model: " + b"9" * 5000, "a readable YAML file"),
+        (b"model: 2026-99-99\n", "a readable YAML file"),
+        (b"model: !!bool maybe\n", "a readable YAML file"),
+        (b"model: !!int ''\n", "a readable YAML file"),
+        (b"model: !!timestamp now\n", "a readable YAML file"),
         (None, "a readable YAML file"),
     ],
+    ids=lambda each: str(each)[:30],
 )
 def test_an_invalid_file(tmp_path, content, limit):
     path = tmp_path / "serve.yaml"

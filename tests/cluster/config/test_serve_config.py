@@ -162,6 +162,8 @@ def test_every_literal_has_the_options_of_its_setting():
             "a JSON object (a mapping), auto, or none to disable speculation",
         ),
         ("speculative_config", "{", 'a JSON object such as {"method": "ngram"}, auto, or none'),
+        ("speculative_config", "[" * 9000, 'a JSON object such as {"method": "ngram"}, auto,'),
+        ("speculative_config", "9" * 5000, 'a JSON object such as {"method": "ngram"}, auto,'),
     ],
 )
 def test_an_invalid_value_is_reported_with_its_limit(field, value, limit):

@@ -147,7 +147,7 @@ def test_a_run_that_starts_from_a_head_continues_with_its_own_weights(target, da
         trainer(start=None)
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "other"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "other", "deep"])
 def test_a_damaged_checkpoint_is_one_line_with_its_path(damage, target, data, tmp_path):
     config = dataclasses.replace(CONFIG, num_epochs=1)
     Trainer(config, target, data, tmp_path).run(lambda _: None)
@@ -156,6 +156,7 @@ def test_a_damaged_checkpoint_is_one_line_with_its_path(damage, target, data, tm
         "cut": path.read_bytes()[:-1000],
         "empty": b"",
         "other": save({"x": torch.zeros(1)}, {"format": "pt"}),
+        "deep": save({"x": torch.zeros(1)}, {"state": "[" * 9000}),
     }
     path.write_bytes(content[damage])
     with pytest.raises(CheckpointError) as caught:

@@ -135,7 +135,10 @@ def test_keys_from_the_environment(monkeypatch):
         "- {name: ann, key: with a space}",
         "- {name: ann}",
         f"- {{key: {KEY}}}",
+        f"- {{name: ann, key: !!bool {KEY}}}",
+        f"- {{name: ann, key: {KEY}, requests_per_s: {'[' * 3000}",
     ],
+    ids=lambda content: content[:30],
 )
 def test_errors_of_a_file_do_not_quote_its_keys(tmp_path, content):
     path = tmp_path / "keys.yaml"

@@ -12,6 +12,7 @@ from cluster.cli.bench.dataset import (
     arrival_times,
     read_prompts,
 )
+from specdec.types.errors import InvalidValueError
 
 
 def words(request):
@@ -28,6 +29,14 @@ def test_a_prompt_of_a_file_may_have_unicode_line_separators(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_bytes('"One\u2028two"\r\n{"prompt": "Three\x85"}\n'.encode())
     assert read_prompts(path) == ["One\u2028two", "Three\x85"]
+
+
+@pytest.mark.parametrize("line", ["[", "[" * 9000, "9" * 5000], ids=lambda line: line[:30])
+def test_a_line_that_is_no_prompt_is_refused_with_its_number(tmp_path, line):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f'"One"\n{line}\n')
+    with pytest.raises(InvalidValueError, match="line 2"):
+        read_prompts(path)
 
 
 @pytest.mark.parametrize(

@@ -66,13 +66,14 @@ def test_the_card_keeps_its_other_entries(evaluate, tmp_path):
     assert all(each.accepted_per_step[0] > 0 for each in suites)
 
 
-def test_a_card_that_is_none_is_refused_first(evaluate, tmp_path):
+@pytest.mark.parametrize("content", ["[]", "[" * 9000], ids=lambda content: content[:30])
+def test_a_card_that_is_none_is_refused_first(evaluate, tmp_path, content):
     card = tmp_path / "card.json"
-    card.write_text("[]")
+    card.write_text(content)
     result = evaluate("--card", card)
     assert result.exit_code == 1
     assert "a file with a JSON object" in result.stderr
-    assert card.read_text() == "[]"
+    assert card.read_text() == content
 
 
 def test_the_table(evaluate):

@@ -82,7 +82,11 @@ def test_acceptance_counts_steps_without_a_draft(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", "{}", '{"evaluation": {"results": []}}', '{"evaluation": {"results": [{}]}}'],
+    [
+        *("", "[]", "{}", '{"evaluation": {"results": []}}', '{"evaluation": {"results": [{}]}}'),
+        "[" * 9000,
+    ],
+    ids=lambda content: content[:30],
 )
 def test_a_card_without_an_evaluation_is_refused(content, tmp_path):
     (tmp_path / "card.json").write_text(content)

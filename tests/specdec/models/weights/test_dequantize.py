@@ -235,7 +235,9 @@ def test_four_bits_in_another_storage_type_are_refused(source, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "state", [b"{", b"[]", b"{}", b'{"shape": [8], "blocksize": 8}', b'{"shape": [8, 8]}']
+    "state",
+    [b"{", b"[]", b"{}", b'{"shape": [8], "blocksize": 8}', b'{"shape": [8, 8]}', b"[" * 9000],
+    ids=lambda state: state.decode()[:30],
 )
 def test_four_bits_without_a_valid_state_are_refused(source, tmp_path, state):
     def pack(weight):

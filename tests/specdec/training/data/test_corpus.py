@@ -120,6 +120,10 @@ def test_a_corpus_of_other_settings_is_not_continued(tmp_path, field, other):
 def test_invalid_files_are_reported(tmp_path):
     with pytest.raises(CorpusError, match="is not a corpus"):
         Corpus.open(tmp_path)
+    (tmp_path / "corpus.json").write_text("[" * 9000)
+    with pytest.raises(CorpusError, match="is not a corpus"):
+        read_info(tmp_path)
+    (tmp_path / "corpus.json").unlink()
     write(tmp_path, [0])
     [shard] = shard_paths(tmp_path)
     content = shard.read_bytes()

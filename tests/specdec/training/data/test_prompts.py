@@ -26,7 +26,12 @@ def test_a_prompt_may_have_unicode_line_separators(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line", ["Why?", "3", "{}", '{"turns": []}', '{"turns": [1]}', '{"prompt": "a", "suite": 1}']
+    "line",
+    [
+        *("Why?", "3", "{}", '{"turns": []}', '{"turns": [1]}', '{"prompt": "a", "suite": 1}'),
+        *("[" * 9000, "9" * 5000),
+    ],
+    ids=lambda line: line[:30],
 )
 def test_another_content_is_refused_with_its_line(tmp_path, line):
     path = tmp_path / "prompts.jsonl"
