@@ -38,6 +38,7 @@ POSTS = (
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
+    "/v1/responses/input_tokens",
     "/tokenize",
     "/detokenize",
 )
