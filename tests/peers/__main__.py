@@ -2,7 +2,8 @@
 
 `python -m tests.peers [vllm] [sglang]`; exits with 1 where a result differs from the table. With
 PEER_URL set, the service at that address is tested, and none is started. For repeatable
-results, the model decodes greedily and up to a limit by default, and the service has a seed.
+results, the model decodes greedily and up to a limit by default, and the service has a seed and
+drafts at every load: what it measures would decide otherwise.
 """
 
 import json
@@ -14,12 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specdec.models.resolve import resolve
-from tests.e2e.conftest import running_service
+from tests.e2e.conftest import ALWAYS_DRAFT, running_service
 from tests.peers.suites import Suite, suites
 
 MODEL = "smollm2-135m-instruct"
 DEFAULTS = {"temperature": 0, "max_new_tokens": 512}
-FLAGS = ["--served-model-name", MODEL, "--max-model-len", "8192", "--spec-method", "ngram"]
+FLAGS = ["--served-model-name", MODEL, "--max-model-len", "8192", *ALWAYS_DRAFT]
 FLAGS += ["--seed", "0", "--enable-tokenizer-info-endpoint"]
 HOME = Path(__file__).parents[2] / ".make" / "peers"
 
