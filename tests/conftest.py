@@ -102,6 +102,17 @@ def smollm2_dir() -> Path:
     return resolve("smollm2-135m-instruct")
 
 
+@pytest.fixture
+def unjoined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the outputs of a request one by one to its reader, even if it is late.
+
+    Only the last one may have joined the one before it.
+    """
+    from specdec.engine.requests import output_streams
+
+    monkeypatch.setattr(output_streams, "_MAX_PARTS", 1)
+
+
 @pytest.fixture(scope="session")
 def llama2_like(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """Return the tokenizer of `llama2_like_tokenizer`."""

@@ -234,7 +234,9 @@ async def replica(tiny_model_dir, tracing):
 
 
 @pytest.mark.parametrize("num_choices", [1, 3])
-async def test_an_answer_makes_five_spans_however_long_it_is(replica, exporter, num_choices):
+async def test_an_answer_makes_five_spans_however_long_it_is(
+    replica, unjoined, exporter, num_choices
+):
     asked = request("r", PROMPT, max_tokens=60, n=num_choices)
     outputs = [each async for each in replica.generate(asked)]
     assert len(outputs) >= 15 * num_choices
@@ -250,7 +252,7 @@ async def test_an_answer_makes_five_spans_however_long_it_is(replica, exporter, 
     assert 0.01 < decode["specdec.verify_s"] < seconds(made["decode"]) + 0.1
 
 
-async def test_single_tokens_are_not_recorded(replica, monkeypatch):
+async def test_single_tokens_are_not_recorded(replica, unjoined, monkeypatch):
     recorded = []
     for name in ("on_queued", "on_scheduled", "on_first_output", "on_choice_end", "end"):
         method = getattr(replica.tracing.begin("r", CALL, Clock()), name).__func__

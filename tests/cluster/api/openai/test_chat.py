@@ -255,7 +255,7 @@ async def test_an_answer_matches_other_structures(http, form, texts):
     "choice", ["required", {"type": "function", "function": {"name": "ask"}}], ids=["any", "named"]
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_forced_call_has_arguments_that_match_the_schema(http, choice, stream):
+async def test_a_forced_call_has_arguments_that_match_the_schema(http, unjoined, choice, stream):
     body = {
         **CHAT,
         **MORE,

@@ -80,7 +80,7 @@ def shown_helper(port):
     return text
 
 
-async def test_the_shown_helper_resumes_broken_streams(router, http, monkeypatch, capsys):
+async def test_the_shown_helper_resumes_broken_streams(router, http, unjoined, monkeypatch, capsys):
     monkeypatch.setattr(router, "new_seed", lambda: 5)
     app = BrokenStreams(make_app(lambda: router, lambda: alone(router), ApiKeys))
     async with running_server(app) as port:

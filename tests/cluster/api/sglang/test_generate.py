@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from cluster.api.sglang import generate
-from specdec.engine.requests import output_streams
 from specdec.types.messages import Logprobs
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -126,7 +125,7 @@ async def test_structured_output(http, params, accepts):
     assert meta["finish_reason"]["type"] == "stop" or "[0-9]" in params.get("regex", "")
 
 
-async def test_a_stream_has_the_text_so_far(http):
+async def test_a_stream_has_the_text_so_far(http, unjoined):
     body = {"text": PROMPT, "sampling_params": FROM_FRONTEND, "stream": True}
     response = await http.post("/generate", json=body)
     lines = [line for line in response.text.split("\n") if line.startswith("data:")]
@@ -158,7 +157,7 @@ async def streamed(http, **body):
 
 
 @pytest.mark.parametrize("start", [-1, 0, 2])
-async def test_a_stream_has_the_logprobs_of_the_prompt_once(http, start):
+async def test_a_stream_has_the_logprobs_of_the_prompt_once(http, unjoined, start):
     body = {"text": PROMPT, "sampling_params": GREEDY, "return_logprob": True}
     body |= {"logprob_start_len": start, "top_logprobs_num": 2, "token_ids_logprob": [7, 3]}
     whole = (await post(http, **body))["meta_info"]
@@ -184,7 +183,9 @@ async def test_each_choice_of_a_stream_has_the_logprobs_of_the_prompt(http):
         assert [each for each in found if each is not None] == [expected]
 
 
-async def test_the_logprobs_of_a_stream_are_limited_like_those_of_an_answer(http, monkeypatch):
+async def test_the_logprobs_of_a_stream_are_limited_like_those_of_an_answer(
+    http, unjoined, monkeypatch
+):
     monkeypatch.setattr(generate, "MAX_ANSWER_LOGPROBS", 20)
     body = {"text": PROMPT, "sampling_params": GREEDY, "return_logprob": True}
     body["top_logprobs_num"] = 2
@@ -218,7 +219,7 @@ async def test_logprobs_are_limited_over_all_prompts_and_answers(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_large_answers_are_encoded_off_the_event_loop(http, monkeypatch, stream):
+async def test_large_answers_are_encoded_off_the_event_loop(http, unjoined, monkeypatch, stream):
     threads = []
     describe = generate.Answer._meta
 
@@ -233,7 +234,6 @@ async def test_large_answers_are_encoded_off_the_event_loop(http, monkeypatch, s
         assert (await http.post("/generate", json=body | changes)).status_code == 200
         assert set(threads) == is_on_loop
     monkeypatch.setattr(generate, "MANY_IDS", 5)
-    monkeypatch.setattr(output_streams, "_MAX_PARTS", 1)  # a late reader gets each by itself, too
     threads.clear()
     await http.post("/generate", json=body)
     assert set(threads) == ({True, False} if stream else {True})
