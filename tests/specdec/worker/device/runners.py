@@ -27,15 +27,20 @@ from tests.specdec.grammars import grammar_compiler
 
 
 class FakeGraphs:
-    """Graphs that call the captured function; the buffers are static, as on a GPU."""
+    """Graphs that call the captured function; the buffers are static, as on a GPU.
 
-    def __init__(self) -> None:
+    runs_captured: whether a function is called when it is captured, too, as CUDA graphs do.
+    """
+
+    def __init__(self, *, runs_captured: bool = False) -> None:
+        self._runs_captured = runs_captured
         self.num_captured = 0
         self.num_replays = 0
         self.num_bytes = 0
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        function()
+        if self._runs_captured:
+            function()
         self.num_captured += 1
 
         def replay() -> None:

@@ -15,7 +15,7 @@ class FailingGraphs(FakeGraphs):
     """Graphs of which one, by its number from 0, cannot be captured."""
 
     def __init__(self, number=None):
-        super().__init__()
+        super().__init__(runs_captured=True)
         self._number = number
 
     def capture(self, function):
@@ -28,7 +28,7 @@ class FailingGraphs(FakeGraphs):
 @pytest.mark.parametrize("without", [(0,), (1,), (0, 1)])
 def test_no_rank_has_graphs_where_one_has_none(without, tiny_model_dir, caplog):
     def on_rank(group):
-        graphs = None if group.rank in without else FakeGraphs()
+        graphs = None if group.rank in without else FakeGraphs(runs_captured=True)
         runner = device_runner(tiny_model_dir, CONFIG, graphs, group)
         return runner.device_steps._graphs._replays, 0 if graphs is None else graphs.num_captured
 
@@ -58,20 +58,20 @@ def test_a_failure_before_the_capture_is_not_exchanged():
             raise MemoryError
 
         with pytest.raises(MemoryError):
-            AgreedGraphs(FakeGraphs(), group).capture(fails)
+            AgreedGraphs(FakeGraphs(runs_captured=True), group).capture(fails)
         return list(group.called)
 
     assert run_ranks(2, on_rank) == [[]] * 2
 
 
 def test_one_rank_captures_without_exchange():
-    graphs = FakeGraphs()
+    graphs = FakeGraphs(runs_captured=True)
     assert run_ranks(1, lambda group: (graphs_of_ranks(graphs, group), group.called)) == [
         (graphs, [])
     ]
 
 
 def test_memory_is_that_of_the_backend():
-    graphs = FakeGraphs()
+    graphs = FakeGraphs(runs_captured=True)
     graphs.num_bytes = 7
     assert run_ranks(2, lambda group: graphs_of_ranks(graphs, group).num_bytes) == [7, 7]

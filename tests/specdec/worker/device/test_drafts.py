@@ -65,7 +65,7 @@ def begun(monkeypatch):
 def test_the_drafts_are_those_of_the_host(tiny_model_dir, begun, num_drafts, graphs):
     expected = generate(tiny_model_dir, host_runner(tiny_model_dir), requests(), num_drafts)
     assert not begun
-    backend = FakeGraphs() if graphs else None
+    backend = FakeGraphs(runs_captured=True) if graphs else None
     runner = device_draft_runner(tiny_model_dir, LIMITS, backend)
     assert generate(tiny_model_dir, runner, requests(), num_drafts) == expected
     _, num_draft_tokens, num_accepted = expected

@@ -95,7 +95,7 @@ def test_a_stream_of_prompts_runs_on_the_device(
     config = engine_config(num_drafts, **changes)
     expected = stream(local_engine(tiny_model_dir, config, kernels="torch"), requests())
     assert not on_device
-    graphs = FakeGraphs() if has_graphs else None
+    graphs = FakeGraphs(runs_captured=True) if has_graphs else None
     target = device_target(tiny_model_dir, config, graphs=graphs)
     num_before = graphs.num_replays if graphs else 0
     engine = make_engine(tiny_model_dir, config, target)

@@ -13,7 +13,7 @@ from tests.specdec.worker.device.runners import FakeGraphs, device_runner
 
 @pytest.fixture
 def backend():
-    return FakeGraphs()
+    return FakeGraphs(runs_captured=True)
 
 
 @pytest.fixture

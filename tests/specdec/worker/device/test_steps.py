@@ -66,7 +66,9 @@ def test_the_tokens_are_those_of_the_host(tiny_model_dir, num_device_steps, num_
     config = engine_config(num_drafts)
     expected = tokens(local_engine(tiny_model_dir, config, kernels="torch"), requests())
     assert not num_device_steps
-    target = device_target(tiny_model_dir, config, graphs=FakeGraphs() if graphs else None)
+    target = device_target(
+        tiny_model_dir, config, graphs=FakeGraphs(runs_captured=True) if graphs else None
+    )
     engine = make_engine(tiny_model_dir, config, target)
     assert tokens(engine, requests()) == expected
     assert len(num_device_steps) > 10
@@ -193,7 +195,7 @@ def test_ranks_agree(tiny_model_dir, size):
 def test_a_padded_step_leaves_the_pool_of_others_alone(tiny_model_dir):
     """Padding writes to the padding block alone."""
     config = engine_config(3)
-    target = device_target(tiny_model_dir, config, graphs=FakeGraphs())
+    target = device_target(tiny_model_dir, config, graphs=FakeGraphs(runs_captured=True))
     pool = target._runner.kv_cache[:, : config.num_blocks * config.block_size]
     assert not pool.any()  # every graph has run on padding
     assert target._runner.kv_cache.any()

@@ -247,7 +247,7 @@ def test_the_trees_are_those_of_the_host(
     tokens, host, _ = run_trees(*run, runs_on_device=False, **options)
     num_trees = sum(tree_counts)
     tree_counts.clear()
-    found, target, counts = run_trees(*run, graphs=FakeGraphs(), **options)
+    found, target, counts = run_trees(*run, graphs=FakeGraphs(runs_captured=True), **options)
     assert found == tokens
     assert drafts_of(target) == drafts_of(host)
     assert len(on_device) == counts.num_steps
