@@ -60,6 +60,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesSideByS
     return FilesSideBySide(config, log)
 
 
+def pytest_collection() -> None:
+    """Let an example of hypothesis take more than 200 ms, which it may on a busy machine."""
+    from hypothesis import settings
+
+    settings.register_profile("tests", deadline=None)
+    settings.load_profile("tests")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of the real service first: they take longest, and one process runs them all."""
     items.sort(key=lambda item: not item.nodeid.startswith(SERVICE_TESTS))
