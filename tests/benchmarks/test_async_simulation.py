@@ -87,7 +87,7 @@ def test_a_sequence_alone_waits_for_a_draft_after_a_miss(tiny_model_dir):
     assert simulated.worker.num_waits == pytest.approx(num_misses, abs=2)
 
 
-@pytest.mark.parametrize("acceptance", [0.6, 0.8, 0.95])
+@pytest.mark.parametrize("acceptance", [0.6, pytest.param(0.8, marks=pytest.mark.slow), 0.95])
 def test_the_hit_rate_is_that_of_the_enumerated_outcomes(tiny_model_dir, acceptance):
     """The draft model's ranks are known: so is how often each outcome occurs."""
     simulated = Simulated(tiny_model_dir, "outcomes", 8, ratio=0.05, acceptance=acceptance)

@@ -13,7 +13,7 @@ from specdec.text.tokenizer import Tokenizer
 from specdec.types.reports.stats import Counts
 from tests.chaos.simulation import Simulation
 
-NUM_QUICK_SEEDS, NUM_SEEDS, BLOCK = 150, 20_000, 500
+NUM_QUICK_SEEDS, NUM_SEEDS, BLOCK = 80, 20_000, 500
 
 
 @dataclass
@@ -40,12 +40,12 @@ def test_some_interleavings_violate_nothing(models):
     faults = {seed: each.run() for seed, each in enumerate(simulations)}
     assert {seed: found for seed, found in faults.items() if found} == {}
     counts = Counts.sum(each.engine.stats().counts for each in simulations)
-    assert sum(each.num_losses for each in simulations) > 75
-    assert counts.num_preemptions > 75
-    assert counts.speculation.num_accepted_tokens > 300
-    assert sum(each.target.num_held for each in simulations) > 300
-    assert sum(each.num_admitted_ahead for each in simulations) > 100
-    assert sum(each.target.num_repeated for each in simulations) > 100
+    assert sum(each.num_losses for each in simulations) > 40
+    assert counts.num_preemptions > 40
+    assert counts.speculation.num_accepted_tokens > 160
+    assert sum(each.target.num_held for each in simulations) > 160
+    assert sum(each.num_admitted_ahead for each in simulations) > 50
+    assert sum(each.target.num_repeated for each in simulations) > 50
 
 
 @pytest.mark.slow
@@ -60,23 +60,23 @@ def test_a_lost_token_is_found(models):
     def lose(outputs):
         return [each._replace(token_ids=each.token_ids[:-1]) for each in outputs]
 
-    assert set(models.faults(range(20), deliver=lose)) == set(range(20))
+    assert set(models.faults(range(8), deliver=lose)) == set(range(8))
 
 
 def test_a_doubled_token_is_found(models):
     def double(outputs):
         return [each._replace(token_ids=each.token_ids + each.token_ids[-1:]) for each in outputs]
 
-    assert set(models.faults(range(20), deliver=double)) == set(range(20))
+    assert set(models.faults(range(8), deliver=double)) == set(range(8))
 
 
 def test_a_lost_end_is_found(models):
     def lose_ends(outputs):
         return [each for each in outputs if not each.is_last]
 
-    assert set(models.faults(range(20), deliver=lose_ends)) == set(range(20))
+    assert set(models.faults(range(8), deliver=lose_ends)) == set(range(8))
 
 
 def test_outputs_that_are_lost_with_the_target_are_found(models, monkeypatch):
     monkeypatch.setattr(Simulation, "committed", lambda simulation, error: ())
-    assert len(models.faults(range(50))) > 5
+    assert len(models.faults(range(30))) > 3

@@ -77,7 +77,7 @@ def test_an_oscillating_load_respects_the_downscale_delay(simulate):
 
     The draft length follows immediately; a replica is removed after the delay at the earliest.
     """
-    fleet = simulate(lambda second: CAPACITY * (0.3 if second // 40 % 2 else 1.5), 800)
+    fleet = simulate(lambda second: CAPACITY * (0.3 if second // 40 % 2 else 1.5), 520)
     sizes = [(0.0, 1), *fleet.changes]
     removals = [at_s for (_, before), (at_s, after) in pairwise(sizes) if after < before]
     assert all(b - a >= CONFIG.downscale_delay_s for a, b in pairwise([0.0, *removals]))

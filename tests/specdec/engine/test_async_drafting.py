@@ -4,6 +4,7 @@ In one process nothing overlaps, so that all drafts ahead are there in time.
 """
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -91,9 +92,15 @@ def reference(tiny_model_dir):
     return tokens
 
 
-@pytest.mark.parametrize("count", [1, 8])
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("mode", MODES)
+def modes_and_requests():
+    """Yield (mode, sampling, number of requests); make test has each pair of two of them."""
+    values = (enumerate(each) for each in (MODES, (GREEDY, SAMPLED), (1, 8)))
+    for cell in product(*values):
+        marks = () if sum(place for place, _ in cell) % 2 else pytest.mark.slow
+        yield pytest.param(*(value for _, value in cell), marks=marks)
+
+
+@pytest.mark.parametrize(("mode", "sampling", "count"), list(modes_and_requests()))
 def test_drafts_that_are_mostly_right_are_used(tiny_model_dir, reference, mode, sampling, count):
     proposer = untimed_model(tiny_model_dir)
     engine = async_engine(tiny_model_dir, mode, proposer)
@@ -104,9 +111,7 @@ def test_drafts_that_are_mostly_right_are_used(tiny_model_dir, reference, mode, 
     assert ahead_counts(proposer).hit_rate >= 0.95
 
 
-@pytest.mark.parametrize("count", [1, 8])
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "sampling", "count"), list(modes_and_requests()))
 def test_drafts_that_are_mostly_wrong_change_nothing(
     tiny_model_dir, other_model_dir, reference, mode, sampling, count
 ):

@@ -60,7 +60,7 @@ def draft_dir(directory, tmp_path_factory):
 
 
 def requests(**params):
-    prompts = [[(29 * i + 31 * j) % 380 + 3 for j in range(6)] * (2 + 2 * i) for i in range(6)]
+    prompts = [[(29 * i + 31 * j) % 380 + 3 for j in range(6)] * (2 + 2 * i) for i in range(4)]
     return [request(f"r{i}", prompt, seed=i, **params) for i, prompt in enumerate(prompts)]
 
 
@@ -78,7 +78,7 @@ def engine_with(directory, method, group=None, model=None, head=None, **options)
     elif model is not None or head is not None:
         keys["model"] = "given"
     speculation = SpeculativeConfig.of(num_speculative_tokens=3, **keys)
-    config = engine_config(speculation=speculation, num_blocks=60)
+    config = engine_config(speculation=speculation, num_blocks=40)
     drafting = None if model is None else draft_model(model, group, max_model_len=90)
     proposer = make_proposer(speculation, drafting)
     files = None if head is None else HeadFiles(head)

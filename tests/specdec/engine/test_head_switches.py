@@ -24,7 +24,7 @@ from tests.specdec.fakes import run_ranks
 from tests.specdec.heads import HEADS
 
 K = 3
-NUM_SWITCHES = 20
+NUM_SWITCHES = 10
 KERNELS = ["torch"] + ["native"] * (native_library() is not None)
 FAST = [("medusa", "torch"), ("eagle3", KERNELS[-1])]
 HEADS_AND_KERNELS = [

@@ -5,6 +5,7 @@
 
 import json
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
@@ -75,8 +76,15 @@ def head_of(engine):
     return engine._steps.target._runner.head.head
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("method", HEADS)
+def methods_and_kernels():
+    """Yield all pairs; make test has each method with one of the kernels."""
+    for method, quick in zip(HEADS, cycle(KERNELS), strict=False):
+        for kernels in KERNELS:
+            marks = () if kernels == quick else pytest.mark.slow
+            yield pytest.param(method, kernels, marks=marks)
+
+
+@pytest.mark.parametrize(("method", "kernels"), list(methods_and_kernels()))
 def test_kernels_and_lengths_change_no_token(tiny_model_dir, head_dirs, expected, method, kernels):
     engine = engine_with(tiny_model_dir, head_dirs[method], method, kernels=kernels)
     counts = [None, 1, 5, 2]

@@ -118,10 +118,13 @@ def test_native_nodes_do_not_depend_on_the_number_of_threads(directory, count):
         check_tree(model, 16, 250, random_parents(generator, 24), assert_same_bits)
 
 
-@pytest.mark.parametrize("block_size", [4, 16])
-def test_torch_nodes_are_those_of_chains(directory, block_size):
+@pytest.mark.parametrize(
+    ("block_size", "sizes"), [(4, ((0, 64), (15, 3))), (16, ((15, 3), (300, 30)))]
+)
+def test_torch_nodes_are_those_of_chains(directory, block_size, sizes):
+    """sizes: length of the text before each tree, and number of its nodes."""
     model, generator = load(directory, block_size, kernels="torch"), random.Random(3)
-    for base, count in ((0, 64), (15, 3), (300, 30)):
+    for base, count in sizes:
         check_tree(model, block_size, base, random_parents(generator, count), assert_close)
 
 

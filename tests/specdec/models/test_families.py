@@ -89,11 +89,11 @@ def test_every_architecture_is_tested():
 
 
 def passes():
-    """Yield (family, ranks, kernels); make test has each kernels and each number of ranks."""
+    """Yield (family, ranks, kernels); make test has all of two families, and two of each other."""
     for index, name in enumerate(FAMILIES):
         for size in (1, 2, 3):
             for kernels in ("auto", "torch"):
-                is_quick = name in LLAMA_LIKE or size == (
+                is_quick = name in LLAMA_LIKE[:2] or size == (
                     1 if kernels == "torch" else 1 + index % 3
                 )
                 marks = () if is_quick else pytest.mark.slow

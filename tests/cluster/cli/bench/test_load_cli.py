@@ -136,7 +136,11 @@ def test_requests_beyond_the_number_of_threads_are_late_in_an_open_loop(bench, m
             "requests per second",
             marks=pytest.mark.slow,
         ),
-        (["--request-rate", "100", "--max-concurrency", "2,2"], "requests per second"),
+        pytest.param(
+            ["--request-rate", "100", "--max-concurrency", "2,2"],
+            "requests per second",
+            marks=pytest.mark.slow,
+        ),
         (["--request-rate", "100", "--max-concurrency", "1,2"], "maximum concurrency"),
         pytest.param(["--max-concurrency", "2,2"], "maximum concurrency", marks=pytest.mark.slow),
     ],

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.specdec.v1 import admin_pb2, inference_pb2
@@ -63,6 +63,7 @@ def records(kind):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_round_trip(codec, kind, data):
     record = data.draw(records(kind))

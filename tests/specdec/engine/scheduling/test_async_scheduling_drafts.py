@@ -32,8 +32,18 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("changes", [{}, {"max_prefill_tokens": 5, "num_blocks": 60}], ids=str)
+SHORT_BLOCKS = {"max_prefill_tokens": 5, "num_blocks": 60}
+
+
+def methods_and_changes():
+    """Yield all pairs; make test has each method with one of the changes, two with both."""
+    for place, method in enumerate(METHODS):
+        for changes in ({}, SHORT_BLOCKS):
+            is_quick = method in ("ngram", "draft_model") or bool(changes) == place % 2
+            yield pytest.param(method, changes, marks=() if is_quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("method", "changes"), list(methods_and_changes()), ids=str)
 def test_drafts_are_those_of_synchronous_scheduling(tiny_model_dir, method, changes):
     """Where blocks are short a sequence may join one step later, and with others' drafts."""
     speculation = SpeculativeConfig.of(num_speculative_tokens=3, **METHODS[method])

@@ -2,6 +2,8 @@
 # Modules: specdec.models.lora.torch_adapters, specdec.models.lora.updated_matrix
 """Passes with adapters: each row equals its adapter merged, and has the bits that it has alone."""
 
+from itertools import cycle
+
 import pytest
 import torch
 
@@ -111,8 +113,14 @@ def expected(model_dir, adapters, tmp_path_factory):
     return [merged_logits(directory, prompt) for directory, prompt in pairs]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(
+    ("kernels", "size"),
+    [
+        pytest.param(kernels, size, marks=() if size in quick else pytest.mark.slow)
+        for kernels, quick in zip(KERNELS[::-1], ((1, 3), (2,)), strict=False)
+        for size in (1, 2, 3)
+    ],
+)
 def test_rows_of_a_batch_equal_their_adapters_merged(model_dir, adapters, expected, kernels, size):
     def logits(group):
         return mixed(load_with(model_dir, adapters, group, kernels=kernels), texts(9))
@@ -144,6 +152,8 @@ def test_row_has_the_bits_that_it_has_alone(model_dir, adapters, dtype, quantiza
     for index, prompt in enumerate(prompts):
         alone = Passes(model).run((index, prompt, index))[0]
         assert torch.equal(alone, together[index])
+        if index % 4:
+            continue  # a load takes most of the time
         only = load_with(model_dir, adapters[:index], **options)
         assert torch.equal(Passes(only).run((0, prompt, index))[0], alone)
 
@@ -166,19 +176,25 @@ def test_a_row_without_an_adapter_has_the_bits_of_a_model_without_adapters(model
     assert torch.equal(mixed(load_with(model_dir, adapters), prompts)[0], expected)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+FAMILIES = (
+    "llama-biases",
+    "qwen3",
+    "phi3",  # one tensor for queries, keys and values, and one for gate and up projection
+    "gemma2",
+    "glm4",  # heads in another order, and norms after projections
+    "olmo3",
+    "starcoder2",  # no gate
+    "cohere",  # parallel layers
+    "granite",  # scaled projections
+)
+
+
 @pytest.mark.parametrize(
-    "family",
+    ("family", "kernels"),
     [
-        "llama-biases",
-        "qwen3",
-        "phi3",  # one tensor for queries, keys and values, and one for gate and up projection
-        "glm4",  # heads in another order, and norms after projections
-        "gemma2",
-        "olmo3",
-        "starcoder2",  # no gate
-        "cohere",  # parallel layers
-        "granite",  # scaled projections
+        pytest.param(family, kernels, marks=() if kernels == quick else pytest.mark.slow)
+        for family, quick in zip(FAMILIES, cycle(KERNELS), strict=False)
+        for kernels in KERNELS
     ],
 )
 def test_other_families_take_adapters(tmp_path, kernels, family):
