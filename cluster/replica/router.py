@@ -296,7 +296,8 @@ class Router:
 
     def max_tokens(self, params: SamplingParams) -> int:
         """Return the most tokens of a choice, after the shortest possible prompt."""
-        asked = params.resolved(self._model.sampling_defaults).max_tokens
+        default = self._model.sampling_defaults.max_tokens
+        asked = default if params.max_tokens is None else params.max_tokens
         return self.max_model_len if asked is None else min(asked, self.max_model_len)
 
     async def tokenize(self, call: TokenizeRequest) -> list[int]:

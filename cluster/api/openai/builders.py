@@ -6,7 +6,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar
 
 from cluster.api.base.openai_errors import Failure
@@ -35,7 +35,12 @@ from specdec.types.errors import InvalidValueError
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import Conversation, GenerateRequest, TokenizeRequest
 from specdec.types.responses import EngineOutput, FinishReason
-from specdec.types.sampling.sampling_params import LOSSY_VERIFIERS, SamplingParams, VerifierName
+from specdec.types.sampling.sampling_params import (
+    LOSSY_VERIFIERS,
+    SEED_LIMIT,
+    SamplingParams,
+    VerifierName,
+)
 
 T = TypeVar("T")
 
@@ -44,7 +49,6 @@ TextDelta = Content | Reasoning
 MANY_TOKENS = 64
 """With log-probabilities, more tokens than this are worth the switch to a thread."""
 
-_NUM_SEEDS = 2**63
 _DEFAULT_VERIFIER: VerifierName = "coupled"
 
 
@@ -107,7 +111,7 @@ async def prompt_token_ids(
 
 def with_seed(params: SamplingParams, router: Router) -> SamplingParams:
     """Choose a seed unless the request has one."""
-    return params if params.seed is not None else replace(params, seed=router.new_seed())
+    return params if params.seed is not None else params.with_seed(router.new_seed())
 
 
 def params_for_prompt(params: SamplingParams, index: int, *, is_seed_given: bool) -> SamplingParams:
@@ -117,7 +121,7 @@ def params_for_prompt(params: SamplingParams, index: int, *, is_seed_given: bool
     that equal prompts have different answers: the random numbers are keyed by the seed.
     """
     assert params.seed is not None, "with_seed has set the seed"
-    return params if is_seed_given else replace(params, seed=(params.seed + index) % _NUM_SEEDS)
+    return params if is_seed_given else params.with_seed((params.seed + index) % SEED_LIMIT)
 
 
 def generate_call(

@@ -217,6 +217,9 @@ class SamplingDefaults:
     max_tokens: int | None = None
 
 
+_WITH_DEFAULTS = tuple(each.name for each in fields(SamplingDefaults))
+
+
 @accepts_vllm_names(_as_structured_output)
 @dataclass(frozen=True)
 class SamplingParams:
@@ -289,7 +292,7 @@ class SamplingParams:
     logprob_token_ids: tuple[int, ...] = ()
     skip_special_tokens: bool = True
     structured_output: StructuredOutput | None = None
-    speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
+    speculation: SpeculationOptions = SpeculationOptions()
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -319,9 +322,15 @@ class SamplingParams:
         """Number of log-probabilities at each position of the output, the token's own included."""
         return 0 if self.logprobs is None else 1 + self.logprobs + len(self.logprob_token_ids)
 
+    def with_seed(self, seed: int) -> SamplingParams:
+        """Return the parameters with a seed from 0 to 2^63 - 1. Nothing is checked again."""
+        copied = object.__new__(SamplingParams)
+        vars(copied).update(vars(self), seed=seed)
+        return copied
+
     def resolved(self, defaults: SamplingDefaults) -> SamplingDefaults:
         """Return the parameters that a model has defaults for, with those filled in."""
-        given = {each.name: getattr(self, each.name) for each in fields(defaults)}
+        given = {name: getattr(self, name) for name in _WITH_DEFAULTS}
         return replace(defaults, **{k: value for k, value in given.items() if value is not None})
 
     def _check_distribution(self) -> None:

@@ -66,10 +66,13 @@ def accepts_vllm_names(read_structure: Structure) -> Callable[[type[T]], type[T]
     def decorate(record: type[T]) -> type[T]:
         construct = record.__init__
         known = tuple(each.name for each in fields(record))
+        names = frozenset(known)
 
         @functools.wraps(construct)
         def init(self: T, *args: Any, **given: Any) -> None:
-            construct(self, *args, **_in_our_words(given, known, read_structure))
+            if not given.keys() <= names or given.get("top_k") == _ALL_TOKENS:
+                given = _in_our_words(given, known, read_structure)
+            construct(self, *args, **given)
 
         record.__init__ = init  # type: ignore[assignment,method-assign]
         return record

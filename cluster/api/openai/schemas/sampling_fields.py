@@ -331,7 +331,7 @@ def sampling_params(request: SamplingFields, **decided: Any) -> SamplingParams:
 def speculation_options(request: SamplingFields) -> SpeculationOptions:
     """Return the speculation options of a request. Raise InvalidValueError."""
     if request.speculation is None:
-        return SpeculationOptions()
+        return SamplingParams.speculation  # the default, which was checked once
     return SpeculationOptions(**request.speculation.model_dump(exclude_unset=True))
 
 
