@@ -144,10 +144,15 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
     return names[longest] + name[len(longest) :]
 
 
-def invalid_value(error: ValidationError, body: Mapping[str, Any]) -> InvalidValueError:
-    """Convert an error of a request that was made from `body` here, not read from a client."""
+def invalid_value(
+    error: ValidationError, body: Any, model: type[RequestModel] | None = None
+) -> InvalidValueError:
+    """Convert an error of a request that was made from `body`.
+
+    model: of the request, if a client sent it; fields of one that was made here have no hints.
+    """
     findings = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-    return _validation_error(RequestValidationError(findings, body=body), None)
+    return _validation_error(RequestValidationError(findings, body=body), model)
 
 
 def _validation_error(

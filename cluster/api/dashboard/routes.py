@@ -20,7 +20,7 @@ from cluster.api.base.sse import event_response, json_event
 from cluster.api.dashboard import try_it
 from cluster.api.http.admin import error_response
 from cluster.api.http.csrf import require_own_reader, require_same_origin
-from cluster.api.openai.request_handler import JsonRequest
+from cluster.api.openai.request_handler import ApiRequest
 from cluster.api.openai.streams import EventStream, cancel_on_disconnect, chained
 from cluster.replica.router import Router
 from specdec.types.deadline import Deadline
@@ -153,7 +153,7 @@ async def _generate(router: Router, request: Request, lease: Lease) -> EventStre
 
 async def _json(request: Request) -> Any:
     try:
-        return await JsonRequest(request.scope, request.receive).json()
+        return await ApiRequest(request.scope, request.receive).json()
     except JSONDecodeError as error:
         raise InvalidValueError("body", "malformed", "JSON") from error
 
