@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from specdec.types.errors import DeadlineExceededError
 
@@ -33,14 +32,23 @@ class Deadline:
         """The error of a request that it ends."""
         return DeadlineExceededError(f"the answer was not complete within {self.timeout_s:g} s")
 
-    @asynccontextmanager
-    async def enforce(self) -> AsyncGenerator[None, None]:
-        """Cancel the body of the `async with` at the deadline and raise `error`."""
-        scope = asyncio.timeout(self.remaining_s)
+    def enforce(self) -> EnforcedDeadline:
+        """Cancel the body of an `async with` at the deadline and raise `error`."""
+        return EnforcedDeadline(self)
+
+
+class EnforcedDeadline:
+    """Asynchronous context manager that ends its body at a deadline, with the deadline's error."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline = deadline
+        self._scope = asyncio.timeout(deadline.remaining_s)
+
+    async def __aenter__(self) -> None:
+        await self._scope.__aenter__()
+
+    async def __aexit__(self, *failure: Any) -> None:
         try:
-            async with scope:
-                yield
+            await self._scope.__aexit__(*failure)
         except TimeoutError as error:
-            if not scope.expired():
-                raise
-            raise self.error from error
+            raise self._deadline.error from error

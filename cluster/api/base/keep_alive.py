@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 from starlette.types import Message, Send
 
 
 class KeepAlive:
-    """Sender of a response's messages, with one timer: it sends a comment after each silence."""
+    """Sender of a response's messages, with one timer: it sends a comment after each silence.
+
+    An asynchronous context manager, which sends comments until it ends.
+    """
 
     def __init__(
         self,
@@ -31,6 +33,8 @@ class KeepAlive:
         self._interval_s = interval_s
         self._now_s = now_s
         self._idle_since_s = math.inf  # infinite while nothing is to be kept alive
+        self._loop = asyncio.get_running_loop()
+        self._sending: asyncio.Task[None] | None = None  # the last comment
 
     async def send(self, message: Message) -> None:
         """Send a message of the response."""
@@ -39,22 +43,27 @@ class KeepAlive:
         if message.get("more_body") or message["type"] == "http.response.start":
             self._idle_since_s = self._now_s()
 
-    @asynccontextmanager
-    async def running(self) -> AsyncGenerator[None, None]:
-        """Send comments until the end of the `async with`."""
-        task = asyncio.create_task(self._run())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+    async def __aenter__(self) -> KeepAlive:
+        """Begin to send comments."""
+        self._timer = self._loop.call_later(self._interval_s, self._check)
+        return self
 
-    async def _run(self) -> None:
-        while True:
-            wait_s = self._idle_since_s + self._interval_s - self._now_s()
-            if wait_s > 0:
-                await asyncio.sleep(min(wait_s, self._interval_s))
-                continue
-            self._idle_since_s = self._now_s()
-            message = {"type": "http.response.body", "body": self._comment, "more_body": True}
-            await self._send(message)
+    async def __aexit__(self, *error: object) -> None:
+        """End it; a comment that is being sent is given up."""
+        self._timer.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
+
+    def _check(self) -> None:
+        wait_s = self._idle_since_s + self._interval_s - self._now_s()
+        if wait_s > 0:
+            self._timer = self._loop.call_later(min(wait_s, self._interval_s), self._check)
+        else:
+            self._sending = self._loop.create_task(self._send_comment())
+
+    async def _send_comment(self) -> None:
+        self._idle_since_s = self._now_s()
+        message = {"type": "http.response.body", "body": self._comment, "more_body": True}
+        await self._send(message)
+        self._check()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any
 
 from cluster.api.openai.streams import PromptOutput
 
@@ -22,11 +23,12 @@ class PendingOutputs:
 
         generate: returns their outputs, and calls its argument when the engine has admitted them.
         """
-        self._is_admitted = asyncio.get_running_loop().create_future()
+        self._is_admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._outputs = generate(self._admit)
         self._first = asyncio.create_task(_first_of(self._outputs))
+        self._first.add_done_callback(self._admit)
 
-    def _admit(self) -> None:
+    def _admit(self, *_: object) -> None:
         if not self._is_admitted.done():
             self._is_admitted.set_result(None)
 
@@ -37,15 +39,15 @@ class PendingOutputs:
 
     async def wait_until_admitted(self) -> None:
         """Wait. Raise the error of requests that were not admitted, after closing them."""
-        await self._wait(self._is_admitted, self._first)
+        await self._wait(self._is_admitted)
 
     async def wait_for_first(self) -> None:
         """Wait for the first output. Raise the error before it, after closing the requests."""
         await self._wait(self._first)
 
-    async def _wait(self, *futures: asyncio.Future[None] | asyncio.Task[PromptOutput]) -> None:
+    async def _wait(self, future: asyncio.Future[Any]) -> None:
         try:
-            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+            await future
             if self._first.done():
                 self._first.result()
         except BaseException:
@@ -61,7 +63,8 @@ class PendingOutputs:
     async def aclose(self) -> None:
         """End the requests."""
         self._first.cancel()
-        await asyncio.gather(self._first, return_exceptions=True)
+        if not self._first.done() or self._first.cancelled() or self._first.exception():
+            await asyncio.gather(self._first, return_exceptions=True)
         await self._outputs.aclose()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -126,19 +126,38 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
 
     Call this after the body has been read: the next message is the end of the connection.
     """
-    task = asyncio.create_task(work)
-    disconnect = asyncio.create_task(_wait_for_disconnect(request))
-    try:
-        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientDisconnectedError
-    finally:
-        await _cancel(task, disconnect)
+    with _DisconnectWatch(request.receive):
+        return await work
 
 
-async def _wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+class _DisconnectWatch:
+    """Context manager that cancels its body on a disconnect, and raises ClientDisconnectedError."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._watch = asyncio.create_task(_wait_for_disconnect(receive))
+        self._has_left = False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "not in a task"
+        self._task, self._num_cancelled = task, task.cancelling()
+        self._watch.add_done_callback(self._cancel)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._watch.remove_done_callback(self._cancel)
+        self._watch.cancel()
+        is_own = self._has_left and self._task.uncancel() <= self._num_cancelled
+        if is_own and kind is not None and issubclass(kind, asyncio.CancelledError):
+            raise ClientDisconnectedError from None
+
+    def _cancel(self, watch: asyncio.Task[None]) -> None:
+        if not watch.cancelled():
+            self._has_left = True
+            self._task.cancel()
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 
@@ -177,6 +196,7 @@ class EventStream(StreamingResponse):
         seconds without an event after which `comment` is sent; 0: never.
         """
         super().__init__(events, media_type="text/event-stream", headers=STREAM_HEADERS)
+        self._events = events
         self._closed_at_end: tuple[Closable, ...] = (events, source)
         self._deadline = deadline
         self._grace_s = grace_s
@@ -189,7 +209,8 @@ class EventStream(StreamingResponse):
         time_to_send = asyncio.timeout(self._deadline.remaining_s + self._grace_s)
         try:
             async with time_to_send:
-                await self._respond(scope, receive, send)
+                with suppress(ClientDisconnectedError), _DisconnectWatch(receive):
+                    await self._respond(send)
         except TimeoutError:
             if not time_to_send.expired():
                 raise
@@ -199,13 +220,19 @@ class EventStream(StreamingResponse):
             for each in self._closed_at_end:
                 await each.aclose()
 
-    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond(self, send: Send) -> None:
         if self._keep_alive_s == 0:
-            await super().__call__(scope, receive, send)
+            await self._send_events(send)
             return
-        sender = KeepAlive(send, self._comment, self._keep_alive_s)
-        async with sender.running():
-            await super().__call__(scope, receive, sender.send)
+        async with KeepAlive(send, self._comment, self._keep_alive_s) as sender:
+            await self._send_events(sender.send)
+
+    async def _send_events(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        async for data in self._events:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def chained(first: T, others: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:

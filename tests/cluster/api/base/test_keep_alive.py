@@ -27,7 +27,7 @@ class Connection:
 async def test_each_silence_between_messages_has_comments():
     connection = Connection()
     sender = KeepAlive(connection.send, b":", 0.05)
-    async with sender.running():
+    async with sender:
         await asyncio.sleep(0.15)
         assert connection.sent == []
         for message in (START, EVENT, EVENT):
@@ -44,7 +44,7 @@ async def test_each_silence_between_messages_has_comments():
 async def test_a_stream_that_sends_has_no_comments():
     connection = Connection()
     sender = KeepAlive(connection.send, b":", 5.0)
-    async with sender.running():
+    async with sender:
         for _ in range(3):
             await sender.send(EVENT)
     assert connection.sent == [EVENT] * 3
@@ -53,7 +53,7 @@ async def test_a_stream_that_sends_has_no_comments():
 async def test_a_client_that_does_not_read_gets_no_comments():
     connection = Connection()
     sender = KeepAlive(connection.send, b":", 0.02)
-    async with sender.running():
+    async with sender:
         connection.gate.clear()
         sending = asyncio.create_task(sender.send(END))
         await asyncio.sleep(0.1)
