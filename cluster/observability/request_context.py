@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from urllib.parse import unquote
 
@@ -53,6 +54,7 @@ def text_headers(names: Iterable[str]) -> dict[str, str]:
     return {name: _text(value) for name, value in pairs if name in wanted}
 
 
+@lru_cache(maxsize=128)
 def network_of(host: str) -> str:
     """Return the network that one client may have: an address, or the /64 of an IPv6 address."""
     try:

@@ -9,7 +9,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from functools import lru_cache
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from specdec.types.errors import InvalidValueError
 
@@ -24,9 +33,9 @@ def check_types(record: DataclassInstance, prefix: str = "") -> None:
     any str for a Literal. Annotations may be classes, Literals, tuples of any length, Mappings, and
     unions.
     """
-    for name, (common, kinds) in _kinds(type(record)).items():
+    for name, (always, empty, kinds) in _kinds(type(record)).items():
         value = getattr(record, name)
-        if type(value) in common:
+        if type(value) in (always if value else empty):
             continue
         if isinstance(value, list):
             value = tuple(value)
@@ -72,28 +81,38 @@ def require_count(name: str, count: int, low: int, high: int, unit: str) -> None
         raise InvalidValueError(f"{name} length", count, f"from {low} to {high} {unit}")
 
 
-@lru_cache
-def _kinds(
-    record_type: type[DataclassInstance],
-) -> dict[str, tuple[frozenset[type], tuple[Any, ...]]]:
-    """Return the alternatives of each field's annotation, after the types that fit by themselves.
+class _Kinds(NamedTuple):
+    """The alternatives of a field's annotation, and the types that make a comparison needless.
 
-    Nearly all values have one of these, and a look-up is a tenth of the work of `_fits`.
+    Nearly all values have one of these, and a look-up is a tenth of the work of `_fits`. empty: of
+    values that are false, which empty tuples and mappings are.
     """
+
+    always: frozenset[type]
+    empty: frozenset[type]
+    kinds: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, hint: Any) -> _Kinds:
+        kinds = _alternatives(hint)
+        named = {str if get_origin(each) is Literal else each for each in kinds}
+        always = {each for each in named if get_origin(each) is None}
+        always |= {int} if float in always else set()
+        found = {each for kind in kinds if (each := _CONTAINERS.get(get_origin(kind)))}
+        return cls(frozenset(always), frozenset(always | found), kinds)
+
+
+_CONTAINERS: Mapping[Any, type] = {tuple: tuple, Mapping: dict}
+
+
+@lru_cache
+def _kinds(record_type: type[DataclassInstance]) -> dict[str, _Kinds]:
     hints = get_type_hints(record_type)
-    kinds = {each.name: _alternatives(hints[each.name]) for each in fields(record_type)}
-    return {name: (_common_types(each), each) for name, each in kinds.items()}
+    return {each.name: _Kinds.of(hints[each.name]) for each in fields(record_type)}
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def _common_types(kinds: tuple[Any, ...]) -> frozenset[type]:
-    """Return the types of which every value fits one of these kinds."""
-    named = {str if get_origin(each) is Literal else each for each in kinds}
-    found = {each for each in named if get_origin(each) is None}
-    return frozenset(found | {int} if float in found else found)
 
 
 def _fits(value: object, kind: Any) -> bool:

@@ -50,6 +50,7 @@ MANY_TOKENS = 64
 """With log-probabilities, more tokens than this are worth the switch to a thread."""
 
 _DEFAULT_VERIFIER: VerifierName = "coupled"
+_NO_OPTIONS = StreamOptions()
 
 
 @dataclass(frozen=True)
@@ -325,7 +326,7 @@ class ChoicesBuilder(ResponseBuilder, Generic[W]):
     ) -> None:
         super().__init__(calls, names)
         self.request = request
-        options = request.stream_options or StreamOptions()
+        options = request.stream_options or _NO_OPTIONS
         self._has_usage = options.has_usage
         self.has_continuous_usage = options.has_usage and options.continuous_usage_stats
         self.info = info

@@ -82,7 +82,8 @@ async def prepare_chat(
     reasoning = {"reasoning_parser": reading.reasoning}
     request.check_resumption(params, tools=num_tools, echo=request.echo, **reasoning)
     params = with_seed(params, router)
-    router.check_admission(request.model or "", params.n)
+    if params.n > 1:
+        router.check_admission(request.model or "", params.n)
     conversation = make_conversation(request, tools, template, form)
     context.warnings.extend(template_warnings(conversation, template))
     context.warnings.extend(tools.warnings if tools else ())

@@ -63,7 +63,8 @@ async def prepare_completion(
     is_seed_given = params.seed is not None
     params = with_seed(params, router)
     num_prompts = len(prompts)
-    check_batch_admission(router, request.model or "", num_prompts, params.n * num_prompts)
+    if (num_choices := params.n * num_prompts) > 1:
+        check_batch_admission(router, request.model or "", num_prompts, num_choices)
     calls, echoes = list[GenerateRequest](), list[Echo]()
     for index, prompt in enumerate(prompts):
         token_ids = await prompt_token_ids(

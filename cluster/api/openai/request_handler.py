@@ -234,6 +234,11 @@ class ApiRequest(Request):
         pairs = reversed(self.scope["headers"])
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
 
+    @property
+    def cookies(self) -> dict[str, str]:
+        """No cookies: FastAPI asks for them, and no route has any."""
+        return {}
+
     async def body(self) -> bytes:
         """Return the whole body. Raise ClientDisconnect where the client leaves before its end."""
         if not hasattr(self, "_body"):

@@ -268,7 +268,7 @@ class SamplingFields(RequestModel):
 
     def check_together(self) -> None:
         """Raise InvalidValueError for fields that exclude each other or are out of range."""
-        if self.stream_options not in (None, StreamOptions()) and not self.stream:
+        if not self.stream and self.stream_options not in (None, StreamOptions()):
             limit = "left out unless stream is true"
             raise InvalidValueError("stream_options", "given", limit)
         require_range("stream_interval", self.stream_interval, 1, MAX_STREAM_INTERVAL)
@@ -317,7 +317,7 @@ def sampling_params(request: SamplingFields, **decided: Any) -> SamplingParams:
 
     Raise InvalidValueError with the field names of SamplingParams.
     """
-    given = request.model_dump(include=set(COPIED), exclude_none=True)
+    given = {name: value for name in COPIED if (value := getattr(request, name)) is not None}
     if request.top_k == _ALL_TOKENS:
         given["top_k"] = 0
     given["speculation"] = speculation_options(request)
