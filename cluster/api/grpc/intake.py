@@ -71,6 +71,7 @@ class Intake(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no t
         self._places = asyncio.Semaphore(max_receiving)
         self._check_places = asyncio.Semaphore(MAX_RECEIVING_CHECKS)
         self._timeout_s = timeout_s
+        self._handlers: dict[str, tuple[Any, Any]] = {}  # with the server's own, by method
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
@@ -79,20 +80,27 @@ class Intake(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no t
         handler = await continuation(details)
         if handler is None:
             return None
-        if details.method == _CHECK:
+        known, own = self._handlers.get(details.method, (None, None))
+        if known is not handler:
+            own = self._receiver(handler, details.method)
+            self._handlers[details.method] = handler, own
+        return own
+
+    def _receiver(self, handler: Any, method: str) -> Any:
+        """Return the handler that takes the place of the server's own for a method."""
+        if method == _CHECK:
             return self._receiving_check(handler)
-        service = details.method.split("/")[1]
-        seats = self._seats.get(service, self._other_seats)
+        seats = self._seats.get(method.split("/")[1], self._other_seats)
         if handler.request_streaming:
             return _seated(handler, seats)
-        return _seated(self._receiving(handler, details), seats)
+        return _seated(self._receiving(handler, method), seats)
 
-    def _receiving(self, handler: Any, details: Any) -> Any:
+    def _receiving(self, handler: Any, method: str) -> Any:
         """Return a handler of a request stream that receives the message for `handler`."""
         respond = _responding(handler.unary_stream or handler.unary_unary)
 
         async def call(_messages: Any, context: Any) -> Any:
-            if self._has_access(details.method, details.invocation_metadata):
+            if self._has_access(method, context.invocation_metadata()):
                 request = await self._receive(context, self._places)
             else:
                 request = handler.request_deserializer(b"")

@@ -6,7 +6,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from cluster.api.base.openai_errors import Failure
@@ -204,7 +204,7 @@ class UsageMeter:
         predicted = SpeculationStats.sum(output.prediction for output in outputs)
         verifier = outputs[-1].verifier if outputs else _DEFAULT_VERIFIER
         speculation = SpeculationUsage(
-            **asdict(stats),
+            **vars(stats),
             acceptance_rate=stats.acceptance_rate,
             mean_acceptance_length=stats.mean_acceptance_length,
             verifier=verifier,

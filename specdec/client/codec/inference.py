@@ -89,6 +89,8 @@ def encode_request(request: GenerateRequest) -> pb.GenerateRequest:
 
 def decode_request(message: pb.GenerateRequest) -> GenerateRequest:
     """Return the request in a message. Raises what SamplingParams raises."""
-    speculation = SPECULATION.decode(message.speculation)
+    speculation = SamplingParams.speculation  # the default
+    if message.HasField("speculation"):
+        speculation = SPECULATION.decode(message.speculation)
     params = SAMPLING.decode(message.sampling, speculation=speculation)
     return REQUEST.decode(message, params=params)

@@ -107,6 +107,15 @@ class MessageCodec(Generic[MessageT, RecordT]):
         }
         named = {each.attribute for each in self._all_fields()}
         self._flat = {name: part for name, part in options.parts.items() if name not in named}
+        self._by_name = {each.name: each for each in self._all_fields()}
+        without_presence = [each for each in self._fields if not each.has_presence]
+        self._implicit = [] if options.zero_is_default else without_presence
+        with_presence = {each.attribute for each in self._fields if each.has_presence}
+        self._absent = {
+            attribute: None
+            for attribute in with_presence | options.oneofs.keys()
+            if self._defaults[attribute] is MISSING
+        }
 
     @property
     def unmapped(self) -> set[str]:
@@ -136,24 +145,18 @@ class MessageCodec(Generic[MessageT, RecordT]):
 
         Raises what the dataclass raises for the values.
         """
-        for name, attribute, convert, has_presence, _ in self._fields:
-            if has_presence and not message.HasField(name):
-                self._leave_out(attribute, given)
-            elif (value := getattr(message, name)) or not self._options.zero_is_default:
-                given[attribute] = convert.decode(value)
-        for attribute, oneof in self._options.oneofs.items():
-            if (name := message.WhichOneof(oneof.name)) is None:
-                self._leave_out(attribute, given)
-            else:
-                convert = self._members[attribute][name].convert
-                given[attribute] = convert.decode(getattr(message, name))
+        values = {**self._absent, **given}
+        present = {descriptor.name: value for descriptor, value in message.ListFields()}
+        for name, attribute, convert, _, _ in self._implicit:
+            if name not in present:
+                values[attribute] = convert.decode(getattr(message, name))
+        for name, value in present.items():
+            known = self._by_name.get(name)
+            if known is not None and (value or not self._options.zero_is_default):
+                values[known.attribute] = known.convert.decode(value)
         for attribute, part in self._flat.items():
-            given[attribute] = part.decode(message)
-        return self._record_type(**given)
-
-    def _leave_out(self, attribute: str, values: dict[str, Any]) -> None:
-        if self._defaults[attribute] is MISSING:
-            values[attribute] = None
+            values[attribute] = part.decode(message)
+        return self._record_type(**values)
 
     def _values(self, record: RecordT) -> dict[str, Any]:
         """Return the fields to set."""

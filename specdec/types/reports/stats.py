@@ -34,7 +34,8 @@ class Additive:
     @classmethod
     def sum(cls, counts: Iterable[Self]) -> Self:
         """Return the sum of all."""
-        return reduce(lambda left, right: left.plus(right), counts, cls())
+        given = tuple(counts)
+        return reduce(lambda left, right: left.plus(right), given) if given else cls()
 
     def _combined(self, other: Self, combine: Callable[[Any, Any], Any]) -> Self:
         names = [each.name for each in fields(self)]  # type: ignore[arg-type]
