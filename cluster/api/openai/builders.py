@@ -33,7 +33,7 @@ from specdec.engine.requests.input_processor import check_answer_in_one_message
 from specdec.types.deadline import Deadline
 from specdec.types.errors import InvalidValueError
 from specdec.types.reports.stats import SpeculationStats
-from specdec.types.request import Conversation, GenerateRequest, TokenizeRequest
+from specdec.types.request import Conversation, GenerateRequest
 from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.sampling.sampling_params import (
     LOSSY_VERIFIERS,
@@ -104,8 +104,7 @@ async def prompt_token_ids(
     Raise OverloadedError if too many prompts wait to be encoded.
     """
     if isinstance(prompt, str | Conversation):
-        call = TokenizeRequest(prompt, request.model or "", add_special_tokens)
-        prompt = await router.tokenize(call)
+        prompt = await router.text.encode(prompt, add_special_tokens=add_special_tokens)
     max_tokens = request.truncate_prompt_tokens
     return tuple(prompt if max_tokens is None else prompt[-max_tokens:])
 

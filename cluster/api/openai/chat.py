@@ -58,7 +58,7 @@ from cluster.api.openai.thinking_budget import ThinkingBudget
 from cluster.replica.router import Router
 from specdec.types import responses
 from specdec.types.errors import InvalidValueError
-from specdec.types.request import GenerateRequest, TokenizeRequest
+from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling.sampling_params import SamplingParams
 
@@ -131,8 +131,8 @@ async def _thinking_budget(
             limit = f"left out where {name} is given"
             raise InvalidValueError("thinking_token_budget", count, limit)
     closing = f"\n{syntax.closings[0]}\n\n"
-    token_ids = await router.tokenize(TokenizeRequest(closing, request.model or "", False))
-    return ThinkingBudget(count, tuple(token_ids), syntax)
+    token_ids = await router.text.encode(closing, add_special_tokens=False)
+    return ThinkingBudget(count, token_ids, syntax)
 
 
 class ChatBuilder(ChoicesBuilder["ChatWriter"]):

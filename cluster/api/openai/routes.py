@@ -41,6 +41,7 @@ from cluster.api.openai.schemas.responses_schema import (
     ResponsesRequest,
 )
 from cluster.api.openai.streams import (
+    DisconnectWatch,
     EventStream,
     PromptOutput,
     cancel_on_disconnect,
@@ -193,7 +194,7 @@ async def generate_response(
     """
     context = handler.context(request, request_id)
     names = request.state.field_names = {**body.api_names, **body.sent_names()}
-    router = handler.get_router()
+    router, watch = handler.get_router(), DisconnectWatch(request.receive)
 
     async def answer() -> Response:
         handler.get_keys().check_priority(authorization_of(request), body.priority)
@@ -206,10 +207,21 @@ async def generate_response(
         await (outputs.wait_until_admitted() if interval_s else outputs.wait_for_first())
         events = _events(handler, builder, outputs, names)
         return EventStream(
-            events, outputs, context.deadline, keep_alive_s=interval_s, comment=builder.keep_alive
+            events,
+            outputs,
+            context.deadline,
+            keep_alive_s=interval_s,
+            comment=builder.keep_alive,
+            watch=watch,
         )
 
-    response = await cancel_on_disconnect(request, answer())
+    response: Response | None = None
+    try:
+        with watch:
+            response = await answer()
+    finally:
+        if not isinstance(response, EventStream):
+            watch.close()
     response.headers.update(warning_headers(context.warnings, names))
     return response
 

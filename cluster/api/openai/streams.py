@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from fastapi import Request
+from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+
+_RAW_HEADERS = StreamingResponse((), 200, STREAM_HEADERS, "text/event-stream").raw_headers
 
 
 @dataclass(frozen=True)
@@ -126,14 +128,23 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
 
     Call this after the body has been read: the next message is the end of the connection.
     """
-    with _DisconnectWatch(request.receive):
-        return await work
+    watch = DisconnectWatch(request.receive)
+    try:
+        with watch:
+            return await work
+    finally:
+        watch.close()
 
 
-class _DisconnectWatch:
-    """Context manager that cancels its body on a disconnect, and raises ClientDisconnectedError."""
+class DisconnectWatch:
+    """Task that waits for the disconnect of a request's client.
+
+    A context manager, which may be entered several times: a disconnect cancels its body, which then
+    raises ClientDisconnectedError.
+    """
 
     def __init__(self, receive: Receive) -> None:
+        """Start the task. Needs `close`."""
         self._watch = asyncio.create_task(_wait_for_disconnect(receive))
         self._has_left = False
 
@@ -145,10 +156,13 @@ class _DisconnectWatch:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._watch.remove_done_callback(self._cancel)
-        self._watch.cancel()
         is_own = self._has_left and self._task.uncancel() <= self._num_cancelled
         if is_own and kind is not None and issubclass(kind, asyncio.CancelledError):
             raise ClientDisconnectedError from None
+
+    def close(self) -> None:
+        """End the task."""
+        self._watch.cancel()
 
     def _cancel(self, watch: asyncio.Task[None]) -> None:
         if not watch.cancelled():
@@ -174,7 +188,7 @@ class Closable(Protocol):
         """End the requests of the source."""
 
 
-class EventStream(StreamingResponse):
+class EventStream(Response):
     """Response of server-sent events that always closes its generators and releases its lease.
 
     A client that does not read is disconnected `grace_s` after the deadline.
@@ -189,33 +203,39 @@ class EventStream(StreamingResponse):
         *,
         keep_alive_s: float = 0.0,
         comment: bytes = COMMENT,
+        watch: DisconnectWatch | None = None,
     ) -> None:
         """Stream `events`, made from `source`, which has started even if `events` never does.
 
         grace_s: seconds after the deadline for events that are still to be sent. keep_alive_s:
-        seconds without an event after which `comment` is sent; 0: never.
+        seconds without an event after which `comment` is sent; 0: never. watch: of the client, if
+        there is one already; the stream closes it.
         """
-        super().__init__(events, media_type="text/event-stream", headers=STREAM_HEADERS)
+        self.status_code, self.background = 200, None
+        self.raw_headers = list(_RAW_HEADERS)  # without the work of Response.__init__
         self._events = events
         self._closed_at_end: tuple[Closable, ...] = (events, source)
         self._deadline = deadline
         self._grace_s = grace_s
         self._keep_alive_s = keep_alive_s
         self._comment = comment
+        self._watch = watch
         self.lease = Lease()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end or the client disconnects; Serve cancels then."""
+        watch = self._watch or DisconnectWatch(receive)
         time_to_send = asyncio.timeout(self._deadline.remaining_s + self._grace_s)
         try:
             async with time_to_send:
-                with suppress(ClientDisconnectedError), _DisconnectWatch(receive):
+                with suppress(ClientDisconnectedError), watch:
                     await self._respond(send)
         except TimeoutError:
             if not time_to_send.expired():
                 raise
             logger.warning("stream closed: the client has stopped reading")
         finally:
+            watch.close()
             self.lease.release()
             for each in self._closed_at_end:
                 await each.aclose()
@@ -228,8 +248,8 @@ class EventStream(StreamingResponse):
             await self._send_events(sender.send)
 
     async def _send_events(self, send: Send) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
+        head = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **head})
         async for data in self._events:
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

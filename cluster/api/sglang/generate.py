@@ -38,7 +38,6 @@ from specdec.text.vocab_bytes import TokenBytes
 from specdec.types.errors import InvalidValueError
 from specdec.types.messages import Logprobs
 from specdec.types.request import GenerateRequest as EngineCall
-from specdec.types.request import TokenizeRequest
 from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.sampling.sampling_params import (
     SamplingParams,
@@ -90,9 +89,8 @@ async def prepare_generate(
     options: list[PromptOptions] = []
     num_logprobs = 0
     for index, prompt in enumerate(prompts):
-        if isinstance(prompt, str):
-            prompt = await router.tokenize(TokenizeRequest(prompt, models[index]))
-        token_ids = tuple(prompt)
+        encoded = await router.text.encode(prompt) if isinstance(prompt, str) else prompt
+        token_ids = tuple(encoded)
         require_count("text", len(token_ids), 1, MAX_TOKEN_IDS, "tokens")
         own = _options(request, index, token_ids, sampling[index])
         params = _params(request, sampling[index], own)

@@ -137,7 +137,8 @@ async def test_a_stream_has_the_text_so_far(http, unjoined):
         position, text = position + len(chunk), text + chunk
     assert text == (await gen(http, PROMPT))[0]
     assert found["meta_info"]["finish_reason"] == {"type": "length", "length": 8}
-    assert json.loads(lines[0][5:])["meta_info"]["finish_reason"] is None
+    reasons = [json.loads(line[5:])["meta_info"]["finish_reason"] for line in lines]
+    assert reasons[:-1] == [None] * (len(lines) - 1)  # one line, if its reader is late
 
 
 async def test_a_streamed_batch_has_indices(http):
