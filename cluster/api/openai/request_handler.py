@@ -6,13 +6,10 @@ import math
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from json import JSONDecodeError
 from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -20,8 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from cluster.api.base.anthropic_errors import failure_response
 from cluster.api.base.authentication import ApiKeys, Lease
 from cluster.api.base.errors import CLIENT_CLOSED_REQUEST
-from cluster.api.base.json_body import read_json
-from cluster.api.base.openai_errors import Failure, failure_of, invalid_value
+from cluster.api.base.json_body import ApiRequest
+from cluster.api.base.openai_errors import Failure, failure_of
 from cluster.api.base.openai_schema import RequestModel
 from cluster.api.http.csrf import require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, find_peer, forward
@@ -39,7 +36,6 @@ from specdec.types.errors import InvalidValueError, SpecdecError, UnknownModelEr
 
 REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"
-MAX_JSON_DEPTH = 64
 
 RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -220,82 +216,6 @@ def _forwarding(
             return await cancel_on_disconnect(request, forward(peer, forwarded))
 
     return handle_or_forward
-
-
-class ApiRequest(Request):
-    """A request with plain headers, whose JSON has a limited depth. `LimitBodies` limits its size.
-
-    Of several headers with the same name it has the first one.
-    """
-
-    @cached_property
-    def headers(self) -> Mapping[str, str]:  # type: ignore[override]
-        """The headers by their names in lower case."""
-        pairs = reversed(self.scope["headers"])
-        return {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
-
-    @property
-    def cookies(self) -> dict[str, str]:
-        """No cookies: FastAPI asks for them, and no route has any."""
-        return {}
-
-    async def body(self) -> bytes:
-        """Return the whole body. Raise ClientDisconnect where the client leaves before its end."""
-        if not hasattr(self, "_body"):
-            parts, has_more = list[bytes](), True
-            while has_more:
-                message = await self.receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnect
-                parts.append(message.get("body", b""))
-                has_more = message.get("more_body", False)
-            self._body = b"".join(parts)
-        return self._body
-
-    async def json(self) -> Any:
-        """Parse the body. Raise JSONDecodeError, or InvalidValueError for too deep a nesting."""
-        body = await self.body()
-        limit = f"JSON in UTF-8, nested at most {MAX_JSON_DEPTH} levels deep"
-        try:
-            content = read_json(body)
-        except JSONDecodeError:
-            raise
-        except UnicodeEncodeError as error:
-            raise InvalidValueError("body", "malformed", "JSON without lone surrogates") from error
-        except (ValueError, RecursionError) as error:  # not UTF-8, or very long numbers
-            raise InvalidValueError("body", "malformed", limit) from error
-        if _may_be_deeper(body, MAX_JSON_DEPTH) and _is_deeper(content, MAX_JSON_DEPTH):
-            raise InvalidValueError("body", "too deep", limit)
-        return content
-
-    async def read(self, model: type[RequestModel]) -> Any:
-        """Return the body as an instance of `model`. Raise InvalidValueError."""
-        if not await self.body():
-            raise InvalidValueError("body", None, "a JSON object")
-        try:
-            content = await self.json()
-            return model.model_validate(content)
-        except JSONDecodeError as error:
-            where = f"JSON: {error.msg} at character {error.pos}"
-            raise InvalidValueError("body", error.doc, where) from error
-        except ValidationError as error:
-            raise invalid_value(error, content, model) from error
-
-
-def _may_be_deeper(body: bytes, depth: int) -> bool:
-    """Return whether there are enough brackets in a text, perhaps within strings."""
-    return body.count(b"[") + body.count(b"{") > depth
-
-
-def _is_deeper(content: Any, depth: int) -> bool:
-    level = [content]
-    for _ in range(depth):
-        lists = [part for part in level if isinstance(part, list)]
-        lists += [[*part.values()] for part in level if isinstance(part, dict)]
-        level = [each for part in lists for each in part]
-        if not level:
-            return False
-    return True
 
 
 def _timeout_s(header: str | None) -> float:

@@ -146,12 +146,11 @@ class DisconnectWatch:
     def __init__(self, receive: Receive) -> None:
         """Start the task. Needs `close`."""
         self._watch = asyncio.create_task(_wait_for_disconnect(receive))
-        self._has_left = False
 
     def __enter__(self) -> None:
         task = asyncio.current_task()
         assert task is not None, "not in a task"
-        self._task, self._num_cancelled = task, task.cancelling()
+        self._task, self._num_cancelled, self._has_left = task, task.cancelling(), False
         self._watch.add_done_callback(self._cancel)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 import httpx
 import openai
 import pytest
+from fastapi import FastAPI
 
 from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKey, ApiKeys
 from cluster.api.base.errors import INTERNAL_MESSAGE
+from cluster.api.base.json_body import MAX_JSON_DEPTH
 from cluster.api.http import forwarding
 from cluster.api.http.limits import HttpLimits
-from cluster.api.openai.request_handler import MAX_JSON_DEPTH
 from specdec.types.errors import (
     CrashingRequestError,
     InvalidValueError,
@@ -345,3 +346,25 @@ async def test_the_openapi_document_describes_every_route_and_is_public():
     schemas = document["components"]["schemas"]
     assert schemas["ChatRequest"]["additionalProperties"] is False
     assert schemas["ChatRequest"]["properties"]["top_p"]["maximum"] == 1
+
+
+async def test_a_body_is_read_without_fastapi(monkeypatch):
+    """Also under the prefix of an application; other methods of the path are FastAPI's."""
+
+    async def answer(self, scope, receive, send):
+        raise AssertionError(scope["path"])
+
+    monkeypatch.setattr(FastAPI, "__call__", answer)
+    for root, path in (("", URL), ("/b", f"/b{URL}")):
+        transport = httpx.ASGITransport(application(None, ()), root_path=root)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            assert (await http.post(path, json=BODY)).json() == {"prompt": "decoded"}
+            with pytest.raises(AssertionError, match=path):
+                await http.get(path)
+
+
+async def test_of_several_keys_the_first_one_counts():
+    headers = [("authorization", f"Bearer {KEY}"), ("authorization", "Bearer sk-wrong-key")]
+    async with client(keys=[ApiKey("ann", KEY)]) as http:
+        assert (await http.post(URL, json=BODY, headers=headers)).status_code == 200
+        assert (await http.post(URL, json=BODY, headers=headers[::-1])).status_code == 401

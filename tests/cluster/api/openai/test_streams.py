@@ -12,6 +12,7 @@ from cluster.api.base.authentication import Lease
 from cluster.api.base.sse import TextEvents, event
 from cluster.api.openai.streams import (
     ClientDisconnectedError,
+    DisconnectWatch,
     EventStream,
     PromptOutput,
     cancel_on_disconnect,
@@ -118,6 +119,31 @@ async def test_work_is_cancelled_when_the_client_disconnects():
     with pytest.raises(ClientDisconnectedError):
         await cancel_on_disconnect(Connection(0.01), work())
     assert was_cancelled
+
+
+async def test_a_watch_cancels_each_body_that_it_is_entered_for():
+    watch = DisconnectWatch(Connection(0.02).receive)
+    with watch:
+        await asyncio.sleep(0)
+    for _ in range(2):  # at the disconnect, and after it
+        with pytest.raises(ClientDisconnectedError), watch:
+            await asyncio.sleep(10)
+    await asyncio.sleep(0)  # nothing is left to cancel
+
+
+async def test_another_cancellation_is_not_a_disconnect():
+    watch = DisconnectWatch(Connection(10).receive)
+
+    async def work():
+        with watch:
+            await asyncio.sleep(10)
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    watch.close()
 
 
 async def test_the_result_of_finished_work_is_returned():

@@ -2,6 +2,7 @@
 """Tests of the limits of each parameter, just inside and just outside, and of defaults."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -227,3 +228,10 @@ def test_unset_parameters_get_the_models_defaults():
         temperature=0, top_p=1, top_k=0, min_p=0, repetition_penalty=1, max_tokens=1
     )
     assert neutral.resolved(defaults) == SamplingDefaults(0, 1, 0, 0, 1, 1)
+
+
+def test_another_seed_changes_nothing_else():
+    params = SamplingParams(n=2, temperature=0.5, stop="end", seed=3)
+    last = params.with_seed(2**63 - 1)
+    assert last == replace(params, seed=2**63 - 1)
+    assert params.seed == 3
