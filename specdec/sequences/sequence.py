@@ -45,7 +45,8 @@ class EngineRequest(GenerateRequest):
     prompt: the token ids. grammar: the compiled `params.structured_output`. queue_deadline_s: when
     a request that still waits is dropped, by the clock of `Engine.expire`. adapter_id: of the
     adapter to run with; its KV is shared with no other adapter. prediction: that of
-    `params.speculation`, as tokens; None without one.
+    `params.speculation`, as tokens; None without one. detokenize: False leaves outputs without
+    text; stop strings need it.
     """
 
     prompt: tuple[int, ...]
@@ -55,6 +56,7 @@ class EngineRequest(GenerateRequest):
     queue_deadline_s: float = math.inf
     adapter_id: int = BASE_MODEL
     prediction: PredictedText | None = None
+    detokenize: bool = True
 
     @classmethod
     def of(
@@ -145,7 +147,8 @@ class PromptReport:
 class Sequence:
     """One choice of a request. KV exists for the first `num_computed_tokens` of `token_ids`.
 
-    rules: of sampling. max_tokens: limit of generated tokens, None for the context length alone.
+    rules: of sampling. detokenizer: None for outputs without text. max_tokens: limit of generated
+    tokens, None for the context length alone.
     leader: choice 0 of the same request, if this choice shares its prompt's KV.
     num_cached_tokens: prompt tokens whose KV was found in the prefix cache. has_run: whether it was
     in a batch before, as a preempted sequence was. may_draft: False once its logits were NaN beside
@@ -164,7 +167,7 @@ class Sequence:
     seq_id: int
     request: EngineRequest
     rules: SamplingRules
-    detokenizer: IncrementalDetokenizer
+    detokenizer: IncrementalDetokenizer | None
     max_tokens: int | None = None
     leader: Sequence | None = None
     arrival_s: float = 0.0

@@ -42,6 +42,8 @@ def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int)
     if type(request.priority) is not int:  # the queue is sorted by it
         raise InvalidValueError("priority", request.priority, "a whole number")
     require_range("stream_interval", request.stream_interval, 1, MAX_STREAM_INTERVAL)
+    if request.params.stop and not request.detokenize:
+        raise InvalidValueError("detokenize", False, "true where stop strings are given")
     method = request.params.speculation.method
     loaded = config.speculation.methods if config.speculation else ()
     if method is not None and method not in loaded:
@@ -174,7 +176,10 @@ class InputProcessor:
         self, request: EngineRequest, seq_id: int, rules: SamplingRules, leader: Sequence | None
     ) -> Sequence:
         params = request.params
-        detokenizer = IncrementalDetokenizer.of(self._tokenizer, params, request.prompt_token_ids)
+        detokenizer = None
+        if request.detokenize:
+            prompt = request.prompt_token_ids
+            detokenizer = IncrementalDetokenizer.of(self._tokenizer, params, prompt)
         max_tokens = params.resolved(self._model.sampling_defaults).max_tokens
         interval = request.stream_interval
         buffer = OutputBuffer(self._config.stream_interval if interval is None else interval)
@@ -189,7 +194,7 @@ class InputProcessor:
             if check_token(seq, token, self._model.eos_token_ids) is not None:
                 limit = f"unfinished; number {index} ends the text"
                 raise InvalidValueError("resume_token_ids", f"... {token}", limit)
-        if resumed:
+        if resumed and seq.detokenizer is not None:
             seq.detokenizer.take()
 
 

@@ -12,6 +12,8 @@ from specdec.types.errors import TargetFailedError
 from specdec.types.messages import Logprobs
 from specdec.types.responses import EngineOutput
 
+_NO_LENGTHS: tuple[int, ...] = ()
+
 
 class TargetLostError(TargetFailedError):
     """The target was lost in a step. outputs: those that the step had committed before."""
@@ -24,9 +26,12 @@ class TargetLostError(TargetFailedError):
 def output_of(
     seq: Sequence, choices: Choices, tokens: BufferedTokens, stop: Stop | None
 ) -> EngineOutput:
-    """Return the output for new tokens of `seq`, with the text that is certain by now."""
-    text = seq.detokenizer.take() if stop is None else seq.detokenizer.flush()
-    rules = seq.rules
+    """Return the output for new tokens of `seq`, with the text that is certain by now, if any."""
+    rules, detokenizer = seq.rules, seq.detokenizer
+    text, lengths = "", _NO_LENGTHS
+    if detokenizer is not None:
+        text = detokenizer.take() if stop is None else detokenizer.flush()
+        lengths = detokenizer.lengths
     fields = (
         seq.request.request_id,
         tokens.token_ids,
@@ -39,7 +44,7 @@ def output_of(
         seq.num_cached_tokens,
         rules.choice,
         tokens.is_drafted,
-        seq.detokenizer.lengths,
+        lengths,
         not choices.unfinished,
         stop.stop_reason if stop else None,
         rules.verifier.name,

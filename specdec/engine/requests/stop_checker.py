@@ -55,7 +55,8 @@ def extend(
     if len(seq.token_ids) + len(token_ids) >= seq.max_length(max_model_len):
         return False
     seq.token_ids.extend(token_ids)
-    seq.detokenizer.extend(token_ids)
+    if seq.detokenizer is not None:
+        seq.detokenizer.extend(token_ids)
     return True
 
 
@@ -71,8 +72,10 @@ def check_token(seq: Sequence, token_id: int, eos_token_ids: Set[int]) -> Stop |
         ignores_eos = params.ignore_eos and params.structured_output is None
         is_eos = token_id in eos_token_ids and not ignores_eos
         is_end = is_eos or token_id in params.stop_token_ids
-    if is_end and not params.include_stop_str_in_output:
-        seq.detokenizer.skip()
-    elif (stop := seq.detokenizer.append(token_id)) is not None:
-        return Stop(FinishReason.STOP, stop)
+    text = seq.detokenizer
+    if text is not None:
+        if is_end and not params.include_stop_str_in_output:
+            text.skip()
+        elif (stop := text.append(token_id)) is not None:
+            return Stop(FinishReason.STOP, stop)
     return Stop(FinishReason.STOP, None if is_eos else token_id) if is_end else None

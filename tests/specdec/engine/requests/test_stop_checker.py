@@ -1,11 +1,14 @@
 """Ends of sequences on a target without a model, with drafts and without."""
 
+from dataclasses import replace
+
 import pytest
 
 from specdec.engine.requests.stop_checker import append, extend
 from specdec.sequences.sequence import Sequence
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.errors import InvalidValueError
 from specdec.types.responses import FinishReason
 from specdec.types.sampling.sampling_spec import SamplingRules
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request, run
@@ -96,6 +99,36 @@ def test_stop_strings_are_ignored_before_min_tokens(ask):
 def test_a_length_limit_has_no_stop_reason(ask):
     generated, _ = ask(max_tokens=3)
     assert (generated.finish_reason, generated.last.stop_reason) == (FinishReason.LENGTH, None)
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+@pytest.mark.parametrize("resumed", [(), (20, 21)], ids=["new", "resumed"])
+@pytest.mark.parametrize("params", [{"max_tokens": 7}, {"ignore_eos": False}], ids=str)
+@pytest.mark.parametrize("num_drafts", [0, 7])
+def test_outputs_without_text_are_the_same_but_for_it(
+    tiny_model_dir, num_drafts, params, resumed, interval
+):
+    asked = replace(request_of(params), resume_token_ids=resumed, stream_interval=interval)
+    with_text, without = (
+        _outputs(tiny_model_dir, num_drafts, replace(asked, detokenize=detokenize))
+        for detokenize in (True, False)
+    )
+    assert any(each.text for each in with_text)
+    assert without == [each._replace(text="", text_lengths=()) for each in with_text]
+
+
+def test_stop_strings_need_the_text(tiny_model_dir):
+    asked = request_of({"stop": ("never found",)})
+    assert _outputs(tiny_model_dir, 0, asked)
+    with pytest.raises(InvalidValueError, match="detokenize is False; it must be true where stop"):
+        _outputs(tiny_model_dir, 0, replace(asked, detokenize=False))
+
+
+def _outputs(directory, num_drafts, asked):
+    engine = make_engine(directory, engine_config(num_drafts), EndsAt(14, EOS))
+    engine.add(asked)
+    steps = iter(lambda: engine.step() if engine.has_work else None, None)
+    return [output for outputs in steps for output in outputs]
 
 
 @pytest.mark.parametrize("max_model_len", [9, 10, 11, 64])
