@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
-
-import numpy as np
+from struct import Struct
 
 from specdec.types.messages import BASE_MODEL
 
@@ -20,6 +20,7 @@ BlockKey = bytes
 sequence's salt and adapter replaces the key before the first block."""
 
 
+@lru_cache
 def root_key(salt: str = "", adapter_id: int = BASE_MODEL) -> BlockKey:
     """Return the key before a sequence's first block.
 
@@ -39,6 +40,7 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._is_caching = enable_prefix_caching
+        self._packed = Struct(f"<{block_size}i").pack
         # Blocks without a holder, the next to allocate first: those without contents, most recently
         # freed first because it is warm; then the published ones, least recently used first.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
@@ -209,7 +211,7 @@ class BlockManager:
 
     def _next_key(self, chain: list[BlockKey], token_ids: Sequence[int]) -> BlockKey:
         start = (len(chain) - 1) * self.block_size
-        tokens = np.asarray(token_ids[start : start + self.block_size], dtype="<i4").tobytes()
+        tokens = self._packed(*token_ids[start : start + self.block_size])
         return blake2b(chain[-1] + tokens, digest_size=16).digest()
 
     def _take(self) -> int:

@@ -150,8 +150,9 @@ class IncrementalDetokenizer:
         self._includes_stop = includes_stop
         self._min_tokens = min_tokens
         self._num_tokens = 0
-        special = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        self._hidden_ids = special | tokenizer.blank_token_ids
+        self._hidden_ids = (
+            tokenizer.hidden_token_ids if skip_special_tokens else tokenizer.blank_token_ids
+        )
         self._vocab_size = tokenizer.vocab_size
         self._marks = MarkedStops.of(tokenizer, stop) if skip_special_tokens else None
         self._held = [(each, len(each) - 1) for each in stop]  # and the most characters held back

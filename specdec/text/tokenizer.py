@@ -89,6 +89,11 @@ class Tokenizer:
         return dict(self._backend.get_vocab(with_added_tokens=True))
 
     @cached_property
+    def hidden_token_ids(self) -> frozenset[int]:
+        """Ids of the special tokens, and of those without text."""
+        return self.special_token_ids | self.blank_token_ids
+
+    @cached_property
     def special_token_strings(self) -> Mapping[int, str]:
         """Strings of the special tokens, by id."""
         token_ids = sorted(self.special_token_ids)

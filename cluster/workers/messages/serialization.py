@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import msgpack
@@ -72,7 +73,7 @@ def encode_step(step: StepInput) -> Frames:
     return [
         msgpack.packb(header),
         pack_table(_step_row(row, places[row.drafting]) for row in step.rows),
-        pack_numbers(token for row in step.rows for token in row.token_ids),
+        pack_numbers(chain.from_iterable([row.token_ids for row in step.rows])),
         pack_arrays((row.grammar_mask for row in step.rows), INT32),
         *_encode_draftings(draftings),
         *_encode_deltas(step.block_table_deltas),
@@ -221,28 +222,30 @@ def error_in(frames: Sequence[bytes]) -> str | None:
 
 
 def _encode_admission(admission: SequenceAdmission) -> list[Any]:
-    grammar = None if admission.grammar is None else _values(admission.grammar)
-    rules = {**_values(admission.rules), "verifier": _values(admission.rules.verifier)}
-    return [admission.seq_id, admission.num_prompt_tokens, rules, admission.token_ids, grammar]
+    grammar = None if admission.grammar is None else vars(admission.grammar)
+    rules, verifier = _rule_values(admission.rules), _verifier_values(admission.rules.verifier)
+    known = admission.seq_id, admission.num_prompt_tokens
+    return [*known, rules, verifier, admission.token_ids, grammar]
 
 
-def _values(record: SamplingRules | Verifier | StructuredOutput) -> dict[str, Any]:
-    """Return the values by field; `asdict` would copy every token list."""
-    return {each.name: getattr(record, each.name) for each in fields(record)}
+_RULES = [each.name for each in fields(SamplingRules) if each.name != "verifier"]
+_rule_values = attrgetter(*_RULES)
+_verifier_values = attrgetter(*(each.name for each in fields(Verifier)))
 
 
 def _admission(
     seq_id: int,
     num_prompt_tokens: int,
-    rules: dict[str, Any],
+    rules: Sequence[Any],
+    verifier: Sequence[Any],
     token_ids: tuple[int, ...],
     grammar: dict[str, Any] | None,
 ) -> SequenceAdmission:
-    verifier = Verifier(**rules.pop("verifier"))
+    by_name = dict(zip(_RULES, rules, strict=True))
     return SequenceAdmission(
         seq_id,
         num_prompt_tokens,
-        SamplingRules(**rules, verifier=verifier),
+        SamplingRules(**by_name, verifier=Verifier(*verifier)),
         token_ids,
         None if grammar is None else StructuredOutput(**grammar),
     )

@@ -180,7 +180,7 @@ class InputProcessor:
         if request.detokenize:
             prompt = request.prompt_token_ids
             detokenizer = IncrementalDetokenizer.of(self._tokenizer, params, prompt)
-        max_tokens = params.resolved(self._model.sampling_defaults).max_tokens
+        max_tokens = params.max_tokens or self._model.sampling_defaults.max_tokens
         interval = request.stream_interval
         buffer = OutputBuffer(self._config.stream_interval if interval is None else interval)
         return Sequence(

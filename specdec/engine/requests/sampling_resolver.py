@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from specdec.config.speculation.speculative import SpeculativeConfig
@@ -51,6 +50,9 @@ def preset_for(prompt: str, *, is_structured: bool) -> AcceptancePreset:
 
 _Value = TypeVar("_Value")
 
+_NO_SERVICE = SpeculativeConfig()
+"""Defaults of the speculation options where nothing drafts."""
+
 
 def resolve(
     params: SamplingParams,
@@ -70,24 +72,8 @@ def resolve(
     allow_override: whether the request's draft_confidence_threshold applies.
     """
     _check_tokens(params, model.vocab_size)
-    service = service or SpeculativeConfig()
-    return replace(
-        _rules_of_tokens(params, seed, model, tokenizer),
-        verifier=_verifier(params, service, prompt, tokenizer, allowed_verifiers),
-        scale_draft_temperature=_first(
-            params.speculation.scale_draft_temperature, service.scale_draft_temperature
-        ),
-        draft_confidence_threshold=(
-            params.speculation.draft_confidence_threshold if allow_override else None
-        ),
-    )
-
-
-def _rules_of_tokens(
-    params: SamplingParams, seed: int, model: ModelConfig, tokenizer: Tokenizer
-) -> SamplingRules:
-    """Return the rules by which the target selects tokens, without those of drafts."""
-    settled = params.resolved(model.sampling_defaults)
+    service = service or _NO_SERVICE
+    settled, options = params.resolved(model.sampling_defaults), params.speculation
     allowed_tokens = params.allowed_token_ids
     return SamplingRules(
         temperature=settled.temperature,
@@ -107,6 +93,11 @@ def _rules_of_tokens(
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
         logprob_token_ids=params.logprob_token_ids,
+        verifier=_verifier(params, service, prompt, tokenizer, allowed_verifiers),
+        scale_draft_temperature=_first(
+            options.scale_draft_temperature, service.scale_draft_temperature
+        ),
+        draft_confidence_threshold=options.draft_confidence_threshold if allow_override else None,
     )
 
 

@@ -6,7 +6,8 @@ import operator
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from copy import copy
+from dataclasses import dataclass, field, fields
 from functools import reduce
 from itertools import accumulate, starmap, zip_longest
 from typing import Any, Self
@@ -252,14 +253,11 @@ class DraftCounter:
         drafted_by_method, accepted_by_method = self._by_method()
         drafted, accepted = _totals(drafted_by_method), _totals(accepted_by_method)
         num_drafts = sum(drafted[:1])  # every draft has a first token
-        return replace(
-            counts,
-            speculation=SpeculationStats(num_drafts, sum(drafted), sum(accepted)),
-            drafted_by_position=drafted,
-            accepted_by_position=accepted,
-            drafted_by_method=drafted_by_method,
-            accepted_by_method=accepted_by_method,
-        )
+        total = copy(counts)
+        total.speculation = SpeculationStats(num_drafts, sum(drafted), sum(accepted))
+        total.drafted_by_position, total.accepted_by_position = drafted, accepted
+        total.drafted_by_method, total.accepted_by_method = drafted_by_method, accepted_by_method
+        return total
 
     def _by_method(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
         """Return the drafted and the accepted tokens by method and position."""

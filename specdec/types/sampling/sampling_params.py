@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -217,7 +218,7 @@ class SamplingDefaults:
     max_tokens: int | None = None
 
 
-_WITH_DEFAULTS = tuple(each.name for each in fields(SamplingDefaults))
+_defaulted = attrgetter(*(each.name for each in fields(SamplingDefaults)))
 
 
 @accepts_vllm_names(_as_structured_output)
@@ -330,8 +331,8 @@ class SamplingParams:
 
     def resolved(self, defaults: SamplingDefaults) -> SamplingDefaults:
         """Return the parameters that a model has defaults for, with those filled in."""
-        given = {name: getattr(self, name) for name in _WITH_DEFAULTS}
-        return replace(defaults, **{k: value for k, value in given.items() if value is not None})
+        pairs = zip(_defaulted(self), _defaulted(defaults), strict=True)
+        return SamplingDefaults(*[usual if given is None else given for given, usual in pairs])
 
     def _check_distribution(self) -> None:
         require_range("temperature", self.temperature, 0, 100)

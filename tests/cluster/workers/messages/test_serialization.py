@@ -2,7 +2,7 @@
 # Modules: specdec.types.draft_messages
 import pickle
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import astuple, fields, is_dataclass
 
 import msgpack
 import numpy as np
@@ -251,9 +251,10 @@ def test_tokens_of_an_admission_are_not_copied(monkeypatch):
     monkeypatch.setattr(serialization.msgpack, "packb", lambda header: packed.append(header) or b"")
     rules = SamplingRules(allowed_token_ids=(5, 6), logit_bias=((7, 1.0),), bad_words=((8, 9),))
     serialization.encode_step(StepInput(1, (), (SequenceAdmission(0, 3, rules),), (), ()))
-    [(_, _, [[_, _, sent, _, _]])] = packed
-    assert sent.pop("verifier") == vars(rules.verifier)
-    assert all(value is getattr(rules, name) for name, value in sent.items())
+    [(_, _, [[_, _, sent, verifier, _, _]])] = packed
+    assert verifier == astuple(rules.verifier)
+    names = [each.name for each in fields(rules) if each.name != "verifier"]
+    assert all(value is getattr(rules, name) for name, value in zip(names, sent, strict=True))
 
 
 @given(OUTPUTS)
