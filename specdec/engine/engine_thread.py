@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from specdec.engine.commands import Command, Outcome, settle
 from specdec.engine.engine import Engine
 from specdec.engine.metrics.request_metrics import RequestMetrics
 from specdec.engine.requests.open_requests import require_room
@@ -46,14 +46,6 @@ _STATS_PERIOD_S = 0.02
 
 _DRAIN_GRACE_S = 1.0
 """How long `drain` waits for streams that it has ended: their readers may have stalled."""
-
-
-@dataclass(frozen=True)
-class _Command:
-    """A call to run on the engine's thread; result: receives its return value or error."""
-
-    function: Callable[[], Any]
-    result: asyncio.Future[Any] | None = None
 
 
 class EngineThread:
@@ -90,7 +82,8 @@ class EngineThread:
         self._is_loss_explained = False  # a request has ended as its cause, and no step has run yet
         self.event_loop = asyncio.get_running_loop()
         self._streams = OutputStreams()
-        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._outcomes: list[Outcome] = []  # of commands, not returned yet
         self.failure: TargetFailedError | None = None  # why the engine stopped for good
         self.is_recovering = False  # streams are paused while the target restarts
         self.is_draining = False  # new requests are rejected because the service stops
@@ -133,7 +126,7 @@ class EngineThread:
         unique_id, finished = self._streams.open(request, metrics, caller, deadline), False
         try:
             async with deadline.enforce() if deadline else nullcontext():
-                await self.call(lambda: self._engine.add(replace(request, request_id=unique_id)))
+                await self.call(lambda: self._engine.add(request.with_id(unique_id)))
             on_admitted()
             while not finished:
                 output = await self._streams.next_output(unique_id)
@@ -216,14 +209,14 @@ class EngineThread:
 
     def post(self, function: Callable[[], None]) -> None:
         """Run a function on the engine's thread, between two steps, without waiting for it."""
-        self._commands.put(_Command(function))
+        self._commands.put(Command(function))
 
     async def call(self, function: Callable[[], T]) -> T:
         """Run a function on the engine's thread, between two steps, and return its result."""
         if self._is_closed:
             raise NotReadyError("the service is shutting down")
         result: asyncio.Future[T] = self.event_loop.create_future()
-        self._commands.put(_Command(function, result))
+        self._commands.put(Command(function, result))
         if self._has_ended:  # meanwhile, on another thread
             self._refuse_commands()
         return await result
@@ -240,14 +233,32 @@ class EngineThread:
     def _run_commands(self) -> bool:
         """Run the queued commands, blocking while there is no other work; return False to stop."""
         while True:
-            is_idle, timeout_s = self._idle()
             try:
-                command = self._commands.get(block=is_idle, timeout=timeout_s)
+                command = self._next_command()
             except queue.Empty:
                 return True
             if command is None:
+                self._settle_commands()
                 return False
             self._execute(command)
+
+    def _next_command(self) -> Command | None:
+        """Return a queued command, or the next one where there is no other work.
+
+        Raises queue.Empty. The results of the commands before it are returned before a wait.
+        """
+        with suppress(queue.Empty):
+            return self._commands.get_nowait()
+        self._settle_commands()
+        is_idle, timeout_s = self._idle()
+        return self._commands.get(block=is_idle, timeout=timeout_s)
+
+    def _settle_commands(self) -> None:
+        """Return the results of commands, after the stats that include them."""
+        if self._outcomes:
+            self._update_stats(now=True)
+            self._notify(settle, self._outcomes)
+            self._outcomes = []
 
     def _idle(self) -> tuple[bool, float | None]:
         """Return whether to wait for a command, and for how long at most."""
@@ -308,20 +319,17 @@ class EngineThread:
         with suppress(RuntimeError):
             self.event_loop.call_soon_threadsafe(function, *arguments)
 
-    def _execute(self, command: _Command) -> None:
+    def _execute(self, command: Command) -> None:
         try:
             if self.failure is not None:
                 raise self.failure
-            value = command.function()
-            self._update_stats(now=True)
+            self._outcomes.append(Outcome(command, command.function()))
         except Exception as error:
             if command.result is None and error is not self.failure:
                 logger.exception("a command without a caller failed")
-            self._notify(_settle, command.result, None, error)
+            self._outcomes.append(Outcome(command, None, error))
             if isinstance(error, TargetFailedError):  # a message of another kind than a step
                 self._recover(error)
-        else:
-            self._notify(_settle, command.result, value, None)
 
     def _refuse_commands(self) -> None:
         """Settle the commands left in the queue. Thread-safe."""
@@ -330,7 +338,7 @@ class EngineThread:
             while True:
                 command = self._commands.get_nowait()
                 if command is not None:
-                    self._notify(_settle, command.result, None, error)
+                    self._notify(settle, [Outcome(command, None, error)])
 
     def _recover(self, error: TargetFailedError) -> None:
         if self.is_recovering or self.failure is not None:
@@ -387,12 +395,3 @@ class EngineThread:
             self.failure = failure
             self.is_recovering = False
             self._notify(self._streams.fail, failure)
-
-
-def _settle(result: asyncio.Future[Any] | None, value: Any, error: Exception | None) -> None:
-    if result is None or result.done():
-        return
-    if error is None:
-        result.set_result(value)
-    else:
-        result.set_exception(error)
