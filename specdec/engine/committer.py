@@ -16,7 +16,7 @@ from specdec.engine.scheduling.speculator import Speculator
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.prediction import METHOD as PREDICTION
-from specdec.sequences.sequence import Choices, HeadDraft, Lookahead, Sequence, SequenceStatus
+from specdec.sequences.sequence import HeadDraft, Lookahead, Sequence, SequenceStatus
 from specdec.types.drafters import CONFIGURED_VERSION
 from specdec.types.errors import BadLogitsError, NoTokenLeftError, SpecdecError
 from specdec.types.messages import BASE_MODEL, StepRow, VerifiedRow, VerifyOutput
@@ -106,7 +106,7 @@ class Committer:
         for seq, row in rows:
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # aborted while the step ran
-            if seq.seq_id in prompts:
+            if seq.prompt_report is not None and seq.seq_id in prompts:
                 seq.prompt_report.add(prompts[seq.seq_id])
             result = results.get(seq.seq_id)
             if result is None:
@@ -129,7 +129,7 @@ class Committer:
             if output is not None and len(output.token_ids) >= seq.output_buffer.interval
         }
         return [
-            output_of(seq, self._requests.choices_of(seq), seq.output_buffer.take(), None)
+            output_of(seq, None, *seq.output_buffer.take())
             for seq, output in committed
             if output is None
             and seq.status is SequenceStatus.RUNNING
@@ -140,11 +140,11 @@ class Committer:
         self, seq: Sequence, row: StepRow, verified: VerifiedRow
     ) -> EngineOutput | None:
         """Add verified tokens to a sequence; return None if its output is buffered for later."""
-        token_ids, choices = verified.token_ids, self._requests.choices_of(seq)
+        token_ids = verified.token_ids
         num_kept, stop = self._append(seq, token_ids)
         num_verified = _num_accepted(seq, row, token_ids)
         num_drafted = min(num_kept, num_verified)
-        self._count(seq, choices, row, num_kept, num_verified, has_ended=stop is not None)
+        self._count(seq, row, num_kept, num_verified, has_ended=stop is not None)
         self._speculator.observe(seq, row.draft_depth, num_verified)
         if stop is None:
             seq.lookahead = _lookahead(row, verified)
@@ -156,16 +156,15 @@ class Committer:
         seq.output_buffer.add(token_ids[:num_kept], logprobs, num_drafted)
         if stop is None and not seq.output_buffer.is_due:
             return None
-        return output_of(seq, choices, seq.output_buffer.take(), stop)
+        return output_of(seq, stop, *seq.output_buffer.take())
 
     def _commit_token(self, seq: Sequence, token_id: int) -> EngineOutput | None:
         """Commit the token of a decode: `_commit_tokens` for a row without all that is optional."""
-        choices = self._requests.choices_of(seq)
         stop = append(seq, token_id, self._model.eos_token_ids, self._max_model_len)
         seq.num_computed_tokens = num_computed = len(seq.token_ids) - 1
         if num_computed % self._blocks.block_size == 0:
             self._publish(seq)
-        choices.num_output_tokens += 1
+        seq.choices.num_output_tokens += 1
         self._counts.num_generated_tokens += 1
         if self._adapters is not None and seq.request.adapter_id != BASE_MODEL:
             self._adapters.record(seq.request.adapter_id, 1, 0, 0)
@@ -176,14 +175,16 @@ class Committer:
             self._drop_rejected(seq)
         else:
             self._requests.finish(seq)
+        if seq.output_buffer.interval == 1:
+            return output_of(seq, stop, (token_id,))
         tokens = seq.output_buffer.pass_token(token_id, is_last=stop is not None)
-        return None if tokens is None else output_of(seq, choices, tokens, stop)
+        return None if tokens is None else output_of(seq, stop, *tokens)
 
     def _append(self, seq: Sequence, token_ids: tuple[int, ...]) -> tuple[int, Stop | None]:
         """Append tokens up to the one that ends the sequence; return their number and the end."""
         stop, num_kept = None, 0
         eos_token_ids, max_model_len = self._model.eos_token_ids, self._max_model_len
-        if extend(seq, token_ids, eos_token_ids, max_model_len):
+        if extend(seq, token_ids, eos_token_ids):
             num_kept = len(token_ids)
         while stop is None and num_kept < len(token_ids):
             stop = append(seq, token_ids[num_kept], eos_token_ids, max_model_len)
@@ -195,7 +196,6 @@ class Committer:
     def _count(
         self,
         seq: Sequence,
-        choices: Choices,
         row: StepRow,
         num_kept: int,
         num_verified: int,
@@ -208,7 +208,7 @@ class Committer:
         as the target's own, even if it was drafted: every draft yields its accepted tokens and one
         more.
         """
-        num_accepted = min(num_verified, num_kept - has_ended)
+        num_accepted, choices = min(num_verified, num_kept - has_ended), seq.choices
         choices.num_output_tokens += num_kept
         self._counts.num_generated_tokens += num_kept
         if row.adapter_id != BASE_MODEL and self._adapters is not None:

@@ -30,6 +30,10 @@ AGEING_S = 10.0
 """A request that waits this long gains one level of priority."""
 
 
+_NO_DRAFTS = SpeculationStats()
+_NO_ACCEPTANCE, _NO_CONFIDENCE = AcceptanceHistory(), ConfidenceHistory()
+
+
 class SequenceStatus(Enum):
     """Lifecycle state of a sequence; a preempted one waits again."""
 
@@ -119,18 +123,13 @@ class HeadDraft:
 
 @dataclass
 class PromptReport:
-    """Log-probabilities of a prompt's tokens, collected from its chunks and sent together, once.
+    """Log-probabilities of a prompt's tokens, collected from its chunks and sent together.
 
-    listed: what is listed at each position; None where none are requested, or already sent.
+    listed: what is listed at each position.
     """
 
-    listed: ListedTokens | None
+    listed: ListedTokens
     parts: list[Logprobs] = field(default_factory=list)
-
-    @property
-    def is_due(self) -> bool:
-        """Return whether they are still to be sent, so that the whole prompt must be computed."""
-        return self.listed is not None
 
     def add(self, part: PromptLogprobs) -> None:
         """Add the next part; a first one after a preemption replaces all parts."""
@@ -138,15 +137,11 @@ class PromptReport:
             self.parts.clear()
         self.parts.append(part.logprobs)
 
-    def take(self) -> Logprobs | None:
-        """Return all of them; None where they are not due."""
-        if self.listed is None:
-            return None
+    @property
+    def logprobs(self) -> Logprobs:
+        """All of them."""
         num_best, given = self.listed
-        whole = Logprobs.join(self.parts or [Logprobs.nothing(num_best, len(given))])
-        self.listed = None
-        self.parts.clear()
-        return whole
+        return Logprobs.join(self.parts or [Logprobs.nothing(num_best, len(given))])
 
 
 @dataclass(eq=False)
@@ -168,6 +163,10 @@ class Sequence:
     block_keys: of its prefix, as `BlockManager.attach` extends them.
     prediction: its place in the predicted output; None without one.
     arrival_s: when its request was added, by the engine's clock.
+    prompt_report: None where none is requested, or it was sent; until then the whole prompt must be
+    computed.
+    choices: of its request, once that is open.
+    open_length: up to this number of tokens only an end-of-sequence token ends it.
     """
 
     seq_id: int
@@ -186,16 +185,18 @@ class Sequence:
     has_run: bool = False
     may_draft: bool = True
     draft_length: DraftLength | None = None
-    acceptance: AcceptanceHistory = field(default_factory=AcceptanceHistory)
-    confidence: ConfidenceHistory = field(default_factory=ConfidenceHistory)
+    acceptance: AcceptanceHistory = _NO_ACCEPTANCE
+    confidence: ConfidenceHistory = _NO_CONFIDENCE
     lookahead: Lookahead | None = None
     head_draft: HeadDraft | None = None
     status: SequenceStatus = SequenceStatus.WAITING
+    open_length: int = 0
     output_buffer: OutputBuffer = field(default_factory=lambda: OutputBuffer(interval=1))
     constraint: OutputConstraint | None = None
-    prompt_report: PromptReport = field(init=False)
+    prompt_report: PromptReport | None = field(init=False, default=None)
     block_keys: list[BlockKey] = field(init=False)
     prediction: PredictionCursor | None = field(init=False, default=None)
+    choices: Choices = field(init=False)
     params: SamplingParams = field(init=False)
     opted_out: bool = field(init=False)
 
@@ -204,7 +205,8 @@ class Sequence:
         options = self.params.speculation
         self.opted_out = options.enabled is False or options.num_speculative_tokens == 0
         self.block_keys = [root_key(self.request.cache_salt, self.request.adapter_id)]
-        self.prompt_report = PromptReport(self.rules.listed_prompt_tokens)
+        if self.rules.listed_prompt_tokens is not None:
+            self.prompt_report = PromptReport(self.rules.listed_prompt_tokens)
         self.num_prompt_tokens = len(self.request.prompt_token_ids)
         self.token_ids = [*self.request.prompt_token_ids, *self.request.resume_token_ids]
         if self.request.prediction is not None:
@@ -227,6 +229,11 @@ class Sequence:
     def num_tokens(self) -> int:
         """Number of tokens; while some are pending, the greatest that is possible."""
         return len(self.token_ids) + self.num_pending
+
+    def take_prompt_logprobs(self) -> Logprobs | None:
+        """Return the log-probabilities of its prompt, the first time; None where none are due."""
+        report, self.prompt_report = self.prompt_report, None
+        return None if report is None else report.logprobs
 
     def max_length(self, max_model_len: int) -> int:
         """Return the number of tokens at which it ends, if nothing ends it before."""
@@ -255,7 +262,7 @@ class Sequence:
     def admission(self) -> SequenceAdmission:
         """The message that introduces it to a target worker."""
         rules = self.rules
-        if rules.prompt_logprobs is not None and not self.prompt_report.is_due:
+        if rules.prompt_logprobs is not None and self.prompt_report is None:
             rules = replace(rules, prompt_logprobs=None)
         return self._admission(rules)
 
@@ -323,5 +330,5 @@ class Choices:
 
     unfinished: list[Sequence]
     num_output_tokens: int = 0
-    speculation: SpeculationStats = field(default_factory=SpeculationStats)
-    prediction: SpeculationStats = field(default_factory=SpeculationStats)
+    speculation: SpeculationStats = _NO_DRAFTS
+    prediction: SpeculationStats = _NO_DRAFTS

@@ -37,14 +37,15 @@ class ByteDecoder:
     """Decoder for byte-level tokenizers: the concatenated bytes of the tokens are UTF-8."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self._texts = tokenizer.whole_texts
         self._bytes_of = tokenizer.token_bytes
         self._rest = b""  # an incomplete character
 
     def add(self, token_id: int) -> str:
         """See TextDecoder."""
-        data = self._bytes_of(token_id)
-        if self._rest:
-            data = self._rest + data
+        if not self._rest and (whole := self._texts[token_id]) is not None:
+            return whole
+        data = self._rest + self._bytes_of(token_id)
         text, end = codecs.utf_8_decode(data, "replace", False)
         self._rest = data[end:] if end < len(data) else b""
         return text
@@ -146,7 +147,7 @@ class IncrementalDetokenizer:
 
         before: the prompt. A text after a hidden token, such as the start of a turn, is a new one.
         """
-        self._stop = stop
+        self._stop, self.has_stop_strings = stop, bool(stop)
         self._includes_stop = includes_stop
         self._min_tokens = min_tokens
         self._num_tokens = 0
@@ -206,6 +207,17 @@ class IncrementalDetokenizer:
         self._text = text
         self._num_tokens += len(token_ids)
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Add tokens of a text without stop strings, and return what `take` then returns."""
+        if len(token_ids) != 1 or self._ends:
+            self.extend(token_ids)
+            return self.take()
+        token_id = token_ids[0]
+        is_visible = token_id < self._vocab_size and token_id not in self._hidden_ids
+        text = self._decoder.add(token_id) if is_visible else ""
+        self.lengths = (len(text),)
+        return text
+
     def skip(self) -> None:
         """Add a token that is not part of the text: the one that ends it."""
         self._ends.append(len(self._text))
@@ -216,11 +228,6 @@ class IncrementalDetokenizer:
         Incomplete characters and a possible start of a stop string are held back.
         """
         is_final = self._stopped or not self._held
-        if is_final and len(self._ends) == 1:  # one token of a text without stop strings
-            taken, self._text = self._text, ""
-            self._ends.clear()
-            self.lengths = (len(taken),)
-            return taken
         return self._take(len(self._text) if is_final else self._num_final_chars())
 
     def flush(self) -> str:

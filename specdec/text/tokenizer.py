@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,22 @@ _loading = threading.Lock()
 """Held while loading: the lazy imports of transformers are not thread-safe."""
 
 
+class WholeTexts(dict[int, str | None]):
+    """Text of each token of a byte-level tokenizer, decoded when it is first read.
+
+    None for a token whose bytes are not whole characters.
+    """
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
+
+    def __missing__(self, token_id: int) -> str | None:
+        self[token_id] = text = None
+        with suppress(UnicodeDecodeError):
+            self[token_id] = text = self._bytes_of(token_id).decode()
+        return text
+
+
 class Tokenizer:
     """A fast tokenizer loaded from local files; code of a model repository is never run.
 
@@ -82,6 +99,7 @@ class Tokenizer:
         self.is_byte_level = isinstance(self._backend.decoder, ByteLevel)
         self.end_token_id: int | None = self.transformers.eos_token_id
         self._token_bytes: dict[int, bytes] = {}  # filled on demand
+        self.whole_texts = WholeTexts(self.token_bytes)
 
     @property
     def vocabulary(self) -> dict[str, int]:

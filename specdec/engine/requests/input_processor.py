@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from specdec.config.engine import MAX_STREAM_INTERVAL, EngineConfig
 from specdec.engine.requests.sampling_resolver import resolve
-from specdec.engine.requests.stop_checker import check_token
+from specdec.engine.requests.stop_checker import check_token, open_length
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.output_buffer import OutputBuffer
 from specdec.sequences.sequence import EngineRequest, Sequence
@@ -183,9 +183,11 @@ class InputProcessor:
         max_tokens = params.max_tokens or self._model.sampling_defaults.max_tokens
         interval = request.stream_interval
         buffer = OutputBuffer(self._config.stream_interval if interval is None else interval)
-        return Sequence(
+        seq = Sequence(
             seq_id, request, rules, detokenizer, max_tokens, leader, output_buffer=buffer
         )
+        seq.open_length = open_length(seq, self._config.max_model_len)
+        return seq
 
     def _replay_text(self, seq: Sequence) -> None:
         """Advance the text past the output tokens that the caller already has."""
@@ -194,8 +196,12 @@ class InputProcessor:
             if check_token(seq, token, self._model.eos_token_ids) is not None:
                 limit = f"unfinished; number {index} ends the text"
                 raise InvalidValueError("resume_token_ids", f"... {token}", limit)
-        if resumed and seq.detokenizer is not None:
+        if not resumed or seq.detokenizer is None:
+            return
+        if seq.params.stop:
             seq.detokenizer.take()
+        else:
+            seq.detokenizer.decode(resumed)
 
 
 def _constraint(seq: Sequence) -> OutputConstraint | None:

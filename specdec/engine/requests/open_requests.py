@@ -33,11 +33,10 @@ class OpenRequests:
 
     def add(self, request: EngineRequest, sequences: list[Sequence]) -> None:
         """Keep a request, whose id is unused, until all its choices have ended."""
-        self._choices[request.request_id] = Choices(sequences, len(request.resume_token_ids))
-
-    def choices_of(self, seq: Sequence) -> Choices:
-        """Return the choices of the request of a sequence that has not ended."""
-        return self._choices[seq.request.request_id]
+        choices = Choices(sequences, len(request.resume_token_ids))
+        self._choices[request.request_id] = choices
+        for seq in sequences:
+            seq.choices = choices
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -52,18 +51,17 @@ class OpenRequests:
 
     def finish(self, seq: Sequence) -> None:
         """End a sequence, and its request with the last one; free its blocks."""
-        choices = self._choices[seq.request.request_id]
-        choices.unfinished.remove(seq)
-        if not choices.unfinished:
+        unfinished = seq.choices.unfinished
+        unfinished.remove(seq)
+        if not unfinished:
             del self._choices[seq.request.request_id]
         self._scheduler.finish(seq)
         self.release(seq)
 
     def fail(self, seq: Sequence, error: SpecdecError) -> EngineOutput:
         """End all choices of the request of a sequence that cannot go on."""
-        choices = self._choices[seq.request.request_id]
         self.abort(seq.request.request_id)
-        return output_of(seq, choices, BufferedTokens(), None)._replace(error=error)
+        return output_of(seq, None, *BufferedTokens())._replace(error=error)
 
     def release(self, seq: Sequence) -> None:
         """Have target and proposer drop a sequence that lost its blocks."""

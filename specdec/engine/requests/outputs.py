@@ -6,13 +6,14 @@ import collections.abc
 from itertools import chain
 
 from specdec.engine.requests.stop_checker import Stop
-from specdec.sequences.output_buffer import BufferedTokens
-from specdec.sequences.sequence import Choices, Sequence
+from specdec.sequences.sequence import Sequence
+from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.types.errors import TargetFailedError
 from specdec.types.messages import Logprobs
 from specdec.types.responses import EngineOutput
 
 _NO_LENGTHS: tuple[int, ...] = ()
+_NOT_DRAFTED = (False,)
 
 
 class TargetLostError(TargetFailedError):
@@ -24,36 +25,60 @@ class TargetLostError(TargetFailedError):
 
 
 def output_of(
-    seq: Sequence, choices: Choices, tokens: BufferedTokens, stop: Stop | None
+    seq: Sequence,
+    stop: Stop | None,
+    token_ids: tuple[int, ...],
+    logprobs: Logprobs | None = None,
+    num_steps: int = 1,
+    is_drafted: tuple[bool, ...] = _NOT_DRAFTED,
 ) -> EngineOutput:
-    """Return the output for new tokens of `seq`, with the text that is certain by now, if any."""
-    rules, detokenizer = seq.rules, seq.detokenizer
+    """Return the output for new tokens of `seq`, with the text that is certain by now, if any.
+
+    token_ids and the fields after it: as in BufferedTokens; by default those of a decode.
+    """
+    choices, rules, detokenizer = seq.choices, seq.rules, seq.detokenizer
     text, lengths = "", _NO_LENGTHS
     if detokenizer is not None:
-        text = detokenizer.take() if stop is None else detokenizer.flush()
+        text = _new_text(detokenizer, token_ids, stop)
         lengths = detokenizer.lengths
     fields = (
         seq.request.request_id,
-        tokens.token_ids,
+        token_ids,
         text,
         stop.finish_reason if stop else None,
         seq.num_prompt_tokens,
         choices.num_output_tokens,
         choices.speculation,
-        tokens.num_steps,
+        num_steps,
         seq.num_cached_tokens,
         rules.choice,
-        tokens.is_drafted,
+        is_drafted,
         lengths,
-        not choices.unfinished,
+        stop is not None and not choices.unfinished,
         stop.stop_reason if stop else None,
         rules.verifier.name,
-        tokens.logprobs,
-        seq.prompt_report.take(),
+        logprobs,
+        seq.take_prompt_logprobs() if seq.prompt_report else None,
         None,  # no error
         choices.prediction,
     )
-    return EngineOutput._make(fields)  # in a fourth of the time of names, for each token
+    return tuple.__new__(EngineOutput, fields)  # in a fourth of the time of names, for each token
+
+
+def _new_text(
+    detokenizer: IncrementalDetokenizer, token_ids: tuple[int, ...], stop: Stop | None
+) -> str:
+    """Return the text of new tokens. With stop strings the check of each token has added it."""
+    if detokenizer.has_stop_strings:
+        return detokenizer.take() if stop is None else detokenizer.flush()
+    if stop is None:
+        return detokenizer.decode(token_ids)
+    if stop.hides_token:
+        detokenizer.extend(token_ids[:-1])
+        detokenizer.skip()
+    else:
+        detokenizer.extend(token_ids)
+    return detokenizer.flush()
 
 
 def joined(outputs: collections.abc.Sequence[EngineOutput]) -> EngineOutput:

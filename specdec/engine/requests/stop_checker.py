@@ -16,52 +16,51 @@ class Stop:
 
     stop_reason: the stop string or stop token that ended it; None for an end-of-sequence token and
         for a length limit.
+    hides_token: whether its last token is not part of the text.
     """
 
     finish_reason: FinishReason
     stop_reason: str | int | None = None
+    hides_token: bool = False
+
+
+def open_length(seq: Sequence, max_model_len: int) -> int:
+    """Return the greatest length at which only an end-of-sequence token can end a sequence."""
+    if seq.params.stop or seq.params.stop_token_ids:
+        return 0
+    return seq.max_length(max_model_len) - 1
 
 
 def append(
     seq: Sequence, token_id: int, eos_token_ids: Set[int], max_model_len: int
 ) -> Stop | None:
-    """Append a token to a sequence and its text; return why it ends there, None if it does not."""
+    """Append a token to a sequence; return why it ends there, None if it does not.
+
+    Only with stop strings it is added to the text too, which is searched for them.
+    """
     seq.token_ids.append(token_id)
+    num_tokens = len(seq.token_ids)
+    if num_tokens <= seq.open_length and token_id not in eos_token_ids:
+        return None
     stop = check_token(seq, token_id, eos_token_ids)
     if stop is not None:
         return stop
-    num_tokens = len(seq.token_ids)
-    is_full = num_tokens >= max_model_len
-    if is_full or num_tokens - seq.num_prompt_tokens == seq.max_tokens:
-        return Stop(FinishReason.LENGTH)
-    return None
+    return Stop(FinishReason.LENGTH) if num_tokens >= seq.max_length(max_model_len) else None
 
 
 def extend(
-    seq: Sequence,
-    token_ids: collections.abc.Sequence[int],
-    eos_token_ids: Set[int],
-    max_model_len: int,
+    seq: Sequence, token_ids: collections.abc.Sequence[int], eos_token_ids: Set[int]
 ) -> bool:
-    """Add tokens to a sequence and its text if none of them may end it; return whether it did.
-
-    It does for all of them what `append` does for one.
-    """
-    params = seq.params
-    if params.stop or not eos_token_ids.isdisjoint(token_ids):
-        return False
-    if params.stop_token_ids and any(each in params.stop_token_ids for each in token_ids):
-        return False
-    if len(seq.token_ids) + len(token_ids) >= seq.max_length(max_model_len):
+    """Add tokens to a sequence if none of them may end it; return whether it did."""
+    num_tokens = len(seq.token_ids) + len(token_ids)
+    if num_tokens > seq.open_length or not eos_token_ids.isdisjoint(token_ids):
         return False
     seq.token_ids.extend(token_ids)
-    if seq.detokenizer is not None:
-        seq.detokenizer.extend(token_ids)
     return True
 
 
 def check_token(seq: Sequence, token_id: int, eos_token_ids: Set[int]) -> Stop | None:
-    """Add a token to the sequence's text; return the stop if the token or a stop string ends it.
+    """Return the stop if a token or a stop string ends the text with it.
 
     A token that ends the text is left out of it, unless include_stop_str_in_output is set.
     min_tokens is not checked: until then end tokens are masked, except where a grammar allows
@@ -72,10 +71,16 @@ def check_token(seq: Sequence, token_id: int, eos_token_ids: Set[int]) -> Stop |
         ignores_eos = params.ignore_eos and params.structured_output is None
         is_eos = token_id in eos_token_ids and not ignores_eos
         is_end = is_eos or token_id in params.stop_token_ids
-    text = seq.detokenizer
-    if text is not None:
-        if is_end and not params.include_stop_str_in_output:
-            text.skip()
-        elif (stop := text.append(token_id)) is not None:
-            return Stop(FinishReason.STOP, stop)
-    return Stop(FinishReason.STOP, None if is_eos else token_id) if is_end else None
+    is_hidden = is_end and not params.include_stop_str_in_output
+    if params.stop and (found := _stop_string(seq, token_id, is_hidden=is_hidden)) is not None:
+        return Stop(FinishReason.STOP, found)
+    return Stop(FinishReason.STOP, None if is_eos else token_id, is_hidden) if is_end else None
+
+
+def _stop_string(seq: Sequence, token_id: int, *, is_hidden: bool) -> str | None:
+    """Add a token to the text; return the stop string that ends it there."""
+    assert seq.detokenizer is not None, "stop strings without a text"
+    if is_hidden:
+        seq.detokenizer.skip()
+        return None
+    return seq.detokenizer.append(token_id)

@@ -37,6 +37,6 @@ def completed_keys(
 
 def lacks_block(seq: Sequence, blocks: BlockManager, completed: Set[BlockKey]) -> bool:
     """Return whether the first block that a waiting sequence does not find cached is completed."""
-    if not completed or seq.prompt_report.is_due:  # it computes its whole prompt
+    if not completed or seq.prompt_report is not None:  # it computes its whole prompt
         return False
     return blocks.missing_key(seq.token_ids, seq.block_keys) in completed

@@ -346,7 +346,7 @@ class Scheduler:
     def _admit(self, seq: Sequence, budget: int) -> int:
         """Move a waiting sequence into the batch; return its tokens in this step, 0 if it waits."""
         # Log-probabilities of the prompt are not cached: they need its forward pass.
-        reuse = not seq.prompt_report.is_due
+        reuse = seq.prompt_report is None
         cached = self._blocks.admit(seq.seq_id, seq.token_ids, budget, seq.block_keys, reuse=reuse)
         if cached is None:
             return 0
