@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 from typing import NamedTuple
 
 from specdec.engine.loaded.adapters import Adapters
@@ -15,6 +16,7 @@ from specdec.engine.scheduling.decode_run import RepeatedDecodes, Rows
 from specdec.engine.scheduling.speculator import Speculator
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
+from specdec.sequences.decode_rows import SampledTokens
 from specdec.sequences.prediction import METHOD as PREDICTION
 from specdec.sequences.sequence import HeadDraft, Lookahead, Sequence, SequenceStatus
 from specdec.types.drafters import CONFIGURED_VERSION
@@ -100,7 +102,7 @@ class Committer:
         self, rows: Rows, verified: VerifyOutput, failed: list[EngineOutput]
     ) -> list[_CommittedRow]:
         """Return the rows that have tokens; add the errors of requests that fail to `failed`."""
-        results = {row.seq_id: row for row in verified.rows}
+        results = _results(verified.rows)
         prompts = {part.seq_id: part for part in verified.prompt_logprobs}
         committed: list[_CommittedRow] = []
         for seq, row in rows:
@@ -113,10 +115,13 @@ class Committer:
                 seq.num_computed_tokens += len(row.token_ids)
                 self._counts.num_prefill_chunks += 1
                 self._publish(seq)
+            elif isinstance(result, int) and len(row.token_ids) == 1:
+                committed.append((seq, self._commit_token(seq, result)))
+            elif isinstance(result, int):
+                only = VerifiedRow(seq.seq_id, (result,))
+                committed.append((seq, self._commit_tokens(seq, row, only)))
             elif result.has_bad_logits:
                 failed.extend(self._on_bad_logits(seq, row))
-            elif _is_decode(row, result):
-                committed.append((seq, self._commit_token(seq, result.token_ids[0])))
             else:
                 committed.append((seq, self._commit_tokens(seq, row, result)))
         return committed
@@ -254,13 +259,17 @@ class Committer:
             self._steps.truncate(seq.seq_id)
 
 
-def _is_decode(row: StepRow, verified: VerifiedRow) -> bool:
-    """Return whether a row ran the last token of a sequence and yielded the next, nothing else."""
-    return (
-        len(row.token_ids) == len(verified.token_ids) == 1
-        and verified.logprobs is None
-        and not verified.next_draft_token_ids
-    )
+def _results(rows: collections.abc.Sequence[VerifiedRow]) -> dict[int, int | VerifiedRow]:
+    """Return the result of each sequence: its token where a row has one and nothing else."""
+    if isinstance(rows, SampledTokens):
+        return dict(zip(rows.seq_ids, rows.token_ids, strict=True))
+    return {row.seq_id: row.token_ids[0] if _is_token(row) else row for row in rows}
+
+
+def _is_token(row: VerifiedRow) -> bool:
+    """Return whether a row has one token and nothing else."""
+    has_more = row.has_bad_logits or row.next_draft_token_ids or row.lookahead_token_ids
+    return len(row.token_ids) == 1 and row.logprobs is None and not has_more
 
 
 def _num_accepted(seq: Sequence, row: StepRow, token_ids: tuple[int, ...]) -> int:

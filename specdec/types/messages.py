@@ -202,7 +202,8 @@ class StepRow(NamedTuple):
     @property
     def known_end(self) -> int:
         """Length of the known sequence, if this row reaches its end."""
-        return self.num_computed_tokens + self.num_known_tokens
+        # By place: computed, all, draft and lookahead tokens.
+        return self[1] + len(self[2]) - self[3] - self[7]
 
     @property
     def known(self) -> tuple[int, ...]:

@@ -60,14 +60,16 @@ def encode_step(step: StepInput) -> Frames:
     """Encode as [header, rows [B, 10], tokens, masks, draftings, deltas [D, 3], blocks].
 
     A row has the index of its RowDrafting among those of the step, where each record is once.
-    draftings: three frames, see `_encode_draftings`. The short form is [header, rows [B, 5]], and
-    for rows that repeat those of the step before [header, deltas, blocks].
+    draftings: three frames, see `_encode_draftings`. The short form is [header, rows [B, 5]] with
+    deltas and blocks if there are any, and for rows that repeat those of the step before [header,
+    deltas, blocks].
     """
     header = [step.step_id, step.released, [_encode_admission(each) for each in step.admitted]]
     if isinstance(step.rows, RepeatedRows):
         return [msgpack.packb(header), *_encode_deltas(step.block_table_deltas)]
-    if not step.block_table_deltas and all(map(_is_plain_decode, step.rows)):
-        return [msgpack.packb(header), pack_table(map(_decode_row, step.rows))]
+    if all(map(_is_plain_decode, step.rows)):
+        deltas = _encode_deltas(step.block_table_deltas) if step.block_table_deltas else ()
+        return [msgpack.packb(header), pack_table(map(_decode_row, step.rows)), *deltas]
     draftings = dict.fromkeys([row.drafting for row in step.rows])
     places = dict(zip(draftings, range(len(draftings)), strict=True))
     return [
@@ -86,13 +88,15 @@ def decode_step(frames: Sequence[bytes], before: Sequence[StepRow] = ()) -> Step
     step_id, released, admitted = msgpack.unpackb(header, use_list=False)
     step_rows: Sequence[StepRow]
     step_deltas: tuple[BlockTableDelta, ...] = ()
-    if len(others) == 1:
-        step_rows = tuple(_plain_decode(*fields) for fields in unpack_table(others[0], 5))
+    if len(others) in (1, 3):
+        rows, *deltas = others
+        step_rows = tuple(_plain_decode(*fields) for fields in unpack_table(rows, 5))
+        step_deltas = tuple(_decode_deltas(*deltas)) if deltas else ()
     elif len(others) == 2:
         step_rows, step_deltas = RepeatedRows.after(before), tuple(_decode_deltas(*others))
     else:
-        rows, tokens, masks, *draftings, deltas, blocks = others
-        step_deltas = tuple(_decode_deltas(deltas, blocks))
+        rows, tokens, masks, *draftings, changed, blocks = others
+        step_deltas = tuple(_decode_deltas(changed, blocks))
         step_rows = tuple(
             _decode_step_rows(unpack_table(rows, 10), tokens, masks, _decode_draftings(*draftings))
         )
@@ -257,7 +261,7 @@ def _is_plain_decode(row: StepRow) -> bool:
         len(row.token_ids) == 1
         and row.samples
         and row.grammar_mask is None
-        and row.drafting == PLAIN_DRAFTING
+        and (row.drafting is PLAIN_DRAFTING or row.drafting == PLAIN_DRAFTING)
     )
 
 

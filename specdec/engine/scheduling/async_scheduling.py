@@ -32,6 +32,7 @@ from specdec.types.drafts.draft_decision import Decision
 from specdec.types.errors import GrammarError
 from specdec.types.messages import (
     PENDING_TOKEN,
+    PLAIN_DRAFTING,
     RowDrafting,
     StepInput,
     StepRow,
@@ -39,6 +40,8 @@ from specdec.types.messages import (
     head_drafting,
 )
 from specdec.types.ranks import Target
+
+_PENDING = (PENDING_TOKEN,)
 
 
 class _Step(NamedTuple):
@@ -120,7 +123,8 @@ class StepsInFlight:
         else:
             if self._has_adapters:
                 rows = sorted(rows, key=lambda each: each[1].adapter_id)
-            changing = (seq for seq, _ in rows)
+            block_size = self._blocks.block_size
+            changing = (seq for seq, row in rows if _may_change(row, block_size))
         delta = self._worker.update(changing)
         step = StepInput(
             step_id=step_id,
@@ -144,10 +148,13 @@ class StepsInFlight:
     def resolve(self) -> None:
         """Put what the step before has yielded into the rows of the step in flight.
 
-        The ranks do the same. Rows of sequences that have ended stay pending: they are discarded.
+        The ranks do the same. Only they need the token of a row without drafts whose position was
+        known. Rows of sequences that have ended stay pending: they are discarded.
         """
-        if self._steps and not isinstance(self._steps[0].rows, RepeatedDecodes):
-            step = self._steps[0]
+        if not self._steps or isinstance(self._steps[0].rows, RepeatedDecodes):
+            return
+        step = self._steps[0]
+        if any(_is_open(seq, row) for seq, row in step.rows):
             self._steps[0] = step._replace(rows=[_resolved(seq, row) for seq, row in step.rows])
 
     def release(self, seq_id: int) -> None:
@@ -191,8 +198,21 @@ def _is_decode(seq: Sequence, row: StepRow) -> bool:
     return is_running and row.samples and not row.num_guesses and seq.constraint is None
 
 
+def _may_change(row: StepRow, block_size: int) -> bool:
+    """Return whether a rank may lack something about a row's sequence.
+
+    It knows a sequence with a row in the step before, and all blocks of that row.
+    """
+    return (
+        not row.is_pending
+        or row.num_computed_tokens % block_size == 0
+        or row.drafting is not PLAIN_DRAFTING
+    )
+
+
 def schedule_ahead(
     in_flight: Rows,
+    anticipated: Anticipated,
     scheduler: Scheduler,
     decision: Decision,
     control: SpeculationControl,
@@ -202,12 +222,13 @@ def schedule_ahead(
 ) -> list[ScheduledRow]:
     """Return the rows after those in flight; none where they are not known yet.
 
-    holds_drafts: whether the drafts after drafts are held by the target's ranks.
+    anticipated: of the rows in flight. holds_drafts: whether the drafts after drafts are held by
+        the target's ranks.
     """
     if not _are_predictable(in_flight, holds_drafts=holds_drafts):
         return []
     ending = ending_by_length(in_flight, max_model_len)
-    with _Anticipated(in_flight):
+    with anticipated:
         rows = scheduler.schedule_ahead(decision, control, ending, holds_trees=holds_drafts)
         if any(row.num_draft_tokens and not row.seq.num_pending for row in rows):
             return []  # drafts for a sequence outside the step in flight continue a known text
@@ -226,11 +247,11 @@ def _are_too_deep(rows: list[ScheduledRow], in_flight: Rows) -> bool:
 
 
 def rows_ahead(
-    scheduled: list[ScheduledRow], in_flight: Rows, drafting: Drafting, max_model_len: int
+    scheduled: list[ScheduledRow], anticipated: Anticipated, drafting: Drafting, max_model_len: int
 ) -> Rows:
     """Return the rows to send; none where the grammar of one cannot continue."""
     try:
-        with _Anticipated(in_flight):
+        with anticipated:
             return [
                 (row.seq, _row_ahead(row, drafting.ahead.get(row.seq.seq_id), max_model_len))
                 for row in scheduled
@@ -239,28 +260,30 @@ def rows_ahead(
         return []  # it is reported when the step is scheduled again
 
 
-class _Anticipated:
-    """Context in which sequences are in their state after the step in flight.
+class Anticipated:
+    """Context in which sequences are in their state after the step in flight. Reusable.
 
     Its tokens are pending, and all its drafts count as accepted.
     """
 
     def __init__(self, in_flight: Rows) -> None:
-        self._in_flight = in_flight
-        self._before: list[tuple[Sequence, int]] = []  # with the number of computed tokens
+        # Of each sequence: computed tokens before and after the step, pending tokens and drafts.
+        self._states: list[tuple[Sequence, int, int, int, int]] = []
+        for seq, row in in_flight:
+            if seq.status is SequenceStatus.RUNNING:
+                depth = row.draft_depth if row.num_draft_tokens else 0
+                num_pending = depth + 1 if row.samples else 0
+                computed = seq.num_computed_tokens, row.known_end + depth
+                self._states.append((seq, *computed, num_pending, depth))
 
     def __enter__(self) -> None:
-        for seq, row in self._in_flight:
-            if seq.status is SequenceStatus.RUNNING:
-                self._before.append((seq, seq.num_computed_tokens))
-                depth = row.draft_depth
-                seq.num_pending_drafts = depth
-                seq.num_computed_tokens = row.known_end + depth
-                seq.num_pending = depth + 1 if row.samples else 0
+        for seq, _, num_computed, num_pending, num_drafts in self._states:
+            seq.num_computed_tokens = num_computed
+            seq.num_pending, seq.num_pending_drafts = num_pending, num_drafts
 
     def __exit__(self, *_: object) -> None:
-        for seq, num_computed_tokens in self._before:
-            seq.num_computed_tokens = num_computed_tokens
+        for seq, num_computed, _, _, _ in self._states:
+            seq.num_computed_tokens = num_computed
             seq.num_pending = seq.num_pending_drafts = 0
 
 
@@ -271,7 +294,7 @@ def _are_predictable(in_flight: Rows, *, holds_drafts: bool) -> bool:
     does not know how many tokens they yield. A chunk of a prompt yields none.
     """
     return not any(
-        row.samples and (seq.constraint is not None or (row.guesses and not holds_drafts))
+        row.samples and (seq.constraint is not None or (row.num_guesses and not holds_drafts))
         for seq, row in in_flight
     )
 
@@ -286,7 +309,8 @@ def ending_by_length(in_flight: Rows, max_model_len: int) -> set[int]:
         for seq, row in in_flight
         if seq.status is SequenceStatus.RUNNING
         and row.samples
-        and not row.guesses
+        and len(seq.token_ids) >= seq.open_length
+        and not row.num_guesses
         and seq.num_tokens + 1 >= seq.max_length(max_model_len)
     }
 
@@ -296,25 +320,33 @@ def _row_ahead(row: ScheduledRow, proposal: ProposalAhead | None, max_model_len:
     seq = row.seq
     if not seq.num_pending:
         return row.step_row(None)
-    proposal = proposal or ProposalAhead(seq.seq_id)
+    has_drafts = proposal is not None or row.num_next_drafts
     return StepRow(
         seq.seq_id,
         seq.num_computed_tokens,
-        (PENDING_TOKEN,),
+        _PENDING,
         0,
         True,
-        _drafting_ahead(row, proposal),
-        adapter_id=seq.request.adapter_id,
-        max_end=seq.max_length(max_model_len) - 1,
+        _drafting_ahead(row, proposal) if has_drafts else PLAIN_DRAFTING,
+        None,
+        0,
+        seq.request.adapter_id,
+        seq.open_length or seq.max_length(max_model_len) - 1,
     )
 
 
-def _drafting_ahead(row: ScheduledRow, proposal: ProposalAhead) -> RowDrafting:
+def _drafting_ahead(row: ScheduledRow, proposal: ProposalAhead | None) -> RowDrafting:
+    proposal = proposal or ProposalAhead(row.seq.seq_id)
     next_draft = (row.num_next_drafts, row.next_draft_depth)
     head = (proposal.num_held_drafts, proposal.held_depth, *next_draft)
     if not proposal.drafts_by_token:
         return head_drafting(*head)
     return RowDrafting(None, None, proposal.drafts_by_token, *head)
+
+
+def _is_open(seq: Sequence, row: StepRow) -> bool:
+    """Return whether drafts or the position of a row depended on the step before."""
+    return row.drafting is not PLAIN_DRAFTING or row.num_computed_tokens >= len(seq.token_ids)
 
 
 def _resolved(seq: Sequence, row: StepRow) -> tuple[Sequence, StepRow]:

@@ -15,6 +15,8 @@ def have_blocks(
     """Return whether the free blocks may suffice for the next tokens of the sequences."""
     num_missing = 0
     for seq in running:
+        if seq.num_computed_tokens % blocks.block_size and seq.is_decoding:
+            continue  # its last block has room
         chunk = min(seq.num_uncomputed_tokens, max_num_batched_tokens)
         num_needed = -(-(seq.num_computed_tokens + chunk) // blocks.block_size)
         num_held = len(blocks.block_table(seq.seq_id))

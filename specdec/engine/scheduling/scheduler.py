@@ -241,8 +241,11 @@ class Scheduler:
 
     def _schedule_decodes(self, running: collections.abc.Iterable[Sequence]) -> None:
         """Schedule the next token of each decoding sequence, before any guess takes a block."""
+        block_size, rows = self._blocks.block_size, self._rows
         for seq in [seq for seq in running if seq.is_decoding]:
-            if seq.status is SequenceStatus.RUNNING:  # not preempted for one that ranks before it
+            if seq.num_computed_tokens % block_size:  # its last block has room
+                rows[seq.seq_id] = ScheduledRow(seq, 1)
+            elif seq.status is SequenceStatus.RUNNING:  # not preempted for one that ranks before it
                 self._add_row(ScheduledRow(seq, 1))
 
     def _decodes(self) -> list[ScheduledRow]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from specdec.config.engine import EngineConfig
 from specdec.engine.metrics.metrics import StepRecorder
 from specdec.engine.scheduling.async_scheduling import (
+    Anticipated,
     repeat_decodes,
     rows_ahead,
     schedule_ahead,
@@ -82,8 +83,10 @@ class StepDrafts:
             rows = repeat_decodes(in_flight, self._scheduler, self._block_size, self._max_model_len)
             if rows:
                 return rows, NO_DRAFTING
+        anticipated = Anticipated(in_flight)
         scheduled = schedule_ahead(
             in_flight,
+            anticipated,
             self._scheduler,
             decision,
             self._speculator.control,
@@ -95,7 +98,7 @@ class StepDrafts:
             drafting = self._speculator.propose_ahead(self._eligible(scheduled))
         if drafting is None:
             return [], NO_DRAFTING
-        return rows_ahead(scheduled, in_flight, drafting, self._max_model_len), drafting
+        return rows_ahead(scheduled, anticipated, drafting, self._max_model_len), drafting
 
     def _eligible(self, rows: list[ScheduledRow]) -> list[ScheduledRow]:
         """Return the rows to take drafts for; those of predicted output draft in any case."""
