@@ -3,6 +3,7 @@
 
 import json
 import re
+from itertools import cycle
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from tests.specdec.models.heads.networks import test_medusa as medusa
 from tests.specdec.models.heads.networks import test_p_eagle as p_eagle
 from tests.specdec.models.heads.test_malformed import base_of
 
+QUICK_CELLS = [cell for cell in RANKS_AND_KERNELS if not cell.marks]
 WANTED = list(range(0, VOCAB, 3))
 IDS = torch.arange(5, VOCAB, 4)
 
@@ -71,18 +73,24 @@ def write_map(directory, ids):
     return str(path)
 
 
-@pytest.mark.parametrize(("size", "kernels"), RANKS_AND_KERNELS)
+KINDS = (
+    "medusa",
+    "medusa, full rows",
+    "medusa, own rows",
+    "medusa, shared",
+    "eagle3",
+    "eagle3, small",
+    "dspark",
+    "p_eagle, pickled",
+)
+
+
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "size", "kernels"),
     [
-        "medusa",
-        "medusa, full rows",
-        "medusa, own rows",
-        "medusa, shared",
-        "eagle3",
-        "eagle3, small",
-        "p_eagle, pickled",
-        "dspark",
+        pytest.param(kind, *cell.values, marks=() if cell is quick else pytest.mark.slow)
+        for kind, quick in zip(KINDS, cycle(QUICK_CELLS), strict=False)
+        for cell in RANKS_AND_KERNELS
     ],
 )
 def test_logits_are_those_of_the_whole_head(tmp_path, target_dir, target, kind, size, kernels):

@@ -72,8 +72,14 @@ def check(found, expected):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 4])
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(
+    ("kernels", "size"),
+    [
+        pytest.param(kernels, size, marks=() if size == quick else pytest.mark.slow)
+        for kernels, quick in zip(KERNELS[::-1], (4, 1), strict=False)
+        for size in (1, 2, 4)
+    ],
+)
 def test_rows_of_a_batch_equal_their_adapters_merged(model_dir, adapters, expected, kernels, size):
     def logits(group):
         return mixed(load_with(model_dir, adapters, group, kernels=kernels), texts(5))
