@@ -203,27 +203,35 @@ async def generate_response(
         generate = partial(_outputs, router, builder, context.deadline)
         if not body.stream:
             return await _complete(builder, generate())
-        outputs, interval_s = PendingOutputs(generate), router.config.sse_keep_alive_s
-        await (outputs.wait_until_admitted() if interval_s else outputs.wait_for_first())
-        events = _events(handler, builder, outputs, names)
-        return EventStream(
-            events,
-            outputs,
-            context.deadline,
-            keep_alive_s=interval_s,
-            comment=builder.keep_alive,
-            watch=watch,
-        )
+        return await _stream(handler, builder, generate, context.deadline, names)
 
     response: Response | None = None
     try:
         with watch:
             response = await answer()
     finally:
-        if not isinstance(response, EventStream):
+        if isinstance(response, EventStream):
+            response.watch = watch
+        else:
             watch.close()
     response.headers.update(warning_headers(context.warnings, names))
     return response
+
+
+async def _stream(
+    handler: RequestHandler,
+    builder: ResponseBuilder,
+    generate: Callable[[Callable[[], None]], AsyncGenerator[PromptOutput, None]],
+    deadline: Deadline,
+    names: Mapping[str, str],
+) -> EventStream:
+    """Return the response once the engine has admitted the requests, or raise their error."""
+    outputs, interval_s = PendingOutputs(generate), handler.get_router().config.sse_keep_alive_s
+    await (outputs.wait_until_admitted() if interval_s else outputs.wait_for_first())
+    events = _events(handler, builder, outputs, names)
+    return EventStream(
+        events, outputs, deadline, keep_alive_s=interval_s, comment=builder.keep_alive
+    )
 
 
 async def count_prompt(handler: RequestHandler, chat: ChatRequest, request: Request) -> int:

@@ -202,13 +202,11 @@ class EventStream(Response):
         *,
         keep_alive_s: float = 0.0,
         comment: bytes = COMMENT,
-        watch: DisconnectWatch | None = None,
     ) -> None:
         """Stream `events`, made from `source`, which has started even if `events` never does.
 
         grace_s: seconds after the deadline for events that are still to be sent. keep_alive_s:
-        seconds without an event after which `comment` is sent; 0: never. watch: of the client, if
-        there is one already; the stream closes it.
+        seconds without an event after which `comment` is sent; 0: never.
         """
         self.status_code, self.background = 200, None
         self.raw_headers = list(_RAW_HEADERS)  # without the work of Response.__init__
@@ -218,12 +216,12 @@ class EventStream(Response):
         self._grace_s = grace_s
         self._keep_alive_s = keep_alive_s
         self._comment = comment
-        self._watch = watch
         self.lease = Lease()
+        self.watch: DisconnectWatch | None = None  # of the client, if there is one already
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end or the client disconnects; Serve cancels then."""
-        watch = self._watch or DisconnectWatch(receive)
+        watch = self.watch or DisconnectWatch(receive)
         time_to_send = asyncio.timeout(self._deadline.remaining_s + self._grace_s)
         try:
             async with time_to_send:
