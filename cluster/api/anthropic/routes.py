@@ -13,8 +13,9 @@ from cluster.api.anthropic.schema import CountTokensRequest, MessagesRequest
 from cluster.api.base.anthropic_errors import error_body
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.base.openai_errors import Failure
+from cluster.api.openai.generation import generate_response
 from cluster.api.openai.request_handler import RequestHandler
-from cluster.api.openai.routes import count_prompt, generate_response
+from cluster.api.openai.routes import count_prompt
 from cluster.control.peers import Applications
 from cluster.replica.limits import check_model
 from cluster.replica.router import Router

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
-from functools import partial
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Request, Response
 
 from cluster.api.base.authentication import ApiKeys
-from cluster.api.base.openai_errors import ApiError, failure_of
+from cluster.api.base.openai_errors import ApiError
 from cluster.api.base.openai_schema import ErrorBody, ResponseModel
-from cluster.api.base.sse import EMPTY_LINE
-from cluster.api.openai.builders import RequestContext, ResponseBuilder, offload
 from cluster.api.openai.chat import prepare_chat
 from cluster.api.openai.completion import prepare_completion
 from cluster.api.openai.conversation import configured_tool_format, make_conversation, tool_use
-from cluster.api.openai.forced_calls import until_repeated
-from cluster.api.openai.pending_outputs import PendingOutputs
-from cluster.api.openai.request_handler import RequestHandler, authorization_of
+from cluster.api.openai.generation import generate_response
+from cluster.api.openai.request_handler import RequestHandler
 from cluster.api.openai.request_warnings import template_warnings, warning_headers
 from cluster.api.openai.responses.builder import prepare_response, response_chat
 from cluster.api.openai.schemas.chat_schema import ChatCompletion, ChatRequest
@@ -40,42 +35,15 @@ from cluster.api.openai.schemas.responses_schema import (
     ResponseBody,
     ResponsesRequest,
 )
-from cluster.api.openai.streams import (
-    DisconnectWatch,
-    EventStream,
-    PromptOutput,
-    cancel_on_disconnect,
-    generate_outputs,
-)
+from cluster.api.openai.streams import cancel_on_disconnect
 from cluster.api.openai.vllm_routes import add_vllm_routes
 from cluster.control.peers import Applications
 from cluster.replica.limits import check_model
 from cluster.replica.router import Router
 from specdec.types import request as service_requests
-from specdec.types.deadline import Deadline
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation
 from specdec.types.responses import ModelInfo
-
-
-class GenerationRequest(Protocol):
-    """What the request of any generation has. Fields are as in `RequestModel`."""
-
-    api_names: ClassVar[Mapping[str, str]]
-
-    @property
-    def priority(self) -> int:
-        """Scheduling priority."""
-
-    @property
-    def stream(self) -> bool:
-        """Return whether the response is a stream."""
-
-    def sent_names(self) -> dict[str, str]:
-        """Return the names that the client used for fields with several spellings."""
-
-
-Body = TypeVar("Body", bound=GenerationRequest)
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "a field is invalid; the message names it"},
@@ -180,119 +148,12 @@ def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
         return _json(InputTokens(object="response.input_tokens", input_tokens=count))
 
 
-async def generate_response(
-    handler: RequestHandler,
-    prepare: Callable[[Router, Body, RequestContext], Awaitable[ResponseBuilder]],
-    body: Body,
-    request: Request,
-    request_id: str | None = None,
-) -> Response:
-    """Answer a request; abort it before the next step when the client disconnects.
-
-    prepare: validates the request and resolves everything before the first token. Raise the
-    engine's error for an invalid request, also before a stream starts.
-    """
-    context = handler.context(request, request_id)
-    names = request.state.field_names = {**body.api_names, **body.sent_names()}
-    router, watch = handler.get_router(), DisconnectWatch(request.receive)
-
-    async def answer() -> Response:
-        handler.get_keys().check_priority(authorization_of(request), body.priority)
-        async with context.deadline.enforce():
-            builder = await prepare(router, body, context)
-        generate = partial(_outputs, router, builder, context.deadline)
-        if not body.stream:
-            return await _complete(builder, generate())
-        return await _stream(handler, builder, generate, context.deadline, names)
-
-    response: Response | None = None
-    try:
-        with watch:
-            response = await answer()
-    finally:
-        if isinstance(response, EventStream):
-            response.watch = watch
-        else:
-            watch.close()
-    response.headers.update(warning_headers(context.warnings, names))
-    return response
-
-
-async def _stream(
-    handler: RequestHandler,
-    builder: ResponseBuilder,
-    generate: Callable[[Callable[[], None]], AsyncGenerator[PromptOutput, None]],
-    deadline: Deadline,
-    names: Mapping[str, str],
-) -> EventStream:
-    """Return the response once the engine has admitted the requests, or raise their error."""
-    outputs, interval_s = PendingOutputs(generate), handler.get_router().config.sse_keep_alive_s
-    await (outputs.wait_until_admitted() if interval_s else outputs.wait_for_first())
-    events = _events(handler, builder, outputs, names)
-    return EventStream(
-        events, outputs, deadline, keep_alive_s=interval_s, comment=builder.keep_alive
-    )
-
-
 async def count_prompt(handler: RequestHandler, chat: ChatRequest, request: Request) -> int:
     """Return the number of tokens of a chat's prompt. Raise the errors of its fields."""
     router, context = handler.get_router(), handler.context(request, None)
     call = service_requests.TokenizeRequest(_conversation(router, chat), chat.model or "", False)
     async with context.deadline.enforce():
         return len(await cancel_on_disconnect(request, router.tokenize(call)))
-
-
-def _outputs(
-    router: Router,
-    builder: ResponseBuilder,
-    deadline: Deadline,
-    on_admitted: Callable[[], None] = lambda: None,
-) -> AsyncGenerator[PromptOutput, None]:
-    """Return the outputs of a builder's requests; forced calls end at a repeated one."""
-    calls, budget = builder.calls, builder.thinking_budget
-    outputs = generate_outputs(router, calls, deadline, budget, on_admitted)
-    if builder.forced_calls is None:
-        return outputs
-    return until_repeated(outputs, builder.forced_calls, calls[0].params.n)
-
-
-async def _complete(
-    builder: ResponseBuilder, outputs: AsyncGenerator[PromptOutput, None]
-) -> Response:
-    async with aclosing(outputs):
-        async for each in outputs:
-            await offload(partial(builder.add, each), is_large=builder.is_large(each.output))
-    text = await offload(lambda: builder.body().to_json(), is_large=builder.is_body_large)
-    return Response(text, media_type="application/json")
-
-
-async def _events(
-    handler: RequestHandler,
-    builder: ResponseBuilder,
-    outputs: PendingOutputs,
-    names: Mapping[str, str],
-) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream."""
-    async with aclosing(outputs):
-        try:
-            for data in builder.opening():
-                yield data
-            if not outputs.has_first:
-                yield EMPTY_LINE
-            async for each in outputs:
-                if builder.is_large(each.output):
-                    encoded = await asyncio.to_thread(builder.events, each)
-                else:
-                    encoded = builder.events(each)
-                if encoded:
-                    yield b"".join(encoded)
-            for data in await offload(builder.closing, is_large=builder.names is not None):
-                yield data
-        except Exception as error:
-            failure = failure_of(error, names=names)
-            handler.count(failure)
-            for data in builder.failed(failure):
-                yield data
 
 
 def _add_tokens(routes: APIRouter, handler: RequestHandler) -> None:

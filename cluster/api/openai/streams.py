@@ -150,11 +150,13 @@ class DisconnectWatch:
     def __enter__(self) -> None:
         task = asyncio.current_task()
         assert task is not None, "not in a task"
-        self._task, self._num_cancelled, self._has_left = task, task.cancelling(), False
+        self._task, self._num_cancelled = task, task.cancelling()
+        self._is_entered, self._has_left = True, False
         self._watch.add_done_callback(self._cancel)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._watch.remove_done_callback(self._cancel)
+        self._is_entered = False  # for a call that is scheduled already
         is_own = self._has_left and self._task.uncancel() <= self._num_cancelled
         if is_own and kind is not None and issubclass(kind, asyncio.CancelledError):
             raise ClientDisconnectedError from None
@@ -164,14 +166,15 @@ class DisconnectWatch:
         self._watch.cancel()
 
     def _cancel(self, watch: asyncio.Task[None]) -> None:
-        if not watch.cancelled():
+        if self._is_entered and not (self._has_left or watch.cancelled()):
             self._has_left = True
             self._task.cancel()
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    with suppress(Exception):  # of the connection, which is its end
+        while (await receive())["type"] != "http.disconnect":
+            pass
 
 
 async def _cancel(*tasks: asyncio.Task[Any]) -> None:

@@ -14,8 +14,8 @@ from fastapi.responses import JSONResponse
 
 from cluster.api.base.authentication import ApiKeys, Lease
 from cluster.api.base.operator_service import OperatorService
+from cluster.api.openai.generation import generate_response
 from cluster.api.openai.request_handler import RequestHandler, authorization_of
-from cluster.api.openai.routes import generate_response
 from cluster.api.openai.streams import cancel_on_disconnect, generate_outputs
 from cluster.api.sglang.generate import prepare_generate
 from cluster.api.sglang.schema import AbortRequest, FlushRequest, GenerateRequest

@@ -10,7 +10,7 @@ from contextlib import aclosing
 import pytest
 
 from cluster.api.base.sse import COMMENT, EMPTY_LINE
-from cluster.api.openai.pending_outputs import PendingOutputs
+from cluster.api.openai.generation import PendingOutputs
 from specdec.types.errors import OverloadedError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
