@@ -237,7 +237,7 @@ class Committer:
         Guesses can corrupt a whole row: attention multiplies their NaN values by 0.
         """
         if row.guesses:
-            seq.may_draft, seq.head_draft = False, None
+            self._requests.stop_drafting(seq)
             self._drop_rejected(seq)
             return []
         return [self._requests.fail(seq, self._logits_error(seq, row))]

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import nullcontext, suppress
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from specdec.engine.commands import Command, Outcome, settle
@@ -43,6 +44,8 @@ With Python's default of 5 ms another busy thread delays each step by several ti
 
 _STATS_PERIOD_S = 0.02
 """The age limit of `last_stats` while steps run: they take as long to make as a schedule."""
+
+_finish_reason, _error = attrgetter("finish_reason"), attrgetter("error")
 
 _DRAIN_GRACE_S = 1.0
 """How long `drain` waits for streams that it has ended: their readers may have stalled."""
@@ -299,7 +302,7 @@ class EngineThread:
         self, outputs: Sequence[EngineOutput], newly_scheduled: tuple[str, ...] = ()
     ) -> None:
         """Send the outputs of a step to their streams, after the stats that include them."""
-        has_end = any(output.finish_reason or output.error for output in outputs)
+        has_end = any(map(_finish_reason, outputs)) or any(map(_error, outputs))
         self._update_stats(now=has_end or not self._engine.has_work)
         if outputs or newly_scheduled:
             self._notify(self._streams.deliver, outputs, newly_scheduled)

@@ -28,11 +28,6 @@ class TextDecoder(Protocol):
         """Return the rest: an incomplete character as U+FFFD. No token may follow."""
 
 
-def make_text_decoder(tokenizer: Tokenizer, before: Sequence[int] = ()) -> TextDecoder:
-    """Make the fastest decoder that supports the tokenizer; before: see WindowDecoder."""
-    return ByteDecoder(tokenizer) if tokenizer.is_byte_level else WindowDecoder(tokenizer, before)
-
-
 class ByteDecoder:
     """Decoder for byte-level tokenizers: the concatenated bytes of the tokens are UTF-8."""
 
@@ -159,7 +154,11 @@ class IncrementalDetokenizer:
         self._held = [(each, len(each) - 1) for each in stop]  # and the most characters held back
         if self._marks is not None:  # the whole visible text may be followed by a special token
             self._held += [(each, len(each)) for each in self._marks.visible]
-        self._decoder = make_text_decoder(tokenizer, self._visible_end(before))
+        self._decoder: TextDecoder
+        if tokenizer.is_byte_level:
+            self._decoder = ByteDecoder(tokenizer)
+        else:
+            self._decoder = WindowDecoder(tokenizer, self._visible_end(before))
         self._text = ""  # not returned yet
         self._ends: list[int] = []  # length of _text after each token since the last take
         self._stopped = False

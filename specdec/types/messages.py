@@ -110,10 +110,6 @@ class RowDrafting(NamedTuple):
         return RowDrafting(None, tuple(parents), (), *head) if parents else head_drafting(*head)
 
 
-PLAIN_DRAFTING = RowDrafting()
-"""Drafting of rows whose drafts, if any, are a chain without probabilities."""
-
-
 @lru_cache(maxsize=4096)
 def head_drafting(num_held: int, held_depth: int, num_next: int, next_depth: int) -> RowDrafting:
     """Return the drafting of rows of chains for which a head drafts; equal rows share the record.
@@ -121,6 +117,10 @@ def head_drafting(num_held: int, held_depth: int, num_next: int, next_depth: int
     Serialization writes a shared record once.
     """
     return RowDrafting(None, None, (), num_held, held_depth, num_next, next_depth)
+
+
+PLAIN_DRAFTING = head_drafting(0, 0, 0, 0)
+"""Drafting of rows whose drafts, if any, are a chain without probabilities."""
 
 
 class StepRow(NamedTuple):

@@ -58,6 +58,11 @@ class OpenRequests:
         self._scheduler.finish(seq)
         self.release(seq)
 
+    def stop_drafting(self, seq: Sequence) -> None:
+        """Run a sequence without drafts from now on."""
+        seq.head_draft = None
+        self._scheduler.load.stop_drafting(seq)
+
     def fail(self, seq: Sequence, error: SpecdecError) -> EngineOutput:
         """End all choices of the request of a sequence that cannot go on."""
         self.abort(seq.request.request_id)

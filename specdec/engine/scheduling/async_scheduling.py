@@ -320,14 +320,13 @@ def _row_ahead(row: ScheduledRow, proposal: ProposalAhead | None, max_model_len:
     seq = row.seq
     if not seq.num_pending:
         return row.step_row(None)
-    has_drafts = proposal is not None or row.num_next_drafts
     return StepRow(
         seq.seq_id,
         seq.num_computed_tokens,
         _PENDING,
         0,
         True,
-        _drafting_ahead(row, proposal) if has_drafts else PLAIN_DRAFTING,
+        _drafting_ahead(row, proposal),
         None,
         0,
         seq.request.adapter_id,
@@ -336,6 +335,8 @@ def _row_ahead(row: ScheduledRow, proposal: ProposalAhead | None, max_model_len:
 
 
 def _drafting_ahead(row: ScheduledRow, proposal: ProposalAhead | None) -> RowDrafting:
+    if proposal is None and not row.num_next_drafts:
+        return PLAIN_DRAFTING
     proposal = proposal or ProposalAhead(row.seq.seq_id)
     next_draft = (row.num_next_drafts, row.next_draft_depth)
     head = (proposal.num_held_drafts, proposal.held_depth, *next_draft)

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from specdec.sequences.decode_rows import RepeatedRows, SampledTokens
 from specdec.sequences.sequence import Sequence
-from specdec.types.messages import PENDING_TOKEN, StepRow, VerifiedRow
+from specdec.types.messages import PENDING_TOKEN, PLAIN_DRAFTING, StepRow, VerifiedRow
 
 Rows = collections.abc.Sequence[tuple[Sequence, StepRow]]
 
@@ -25,15 +25,19 @@ class DecodeRun:
         self.sequences = [seq for seq, _ in in_flight]
         self.batch = batch
         lengths = [seq.max_length(max_model_len) for seq in self.sequences]
+        pending = (PENDING_TOKEN,)
         self.rows = tuple(
             StepRow(
                 row.seq_id,
                 row.end,
-                (PENDING_TOKEN,),
+                pending,
                 0,
                 True,
-                adapter_id=row.adapter_id,
-                max_end=length - 1,
+                PLAIN_DRAFTING,
+                None,
+                0,
+                row.adapter_id,
+                length - 1,
             )
             for length, (_, row) in zip(lengths, in_flight, strict=True)
         )

@@ -10,6 +10,7 @@ from operator import attrgetter
 
 from specdec.config.engine import EngineConfig
 from specdec.engine.scheduling.adapter_seats import AdapterSeats
+from specdec.engine.scheduling.batch_load import BatchLoad
 from specdec.engine.scheduling.blocks_ahead import completed_keys, have_blocks, lacks_block
 from specdec.engine.scheduling.draft_planner import DraftPlanner
 from specdec.engine.scheduling.scheduled_row import ScheduledRow
@@ -50,10 +51,10 @@ class Scheduler:
         self._seats = seats
         self._waiting: list[Sequence] = []  # by rank
         self._running: list[Sequence] = []  # by rank
+        self.load = BatchLoad()
         self.batch = 0  # another number whenever a sequence joins or leaves the running ones
         self.num_admitted_tokens = 0  # of prompts, without cached ones
         self._rows: dict[int, ScheduledRow] = {}
-        self._num_predicted = 0  # of the running ones
         self._alone: Sequence | None = None
         self.preempted: list[Sequence] = []  # lost their blocks in the last `schedule`
         self.newly_scheduled: list[Sequence] = []  # left the queue for the first time in it
@@ -74,7 +75,7 @@ class Scheduler:
     @property
     def has_predictions(self) -> bool:
         """Return whether any running sequence has predicted output."""
-        return self._num_predicted > 0
+        return self.load.num_predicted > 0
 
     def add(self, sequences: collections.abc.Sequence[Sequence], now_s: float = 0.0) -> None:
         """Queue the choices of a request, for which admission has checked that there is room.
@@ -115,11 +116,11 @@ class Scheduler:
     @property
     def num_decoding(self) -> int:
         """Running sequences of which only the last token is uncomputed."""
-        return sum(seq.is_decoding for seq in self._running)
+        return len(self._running) - len(self.load.prefilling)
 
     def num_eligible(self, control: SpeculationControl) -> int:
         """Return how many decoding sequences may have drafts, if the step has any."""
-        return sum(seq.is_decoding and seq.is_eligible(control) for seq in self._running)
+        return self.num_decoding - self.load.num_ineligible(control)
 
     @property
     def prompts(self) -> PromptLoad:
@@ -128,9 +129,9 @@ class Scheduler:
         most = max(0, config.max_num_batched_tokens - len(self._running))
         if config.max_prefill_tokens is not None:
             most = min(most, config.max_prefill_tokens)
-        running = [seq.num_uncomputed_tokens for seq in self._running if not seq.is_decoding]
+        num_uncomputed = [seq.num_uncomputed_tokens for seq in self.load.prefilling]
         room = self._blocks.num_free_blocks * self._blocks.block_size
-        num_tokens, num_sequences = sum(running), len(running)
+        num_tokens, num_sequences = sum(num_uncomputed), len(num_uncomputed)
         waiting: collections.abc.Iterable[Sequence] = self._waiting
         if self._seats is not None:  # one without a seat may wait for long
             waiting = self._seats.that_may_join(waiting, self._running)
@@ -203,9 +204,9 @@ class Scheduler:
             if not self._admit_waiting(budget, ending, in_flight):
                 return []
         self._reserve_guesses()
-        if list(self._rows.values())[: len(planned)] != planned:
-            return []
-        return list(self._rows.values()) if self._reserve_next_drafts() else []
+        is_as_planned = list(self._rows.values())[: len(planned)] == planned
+        is_known = is_as_planned and self._reserve_next_drafts()
+        return list(self._rows.values()) if is_known else []
 
     def repeat_decodes(self, batch: int, growing: collections.abc.Collection[Sequence]) -> bool:
         """Reserve the blocks of a step with the same sequences as the one in flight, if it can be.
@@ -236,8 +237,8 @@ class Scheduler:
 
     def keep_batch(self) -> None:
         """Begin a step without preempted or new sequences; `schedule` and admissions add theirs."""
-        self.preempted = []
-        self.newly_scheduled = []
+        self.preempted, self.newly_scheduled = [], []
+        self.load.begin_step()
 
     def _schedule_decodes(self, running: collections.abc.Iterable[Sequence]) -> None:
         """Schedule the next token of each decoding sequence, before any guess takes a block."""
@@ -311,8 +312,7 @@ class Scheduler:
             if budget == 0:
                 break
             chunk = min(seq.num_uncomputed_tokens, budget)
-            row = ScheduledRow(seq, chunk)
-            if seq.status is SequenceStatus.RUNNING and self._add_row(row):
+            if seq.status is SequenceStatus.RUNNING and self._add_row(ScheduledRow(seq, chunk)):
                 budget -= chunk
         return budget
 
@@ -356,7 +356,6 @@ class Scheduler:
         self._waiting.remove(seq)
         insort(self._running, seq, key=_by_rank)
         self.batch += 1
-        self._num_predicted += seq.prediction is not None
         seq.status = SequenceStatus.RUNNING
         seq.num_computed_tokens = cached
         if not seq.has_run:
@@ -365,6 +364,7 @@ class Scheduler:
             self.num_admitted_tokens += seq.num_prompt_tokens - seq.num_cached_tokens
             self.newly_scheduled.append(seq)
         seq.has_run = True
+        self.load.join(seq)
         if self._seats is not None:
             self._seats.admitted(seq)
         chunk = min(seq.num_uncomputed_tokens, budget)
@@ -386,8 +386,8 @@ class Scheduler:
     def _leave(self, seq: Sequence) -> None:
         """Remove a sequence from the batch."""
         self._running.remove(seq)
+        self.load.leave(seq)
         self.batch += 1
-        self._num_predicted -= seq.prediction is not None
 
     def _preempt(self, seq: Sequence) -> None:
         self._leave(seq)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from specdec.config.speculation.methods import DraftModelConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.scheduling.scheduled_row import ScheduledRow
+from specdec.sequences.decode_rows import RepeatedRows
 from specdec.sequences.prediction import METHOD as PREDICTION
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.policy.policy import SpeculationPolicy
@@ -290,6 +291,9 @@ class Speculator:
         """
         self._drafting = drafting
         if self.policy is None or not is_as_decided:
+            return
+        if isinstance(rows, RepeatedRows):
+            self.policy.begin_step(0, 0, has_prefill=False)
             return
         decoding = [row for row in rows if row.samples and row.num_known_tokens == 1]
         if not decoding:

@@ -1,0 +1,49 @@
+"""Counts of the running sequences that decode and that may have drafts."""
+
+from __future__ import annotations
+
+from specdec.sequences.sequence import Sequence
+from specdec.types.control import SpeculationControl
+
+
+class BatchLoad:
+    """The running sequences that differ from most, so that a step need not look at all of them."""
+
+    def __init__(self) -> None:
+        # With more than a token to compute when last looked at; and with no need of drafts.
+        self._prefilling: set[Sequence] = set()
+        self._opted_out: set[Sequence] = set()
+        self.num_predicted = 0  # with predicted output
+
+    def join(self, seq: Sequence) -> None:
+        """Add a sequence that joins the batch."""
+        self.num_predicted += seq.prediction is not None
+        if not seq.is_decoding:
+            self._prefilling.add(seq)
+        if seq.opted_out or not seq.may_draft:
+            self._opted_out.add(seq)
+
+    def leave(self, seq: Sequence) -> None:
+        """Remove a sequence that leaves the batch."""
+        self.num_predicted -= seq.prediction is not None
+        self._prefilling.discard(seq)
+        self._opted_out.discard(seq)
+
+    def stop_drafting(self, seq: Sequence) -> None:
+        """Give a sequence of the batch no drafts any more."""
+        seq.may_draft = False
+        self._opted_out.add(seq)
+
+    def begin_step(self) -> None:
+        """Drop those that decode by now; no step is anticipated."""
+        if self._prefilling:
+            self._prefilling = set(self.prefilling)
+
+    @property
+    def prefilling(self) -> list[Sequence]:
+        """Sequences with more than one token to compute."""
+        return [seq for seq in self._prefilling if not seq.is_decoding]
+
+    def num_ineligible(self, control: SpeculationControl) -> int:
+        """Return how many decoding sequences may not have drafts."""
+        return sum(seq.is_decoding and not seq.is_eligible(control) for seq in self._opted_out)
