@@ -318,8 +318,9 @@ class Engine:
         """Assert that no block is lost, shared, or held by a sequence that has ended."""
         self._blocks.check_integrity()
         sequences = self._requests.sequences
-        running = {seq.seq_id for seq in sequences if seq.status is SequenceStatus.RUNNING}
-        assert self._blocks.holders <= running, "blocks held by sequences that do not run"
+        running = {seq.seq_id: seq for seq in sequences if seq.status is SequenceStatus.RUNNING}
+        assert self._blocks.holders <= running.keys(), "blocks held by sequences that do not run"
+        self._scheduler.load.check_integrity(running.values())
 
     def _decide(self) -> Decision:
         scheduler, speculator = self._scheduler, self._speculator

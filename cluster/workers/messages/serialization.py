@@ -2,7 +2,7 @@
 
 Only numbers and short strings are decoded, so a message cannot carry code.
 
-A step of decodes without drafts, and its output, have a short form of two frames: they are most
+A step of decodes without drafts, and its output, have a short form: they are most
 messages while speculation is off, and both ends encode and decode them between two forward passes.
 """
 
@@ -60,9 +60,8 @@ def encode_step(step: StepInput) -> Frames:
     """Encode as [header, rows [B, 10], tokens, masks, draftings, deltas [D, 3], blocks].
 
     A row has the index of its RowDrafting among those of the step, where each record is once.
-    draftings: three frames, see `_encode_draftings`. The short form is [header, rows [B, 5]] with
-    deltas and blocks if there are any, and for rows that repeat those of the step before [header,
-    deltas, blocks].
+    draftings: three frames, see `_encode_draftings`. The short form is [header, rows [B, 5]], then
+    deltas and blocks if there are any; for rows that repeat those before [header, deltas, blocks].
     """
     header = [step.step_id, step.released, [_encode_admission(each) for each in step.admitted]]
     if isinstance(step.rows, RepeatedRows):
@@ -245,11 +244,10 @@ def _admission(
     token_ids: tuple[int, ...],
     grammar: dict[str, Any] | None,
 ) -> SequenceAdmission:
-    by_name = dict(zip(_RULES, rules, strict=True))
     return SequenceAdmission(
         seq_id,
         num_prompt_tokens,
-        SamplingRules(**by_name, verifier=Verifier(*verifier)),
+        SamplingRules(**dict(zip(_RULES, rules, strict=True)), verifier=Verifier(*verifier)),
         token_ids,
         None if grammar is None else StructuredOutput(**grammar),
     )

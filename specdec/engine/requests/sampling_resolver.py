@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.models.config.model_config import ModelConfig
@@ -72,8 +72,25 @@ def resolve(
     allow_override: whether the request's draft_confidence_threshold applies.
     """
     _check_tokens(params, model.vocab_size)
-    service = service or _NO_SERVICE
-    settled, options = params.resolved(model.sampling_defaults), params.speculation
+    service, options = service or _NO_SERVICE, params.speculation
+    return _rules(
+        params,
+        seed,
+        model,
+        tokenizer,
+        verifier=_verifier(params, service, prompt, tokenizer, allowed_verifiers),
+        scale_draft_temperature=_first(
+            options.scale_draft_temperature, service.scale_draft_temperature
+        ),
+        draft_confidence_threshold=options.draft_confidence_threshold if allow_override else None,
+    )
+
+
+def _rules(
+    params: SamplingParams, seed: int, model: ModelConfig, tokenizer: Tokenizer, **drafts: Any
+) -> SamplingRules:
+    """Return the rules by which the target selects tokens, with `drafts`, the fields of drafts."""
+    settled = params.resolved(model.sampling_defaults)
     allowed_tokens = params.allowed_token_ids
     return SamplingRules(
         temperature=settled.temperature,
@@ -93,11 +110,7 @@ def resolve(
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
         logprob_token_ids=params.logprob_token_ids,
-        verifier=_verifier(params, service, prompt, tokenizer, allowed_verifiers),
-        scale_draft_temperature=_first(
-            options.scale_draft_temperature, service.scale_draft_temperature
-        ),
-        draft_confidence_threshold=options.draft_confidence_threshold if allow_override else None,
+        **drafts,
     )
 
 

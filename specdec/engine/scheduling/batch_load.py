@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from specdec.sequences.sequence import Sequence
 from specdec.types.control import SpeculationControl
 
@@ -43,6 +45,12 @@ class BatchLoad:
     def prefilling(self) -> list[Sequence]:
         """Sequences with more than one token to compute."""
         return [seq for seq in self._prefilling if not seq.is_decoding]
+
+    def check_integrity(self, running: Collection[Sequence]) -> None:
+        """Assert that the counts are those of the running sequences."""
+        assert set(self.prefilling) == {seq for seq in running if not seq.is_decoding}
+        assert self._opted_out == {seq for seq in running if seq.opted_out or not seq.may_draft}
+        assert self.num_predicted == sum(seq.prediction is not None for seq in running)
 
     def num_ineligible(self, control: SpeculationControl) -> int:
         """Return how many decoding sequences may not have drafts."""

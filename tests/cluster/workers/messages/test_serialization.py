@@ -229,11 +229,12 @@ DECODES = st.lists(
 ).map(tuple)  # fmt: skip
 
 
-@given(st.builds(StepInput, STEPS.map(lambda step: step.step_id), st.just(()), st.just(()),
-                 st.just(()), DECODES))  # fmt: skip
-def test_decodes_without_drafts_arrive_in_two_frames(step):
+@pytest.mark.parametrize("deltas", [(), (BlockTableDelta(7, 2, (3, 4)), BlockTableDelta(8, 0, ()))])
+@given(step_id=st.integers(0, 2**60), rows=DECODES)
+def test_decodes_without_drafts_arrive_in_a_table_and_their_new_blocks(step_id, rows, deltas):
+    step = StepInput(step_id, (), (), deltas, rows)
     frames = serialization.encode_step(step)
-    assert len(frames) == 2
+    assert len(frames) == (4 if deltas else 2)
     assert serialization.decode_step(frames) == step
 
 
