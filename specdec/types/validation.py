@@ -33,9 +33,10 @@ def check_types(record: DataclassInstance, prefix: str = "") -> None:
     any str for a Literal. Annotations may be classes, Literals, tuples of any length, Mappings, and
     unions.
     """
-    for name, (always, empty, kinds) in _kinds(type(record)).items():
+    for name, (always, containers, kinds) in _kinds(type(record)).items():
         value = getattr(record, name)
-        if type(value) in (always if value else empty):
+        given = type(value)
+        if given in always or (given in containers and not value):
             continue
         if isinstance(value, list):
             value = tuple(value)
@@ -82,14 +83,14 @@ def require_count(name: str, count: int, low: int, high: int, unit: str) -> None
 
 
 class _Kinds(NamedTuple):
-    """The alternatives of a field's annotation, and the types that make a comparison needless.
+    """The alternatives of a field's annotation, and types whose values need no comparison.
 
-    Nearly all values have one of these, and a look-up is a tenth of the work of `_fits`. empty: of
-    values that are false, which empty tuples and mappings are.
+    Nearly all values have one of these, and a look-up is a tenth of the work of `_fits`.
+    containers: those whose values need none if they are empty.
     """
 
     always: frozenset[type]
-    empty: frozenset[type]
+    containers: frozenset[type]
     kinds: tuple[Any, ...]
 
     @classmethod
@@ -99,7 +100,7 @@ class _Kinds(NamedTuple):
         always = {each for each in named if get_origin(each) is None}
         always |= {int} if float in always else set()
         found = {each for kind in kinds if (each := _CONTAINERS.get(get_origin(kind)))}
-        return cls(frozenset(always), frozenset(always | found), kinds)
+        return cls(frozenset(always), frozenset(found), kinds)
 
 
 _CONTAINERS: Mapping[Any, type] = {tuple: tuple, Mapping: dict}

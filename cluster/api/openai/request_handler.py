@@ -153,7 +153,8 @@ class HandledRoute(APIRoute):
             handle = _forwarding(handle, handler.get_applications)
 
         async def respond(request: Request) -> Response:
-            own = ApiRequest(request.scope, request.receive)
+            is_own = isinstance(request, ApiRequest)  # not where FastAPI has made it
+            own = request if is_own else ApiRequest(request.scope, request.receive)
             return await handler.respond(own, handle, model)
 
         return respond
@@ -184,7 +185,7 @@ def direct_routes(*routers: APIRouter) -> dict[str, ASGIApp]:
 def _responding(respond: RouteHandler) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            response = await respond(Request(scope, receive))
+            response = await respond(ApiRequest(scope, receive))
         except Exception as error:  # a response to an error that cannot be sent
             await failure_response(failure_of(error), scope["path"])(scope, receive, send)
             raise

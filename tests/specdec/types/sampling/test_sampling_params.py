@@ -4,6 +4,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from specdec.types.errors import InvalidValueError
@@ -235,3 +236,10 @@ def test_another_seed_changes_nothing_else():
     last = params.with_seed(2**63 - 1)
     assert last == replace(params, seed=2**63 - 1)
     assert params.seed == 3
+
+
+@pytest.mark.parametrize("name", ["stop_token_ids", "logit_bias", "seed"])
+@pytest.mark.parametrize("value", [np.array([1, 2]), {1, 2}, set()])
+def test_another_kind_of_collection_is_refused(name, value):
+    with pytest.raises(InvalidValueError, match=f"{name} is "):
+        SamplingParams(**{name: value})
