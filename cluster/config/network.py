@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+from functools import lru_cache
 
 from specdec.config.fields import Limit, optional
 
@@ -39,6 +40,7 @@ def host_names(text: str) -> tuple[str, ...]:
     return names
 
 
+@lru_cache(maxsize=128)  # every request is addressed to one
 def is_ip_address(host: str) -> bool:
     """Return whether a host is an address instead of a name."""
     try:
