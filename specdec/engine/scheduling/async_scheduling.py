@@ -282,7 +282,7 @@ class Anticipated:
             seq.num_pending, seq.num_pending_drafts = num_pending, num_drafts
 
     def __exit__(self, *_: object) -> None:
-        for seq, num_computed, _, _, _ in self._states:
+        for seq, num_computed, *_after in self._states:
             seq.num_computed_tokens = num_computed
             seq.num_pending = seq.num_pending_drafts = 0
 

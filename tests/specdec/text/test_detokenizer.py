@@ -196,6 +196,25 @@ def test_invalid_bytes_are_not_held_back_indefinitely(
     assert len(detokenizer.take()) == 1000
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=24), st.lists(st.integers(0, 3), max_size=24), st.booleans())
+def test_tokens_that_are_decoded_together_have_the_text_of_one_by_one(
+    tokenizer: Tokenizer, byte_ids: list[int], data: bytes, sizes: list[int], skips: bool
+) -> None:
+    """Empty takes and special tokens included."""
+    token_ids = [byte_ids[byte] for byte in data] + [*tokenizer.special_token_ids][:1]
+    one_by_one, decoding = (
+        IncrementalDetokenizer(tokenizer, skip_special_tokens=skips) for _ in range(2)
+    )
+    for size in [*sizes, len(token_ids)]:
+        taken, token_ids = token_ids[:size], token_ids[size:]
+        for token_id in taken:
+            one_by_one.append(token_id)
+        assert decoding.decode(taken) == one_by_one.take()
+        assert decoding.lengths == one_by_one.lengths
+    assert decoding.flush() == one_by_one.flush()
+
+
 def test_special_tokens_are_text_only_if_requested(tokenizer: Tokenizer) -> None:
     token_ids = [1, *tokenizer.encode("the town"), 2]
     skipping = IncrementalDetokenizer(tokenizer)
