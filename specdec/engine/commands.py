@@ -10,10 +10,19 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True)
 class Command:
-    """A call to run on the engine's thread; result: receives its return value or error."""
+    """A call to run on the engine's thread.
+
+    result: receives its return value or error. on_end: called there with its error, if any.
+    """
 
     function: Callable[[], Any]
     result: asyncio.Future[Any] | None = None
+    on_end: Callable[[Exception | None], None] | None = None
+
+    @property
+    def has_no_caller(self) -> bool:
+        """Return whether an error is returned to no caller."""
+        return self.result is None and self.on_end is None
 
 
 class Outcome(NamedTuple):

@@ -8,24 +8,21 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from specdec.engine.commands import Command, Outcome, settle
 from specdec.engine.engine import Engine
-from specdec.engine.metrics.request_metrics import RequestMetrics
-from specdec.engine.requests.open_requests import require_room
-from specdec.engine.requests.output_streams import OutputStreams
+from specdec.engine.requests.engine_client import EngineClient
 from specdec.engine.requests.outputs import TargetLostError
+from specdec.engine.requests.remote_streams import RemoteStreams, StreamSink
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.control import SpeculationControl
-from specdec.types.deadline import Deadline
 from specdec.types.errors import NotReadyError, TargetFailedError
 from specdec.types.ranks import Target
 from specdec.types.reports.stats import EngineStats
-from specdec.types.request import OWN_PROCESS, Caller
 from specdec.types.responses import EngineOutput
 
 logger = logging.getLogger(__name__)
@@ -47,11 +44,14 @@ _STATS_PERIOD_S = 0.02
 
 _finish_reason, _error = attrgetter("finish_reason"), attrgetter("error")
 
+_DRAIN_TICK_S = 0.02
+"""Between two looks of `drain` whether the streams of other processes have ended."""
+
 _DRAIN_GRACE_S = 1.0
 """How long `drain` waits for streams that it has ended: their readers may have stalled."""
 
 
-class EngineThread:
+class EngineThread(EngineClient):
     """Bridge between one engine and one event loop.
 
     Only its thread touches the engine. Commands reach it through a queue, on which the thread
@@ -83,13 +83,13 @@ class EngineThread:
         self._on_target_lost = on_target_lost
         self._on_loss_explained = on_loss_explained
         self._is_loss_explained = False  # a request has ended as its cause, and no step has run yet
+        super().__init__(engine.config)
+        self._remote = RemoteStreams()
         self.event_loop = asyncio.get_running_loop()
-        self._streams = OutputStreams()
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._outcomes: list[Outcome] = []  # of commands, not returned yet
         self.failure: TargetFailedError | None = None  # why the engine stopped for good
         self.is_recovering = False  # streams are paused while the target restarts
-        self.is_draining = False  # new requests are rejected because the service stops
         self._is_closed = self._has_ended = False
         # At most 20 ms old while steps run, and exact once a choice has ended.
         self.last_stats, self._stats_at_s = engine.stats(), 0.0
@@ -98,80 +98,50 @@ class EngineThread:
         self._thread.start()
 
     @property
-    def num_streams(self) -> int:
-        """Requests that have not ended, queued or running."""
-        return self._streams.num_requests
-
-    @property
     def num_sequences(self) -> int:
-        """The choices of those requests that have not ended. Thread-safe."""
-        return self._streams.num_sequences
+        """See EngineClient; those of other processes count as well."""
+        return super().num_sequences + self._remote.num_sequences
 
-    async def generate(
+    async def _add(self, request: EngineRequest, *, is_admitted: bool) -> None:
+        del is_admitted  # checked before
+        await self.call(lambda: self._engine.add(request))
+
+    def _drop(self, unique_id: str) -> None:
+        self.post(lambda: self._engine.abort(unique_id))
+
+    def submit(
         self,
         request: EngineRequest,
-        metrics: RequestMetrics | None = None,
-        caller: Caller = OWN_PROCESS,
-        deadline: Deadline | None = None,
+        sink: StreamSink,
+        on_end: Callable[[Exception | None], None],
         *,
-        is_admitted: bool = False,
-        on_admitted: Callable[[], None] = lambda: None,
-    ) -> AsyncGenerator[EngineOutput, None]:
-        """Stream a request's outputs, one per step and choice, or fewer for a reader that is late.
-
-        Leaving early aborts the request. Its id need not be unique; the outputs have another.
-        Raises what `Engine.add` raises, the error of a failed output, TargetFailedError when the
-        engine is lost, NotReadyError while draining, and `deadline.error`.
-        caller: may abort it. is_admitted: it continues an admitted request, so that neither a drain
-            nor a full queue rejects it. on_admitted: called when the engine has accepted it.
-        """
-        self._admit(request, metrics, is_admitted=is_admitted)
-        unique_id, finished = self._streams.open(request, metrics, caller, deadline), False
-        try:
-            async with deadline.enforce() if deadline else nullcontext():
-                await self.call(lambda: self._engine.add(request.with_id(unique_id)))
-            on_admitted()
-            while not finished:
-                output = await self._streams.next_output(unique_id)
-                finished = output.is_last
-                yield output
-        finally:
-            self._streams.close(unique_id)
-            if not finished:
-                self.post(lambda: self._engine.abort(unique_id))
-                if metrics is not None:
-                    metrics.on_broken_off(sys.exception())
-
-    def _admit(
-        self, request: EngineRequest, metrics: RequestMetrics | None, *, is_admitted: bool
+        is_admitted: bool,
     ) -> None:
-        try:
+        """Add a request of another process, without waiting for it. Thread-safe.
+
+        request: its id is unique. on_end: called with the error of `generate`, or None, on the
+        engine's thread. is_admitted: see `generate`.
+        """
+
+        def add() -> None:
             if not is_admitted:
                 self._require_admission(request.params.n)
-        except Exception as error:
-            if metrics is not None:
-                metrics.on_broken_off(error)
-            raise
+            self._engine.add(request)
+            self._remote.open(request.request_id, request.params.n, sink)
 
-    def _require_admission(self, num_choices: int) -> None:
-        if self.is_draining:
-            raise NotReadyError("the service is draining; send the request again")
-        self.require_room(num_choices)
+        self._put(Command(add, on_end=on_end))
 
-    def require_room(self, num_choices: int = 1) -> None:
-        """Raise OverloadedError if `num_choices` more do not fit; see open_requests.require_room.
+    def withdraw(self, unique_id: str) -> None:
+        """End a request of another process. Thread-safe."""
+        self.post(lambda: self._withdraw(unique_id))
 
-        Does not block. It spares the encoding of a request under overload; `generate` checks again.
-        """
-        require_room(self._engine.config, self.num_sequences, num_choices)
+    def withdraw_all(self, sink: StreamSink) -> None:
+        """End the requests of a process that has ended. Thread-safe."""
+        self.post(lambda: [*map(self._withdraw, self._remote.of(sink))])
 
-    def abort(self, request_id: str) -> None:
-        """End the streams of the requests with this id, which then raise AbortedError."""
-        self.abort_where(lambda each, caller: each == request_id)
-
-    def abort_where(self, is_ended: Callable[[str, Caller], bool]) -> None:
-        """End streams likewise. is_ended: of a request's id and its caller."""
-        self._streams.abort(is_ended)
+    def _withdraw(self, unique_id: str) -> None:
+        self._remote.close(unique_id)
+        self._engine.abort(unique_id)
 
     async def stats(self) -> EngineStats:
         """Return the engine's stats, taken between two steps."""
@@ -192,10 +162,21 @@ class EngineThread:
     async def drain(self, timeout_s: float) -> None:
         """Reject new requests, wait for the open ones, and end those left after `timeout_s`."""
         self.is_draining = True
-        if await self._streams.all_close_within(timeout_s):
+        if await self._all_close_within(timeout_s):
             return
-        self._streams.fail(NotReadyError("the service stopped before the answer was complete"))
-        await self._streams.all_close_within(_DRAIN_GRACE_S)
+        error = NotReadyError("the service stopped before the answer was complete")
+        self._streams.fail(error)
+        self.post(lambda: [*map(self._engine.abort, self._remote.fail(error))])
+        await self._all_close_within(_DRAIN_GRACE_S)
+
+    async def _all_close_within(self, timeout_s: float) -> bool:
+        """Wait until no stream is open, here and in other processes; return whether none is."""
+        ends_at_s = time.monotonic() + timeout_s
+        while await self._streams.all_close_within(max(0.0, ends_at_s - time.monotonic())):
+            if not self._remote:
+                return True
+            await asyncio.sleep(_DRAIN_TICK_S)
+        return False
 
     async def close(self) -> None:
         """Stop the thread after the step in flight; open streams end with an error."""
@@ -208,20 +189,26 @@ class EngineThread:
         self._commands.put(None)
         if threading.current_thread() is not self._thread:  # the garbage collector runs here too
             self._thread.join()
-        self._notify(self._streams.fail, NotReadyError("the service is shutting down"))
+        error = NotReadyError("the service is shutting down")
+        self._notify(self._streams.fail, error)
+        self._remote.fail(error)
 
-    def post(self, function: Callable[[], None]) -> None:
+    def post(self, function: Callable[[], object]) -> None:
         """Run a function on the engine's thread, between two steps, without waiting for it."""
         self._commands.put(Command(function))
+
+    def _put(self, command: Command) -> None:
+        """Queue a command, which is settled even if the thread ends meanwhile."""
+        self._commands.put(command)
+        if self._has_ended:
+            self._refuse_commands()
 
     async def call(self, function: Callable[[], T]) -> T:
         """Run a function on the engine's thread, between two steps, and return its result."""
         if self._is_closed:
             raise NotReadyError("the service is shutting down")
         result: asyncio.Future[T] = self.event_loop.create_future()
-        self._commands.put(Command(function, result))
-        if self._has_ended:  # meanwhile, on another thread
-            self._refuse_commands()
+        self._put(Command(function, result))
         return await result
 
     def _run(self) -> None:
@@ -304,11 +291,12 @@ class EngineThread:
         """Send the outputs of a step to their streams, after the stats that include them."""
         has_end = any(map(_finish_reason, outputs)) or any(map(_error, outputs))
         self._update_stats(now=has_end or not self._engine.has_work)
+        outputs, newly_scheduled = self._remote.deliver(outputs, newly_scheduled)
         if outputs or newly_scheduled:
             self._notify(self._streams.deliver, outputs, newly_scheduled)
 
     def _expire(self) -> None:
-        if expired := self._engine.expire(time.monotonic()):
+        if expired := self._remote.expire(self._engine.expire(time.monotonic())):
             self._notify(self._streams.expire, expired)
 
     def _update_stats(self, *, now: bool) -> None:
@@ -326,13 +314,22 @@ class EngineThread:
         try:
             if self.failure is not None:
                 raise self.failure
-            self._outcomes.append(Outcome(command, command.function()))
+            value = command.function()
         except Exception as error:
-            if command.result is None and error is not self.failure:
+            if command.has_no_caller and error is not self.failure:
                 logger.exception("a command without a caller failed")
-            self._outcomes.append(Outcome(command, None, error))
+            self._end(Outcome(command, None, error))
             if isinstance(error, TargetFailedError):  # a message of another kind than a step
                 self._recover(error)
+        else:
+            self._end(Outcome(command, value))
+
+    def _end(self, outcome: Outcome) -> None:
+        """Return the outcome of a command: now, or with those of others on the event loop."""
+        if outcome.command.on_end is None:
+            self._outcomes.append(outcome)
+        else:
+            outcome.command.on_end(outcome.error)
 
     def _refuse_commands(self) -> None:
         """Settle the commands left in the queue. Thread-safe."""
@@ -340,7 +337,9 @@ class EngineThread:
         with suppress(queue.Empty):
             while True:
                 command = self._commands.get_nowait()
-                if command is not None:
+                if command is not None and command.on_end is not None:
+                    command.on_end(error)
+                elif command is not None:
                     self._notify(settle, [Outcome(command, None, error)])
 
     def _recover(self, error: TargetFailedError) -> None:
@@ -398,3 +397,4 @@ class EngineThread:
             self.failure = failure
             self.is_recovering = False
             self._notify(self._streams.fail, failure)
+            self._remote.fail(failure)

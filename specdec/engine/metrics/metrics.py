@@ -137,6 +137,7 @@ class Metrics:
         self.ended = Counter(dict.fromkeys([*(each.value for each in FinishReason), ABORTED], 0))
         self._num_tokens = 0  # up to the last step
         self.failed: Counter[str] = Counter()  # calls by the name of their gRPC status code
+        self._parts: dict[str, Counts] = {}  # of other processes
 
     def __getitem__(self, name: str) -> Histogram:
         """Return a histogram by its name without the prefix."""
@@ -159,12 +160,17 @@ class Metrics:
     @property
     def counts(self) -> Counts:
         """Return what was recorded, to be added to the engine's counters."""
-        return Counts(
+        own = Counts(
             num_requests=self.num_requests,
             histograms=self.histograms,
             ended=dict(self.ended),
             failed=dict(self.failed),
         )
+        return Counts.sum((own, *self._parts.values()))
+
+    def set_part(self, name: str, counts: Counts) -> None:
+        """Add what another process has recorded since its start, in place of its last counts."""
+        self._parts[name] = counts
 
     def record_draft(self, seconds: float) -> None:
         """See StepRecorder."""

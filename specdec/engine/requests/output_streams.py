@@ -89,7 +89,9 @@ class OutputStream:
 class OutputStreams:
     """Distributes the outputs of an engine to its requests, on one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
+        """prefix: of the serial number in each unique id."""
+        self._prefix = prefix
         self._streams: dict[str, OutputStream] = {}
         self._num_choices: dict[str, int] = {}  # that have not ended, by request
         self._serial = itertools.count()
@@ -114,7 +116,7 @@ class OutputStreams:
         deadline: Deadline | None,
     ) -> str:
         """Open a stream, which fails at the deadline, and return its unique id."""
-        unique_id = f"{request.request_id}/{next(self._serial)}"
+        unique_id = f"{request.request_id}/{self._prefix}{next(self._serial)}"
         stream = self._streams[unique_id] = OutputStream(metrics, caller)
         self._num_choices[unique_id] = request.params.n
         self._none_left.clear()

@@ -1,4 +1,5 @@
 # Modules: specdec.engine.commands
+# Modules: specdec.engine.requests.engine_client
 """The bridge between the engine's thread and asyncio."""
 
 import asyncio

@@ -1,0 +1,116 @@
+"""The streams of requests to an engine, wherever that runs."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable
+from contextlib import nullcontext
+
+from specdec.config.engine import EngineConfig
+from specdec.engine.metrics.request_metrics import RequestMetrics
+from specdec.engine.requests.open_requests import require_room
+from specdec.engine.requests.output_streams import OutputStreams
+from specdec.sequences.sequence import EngineRequest
+from specdec.types.deadline import Deadline
+from specdec.types.errors import NotReadyError
+from specdec.types.request import OWN_PROCESS, Caller
+from specdec.types.responses import EngineOutput
+
+
+class EngineClient(ABC):
+    """Opens streams on one event loop; a subclass takes their requests to the engine.
+
+    is_draining: new requests are rejected because the service stops.
+    """
+
+    is_draining = False
+
+    def __init__(self, config: EngineConfig, prefix: str = "") -> None:
+        """prefix: of the serial numbers of the streams, where an engine has several clients."""
+        self.config = config
+        self._streams = OutputStreams(prefix)
+
+    @abstractmethod
+    async def _add(self, request: EngineRequest, *, is_admitted: bool) -> None:
+        """Give a request to the engine. Raises what `Engine.add` raises."""
+
+    @abstractmethod
+    def _drop(self, unique_id: str) -> None:
+        """Have the engine end a request, if it has it."""
+
+    @property
+    def num_streams(self) -> int:
+        """Requests that have not ended, queued or running."""
+        return self._streams.num_requests
+
+    @property
+    def num_sequences(self) -> int:
+        """The choices of those requests that have not ended. Thread-safe."""
+        return self._streams.num_sequences
+
+    async def generate(
+        self,
+        request: EngineRequest,
+        metrics: RequestMetrics | None = None,
+        caller: Caller = OWN_PROCESS,
+        deadline: Deadline | None = None,
+        *,
+        is_admitted: bool = False,
+        on_admitted: Callable[[], None] = lambda: None,
+    ) -> AsyncGenerator[EngineOutput, None]:
+        """Stream a request's outputs, one per step and choice, or fewer for a reader that is late.
+
+        Leaving early aborts the request. Its id need not be unique; the outputs have another.
+        Raises what `Engine.add` raises, the error of a failed output, TargetFailedError when the
+        engine is lost, NotReadyError while draining, and `deadline.error`.
+        caller: may abort it. is_admitted: it continues an admitted request, so that neither a drain
+            nor a full queue rejects it. on_admitted: called when the engine has accepted it.
+        """
+        self._admit(request, metrics, is_admitted=is_admitted)
+        unique_id, finished = self._streams.open(request, metrics, caller, deadline), False
+        try:
+            async with deadline.enforce() if deadline else nullcontext():
+                await self._add(request.with_id(unique_id), is_admitted=is_admitted)
+            on_admitted()
+            while not finished:
+                output = await self._streams.next_output(unique_id)
+                finished = output.is_last
+                yield output
+        finally:
+            self._streams.close(unique_id)
+            if not finished:
+                self._drop(unique_id)
+                if metrics is not None:
+                    metrics.on_broken_off(sys.exception())
+
+    def _admit(
+        self, request: EngineRequest, metrics: RequestMetrics | None, *, is_admitted: bool
+    ) -> None:
+        try:
+            if not is_admitted:
+                self._require_admission(request.params.n)
+        except Exception as error:
+            if metrics is not None:
+                metrics.on_broken_off(error)
+            raise
+
+    def _require_admission(self, num_choices: int) -> None:
+        if self.is_draining:
+            raise NotReadyError("the service is draining; send the request again")
+        self.require_room(num_choices)
+
+    def require_room(self, num_choices: int = 1) -> None:
+        """Raise OverloadedError if `num_choices` more do not fit; see open_requests.require_room.
+
+        Does not block. It spares the encoding of a request under overload; `generate` checks again.
+        """
+        require_room(self.config, self.num_sequences, num_choices)
+
+    def abort(self, request_id: str) -> None:
+        """End the streams of the requests with this id, which then raise AbortedError."""
+        self.abort_where(lambda each, caller: each == request_id)
+
+    def abort_where(self, is_ended: Callable[[str, Caller], bool]) -> None:
+        """End streams likewise. is_ended: of a request's id and its caller."""
+        self._streams.abort(is_ended)

@@ -1,0 +1,113 @@
+"""The open requests of other processes, whose streams are read there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Protocol
+
+from specdec.types.errors import SpecdecError
+from specdec.types.responses import EngineOutput
+
+
+class StreamSink(Protocol):
+    """A process that reads streams. Its methods run on the engine's thread and do not block."""
+
+    def deliver(self, outputs: Sequence[EngineOutput], newly_scheduled: Sequence[str]) -> None:
+        """Receive the outputs of a step, and the ids of its requests that have left the queue."""
+
+    def close_stream(self, unique_id: str) -> None:
+        """Forget a request that has ended or was withdrawn."""
+
+    def expire(self, unique_ids: Sequence[str]) -> None:
+        """Receive the ids of requests that were queued past their deadline."""
+
+    def fail(self, error: SpecdecError) -> None:
+        """End all streams with an error."""
+
+
+class RemoteStreams:
+    """Distributes the outputs of an engine to the processes that read them. On its thread.
+
+    num_sequences: choices that have not ended; any thread may read it.
+    """
+
+    def __init__(self) -> None:
+        self.num_sequences = 0
+        self._sinks: dict[str, StreamSink] = {}
+        self._num_choices: dict[str, int] = {}  # that have not ended
+
+    def __len__(self) -> int:
+        return len(self._sinks)
+
+    def open(self, unique_id: str, num_choices: int, sink: StreamSink) -> None:
+        """Begin to send the outputs of a request to a process."""
+        self._sinks[unique_id] = sink
+        self._num_choices[unique_id] = num_choices
+        self.num_sequences += num_choices
+
+    def close(self, unique_id: str) -> None:
+        """Forget a request; an unknown one is ignored."""
+        sink = self._sinks.pop(unique_id, None)
+        if sink is not None:
+            sink.close_stream(unique_id)
+        self.num_sequences -= self._num_choices.pop(unique_id, 0)
+
+    def of(self, sink: StreamSink) -> list[str]:
+        """Return the ids of the open requests of a process."""
+        return [unique_id for unique_id, each in self._sinks.items() if each is sink]
+
+    def deliver(
+        self, outputs: Sequence[EngineOutput], newly_scheduled: tuple[str, ...]
+    ) -> tuple[Sequence[EngineOutput], tuple[str, ...]]:
+        """Send the outputs of a step to their processes; return what belongs to none of them."""
+        if not self._sinks:
+            return outputs, newly_scheduled
+        sent = defaultdict[StreamSink | None, list[EngineOutput]](list)
+        begun = self._by_sink(newly_scheduled)
+        sink_of = self._sinks.get
+        for each in outputs:
+            sent[sink_of(each.request_id)].append(each)
+        for sink in {**sent, **begun}:
+            if sink is not None:
+                sink.deliver(sent[sink], begun[sink])
+        for each in outputs:
+            if each.finish_reason is not None or each.error is not None:
+                self._end(each)
+        return sent[None], tuple(begun[None])
+
+    def expire(self, unique_ids: list[str]) -> list[str]:
+        """Inform the processes of requests that were dropped; return those of none of them."""
+        by_sink = self._by_sink(unique_ids)
+        for sink, expired in by_sink.items():
+            if sink is not None:
+                sink.expire(expired)
+        for each in unique_ids:
+            self.close(each)
+        return by_sink[None]
+
+    def fail(self, error: SpecdecError) -> list[str]:
+        """End the streams of all processes with an error; return the ids of their requests."""
+        unique_ids = [*self._sinks]
+        for sink in {*self._sinks.values()}:
+            sink.fail(error)
+        for each in unique_ids:
+            self.close(each)
+        return unique_ids
+
+    def _by_sink(self, unique_ids: Sequence[str]) -> defaultdict[StreamSink | None, list[str]]:
+        found = defaultdict[StreamSink | None, list[str]](list)
+        for each in unique_ids:
+            found[self._sinks.get(each)].append(each)
+        return found
+
+    def _end(self, output: EngineOutput) -> None:
+        """Record that a choice has ended, or that its request has failed."""
+        unique_id = output.request_id
+        if unique_id not in self._sinks:
+            return
+        if output.is_last or output.error is not None:
+            self.close(unique_id)
+        else:
+            self._num_choices[unique_id] -= 1
+            self.num_sequences -= 1
