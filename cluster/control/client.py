@@ -13,9 +13,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from ray.exceptions import RayError, RayTaskError
-from ray.serve.exceptions import RayServeException
-
 from cluster.control.timeseries import Figures
 from specdec.types.control import (
     AuditPage,
@@ -202,6 +199,9 @@ class ControlClient:
 
         T: of the answer, since the handle has no types.
         """
+        from ray.exceptions import RayError, RayTaskError
+        from ray.serve.exceptions import RayServeException
+
         remote: Any = method
         response = remote.remote(*arguments, **named)
         try:

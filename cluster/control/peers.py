@@ -2,6 +2,8 @@
 
 Every Router knows its own model only. It looks other applications up when a request names another
 model, and for lists of all models; a service of one model never does.
+
+Ray is imported inside the functions: front ends run without it.
 """
 
 from __future__ import annotations
@@ -14,10 +16,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-
-from ray import serve
-from ray.exceptions import RayError, RayTaskError
-from ray.serve.exceptions import RayServeException
 
 from cluster.observability.metric_definitions import FleetView
 from specdec.types.errors import NotReadyError, UnknownModelError
@@ -73,6 +71,9 @@ class PeerApplication:
         session_id: of the call to Serve, by which it chooses the Router.
         Raises NotReadyError while it has no Router, and when the Router that answers is lost.
         """
+        from ray.exceptions import RayError, RayTaskError
+        from ray.serve.exceptions import RayServeException
+
         await self._wait_for_replicas()
         caller = getattr(self.router.options(stream=True, session_id=session_id), method)
         answer = caller.remote(*arguments)
@@ -108,6 +109,9 @@ class PeerApplication:
 
 async def _answer(method: Any) -> Any:
     """Call a method of a handle; return None without an answer in time."""
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
     with suppress(RayError, RayServeException, TimeoutError):
         async with asyncio.timeout(_ANSWER_TIMEOUT_S):
             return await method.remote()
@@ -249,6 +253,8 @@ class _ListedApplication:
     """
 
     def __init__(self, application: str) -> None:
+        from ray import serve
+
         self._application = application
         self._router = serve.get_deployment_handle(ROUTER, application)
         # Otherwise it receives the list of replicas after its first call. Serve returns the handle
@@ -270,6 +276,9 @@ class _ListedApplication:
             logger.warning("application %s does not report its model", self._application)
 
     async def _fetch(self) -> None:
+        from ray.exceptions import RayError
+        from ray.serve.exceptions import RayServeException
+
         with suppress(RayError, RayServeException):
             card = await self._control_plane.card.remote()
             self.peer = PeerApplication(card, self._router, self._control_plane)
@@ -282,6 +291,8 @@ class _ListedApplication:
 
 def our_applications() -> dict[str, Any]:
     """Return Serve's status of the applications made of our deployments, by name."""
+    from ray import serve
+
     return {
         name: each
         for name, each in serve.status().applications.items()

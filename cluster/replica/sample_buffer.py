@@ -60,7 +60,7 @@ class SampleBuffer:
                 answer = answers.setdefault(output.choice, array("i", prefix))
                 answer.extend(output.token_ids)
                 if output.finish_reason and output.verifier not in LOSSY_VERIFIERS:
-                    self._add(answer, len(prefix), temperature)
+                    self.add(answer, len(prefix), temperature)
                 yield output
 
     def take(self, order: SampleOrder) -> SampleBatch:
@@ -75,7 +75,7 @@ class SampleBuffer:
             taken.append(ServedSample(token_ids, oldest.num_prompt_tokens, oldest.temperature))
         return SampleBatch(self._replica_id, tuple(taken), self._num_tokens, self._num_dropped)
 
-    def _add(self, token_ids: array[int], num_prompt_tokens: int, temperature: float) -> None:
+    def add(self, token_ids: array[int], num_prompt_tokens: int, temperature: float) -> None:
         """Record a choice of two tokens or more; drop the oldest ones that no longer fit."""
         if len(token_ids) - num_prompt_tokens < 2 or len(token_ids) > self._max_tokens:
             return

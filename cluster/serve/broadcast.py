@@ -10,7 +10,7 @@ from ray.exceptions import RayTaskError
 from cluster.api.base.operator_service import ReplicaOrders
 from cluster.control.peers import ROUTER
 from cluster.replica.orders import AbortOrder, all_flushed, answers_of, reports_of
-from cluster.replica.router import Router
+from cluster.replica.replica_router import ReplicaRouter
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import InvalidValueError
@@ -21,7 +21,7 @@ from specdec.types.samples import SampleBatch, SampleOrder
 class Broadcast:
     """Sends orders to all replicas; RouterReplica has the methods that it calls there."""
 
-    def __init__(self, application: str, replica_id: str, router: Router) -> None:
+    def __init__(self, application: str, replica_id: str, router: ReplicaRouter) -> None:
         """router: of this replica, whose id is `replica_id`."""
         self._application = application
         self._replica_id = replica_id

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ray.util.placement_group import PlacementGroup
 
 from cluster.config.serve_config import ServeConfig
-from cluster.replica.router import Router
+from cluster.replica.replica_router import ReplicaRouter
 from cluster.serve.draft_host import HostSeats
 from cluster.serve.node_memory import node_shares, replica_memory
 from cluster.workers.group_spec import log_progress
@@ -24,7 +24,7 @@ def make_router(
     replica_id: str,
     found: FoundByDriver | None,
     seats: HostSeats | None,
-) -> Router:
+) -> ReplicaRouter:
     """Create the Router; without `found`, locate the models and the memory of the nodes here."""
     if found is None:
         shares = node_shares(config, application)
@@ -33,7 +33,7 @@ def make_router(
         memory = replica_memory(config, placement, shares)
         if seats is not None:
             memory = replace(memory, draft_bytes=seats.seat_bytes(config.start_timeout_s))
-        return Router(config, directories, memory, replica_id, shares.target, seats)
+        return ReplicaRouter(config, directories, memory, replica_id, shares.target, seats)
     bytes_now = available_memory_bytes() if config.device == "cpu" else found.memory_bytes
     memory = ReplicaMemory(min(found.memory_bytes, bytes_now))
-    return Router(config, found.directories, memory, replica_id, found.num_sharing, seats)
+    return ReplicaRouter(config, found.directories, memory, replica_id, found.num_sharing, seats)

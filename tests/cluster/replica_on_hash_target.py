@@ -17,7 +17,7 @@ from cluster.config.serve_config import ServeConfig
 from cluster.control.client import ControlClient
 from cluster.control.plane import ControlPlane
 from cluster.control.store import ControlStore
-from cluster.replica.router import Router
+from cluster.replica.replica_router import ReplicaRouter
 from cluster.workers.ray.resources import ReplicaMemory
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.config.speculation.speculative import SpeculativeConfig
@@ -51,7 +51,7 @@ class Replica:
             speculative_config=SpeculativeConfig.of("ngram", num_speculative_tokens=3),
         )
         directories = ModelDirectories(model, None)
-        self.router = Router(config, directories, ReplicaMemory(2**32), replica=REPLICA)
+        self.router = ReplicaRouter(config, directories, ReplicaMemory(2**32), replica=REPLICA)
         self.loop = serve(self.router, self._make_engine(model))
         self.plane = LocalHandle(ControlPlane(CONTROL, ControlStore(state_dir, MODEL)))
         self.link = ControlClient(

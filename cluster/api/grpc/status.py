@@ -7,6 +7,7 @@ after the last message of a stream.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from inspect import isasyncgenfunction
@@ -15,7 +16,6 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode, method_handlers_generic_handler
-from ray.serve.grpc_util import RayServegRPCContext
 
 from cluster.api.base.errors import status_of
 from protos.specdec.v1 import admin_pb2, inference_pb2
@@ -51,7 +51,9 @@ def empty_response(method: Callable[..., Any]) -> Any:
 
 def raise_on_serve(grpc_context: Any) -> None:
     """Raise at the end of a failed stream: Serve sends a status with a message or an exception."""
-    if isinstance(grpc_context, RayServegRPCContext) and grpc_context.code():
+    serve = sys.modules.get("ray.serve.grpc_util")  # a process without Ray has no such context
+    is_of_serve = serve is not None and isinstance(grpc_context, serve.RayServegRPCContext)
+    if is_of_serve and grpc_context.code():
         raise StreamFailedError(grpc_context.details())
 
 

@@ -11,7 +11,7 @@ import pytest
 from cluster.api.app import make_app
 from cluster.api.base.authentication import AdminAccess
 from cluster.config.serve_config import ServeConfig
-from cluster.replica.router import Router
+from cluster.replica.replica_router import ReplicaRouter
 from cluster.workers.ray.resources import ReplicaMemory
 from specdec.config.engine import AdapterLimits
 from specdec.engine.models.model_resolution import ModelDirectories
@@ -83,7 +83,7 @@ async def router(tiny_model_dir, adapters):
         }
     )
     directories = ModelDirectories(tiny_model_dir, None)
-    router = Router(config, directories, ReplicaMemory(2**33), replica="r1")
+    router = ReplicaRouter(config, directories, ReplicaMemory(2**33), replica="r1")
     router._models = LocalModels(router.config, directories, router.core.plan)
     await router.start(None)
     yield router
@@ -264,7 +264,7 @@ async def test_answers_with_an_adapter_do_not_train_the_head(router, monkeypatch
 
 def test_without_enable_lora_orders_and_names_are_refused(tiny_model_dir):
     config = ServeConfig(model=str(tiny_model_dir), served_model_name="tiny", max_model_len=128)
-    router = Router(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**33))
+    router = ReplicaRouter(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**33))
     assert [each.model for each in router.model_infos()] == ["tiny"]
     with pytest.raises(UnknownModelError):
         router.model_info("sql")
@@ -283,7 +283,7 @@ def test_a_wrong_module_ends_the_start(tiny_model_dir, tmp_path):
         }
     )
     directories = ModelDirectories(tiny_model_dir, None)
-    router = Router(config, directories, ReplicaMemory(2**33))
+    router = ReplicaRouter(config, directories, ReplicaMemory(2**33))
     router._models = LocalModels(router.config, directories, router.core.plan)
     with pytest.raises(UnsupportedModelError, match=r"adapter_config\.json cannot be read"):
         asyncio.run(router.start(None))
@@ -293,7 +293,9 @@ def test_the_plan_reserves_memory_for_adapters(tiny_model_dir):
     def plan(**changes):
         values = {"model": str(tiny_model_dir), "max_model_len": 128, **changes}
         config = ServeConfig.from_sources(values)
-        return Router(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**30)).core
+        return ReplicaRouter(
+            config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**30)
+        ).core
 
     with_one = plan(enable_lora=True, max_cpu_loras=1, max_lora_rank=512).plan.engine
     assert with_one.adapters == AdapterLimits(1, 512, 1)

@@ -1,3 +1,4 @@
+# Modules: cluster.replica.router, cluster.replica.replica_router
 """A Router and its servicer before its models run."""
 
 import json
@@ -13,7 +14,7 @@ from cluster.api.base.authentication import ApiKeys
 from cluster.api.grpc.servicers import InferenceServicer
 from cluster.api.grpc.status import StreamFailedError
 from cluster.config.serve_config import ServeConfig
-from cluster.replica.router import Router
+from cluster.replica.replica_router import ReplicaRouter
 from cluster.workers.ray.resources import ReplicaMemory
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.engine.models.model_resolution import ModelDirectories
@@ -44,7 +45,7 @@ def model_dir(tiny_model_dir, tmp_path):
 )
 def test_sampling_defaults_of_the_model_apply_unless_disabled(model_dir, setting, defaults):
     config = ServeConfig(model=str(model_dir), generation_config=setting, max_model_len=128)
-    router = Router(config, ModelDirectories(model_dir, None), ReplicaMemory(2**32))
+    router = ReplicaRouter(config, ModelDirectories(model_dir, None), ReplicaMemory(2**32))
     assert router.model_info("").sampling_defaults == defaults
     assert router.text.spell([0, 50]) == ["<|endoftext|>", "P"]
 
@@ -52,14 +53,14 @@ def test_sampling_defaults_of_the_model_apply_unless_disabled(model_dir, setting
 def test_auto_is_the_dtype_of_the_checkpoint(tiny_model_dir, tmp_path):
     model_dir = renamed_dtype_dir(tiny_model_dir, tmp_path / "model", dtype="bfloat16")
     config = ServeConfig(model=str(model_dir), dtype="auto", max_model_len=128)
-    router = Router(config, ModelDirectories(model_dir, None), ReplicaMemory(2**32))
+    router = ReplicaRouter(config, ModelDirectories(model_dir, None), ReplicaMemory(2**32))
     assert router.model_info("").dtype == "bfloat16"
 
 
 def test_a_seed_of_the_service_determines_those_of_its_requests(tiny_model_dir):
     def seeds(seed):
         config = ServeConfig(model=str(tiny_model_dir), max_model_len=128, seed=seed)
-        router = Router(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
+        router = ReplicaRouter(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
         return [router.new_seed() for _ in range(3)]
 
     assert seeds(42) == seeds(42)
@@ -83,7 +84,7 @@ async def test_log_probabilities_of_an_answer_in_one_message_are_limited(
     """max_tokens is 99 by the model's defaults, else as long as the context of 128 tokens."""
     monkeypatch.setattr("specdec.engine.requests.input_processor.MAX_ANSWER_LOGPROBS", 200)
     config = ServeConfig(model=str(model_dir), generation_config=setting, max_model_len=128)
-    router = Router(config, ModelDirectories(model_dir, None), ReplicaMemory(2**32))
+    router = ReplicaRouter(config, ModelDirectories(model_dir, None), ReplicaMemory(2**32))
     codes = []
     context = SimpleNamespace(
         invocation_metadata=lambda: (),
@@ -106,7 +107,7 @@ async def test_log_probabilities_of_an_answer_in_one_message_are_limited(
 
 async def test_a_later_part_of_a_request_is_admitted_and_does_not_expire(tiny_model_dir):
     config = ServeConfig(model=str(tiny_model_dir), max_model_len=128)
-    router = Router(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
+    router = ReplicaRouter(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
     given = []
 
     def refuse(num_choices):
@@ -125,7 +126,7 @@ async def test_a_later_part_of_a_request_is_admitted_and_does_not_expire(tiny_mo
 
 async def test_the_head_is_not_changed_while_the_target_restarts(tiny_model_dir):
     config = ServeConfig(model=str(tiny_model_dir), max_model_len=128)
-    router = Router(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
+    router = ReplicaRouter(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
     serve_on(router, SimpleNamespace(is_recovering=True))
     for change in (DrafterOrder("head"), DrafterOrder(version=1), DrafterOrder(is_pinned=False)):
         with pytest.raises(NotReadyError, match="the target restarts"):

@@ -14,7 +14,7 @@ from cluster.api.app import make_app
 from cluster.api.base.authentication import AdminAccess, ApiKeys
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.orders import AbortOrder
-from cluster.replica.router import Router
+from cluster.replica.replica_router import ReplicaRouter
 from cluster.workers.ray.resources import ReplicaMemory
 from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.text.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ from tests.cluster.serving import serve
 from tests.specdec.engines import engine_config, local_engine
 
 
-def alone(router: Router) -> SimpleNamespace:
+def alone(router: ReplicaRouter) -> SimpleNamespace:
     """Return what stands for the OperatorService of the only replica of the only application."""
 
     async def abort(order: AbortOrder) -> None:
@@ -38,7 +38,7 @@ async def router(tiny_model_dir: Path):
     config = ServeConfig(
         model=str(tiny_model_dir), served_model_name="tiny", max_model_len=512, device="cpu"
     )
-    router = Router(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
+    router = ReplicaRouter(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
     limits = engine_config(3, max_model_len=512, num_blocks=400, max_queue_len=8)
     thread = serve(router, local_engine(tiny_model_dir, limits))
     router.text.load()
@@ -47,7 +47,7 @@ async def router(tiny_model_dir: Path):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def http(router: Router):
+async def http(router: ReplicaRouter):
     """A client without a network: it receives a response when the response is complete."""
     app = make_app(lambda: router, lambda: alone(router), ApiKeys)
     transport = httpx.ASGITransport(app)

@@ -6,7 +6,7 @@ import pytest
 from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKeys
 from cluster.config.serve_config import ServeConfig
-from cluster.replica.router import Router
+from cluster.replica.replica_router import ReplicaRouter
 from cluster.workers.ray.resources import ReplicaMemory
 from specdec.engine.models.model_resolution import resolve_models
 from tests.cluster.api.openai.conftest import alone, events
@@ -27,7 +27,7 @@ async def test_a_tiny_checkpoint_is_served(tmp_path, name):
     config = ServeConfig(
         model=str(tmp_path), served_model_name=name, max_model_len=96, device="cpu"
     )
-    router = Router(config, resolve_models(config, print), ReplicaMemory(2**32))
+    router = ReplicaRouter(config, resolve_models(config, print), ReplicaMemory(2**32))
     engine = local_engine(tmp_path, engine_config(3, max_model_len=96))
     thread = serve(router, engine)
     router.text.load()

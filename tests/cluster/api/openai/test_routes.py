@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.api.base.errors import TARGET_FAILED_MESSAGE
-from cluster.replica.router import Router
+from cluster.replica.replica_router import ReplicaRouter
 from specdec.types.errors import TargetFailedError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -25,7 +25,7 @@ def breaking(router, monkeypatch):
     """Lose the model after its first output."""
 
     async def generate(call, **options):
-        generation = await Router.generate(router, call, **options)
+        generation = await ReplicaRouter.generate(router, call, **options)
 
         async def outputs():
             async with aclosing(generation.outputs) as real:

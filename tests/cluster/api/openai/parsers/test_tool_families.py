@@ -18,7 +18,7 @@ from cluster.api.openai.parsers.pieces import (
 )
 from cluster.api.openai.parsers.tool_families import new_call_id, tool_parser
 from cluster.api.openai.parsers.tool_format import TOOL_FORMATS, deepseek_mark
-from cluster.config.serve_config import ToolCallParserName
+from cluster.config.parsers import ToolCallParserName
 from tests.cluster.api.openai.family_outputs import CALLS_OR_TEXT, FAMILIES, OUTPUTS, TOOLS
 
 
