@@ -103,13 +103,13 @@ def _median_loop_us() -> float:
 
 
 def measure_target(
-    target: str, speed: DeviceSpeed, loads: Sequence[Load], repeats: int
+    target: str, speed: DeviceSpeed, loads: Sequence[Load], repeats: int, frontends: int
 ) -> list[Row]:
     """Measure the loads on one target; repetitions of a load are apart, beside the engine's."""
     with TemporaryDirectory(prefix="specdec-service-cpu-") as name:
         directory = write_clocked_model(Path(name) / "model", resolve(MODEL), speed)
         with started_service(
-            str(directory), install, served_model_name=MODEL_NAME, **SETTINGS
+            str(directory), install, served_model_name=MODEL_NAME, frontends=frontends, **SETTINGS
         ) as service:
             measured = MeasuredService(service, directory)
             try:
@@ -159,6 +159,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     everything = list(product(get_args(Api), STREAMS))
     parser.add_argument("--loads", type=_chosen_load, nargs="+", default=everything)
     parser.add_argument("--target", choices=TARGETS, nargs="+", default=list(TARGETS))
+    parser.add_argument("--frontends", type=int, default=0, help="processes (default: 0)")
     parser.add_argument("--repeats", type=int, default=3, help="of each load (default: 3)")
     parser.add_argument("--quick", action="store_true", help="one repetition, half of the requests")
     add_output(parser, "service-cpu")
@@ -173,7 +174,7 @@ def main(arguments: Sequence[str]) -> None:
     rows = [
         row
         for target in options.target
-        for row in measure_target(target, TARGETS[target], loads, repeats)
+        for row in measure_target(target, TARGETS[target], loads, repeats, options.frontends)
     ]
     command = command_line("benchmarks.service_cpu", arguments)
     report = Report(command, describe_machine(), repeats, REFERENCE_LOOP_US, TARGETS, tuple(rows))

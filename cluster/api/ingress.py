@@ -18,23 +18,19 @@ import grpc
 import uvicorn
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from starlette.types import ASGIApp
 
-from cluster.api.app import make_app
-from cluster.api.base.authentication import ApiKeys
-from cluster.api.base.operator_service import OperatorService
+from cluster.api.base.authentication import AdminAccess
 from cluster.api.grpc.intake import CHANNEL_OPTIONS, Intake
 from cluster.api.grpc.rpc_access import SERVICE_NAMES, has_access
 from cluster.api.grpc.servicers import (
-    AdminServicer,
     InferenceServicer,
     add_admin_service,
     add_inference_service,
 )
 from cluster.api.http.connection import BoundedConnection
-from cluster.api.http.limits import HttpLimits
 from cluster.config.network import address_of
 from cluster.config.serve_config import ServeConfig
-from cluster.replica.router import Router
 
 T = TypeVar("T")
 
@@ -57,48 +53,51 @@ class EmbeddedIngress:
 
     def __init__(
         self,
-        router: Router,
-        operators: OperatorService,
-        keys: ApiKeys,
+        app: ASGIApp,
+        inference: InferenceServicer,
+        admin: Any,
+        access: AdminAccess,
         config: ServeConfig,
-        limits: HttpLimits,
+        *,
+        shares_ports: bool = False,
     ) -> None:
-        self._router = router
-        self._operators = operators
-        self._budget = limits.budget
-        self._keys = keys
+        """admin: servicer of AdminService. shares_ports: whether other processes listen as well."""
+        self._inference, self._admin = inference, admin
         self._config = config
         self._health = health.aio.HealthServicer()
-        self._grpc = _new_grpc_server(config, partial(has_access, keys, operators.access))
+        is_permitted = partial(has_access, inference.keys, access)
+        self._grpc = _new_grpc_server(config, is_permitted, shares_port=shares_ports)
         self._http = _HttpServer(
             uvicorn.Config(
-                make_app(
-                    lambda: router, lambda: operators, lambda: keys, lambda: limits, has_peers=False
-                ),
+                app,
                 host=config.host,
                 port=config.http_port,
                 http=BoundedConnection,
                 log_config=None,  # otherwise its loggers get separate handlers
                 log_level=config.log_level,
+                access_log=config.log_level in ("debug", "info"),  # uvicorn formats it in any case
                 ssl_certfile=config.tls_cert_file,
                 ssl_keyfile=config.tls_key_file,
             )
         )
         self._http_task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Open both ports. Raises RuntimeError or OSError if one is not available."""
+    async def start(self, http_socket: socket.socket | None = None) -> None:
+        """Open both ports. Raises RuntimeError or OSError if one is not available.
+
+        http_socket: listens already; None to open it.
+        """
         _raise_file_limit()
-        servicer = InferenceServicer(self._router, self._keys, budget=self._budget)
-        add_inference_service(servicer, self._grpc)
-        add_admin_service(AdminServicer(self._operators, self._budget), self._grpc)
+        add_inference_service(self._inference, self._grpc)
+        add_admin_service(self._admin, self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         reflection.enable_server_reflection(
             (*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc
         )
         await self.set_ready(False)
-        http_socket = await _open_with_retries(self._open_http_socket)
-        await _open_with_retries(self._open_grpc_port)
+        if http_socket is None:
+            http_socket = await open_with_retries(self._open_http_socket)
+        await open_with_retries(self._open_grpc_port)
         await self._grpc.start()
         self._http_task = asyncio.create_task(self._http.serve(sockets=[http_socket]))
 
@@ -131,13 +130,13 @@ class EmbeddedIngress:
 
 
 def _new_grpc_server(
-    config: ServeConfig, is_permitted: Callable[[str, Any], bool]
+    config: ServeConfig, is_permitted: Callable[[str, Any], bool], *, shares_port: bool
 ) -> grpc.aio.Server:
     return grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", config.grpc_max_message_mib * 2**20),
             ("grpc.max_send_message_length", config.grpc_max_message_mib * 2**20),
-            ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
+            ("grpc.so_reuseport", int(shares_port)),  # otherwise a port in use is an error
             *CHANNEL_OPTIONS,
         ],
         interceptors=[
@@ -159,7 +158,7 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _open_with_retries(open_port: Callable[[], T]) -> T:
+async def open_with_retries(open_port: Callable[[], T]) -> T:
     """Open a port, with retries: a replica that is being replaced may still hold it."""
     for _ in range(_PORT_ATTEMPTS - 1):
         try:

@@ -67,7 +67,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("target_labels", "draft_labels"),
         ),
         "Network": (
-            *("ingress", "host", "http_port", "grpc_port", "http_max_body_mib"),
+            *("ingress", "frontends", "host", "http_port", "grpc_port", "http_max_body_mib"),
             *("grpc_max_message_mib", "max_inflight_mib", "request_timeout_s", "sse_keep_alive_s"),
             "enable_tokenizer_info_endpoint",
         ),

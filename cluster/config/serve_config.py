@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from cluster.config.front_ends import FRONT_ENDS, front_end_count
 from cluster.config.lora_modules import LORA_MODULES, canonical_lora_modules, read_lora_modules
 from cluster.config.network import HOSTS, MAX_MODEL_CHARS, is_loopback
+from cluster.config.parsers import ReasoningParserName, RoutingPolicy, ToolCallParserName
 from cluster.config.service_checks import (
     check_cluster,
     check_lora_modules,
@@ -43,22 +45,6 @@ from specdec.config.fields import (
 from specdec.config.llm import LLMConfig
 from specdec.types.adapters import AdapterOrder
 from specdec.types.errors import InvalidValueError
-
-ToolCallParserName = Literal[
-    "auto",
-    "hermes",
-    "llama3_json",
-    "llama4_pythonic",
-    "mistral",
-    "qwen3_coder",
-    "deepseek_v3",
-    "deepseek_v31",
-    "glm45",
-    "kimi_k2",
-    "gpt_oss",
-]
-RoutingPolicy = Literal["prefix", "power_of_two", "random"]
-ReasoningParserName = Literal["none", "deepseek_r1", "qwen3", "granite", "gpt_oss"]
 
 
 @dataclass(frozen=True)
@@ -138,6 +124,14 @@ class ServeConfig(LLMConfig):
         one_of("embedded", "serve"),
         "Servers that accept requests: embedded starts them in the only replica, serve uses Ray "
         "Serve's proxies and allows several replicas",
+    )
+    frontends: str | int = setting(
+        "auto",
+        FRONT_ENDS,
+        "Front-end processes: they hold the API servers, tokenizers and text beside the engine's "
+        "process, which has them itself with 0; a model served through Ray Serve's proxies, or "
+        "with a seed, has none",
+        "on GPUs 2 with 8 processor cores or more, 4 with 16; otherwise 0",
     )
     host: str = setting("127.0.0.1", TEXT, "Host or address to listen on")
     allowed_hosts: str | None = setting(
@@ -366,6 +360,12 @@ class ServeConfig(LLMConfig):
         if not self.shares_draft_workers:
             return 0
         return -(-self.most_replicas // self.replicas_per_draft_worker)
+
+    @property
+    def num_front_ends(self) -> int:
+        """Number of front-end processes of a replica, on a machine like this one."""
+        has_none = self.ingress == "serve" or self.seed is not None
+        return 0 if has_none else front_end_count(self.frontends, self.device)
 
     @property
     def is_reachable(self) -> bool:

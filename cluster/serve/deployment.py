@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import ray
@@ -25,6 +25,9 @@ from cluster.api.base.authentication import (
 )
 from cluster.api.base.byte_budget import ByteBudget
 from cluster.api.base.operator_service import OperatorService
+from cluster.api.front_ends.front_ends import FrontEnds
+from cluster.api.front_ends.relay import GRPC, HTTP
+from cluster.api.front_ends.router_end import Method
 from cluster.api.grpc import forwarding
 from cluster.api.grpc.forwarding import ForwardedCall
 from cluster.api.grpc.servicers import AdminServicer, InferenceServicer, expose_rpcs
@@ -41,7 +44,7 @@ from cluster.replica.orders import (
     OrderResult,
     result_of,
 )
-from cluster.replica.router import Router
+from cluster.replica.replica_router import ReplicaRouter
 from cluster.serve.autoscaling import OPEN_REQUESTS
 from cluster.serve.broadcast import Broadcast
 from cluster.serve.draft_host import HostSeats
@@ -99,8 +102,9 @@ class RouterReplica:
             _log_access(serve_config, self.operators.access, has_keys=has_keys)
         applications = self.operators.applications
         expose_rpcs(InferenceServicer(self.router, self.keys, applications, budget), self)
-        expose_rpcs(AdminServicer(self.operators, budget), self)
-        self._ingress = self._embedded_ingress(serve_config)
+        admin = AdminServicer(self.operators, budget)
+        expose_rpcs(admin, self)
+        self._ingress = self._embedded_ingress(serve_config, admin)
         self._is_complete = True
         await self._start(placement)
 
@@ -125,17 +129,37 @@ class RouterReplica:
             self._applications(config, router),
         )
 
-    def _embedded_ingress(self, config: ServeConfig) -> EmbeddedIngress | None:
+    def _embedded_ingress(
+        self, config: ServeConfig, admin: AdminServicer
+    ) -> EmbeddedIngress | FrontEnds | None:
         """Return our own servers; None where Serve's ingress receives the calls."""
         if config.ingress != "embedded":
             return None
-        return EmbeddedIngress(self.router, self.operators, self.keys, config, self.http_limits)
+        app = self._make_app(has_peers=False)
+        if config.num_front_ends:
+            methods: Mapping[str, Method] = {
+                HTTP: partial(http_forwarding.answer, app),
+                GRPC: partial(forwarding.answer, admin),
+            }
+            count, num_keys = config.num_front_ends, self.keys.num_keys
+            return FrontEnds(count, num_keys, self.router, methods, config)
+        inference = InferenceServicer(self.router, self.keys, budget=admin.budget)
+        return EmbeddedIngress(app, inference, admin, self.operators.access, config)
 
-    def _applications(self, config: ServeConfig, router: Router) -> Applications:
+    def _make_app(self, *, has_peers: bool) -> FastAPI:
+        return make_app(
+            lambda: self.router,
+            lambda: self.operators,
+            lambda: self.keys,
+            lambda: self.http_limits,
+            has_peers=has_peers,
+        )
+
+    def _applications(self, config: ServeConfig, router: ReplicaRouter) -> Applications:
         """Return the other applications, which only Serve's ingress can forward to."""
         is_embedded = config.ingress == "embedded"
         list_peers = None if is_embedded else ServeDirectory(self._application).list_peers
-        return Applications(config.served_model_name, list_peers, lambda: router.adapter_names)
+        return Applications(config.served_model_name, list_peers, lambda: router.adapter_ids)
 
     async def own_model_infos(self) -> tuple[ModelInfo, ...]:
         """Return the descriptions of this model and its adapters; called by other applications."""
@@ -157,9 +181,7 @@ class RouterReplica:
 
     @cached_property
     def _own_app(self) -> FastAPI:
-        return make_app(
-            lambda: self.router, lambda: self.operators, lambda: self.keys, lambda: self.http_limits
-        )
+        return self._make_app(has_peers=True)
 
     async def check_health(self) -> None:
         """Raise once the target has failed permanently, so that Serve replaces the replica."""
@@ -204,6 +226,8 @@ class RouterReplica:
     async def abort_own_requests(self, order: AbortOrder) -> None:
         """End the requests of this replica that a broadcast order applies to."""
         self.router.abort(order)
+        if isinstance(self._ingress, FrontEnds):
+            self._ingress.abort(order)
 
     async def flush_own_cache(self) -> bool:
         """Empty the prefix cache of this replica, unless requests run or wait."""

@@ -187,7 +187,8 @@ def _toggle(address: str, generator: random.Random) -> str:
 
 DRAFT_WORKER, SPARE_WORKER = "DraftWorker.run", "DraftWorker.stand_by"
 """Ray's title of a process ends in the method that it executes."""
-ACTORS = (DRAFT_WORKER, SPARE_WORKER, "TargetWorker", ":Router")
+FRONT_END = "cluster.api.front_ends.process"
+ACTORS = (DRAFT_WORKER, SPARE_WORKER, "TargetWorker", ":Router", FRONT_END)
 ACTORS += ("ControlPlane", "ServeController", "ProxyActor")
 
 

@@ -19,7 +19,16 @@ import httpx
 from cluster.control.plane import SILENCE_LIMIT_S
 from specdec.client import Client, ClientError
 from specdec.types.sampling.sampling_params import SamplingParams
-from tests.chaos.faults import DRAFT_WORKER, SPARE_WORKER, Fault, Kill, Site, Victim, all_faults
+from tests.chaos.faults import (
+    DRAFT_WORKER,
+    FRONT_END,
+    SPARE_WORKER,
+    Fault,
+    Kill,
+    Site,
+    Victim,
+    all_faults,
+)
 from tests.chaos.history import violations
 from tests.chaos.nodes import two_nodes
 from tests.chaos.traffic import BROKEN, REFUSALS, Outcome, ProcessTree, Traffic, processes
@@ -35,14 +44,16 @@ IDLE_LIMIT_S = SILENCE_LIMIT_S + 10
 SMALL_DISK_BYTES = 4 << 20
 DRAFT = '{"method": "draft_model", "num_speculative_tokens": 3, "policy": "threshold"}'
 LOOKUP = '{"method": "ngram", "num_speculative_tokens": 3, "policy": "threshold"}'
-_COMMON = ["--ingress", "serve", "--tensor-parallel-size", "2", "--max-model-len", "512"]
-_COMMON += ["--max-queue-len", "16", "--speculative-config"]
+_COMMON = ["--tensor-parallel-size", "2", "--max-model-len", "512", "--max-queue-len", "16"]
 SERVICES = {
-    "draft": [*_COMMON, DRAFT],
-    "replicas": [*_COMMON, LOOKUP, "--num-replicas", "2"],
-}
-"""Flags by service: a target with a draft model, and two replicas that look drafts up. Both have
-two ranks a replica; together they would not fit on two cores."""
+    "draft": [*_COMMON, "--ingress", "serve", "--speculative-config", DRAFT],
+    "replicas": [
+        *_COMMON, "--ingress", "serve", "--speculative-config", LOOKUP, "--num-replicas", "2",
+    ],
+    "frontends": [*_COMMON, "--frontends", "2", "--speculative-config", LOOKUP],
+}  # fmt: skip
+"""Flags by service: a target with a draft model, two replicas that look drafts up, and one replica
+with front ends. All have two ranks a replica; together they would not fit on two cores."""
 NODES = "nodes"
 """The service on two Ray nodes, which needs root; `missing` of `tests.e2e.two_nodes`."""
 _PROBE = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
@@ -174,7 +185,7 @@ def _draft_restarts(service: Victim) -> dict[str, float]:
     return {}
 
 
-_ACTORS = (DRAFT_WORKER, "TargetWorker", ":Router", "ControlPlane", "ServeController")
+_ACTORS = (DRAFT_WORKER, "TargetWorker", ":Router", FRONT_END, "ControlPlane", "ServeController")
 
 
 def _population(root: ProcessTree) -> Counter[str]:

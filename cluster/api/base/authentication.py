@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from cluster.api.base.counters import KeyCounters
 from cluster.config.config_file import read_yaml
 from cluster.config.secrets import KEYS_VARIABLE, TOKEN_VARIABLE
 from cluster.config.serve_config import ServeConfig
@@ -116,45 +117,52 @@ class Lease(AbstractContextManager["Lease"]):
 class _KeyLimiter:
     """Token bucket and limits of one key, whose text it does not keep."""
 
-    def __init__(self, key: ApiKey, clock: Callable[[], float]) -> None:
+    def __init__(self, key: ApiKey, clock: Callable[[], float], counters: KeyCounters) -> None:
         self.name = key.name
         self.min_priority = key.min_priority
         self._requests_per_s = key.requests_per_s
         self._max_concurrent = key.max_concurrent_requests
         self._clock = clock
         self._capacity = max(1.0, (key.requests_per_s or 1.0) * _BURST_S)
-        self._remaining = self._capacity  # requests
-        self._filled_at_s = clock()
-        self._num_running = 0
+        self._running, self._bucket, self._lock = counters.running, counters.bucket, counters.lock
+        with self._lock:
+            if not self._bucket.filled_at_s:  # no other process has
+                self._bucket.remaining, self._bucket.filled_at_s = self._capacity, clock()
+        self._has_limit = not (key.requests_per_s is None and key.max_concurrent_requests is None)
 
     def take(self) -> Lease:
-        limit = self._max_concurrent
-        if limit is not None and self._num_running >= limit:
-            message = f"too many concurrent requests of this API key (limit {limit})"
-            raise OverloadedError(message)
-        self._take_from_bucket()
-        self._num_running += 1
+        if not self._has_limit:
+            return Lease()
+        with self._lock:
+            limit = self._max_concurrent
+            if limit is not None and self._running.total >= limit:
+                message = f"too many concurrent requests of this API key (limit {limit})"
+                raise OverloadedError(message)
+            self._take_from_bucket()
+            self._running.add(1)
         return Lease(self)
 
     def _take_from_bucket(self) -> None:
         rate = self._requests_per_s
         if rate is None:
             return
-        now_s = self._clock()
-        refill = (now_s - self._filled_at_s) * rate
-        self._remaining = min(self._capacity, self._remaining + refill)
-        self._filled_at_s = now_s
-        if self._remaining < 1:
-            wait_s = math.ceil((1 - self._remaining) / rate)
+        bucket, now_s = self._bucket, self._clock()
+        refill = (now_s - bucket.filled_at_s) * rate
+        bucket.remaining = min(self._capacity, bucket.remaining + refill)
+        bucket.filled_at_s = now_s
+        if bucket.remaining < 1:
+            wait_s = math.ceil((1 - bucket.remaining) / rate)
             message = f"this API key is limited to {rate:g} requests per second"
             raise OverloadedError(message, retry_after_s=wait_s)
-        self._remaining -= 1
+        bucket.remaining -= 1
 
     def release(self) -> None:
-        self._num_running -= 1
+        self._running.add(-1)
 
     def refund(self) -> None:
-        self._remaining = min(self._capacity, self._remaining + 1)
+        with self._lock:
+            bucket = self._bucket
+            bucket.remaining = min(self._capacity, bucket.remaining + 1)
 
 
 class ApiKeys:
@@ -169,16 +177,26 @@ class ApiKeys:
         clock: Callable[[], float] = time.monotonic,
         *,
         min_priority: int = ServeConfig.min_priority,
+        counters: Callable[[int], KeyCounters] = lambda number: KeyCounters(),
     ) -> None:
         """Keep the keys; without any, every call is accepted.
 
-        min_priority: the most urgent priority of requests where there are no keys.
+        min_priority: the most urgent priority of requests where there are no keys. counters: of a
+            key by its number, from 0.
         """
         self._min_priority = min_priority
-        self._known = [(_digest(key.key), _KeyLimiter(key, clock)) for key in keys]
+        self._known = [
+            (_digest(key.key), _KeyLimiter(key, clock, counters(number)))
+            for number, key in enumerate(keys)
+        ]
 
     def __repr__(self) -> str:
         return f"ApiKeys({[limiter.name for _, limiter in self._known]})"
+
+    @property
+    def num_keys(self) -> int:
+        """Return the number of known keys."""
+        return len(self._known)
 
     @property
     def is_open(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+from cluster.api.base.counters import Counter, OwnCounter
 from cluster.config.serve_config import ServeConfig
 from specdec.types.errors import OverloadedError
 
@@ -13,11 +14,21 @@ Their number is limited elsewhere."""
 
 
 class ByteBudget:
-    """Budget of bytes for all calls of a process. For one event loop."""
+    """Budget of bytes for all calls of a process, or of several. For one event loop."""
 
-    def __init__(self, max_bytes: int = ServeConfig.max_inflight_mib * 2**20) -> None:
+    def __init__(
+        self,
+        max_bytes: int = ServeConfig.max_inflight_mib * 2**20,
+        counter: Counter | None = None,
+    ) -> None:
+        """counter: of all bytes that are held; None for those of this process."""
         self._max_bytes = max_bytes
-        self.num_bytes = 0
+        self._counter: Counter = counter or OwnCounter()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are held."""
+        return self._counter.total
 
     def hold(self, num_bytes: int = 0) -> HeldBytes:
         """Take bytes for a call, to be released at its end. Raises OverloadedError."""
@@ -36,11 +47,11 @@ class ByteBudget:
             raise OverloadedError(
                 f"the requests in progress are too large together (limit {limit})"
             )
-        self.num_bytes += num_bytes
+        self._counter.add(num_bytes)
 
     def give_back(self, num_bytes: int) -> None:
         """Return bytes that were taken."""
-        self.num_bytes -= num_bytes
+        self._counter.add(-num_bytes)
 
 
 class HeldBytes(AbstractContextManager["HeldBytes"]):

@@ -36,6 +36,13 @@ class ForwardedCall:
     metadata: Metadata
     peer: str
 
+    @classmethod
+    def of(cls, method: str, request: Any, grpc_context: Any) -> ForwardedCall:
+        """Return a call that has come here."""
+        pairs = grpc_context.invocation_metadata() or ()  # of a type that cannot be pickled
+        metadata = tuple((name, value) for name, value in pairs)
+        return cls(method, request, metadata, grpc_context.peer())
+
 
 @dataclass
 class _Context:
@@ -77,6 +84,20 @@ async def answer(servicer: Any, call: ForwardedCall) -> AsyncGenerator[Any, None
     else:
         yield await method(call.request, context)
     yield replace(context, metadata=())
+
+
+async def pass_on(
+    answer: AsyncGenerator[Any, None], grpc_context: Any
+) -> AsyncGenerator[Any, None]:
+    """Yield the messages of `answer`; its status goes to the context of the call here."""
+    async with aclosing(answer) as messages:
+        async for message in messages:
+            if not isinstance(message, _Context):
+                yield message
+            elif message.code is not None:
+                grpc_context.set_code(message.code)
+                grpc_context.set_details(message.details)
+                grpc_context.set_trailing_metadata(list(message.trailing_metadata))
 
 
 @dataclass(frozen=True)
@@ -147,16 +168,10 @@ class Forwarding:
         self, peer: PeerApplication, method: str, request: Any, grpc_context: Any
     ) -> AsyncGenerator[Any, None]:
         """Yield the messages of another application; its status goes to `grpc_context`."""
-        metadata = tuple(grpc_context.invocation_metadata() or ())
-        call = ForwardedCall(method, request, metadata, grpc_context.peer())
-        session_id = dict(metadata).get(SESSION_METADATA, "")
+        call = ForwardedCall.of(method, request, grpc_context)
+        session_id = dict(call.metadata).get(SESSION_METADATA, "")
         with self.budget.hold(request.ByteSize()):
             stream = peer.stream("answer_call", call, session_id=session_id)
-            async with aclosing(stream) as messages:
+            async with aclosing(pass_on(stream, grpc_context)) as messages:
                 async for message in messages:
-                    if not isinstance(message, _Context):
-                        yield message
-                    elif message.code is not None:
-                        grpc_context.set_code(message.code)
-                        grpc_context.set_details(message.details)
-                        grpc_context.set_trailing_metadata(list(message.trailing_metadata))
+                    yield message

@@ -1,3 +1,4 @@
+# Modules: cluster.config.serve_config, cluster.config.parsers
 # Modules: cluster.config.service_checks, specdec.config.engine, specdec.config.fields
 import dataclasses
 import json

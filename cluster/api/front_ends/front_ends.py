@@ -1,0 +1,184 @@
+"""Starts the front ends of a Router, replaces those that end, and stops them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+from cluster.api.front_ends.messages import RouterState, Start
+from cluster.api.front_ends.router_end import Method, RouterEnd
+from cluster.api.front_ends.shared_counters import SharedCounters
+from cluster.api.ingress import open_with_retries
+from cluster.config.serve_config import ServeConfig
+from cluster.replica.orders import AbortOrder
+from cluster.replica.replica_router import ReplicaRouter
+from specdec.types.errors import NotReadyError
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+_RESTART_S = 1.0
+"""Between the starts of a front end: one that ends at once must not take all CPU time."""
+_STOP_S = 10.0
+_START_TIMEOUT_S = 120.0
+_FROZEN_S = 60.0
+"""A front end that has sent nothing for this long, not even its counts, is killed; it sends none
+while it starts."""
+
+
+class FrontEnds:
+    """The front ends of a Router, in place of an EmbeddedIngress."""
+
+    def __init__(
+        self,
+        count: int,
+        num_keys: int,
+        router: ReplicaRouter,
+        methods: Mapping[str, Method],
+        config: ServeConfig,
+    ) -> None:
+        """num_keys: API keys of the service. methods: see RouterEnd."""
+        self._count = count
+        self._counters = SharedCounters.create(count, num_keys)
+        self._router = router
+        self._methods = methods
+        self._config = config
+        self._http_sockets: list[socket.socket] = []
+        self._reserved: socket.socket | None = None  # the port of gRPC
+        self._ends: dict[int, RouterEnd] = {}  # by row, as the processes
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._keepers: list[asyncio.Task[None]] = []
+        self._have_started = [asyncio.Event() for _ in range(count)]  # by row, once
+        self._num_started = 0
+        self._is_stopping = False
+
+    async def start(self) -> None:
+        """Open both ports and start the front ends, without waiting for them. Raises OSError."""
+        host, config = self._config.host, self._config
+        reserve_http = partial(reserve, host, config.http_port, self._count)
+        self._http_sockets = await open_with_retries(reserve_http)
+        [self._reserved] = await open_with_retries(partial(reserve, host, config.grpc_port, 1))
+        for each in self._http_sockets:
+            each.listen(2048)
+        self._keepers = [asyncio.create_task(self._keep(row)) for row in range(self._count)]
+        self._keepers.append(asyncio.create_task(self._follow()))
+
+    async def set_ready(self, is_ready: bool) -> None:
+        """Show the state of the Router to the front ends; wait for their start if it is ready.
+
+        Raises TimeoutError.
+        """
+        self._show()
+        if is_ready:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                await asyncio.gather(*(each.wait() for each in self._have_started))
+
+    def abort(self, order: AbortOrder) -> None:
+        """End the requests that an order applies to."""
+        for each in self._ends.values():
+            each.abort(order)
+
+    async def close(self) -> None:
+        """Have all front ends end, and wait for it."""
+        self._is_stopping = True
+        for each in self._ends.values():
+            each.stop()
+        *keepers, follower = self._keepers
+        follower.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+        for listener in (*self._http_sockets, self._reserved):
+            if listener is not None:
+                listener.close()
+        self._counters.close()
+
+    async def _keep(self, row: int) -> None:
+        """Run a front end, and another one whenever it ends."""
+        while not self._is_stopping:
+            own, other = socket.socketpair()
+            http = self._http_sockets[row].fileno()
+            process = _start_process((other.fileno(), http, self._counters.descriptor))
+            other.close()
+            lost = asyncio.Event()
+            self._processes[row] = process
+            self._num_started += 1
+            start = Start(self._router.routed, f"{self._num_started}.", row, self._count)
+            has_started = self._have_started[row]
+            end = RouterEnd(own, self._router, self._methods, start, has_started.set, lost.set)
+            end.show(state_of(self._router))
+            self._ends[row] = end
+            await lost.wait()
+            del self._ends[row]
+            await _ended(process)
+            self._counters.clear(row)
+            if not self._is_stopping:
+                logger.warning("front end %d has ended: %s", process.pid, process.returncode)
+                await asyncio.sleep(_RESTART_S)
+
+    async def _follow(self) -> None:
+        """Show each change of the Router's state soon, and kill front ends that are frozen."""
+        while True:
+            self._show()
+            for row, end in self._ends.items():
+                if end.silence_s > _FROZEN_S:
+                    self._processes[row].kill()
+            await asyncio.sleep(_POLL_S)
+
+    def _show(self) -> None:
+        state = state_of(self._router)
+        for each in self._ends.values():
+            each.show(state)
+
+
+def state_of(router: ReplicaRouter) -> RouterState:
+    """Return the state that front ends go by."""
+    try:
+        thread = router.running_engine().thread
+    except NotReadyError:
+        return RouterState()
+    return RouterState(
+        router.why_not_ready,
+        has_engine=True,
+        is_draining=thread.is_draining,
+        failure=router.failure,
+        adapter_ids=router.adapter_ids,
+    )
+
+
+def reserve(host: str, port: int, count: int) -> list[socket.socket]:
+    """Return sockets that are bound to a port which no other service has. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    socket.create_server((host, port), family=family).close()  # raises if it is in use
+    found = []
+    for _ in range(count):
+        each = socket.socket(family)
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        each.bind((host, port))
+        found.append(each)
+    return found
+
+
+def _start_process(descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "cluster.api.front_ends.process", *map(str, descriptors)]
+    return subprocess.Popen(
+        command,
+        pass_fds=descriptors,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of a process whose channel is closed, and kill it if it does not come."""
+    with suppress(subprocess.TimeoutExpired):
+        await asyncio.to_thread(process.wait, _STOP_S)
+        return
+    process.kill()
+    await asyncio.to_thread(process.wait)

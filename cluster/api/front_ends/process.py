@@ -1,0 +1,114 @@
+"""The process of a front end: `python -m cluster.api.front_ends.process CHANNEL HTTP COUNTERS`.
+
+The arguments are inherited descriptors: of the channel to the Router, of a socket that listens for
+HTTP, and of the counters that all front ends share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from contextlib import suppress
+from functools import partial
+from typing import NoReturn
+
+import uvloop
+
+from cluster.api.app import make_app
+from cluster.api.base.authentication import AdminAccess, ApiKeys, read_keys, read_token
+from cluster.api.base.byte_budget import ByteBudget
+from cluster.api.front_ends.messages import Start
+from cluster.api.front_ends.relay import RelayedAdminServicer, RelayHttp, RelayOthers
+from cluster.api.front_ends.router_client import FrontEndRouter, RouterClient
+from cluster.api.front_ends.shared_counters import SharedCounters
+from cluster.api.grpc.servicers import InferenceServicer
+from cluster.api.http.bodies import LimitBodies
+from cluster.api.http.hosts import CheckHost
+from cluster.api.http.limits import HttpLimits
+from cluster.api.ingress import EmbeddedIngress
+from cluster.observability import logs
+
+_COUNTS_PERIOD_S = 1.0
+_END_S = 2.0
+"""How long the last answers may take once the Router has ended all streams."""
+
+
+async def serve(channel: socket.socket, http_socket: socket.socket, counters: int) -> None:
+    """Serve until the Router ends this front end."""
+    client = RouterClient(channel, _end_at_once)
+    start = await client.started
+    logs.configure(start.routed.config.logs)
+    router = FrontEndRouter(start, client)
+    ingress = _ingress(start, counters, router, client)
+    await ingress.start(http_socket)
+    await asyncio.to_thread(lambda: router.text.tokenizer)
+    client.send("listening")
+    reporting = asyncio.create_task(_report(router, client, ingress))
+    await client.stopped.wait()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_END_S):
+            while router.num_streams:
+                await asyncio.sleep(0.01)
+    reporting.cancel()
+    await ingress.close()
+    client.send("counts", router.metrics.counts)
+    await asyncio.to_thread(router.close)
+    client.close()
+
+
+def _ingress(
+    start: Start, counters: int, router: FrontEndRouter, client: RouterClient
+) -> EmbeddedIngress:
+    """Return both servers. counters: descriptor of the shared counters."""
+    config = start.routed.config
+    known, row = read_keys("api_key_file", config.api_key_file), start.row
+    shared = SharedCounters(counters, start.num_rows, len(known))
+    key_counters = partial(shared.key, row)
+    keys = ApiKeys(known, min_priority=config.min_priority, counters=key_counters)
+    access = AdminAccess(read_token("admin_token_file", config.admin_token_file), keys)
+    budget = ByteBudget(config.max_inflight_mib * 2**20, shared.bytes_of(row))
+    limits = HttpLimits.of(config, has_keys=not keys.is_open, budget=budget)
+    own = make_app(lambda: router, _no_operators, lambda: keys, lambda: limits, has_peers=False)
+    relay = CheckHost(LimitBodies(RelayHttp(client), lambda: limits), lambda: limits.hosts)
+    return EmbeddedIngress(
+        RelayOthers(own, relay),
+        InferenceServicer(router, keys, budget=budget),
+        RelayedAdminServicer(client),
+        access,
+        config,
+        shares_ports=True,
+    )
+
+
+def _end_at_once() -> None:
+    """End without the Router: no stream can continue, and its successor needs the ports."""
+    os._exit(os.EX_UNAVAILABLE)
+
+
+def _no_operators() -> NoReturn:
+    raise AssertionError("a path of operators was not relayed")
+
+
+async def _report(router: FrontEndRouter, client: RouterClient, ingress: EmbeddedIngress) -> None:
+    """Send the counts every second, and follow the state of the Router."""
+    is_ready = False
+    while True:
+        if is_ready != (not client.state.why_not_ready):
+            is_ready = not is_ready
+            await ingress.set_ready(is_ready)
+        client.send("counts", router.metrics.counts)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(client.changed.wait(), _COUNTS_PERIOD_S)
+        client.changed.clear()
+
+
+def main(channel: int, http: int, counters: int) -> None:
+    """Run a front end on inherited descriptors."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(socket.socket(fileno=channel), socket.socket(fileno=http), counters))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,206 @@
+"""The Router's end of a front end: its requests, its calls and its measurements."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from cluster.api.front_ends.channel import Channel, Message
+from cluster.api.front_ends.messages import RouterState, Start
+from cluster.api.front_ends.outputs import OutputEncoder
+from cluster.replica.orders import AbortOrder
+from cluster.replica.replica_router import ReplicaRouter
+from specdec.sequences.sequence import EngineRequest
+from specdec.types.errors import NotReadyError, SpecdecError
+from specdec.types.request import Caller
+from specdec.types.responses import EngineOutput
+
+logger = logging.getLogger(__name__)
+
+Method = Callable[[Any], AsyncGenerator[Any, None]]
+"""What a front end can call: yields the results for an argument."""
+
+
+class RouterEnd:
+    """A StreamSink: the outputs of the requests of one front end go to it."""
+
+    def __init__(
+        self,
+        connected: socket.socket,
+        router: ReplicaRouter,
+        methods: Mapping[str, Method],
+        start: Start,
+        on_listening: Callable[[], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        """methods: by the names by which the front end calls them."""
+        self._on_listening = on_listening
+        self._router = router
+        self._methods = methods
+        self._prefix = start.prefix
+        self._state: RouterState | None = None
+        self._encoder = OutputEncoder()
+        self._received_at_s = time.monotonic()
+        self._calls: dict[int, tuple[AsyncGenerator[Any, None], asyncio.Task[None] | None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._compiling: set[str] = set()  # ids of requests whose grammars are being compiled
+        self._channel = Channel(connected, self._receive, self._lose)
+        self._report_loss = on_lost
+        self._send = self._channel.send
+        self._send("start", start)
+
+    def show(self, state: RouterState) -> None:
+        """Send the state of the Router, unless the front end has it."""
+        if state != self._state:
+            self._state = state
+            self._send("state", state)
+
+    def deliver(self, outputs: Sequence[EngineOutput], newly_scheduled: Sequence[str]) -> None:
+        """See StreamSink."""
+        self._send("step", self._encoder.encode(outputs), newly_scheduled)
+
+    def close_stream(self, unique_id: str) -> None:
+        """See StreamSink."""
+        self._encoder.close(unique_id)
+
+    def expire(self, unique_ids: Sequence[str]) -> None:
+        """See StreamSink."""
+        self._send("expired", unique_ids)
+
+    def fail(self, error: SpecdecError) -> None:
+        """See StreamSink."""
+        self._send("failed", error)
+
+    def abort(self, order: AbortOrder) -> None:
+        """End the requests that an order applies to."""
+        self._send("abort", order)
+
+    def stop(self) -> None:
+        """Have the front end end: it waits for its last answers."""
+        self._send("stop")
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+        self._end_all()
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the last message of the front end."""
+        return time.monotonic() - self._received_at_s
+
+    def _receive(self, message: Message) -> None:
+        self._received_at_s = time.monotonic()
+        kind, *arguments = message
+        getattr(self, f"_on_{kind}")(*arguments)
+
+    def _on_submit(
+        self, number: int, request: EngineRequest, caller: Caller, is_admitted: bool
+    ) -> None:
+        if request.params.n == 1:
+            self._encoder.open(request.request_id, number)
+        if request.params.structured_output is None:
+            self._submit(request, is_admitted)
+        else:
+            self._run(self._compile(request, caller, is_admitted))
+
+    async def _compile(self, request: EngineRequest, caller: Caller, is_admitted: bool) -> None:
+        """Submit a request with its grammar, which only this process can use."""
+        unique_id, spec = request.request_id, request.params.structured_output
+        self._compiling.add(unique_id)
+        try:
+            grammar = await self._router.text.compile(spec, caller)
+        except Exception as error:
+            self._settle(unique_id, error)
+        else:
+            if unique_id in self._compiling:  # otherwise it was withdrawn
+                self._submit(replace(request, grammar=grammar), is_admitted)
+        finally:
+            self._compiling.discard(unique_id)
+
+    def _submit(self, request: EngineRequest, is_admitted: bool) -> None:
+        unique_id = request.request_id
+        try:
+            thread = self._router.running_engine().thread
+        except SpecdecError as error:
+            self._settle(unique_id, error)
+            return
+        thread.submit(
+            request,
+            self,
+            lambda error: self._settle(unique_id, error),
+            is_admitted=is_admitted,
+        )
+
+    def _settle(self, unique_id: str, error: Exception | None) -> None:
+        if error is not None:
+            self._encoder.close(unique_id)
+        self._send("settled", unique_id, error)
+
+    def _on_withdraw(self, unique_id: str) -> None:
+        self._compiling.discard(unique_id)
+        with suppress(NotReadyError):
+            self._router.running_engine().thread.withdraw(unique_id)
+
+    def _on_sample(self, *sample: Any) -> None:
+        self._router.add_sample(*sample)
+
+    def _on_counts(self, counts: Any) -> None:
+        self._router.metrics.set_part(self._prefix, counts)
+
+    def _on_call(self, call: int, method: str, argument: Any) -> None:
+        self._calls[call] = self._methods[method](argument), None
+
+    def _on_next(self, call: int) -> None:
+        if call in self._calls:
+            results, _ = self._calls[call]
+            self._calls[call] = results, self._run(self._advance(call, results))
+
+    async def _advance(self, call: int, results: AsyncGenerator[Any, None]) -> None:
+        try:
+            result = await anext(results)
+        except StopAsyncIteration:
+            self._calls.pop(call, None)
+            self._send("ended", call, None)
+        except Exception as error:
+            logger.exception("a call of a front end failed")
+            self._calls.pop(call, None)
+            self._send("ended", call, error)
+        else:
+            self._send("item", call, result)
+
+    def _on_cancel(self, call: int) -> None:
+        results, step = self._calls.pop(call, (None, None))
+        if results is not None:
+            self._run(_close(results, step))
+
+    def _run(self, work: Any) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _lose(self) -> None:
+        self._end_all()
+        self._report_loss()
+
+    def _end_all(self) -> None:
+        """End what the front end has asked for; its counts remain."""
+        self._compiling.clear()
+        with suppress(NotReadyError):  # no request has reached an engine
+            self._router.running_engine().thread.withdraw_all(self)
+        for call in tuple(self._calls):
+            self._on_cancel(call)
+
+
+async def _close(results: AsyncGenerator[Any, None], step: asyncio.Task[None] | None) -> None:
+    if step is not None:
+        step.cancel()
+        await asyncio.gather(step, return_exceptions=True)
+    await results.aclose()

@@ -1,0 +1,126 @@
+"""Counters in memory that all front ends of a Router map, so that limits hold for all together."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from types import TracebackType
+
+from cluster.api.base.counters import KeyCounters
+
+_CELL_BYTES = 8
+_BYTES_COUNTER = 0
+"""Number of the counter of bytes in progress; those of the keys follow."""
+
+
+class SharedCounters:
+    """A table of counters with a row for each front end, followed by a bucket for each key.
+
+    A front end adds to its own row. When it has ended, the Router clears the row.
+    """
+
+    def __init__(self, descriptor: int, num_rows: int, num_keys: int) -> None:
+        """descriptor: of memory that `create` made, in this process or its parent."""
+        self.descriptor, self.num_rows, self.num_keys = descriptor, num_rows, num_keys
+        memory = mmap.mmap(descriptor, _num_bytes(num_rows, num_keys))
+        cells = memoryview(memory)
+        split = num_rows * (1 + num_keys) * _CELL_BYTES
+        self._counts = cells[:split].cast("q")
+        self._buckets = cells[split:].cast("d")
+        self._lock = _FileLock(descriptor)
+
+    @classmethod
+    def create(cls, num_rows: int, num_keys: int) -> SharedCounters:
+        """Make counters of zero, and empty buckets."""
+        descriptor = os.memfd_create("counters")
+        os.ftruncate(descriptor, _num_bytes(num_rows, num_keys))
+        return cls(descriptor, num_rows, num_keys)
+
+    def clear(self, row: int) -> None:
+        """Set the counters of a front end that has ended to zero."""
+        width = 1 + self.num_keys
+        for index in range(row * width, (row + 1) * width):
+            self._counts[index] = 0
+
+    def close(self) -> None:
+        """Close the descriptor; the memory remains mapped."""
+        os.close(self.descriptor)
+
+    def bytes_of(self, row: int) -> SharedCounter:
+        """Return the counter of the bytes in progress, for a front end."""
+        return self._counter(row, _BYTES_COUNTER)
+
+    def key(self, row: int, key: int) -> KeyCounters:
+        """Return the counters of a key, for a front end."""
+        running = self._counter(row, 1 + key)
+        return KeyCounters(running, SharedBucket(self._buckets, 2 * key), self._lock)
+
+    def _counter(self, row: int, number: int) -> SharedCounter:
+        width = 1 + self.num_keys
+        column = range(number, self.num_rows * width, width)
+        return SharedCounter(self._counts, column, own=column[row])
+
+
+class SharedCounter:
+    """A counter of which each front end has its part."""
+
+    def __init__(self, counts: memoryview[int], column: range, own: int) -> None:
+        """column: the cells of all front ends. own: that of this one."""
+        self._counts, self._column, self._own = counts, column, own
+
+    @property
+    def total(self) -> int:
+        """See Counter."""
+        return sum(self._counts[each] for each in self._column)
+
+    def add(self, count: int) -> None:
+        """See Counter."""
+        self._counts[self._own] += count
+
+
+class SharedBucket:
+    """A token bucket of all front ends together; see `Bucket`."""
+
+    def __init__(self, cells: memoryview[float], start: int) -> None:
+        self._cells, self._start = cells, start
+
+    @property
+    def remaining(self) -> float:
+        """See Bucket."""
+        return self._cells[self._start]
+
+    @remaining.setter
+    def remaining(self, value: float) -> None:
+        self._cells[self._start] = value
+
+    @property
+    def filled_at_s(self) -> float:
+        """See Bucket."""
+        return self._cells[self._start + 1]
+
+    @filled_at_s.setter
+    def filled_at_s(self, value: float) -> None:
+        self._cells[self._start + 1] = value
+
+
+class _FileLock:
+    """A lock between processes, for one thread of each. A process that ends releases it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __enter__(self) -> None:
+        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
+
+def _num_bytes(num_rows: int, num_keys: int) -> int:
+    return (num_rows * (1 + num_keys) + 2 * num_keys) * _CELL_BYTES

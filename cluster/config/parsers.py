@@ -1,0 +1,21 @@
+"""Names of routing policies, and of parsers for tool calls and reasoning."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+ToolCallParserName = Literal[
+    "auto",
+    "hermes",
+    "llama3_json",
+    "llama4_pythonic",
+    "mistral",
+    "qwen3_coder",
+    "deepseek_v3",
+    "deepseek_v31",
+    "glm45",
+    "kimi_k2",
+    "gpt_oss",
+]
+RoutingPolicy = Literal["prefix", "power_of_two", "random"]
+ReasoningParserName = Literal["none", "deepseek_r1", "qwen3", "granite", "gpt_oss"]

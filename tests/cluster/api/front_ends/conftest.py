@@ -1,0 +1,24 @@
+"""A Router on a target without a model, and a front end linked to it in this process."""
+
+import pytest
+
+from cluster.api.app import make_app
+from cluster.api.grpc.servicers import AdminServicer
+from tests.cluster.admin_service import operator_service
+from tests.cluster.api.front_ends.linked import LinkedFrontEnd
+from tests.cluster.replica_on_hash_target import running_replica
+
+
+@pytest.fixture
+async def replica(tiny_model_dir, tmp_path):
+    async with running_replica(tiny_model_dir, tmp_path) as replica:
+        yield replica
+
+
+@pytest.fixture
+async def front_end(replica):
+    operators = operator_service(replica.link)
+    app = make_app(lambda: replica.router, lambda: operators)
+    front_end = await LinkedFrontEnd.start(replica.router, app, AdminServicer(operators))
+    yield front_end
+    front_end.close()

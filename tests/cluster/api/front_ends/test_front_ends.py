@@ -1,0 +1,106 @@
+# Modules: cluster.api.front_ends.front_ends, cluster.api.front_ends.process
+"""Front ends in processes of their own, of a Router on a target without a model."""
+
+import asyncio
+import os
+import signal
+import socket
+from dataclasses import replace
+from functools import partial
+
+import grpc
+import httpx
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from cluster.api.app import make_app
+from cluster.api.front_ends import front_ends as module
+from cluster.api.front_ends.front_ends import FrontEnds, reserve
+from cluster.api.grpc import forwarding
+from cluster.api.grpc.servicers import AdminServicer
+from cluster.api.http import forwarding as http_forwarding
+from specdec.client import AdminClient, AsyncClient
+from specdec.types.sampling.sampling_params import SamplingParams
+from tests.cluster.admin_service import operator_service
+from tests.e2e.conftest import free_ports
+
+BODY = {"model": "tiny", "prompt": [11, 12, 13], "max_tokens": 20, "temperature": 0}
+
+
+def front_end_processes():
+    return [
+        each
+        for each in psutil.Process().children()
+        if "cluster.api.front_ends.process" in each.cmdline()
+    ]
+
+
+def speculation(grpc_address):
+    with AdminClient(grpc_address) as client:
+        return client.get_speculation()
+
+
+@pytest.fixture
+async def service(replica):
+    """Both addresses of a front end."""
+    grpc_port, http_port = free_ports(2)
+    router = replica.router
+    config = replace(router.config, grpc_port=grpc_port, http_port=http_port)
+    engine = router.running_engine().thread.config
+    router.routed = replace(router.routed, config=config, engine=engine)
+    operators = operator_service(replica.link)
+    app = make_app(lambda: router, lambda: operators)
+    methods = {
+        "http": partial(http_forwarding.answer, app),
+        "grpc": partial(forwarding.answer, AdminServicer(operators)),
+    }
+    front_ends = FrontEnds(1, 0, router, methods, config)
+    await front_ends.start()
+    await front_ends.set_ready(True)
+    yield f"127.0.0.1:{grpc_port}", f"http://127.0.0.1:{http_port}"
+    await front_ends.close()
+    assert not front_end_processes()
+
+
+async def test_a_front_end_serves_is_replaced_and_ends(replica, service, monkeypatch):
+    monkeypatch.setattr(module, "_RESTART_S", 0.0)
+    grpc_address, url = service
+    own = (await replica.http.post("/v1/completions", json=BODY)).json()
+    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+        assert (await http.get("/ready")).status_code == 200
+        through = (await http.post("/v1/completions", json=BODY)).json()
+        assert through["choices"] == own["choices"]
+        params = SamplingParams(temperature=0.0, max_tokens=20)
+        async with AsyncClient(grpc_address) as client:
+            answer = await client.generate([11, 12, 13], params)
+            assert answer.choices[0].text == own["choices"][0]["text"]
+        assert (await asyncio.to_thread(speculation, grpc_address)).version >= 0
+        async with grpc.aio.insecure_channel(grpc_address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            status = await health.Check(health_pb2.HealthCheckRequest())
+            assert status.status == health_pb2.HealthCheckResponse.SERVING
+
+        [process] = front_end_processes()
+        stream = {**BODY, "max_tokens": 100, "stream": True, "stream_interval": 1}
+        os.kill(process.pid, signal.SIGSTOP)  # so that the stream is open when it is killed
+        broken = asyncio.create_task(http.post("/v1/completions", json=stream))
+        await asyncio.sleep(0.05)
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(httpx.HTTPError):
+            await broken
+    async with httpx.AsyncClient(base_url=url, timeout=30) as http:  # waits in the same socket
+        again = (await http.post("/v1/completions", json=BODY)).json()
+    assert again["choices"] == own["choices"]
+    assert front_end_processes() != [process]
+    while replica.router.metrics.counts.num_requests < 2:  # with those of the front end
+        await asyncio.sleep(0.01)
+
+
+def test_a_port_of_another_service_is_not_shared():
+    taken = socket.create_server(("127.0.0.1", 0), reuse_port=True)
+    with taken, pytest.raises(OSError, match="in use"):
+        reserve("127.0.0.1", taken.getsockname()[1], 2)
+    one, other = reserve("127.0.0.1", free_ports(1)[0], 2)
+    assert one.getsockname() == other.getsockname()
+    one.close(), other.close()

@@ -1,0 +1,283 @@
+# Modules: cluster.api.front_ends.router_end, cluster.api.front_ends.router_client
+# Modules: cluster.api.front_ends.remote_engine, cluster.api.front_ends.relay
+# Modules: cluster.api.front_ends.messages
+"""Requests through a front end, and the ends of each side."""
+
+import asyncio
+from array import array
+from dataclasses import replace
+from types import SimpleNamespace
+
+import grpc
+import httpx
+import pytest
+
+from cluster.api.app import make_app
+from cluster.api.front_ends.front_ends import state_of
+from cluster.api.front_ends.relay import RelayedAdminServicer
+from cluster.replica.orders import AbortOrder
+from protos.specdec.v1 import admin_pb2
+from specdec.types.errors import (
+    AbortedError,
+    GrammarError,
+    InvalidValueError,
+    NotReadyError,
+    OverloadedError,
+    TargetFailedError,
+    UnknownModelError,
+)
+from specdec.types.request import OWN_PROCESS, GenerateRequest
+from specdec.types.responses import FinishReason
+from specdec.types.sampling.sampling_params import SamplingParams, StructuredOutput
+from tests.cluster.replica_on_hash_target import PROMPT
+
+GREEDY = {"temperature": 0.0, "max_tokens": 30, "ignore_eos": True}
+
+
+async def read(router, interval=1, request_id="", **params):
+    call = GenerateRequest(
+        PROMPT,
+        SamplingParams(**{**GREEDY, **params}),
+        stream_interval=interval,
+        request_id=request_id,
+    )
+    generation = await router.generate(call)
+    return [output async for output in generation.outputs]
+
+
+def answer_of(outputs):
+    """What a client receives, however it was split into outputs."""
+    last = outputs[-1]
+    return (
+        [token for each in outputs for token in each.token_ids],
+        [drafted for each in outputs for drafted in each.is_drafted],
+        "".join(each.text for each in outputs),
+        [length for each in outputs for length in each.text_lengths],
+        sum(each.num_steps for each in outputs),
+        (last.finish_reason, last.stop_reason, last.num_output_tokens, last.speculation),
+        (last.num_prompt_tokens, last.verifier, last.is_last),
+        [each.logprobs.token_ids for each in outputs if each.logprobs is not None],
+    )
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"interval": 7},
+        {"temperature": 1.0, "seed": 3},
+        {"stop": (" ",), "max_tokens": 80},
+        {"stop_token_ids": tuple(range(0, 380, 7)), "max_tokens": 80},
+        {"stop_token_ids": tuple(range(0, 380, 7)), "include_stop_str_in_output": True},
+        {"logprobs": 2},
+        {"skip_special_tokens": False, "ignore_eos": False},
+    ],
+    ids=lambda params: "+".join(params) or "greedy",
+)
+async def test_an_answer_is_that_of_the_router(replica, front_end, params):
+    assert answer_of(await read(front_end.router, **params)) == answer_of(
+        await read(replica.router, **params)
+    )
+
+
+async def test_a_stop_string_ends_the_text_wherever_its_parts_fall(replica, front_end):
+    """Every pair of characters that follow each other, in steps of several tokens and of one."""
+    [*outputs] = await read(replica.router, max_tokens=40)
+    text = "".join(each.text for each in outputs)
+    for start in range(0, len(text) - 2, 3):
+        stop = (text[start : start + 2],)
+        own = answer_of(await read(replica.router, stop=stop, max_tokens=40))
+        through = answer_of(await read(front_end.router, stop=stop, max_tokens=40))
+        assert through == own
+        assert own[5][0] is FinishReason.STOP
+
+
+async def test_each_choice_has_its_own_text(replica, front_end):
+    def choices(outputs):
+        return [answer_of([each for each in outputs if each.choice == i])[:4] for i in range(3)]
+
+    params = {"n": 3, "temperature": 1.0, "seed": 5}
+    through = await read(front_end.router, **params)
+    assert choices(through) == choices(await read(replica.router, **params))
+    assert through[-1].is_last
+
+
+async def test_an_answer_continues_after_the_tokens_that_the_client_has(replica, front_end):
+    whole = answer_of(await read(replica.router))
+    call = GenerateRequest(PROMPT, SamplingParams(**GREEDY), resume_token_ids=tuple(whole[0][:11]))
+    generation = await front_end.router.generate(call)
+    rest = answer_of([output async for output in generation.outputs])
+    assert rest[0] == whole[0][11:]
+    assert rest[2] == whole[2][sum(whole[3][:11]) :]
+
+
+@pytest.mark.parametrize(("regex", "error"), [("(", InvalidValueError), ("[ab]{3}", GrammarError)])
+async def test_a_grammar_is_compiled_by_the_router(replica, front_end, regex, error):
+    """The target knows no grammar, so the engine ends the request at its first token."""
+    replica.router.text.load()
+    with pytest.raises(error, match="structured_output"):
+        await read(front_end.router, structured_output=StructuredOutput(regex=regex))
+
+
+async def test_the_errors_of_the_engine_are_those_of_the_router(front_end):
+    with pytest.raises(InvalidValueError, match="max_tokens is 1000; it must be at most"):
+        await read(front_end.router, max_tokens=1000)
+
+
+async def test_the_engine_counts_the_requests_of_all(replica, front_end):
+    """The front end alone would have room."""
+    thread = replica.router.running_engine().thread
+    thread._remote.num_sequences = thread.config.max_num_seqs + thread.config.max_queue_len
+    with pytest.raises(OverloadedError):
+        await read(front_end.router)
+
+
+async def test_a_client_that_leaves_ends_its_request(replica, front_end):
+    call = GenerateRequest(
+        PROMPT, SamplingParams(**{**GREEDY, "max_tokens": 100}), stream_interval=1
+    )
+    generation = await front_end.router.generate(call)
+    await anext(generation.outputs)
+    await generation.outputs.aclose()
+    thread = replica.router.running_engine().thread
+    while thread.num_sequences:
+        await asyncio.sleep(0.001)
+    stats = await thread.stats()
+    assert (stats.num_running, stats.num_waiting) == (0, 0)
+
+
+async def test_a_lost_front_end_ends_its_requests(replica, front_end):
+    call = GenerateRequest(
+        PROMPT, SamplingParams(**{**GREEDY, "max_tokens": 100}), stream_interval=1
+    )
+    generation = await front_end.router.generate(call)
+    await anext(generation.outputs)
+    front_end.client.close()
+    thread = replica.router.running_engine().thread
+    while thread.num_sequences:
+        await asyncio.sleep(0.001)
+    assert not (await thread.stats()).num_running
+
+
+async def test_requests_are_aborted_by_their_id(front_end):
+    call = GenerateRequest(
+        PROMPT, SamplingParams(**{**GREEDY, "max_tokens": 100}), request_id="r", stream_interval=1
+    )
+    generation = await front_end.router.generate(call)
+    await anext(generation.outputs)
+    front_end.end.abort(AbortOrder("other", OWN_PROCESS))
+    front_end.end.abort(AbortOrder("r", OWN_PROCESS))
+    with pytest.raises(AbortedError):
+        [output async for output in generation.outputs]
+
+
+async def test_a_drain_waits_for_open_streams_and_then_ends_them(replica, front_end):
+    params = SamplingParams(**{**GREEDY, "max_tokens": 100})
+    generation = await front_end.router.generate(GenerateRequest(PROMPT, params, stream_interval=1))
+    await anext(generation.outputs)
+    draining = asyncio.create_task(replica.router.drain(0.05))
+    await asyncio.sleep(0)
+    front_end.end.show(state_of(replica.router))
+    await asyncio.sleep(0.01)
+    with pytest.raises(NotReadyError, match="draining"):
+        await read(front_end.router)
+    async for _ in generation.outputs:
+        pass
+    await draining
+
+
+async def test_the_loss_of_the_engine_ends_all_streams(replica, front_end):
+    call = GenerateRequest(
+        PROMPT, SamplingParams(**{**GREEDY, "max_tokens": 100}), stream_interval=1
+    )
+    generation = await front_end.router.generate(call)
+    await anext(generation.outputs)
+    replica.router.running_engine().thread.mark_target_lost(TargetFailedError("rank 1 ended"))
+    with pytest.raises(TargetFailedError):
+        async for _ in generation.outputs:
+            pass
+    front_end.end.show(state_of(replica.router))
+    await asyncio.sleep(0.01)
+    assert not front_end.router.is_ready
+    assert isinstance(front_end.router.failure, TargetFailedError)
+
+
+async def test_what_the_router_shows_is_known(replica, front_end):
+    assert front_end.router.is_ready
+    with pytest.raises(UnknownModelError):
+        front_end.router.check_admission("new", 1)
+    front_end.end.show(replace(state_of(replica.router), adapter_ids={"new": 3}))
+    await asyncio.sleep(0.01)
+    front_end.router.check_admission("new", 1)
+    assert [each.model for each in front_end.router.model_infos()] == ["tiny", "new"]
+
+
+async def test_measurements_are_part_of_those_of_the_router(replica, front_end):
+    await read(front_end.router)
+    front_end.client.send("counts", front_end.router.metrics.counts)
+    await asyncio.sleep(0.01)
+    await read(replica.router)
+    counts = replica.router.metrics.counts
+    assert (counts.num_requests, counts.ended["length"]) == (2, 2)
+
+
+async def test_answers_for_training_are_kept_by_the_router(replica, front_end, monkeypatch):
+    kept = []
+    monkeypatch.setattr(replica.router, "add_sample", lambda *sample: kept.append(sample))
+    front_end.router._samples.add(array("i", [1, 2, 3]), 1, 0.5)
+    await asyncio.sleep(0.01)
+    assert kept == [(array("i", [1, 2, 3]), 1, 0.5)]
+
+
+@pytest.fixture
+async def http(front_end):
+    def refuse():
+        raise AssertionError("not relayed")
+
+    app = front_end.app(make_app(lambda: front_end.router, refuse, has_peers=False))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+async def test_generation_is_answered_here_and_all_else_by_the_router(replica, http):
+    body = {"model": "tiny", "prompt": [11, 12], "max_tokens": 3}
+    assert (await http.post("/v1/completions", json=body)).json()["usage"]["completion_tokens"] == 3
+    for path in ("/health", "/ready", "/v1/models", "/v1/speculation", "/dashboard"):
+        through, own = await http.get(path), await replica.http.get(path)
+        assert (path, through.status_code, through.content) == (path, own.status_code, own.content)
+    assert (await http.get("/nothing")).status_code == 404
+
+
+async def test_a_call_of_the_router_ends_with_its_client(front_end):
+    closed = asyncio.Event()
+
+    async def endless(argument):
+        try:
+            while True:
+                yield argument
+        finally:
+            closed.set()
+
+    front_end.end._methods["endless"] = endless
+    results = front_end.client.call("endless", 5)
+    assert [await anext(results), await anext(results)] == [5, 5]
+    await results.aclose()
+    await closed.wait()
+
+
+async def test_administration_is_relayed_with_its_status(front_end):
+    servicer, set_status = RelayedAdminServicer(front_end.client), []
+    context = SimpleNamespace(
+        invocation_metadata=lambda: (),
+        peer=lambda: "ipv4:127.0.0.1:5",
+        set_code=set_status.append,
+        set_details=lambda text: None,
+        set_trailing_metadata=lambda metadata: None,
+    )
+    state = await servicer.GetSpeculation(admin_pb2.GetSpeculationRequest(), context)
+    assert state.state.version >= 0
+    assert not set_status
+    order = admin_pb2.UnloadAdapterRequest(name="none")
+    await servicer.UnloadAdapter(order, context)
+    assert set_status[0] in grpc.StatusCode
