@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cluster.config.serve_config import ServeConfig
 from cluster.observability.logs import current_request_id
@@ -22,7 +23,6 @@ from cluster.replica.preprocessor import Preprocessor
 from cluster.replica.sample_buffer import SampleBuffer
 from specdec.config.engine import EngineConfig
 from specdec.engine.metrics.metrics import Metrics
-from specdec.engine.phases import RunningEngine
 from specdec.engine.requests.engine_client import EngineClient
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.prediction import PredictedText
@@ -34,6 +34,9 @@ from specdec.types.messages import BASE_MODEL
 from specdec.types.request import Caller, DetokenizeRequest, GenerateRequest, TokenizeRequest
 from specdec.types.responses import EngineOutput, ModelInfo
 from specdec.types.sampling.sampling_params import SamplingParams, StructuredOutput
+
+if TYPE_CHECKING:  # front ends have no engine
+    from specdec.engine.phases import RunningEngine
 
 _VERSION = version("specdec")
 

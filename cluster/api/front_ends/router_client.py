@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import socket
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.api.front_ends.channel import Channel, Message
 from cluster.api.front_ends.messages import RouterState, Start
@@ -17,10 +17,12 @@ from cluster.replica.orders import AbortOrder
 from cluster.replica.router import Router
 from cluster.replica.sample_buffer import SampleBuffer
 from specdec.engine.metrics.metrics import Metrics
-from specdec.engine.phases import RunningEngine
 from specdec.types.errors import NotReadyError, TargetFailedError
 from specdec.types.request import Caller
 from specdec.types.sampling.sampling_params import StructuredOutput
+
+if TYPE_CHECKING:
+    from specdec.engine.phases import RunningEngine
 
 
 class RouterClient:
