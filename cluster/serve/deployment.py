@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import cached_property, partial
@@ -17,6 +18,7 @@ from ray.util.placement_group import PlacementGroup
 from cluster.api.app import make_app
 from cluster.api.base.authentication import (
     AdminAccess,
+    ApiKey,
     ApiKeys,
     access_summary,
     read_keys,
@@ -28,6 +30,7 @@ from cluster.api.base.operator_service import OperatorService
 from cluster.api.front_ends.front_ends import FrontEnds
 from cluster.api.front_ends.relay import GRPC, HTTP
 from cluster.api.front_ends.router_end import Method
+from cluster.api.front_ends.shared_counters import SharedCounters
 from cluster.api.grpc import forwarding
 from cluster.api.grpc.forwarding import ForwardedCall
 from cluster.api.grpc.servicers import AdminServicer, InferenceServicer, expose_rpcs
@@ -93,8 +96,13 @@ class RouterReplica:
             found,
             None if draft_hosts is None else HostSeats(draft_hosts),
         )
-        self.keys = _read_api_keys(serve_config)
+        known = read_keys("api_key_file", serve_config.api_key_file)
+        self._counters: SharedCounters | None = None
+        self.keys = ApiKeys(known, min_priority=serve_config.min_priority)
         budget = ByteBudget(serve_config.max_inflight_mib * 2**20)
+        if count := serve_config.num_front_ends:  # with a row for what they relay to this process
+            self._counters = SharedCounters.create(count + 1, len(known))
+            self.keys, budget = self._counters.limits(count, known, serve_config)
         has_keys = not self.keys.is_open
         self.http_limits = HttpLimits.of(serve_config, has_keys=has_keys, budget=budget)
         self.operators = self._operator_service(serve_config, control_plane)
@@ -104,7 +112,7 @@ class RouterReplica:
         expose_rpcs(InferenceServicer(self.router, self.keys, applications, budget), self)
         admin = AdminServicer(self.operators, budget)
         expose_rpcs(admin, self)
-        self._ingress = self._embedded_ingress(serve_config, admin)
+        self._ingress = self._embedded_ingress(serve_config, admin, known)
         self._is_complete = True
         await self._start(placement)
 
@@ -130,19 +138,19 @@ class RouterReplica:
         )
 
     def _embedded_ingress(
-        self, config: ServeConfig, admin: AdminServicer
+        self, config: ServeConfig, admin: AdminServicer, keys: tuple[ApiKey, ...]
     ) -> EmbeddedIngress | FrontEnds | None:
         """Return our own servers; None where Serve's ingress receives the calls."""
         if config.ingress != "embedded":
             return None
         app = self._make_app(has_peers=False)
-        if config.num_front_ends:
+        if self._counters is not None:
             methods: Mapping[str, Method] = {
                 HTTP: partial(http_forwarding.answer, app),
                 GRPC: partial(forwarding.answer, admin),
             }
-            count, num_keys = config.num_front_ends, self.keys.num_keys
-            return FrontEnds(count, num_keys, self.router, methods, config)
+            token = read_token("admin_token_file", config.admin_token_file)
+            return FrontEnds(self.router, methods, config, self._counters, keys, token)
         inference = InferenceServicer(self.router, self.keys, budget=admin.budget)
         return EmbeddedIngress(app, inference, admin, self.operators.access, config)
 
@@ -250,7 +258,11 @@ class RouterReplica:
         self.operators.stats_streams.drain()
         if self._ingress is not None:
             await self._ingress.set_ready(False)
-        await self.router.drain(timeout_s)
+        limit_s = self.router.config.drain_timeout_s if timeout_s is None else timeout_s
+        ends_at_s = time.monotonic() + limit_s
+        await self.router.drain(limit_s)
+        if isinstance(self._ingress, FrontEnds):  # whose clients may be late, or ask for more
+            await self._ingress.all_close_within(ends_at_s - time.monotonic())
 
     async def __del__(self) -> None:
         """Shut down; Serve calls this when the replica stops and its own calls have ended.
@@ -264,11 +276,6 @@ class RouterReplica:
         if self._ingress is not None:
             await self._ingress.close()
         await self.operators.control.close(self._replica_id, has_failed=self._has_failed)
-
-
-def _read_api_keys(config: ServeConfig) -> ApiKeys:
-    keys = read_keys("api_key_file", config.api_key_file)
-    return ApiKeys(keys, min_priority=config.min_priority)
 
 
 def _log_access(config: ServeConfig, access: AdminAccess, *, has_keys: bool) -> None:

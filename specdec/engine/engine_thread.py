@@ -98,6 +98,11 @@ class EngineThread(EngineClient):
         self._thread.start()
 
     @property
+    def num_streams(self) -> int:
+        """See EngineClient; those of other processes count as well."""
+        return super().num_streams + len(self._remote)
+
+    @property
     def num_sequences(self) -> int:
         """See EngineClient; those of other processes count as well."""
         return super().num_sequences + self._remote.num_sequences
@@ -125,7 +130,7 @@ class EngineThread(EngineClient):
 
         def add() -> None:
             if not is_admitted:
-                self._require_admission(request.params.n)
+                self.require_admission(request.params.n)
             self._engine.add(request)
             self._remote.open(request.request_id, request.params.n, sink)
 

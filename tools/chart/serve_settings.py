@@ -32,6 +32,7 @@ CHART_SETTINGS = {
 
 STANDALONE_SETTINGS = (
     "ingress",
+    "frontends",
     "ray_address",
     "host",
     "grpc_port",

@@ -194,11 +194,6 @@ class ApiKeys:
         return f"ApiKeys({[limiter.name for _, limiter in self._known]})"
 
     @property
-    def num_keys(self) -> int:
-        """Return the number of known keys."""
-        return len(self._known)
-
-    @property
     def is_open(self) -> bool:
         """Return whether calls need no key."""
         return not self._known

@@ -11,7 +11,7 @@ import logging
 import pickle
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from threading import Lock
 from typing import Any
 
@@ -45,8 +45,16 @@ class Channel:
         self._loop.add_reader(connected.fileno(), self._read)
 
     def send(self, *message: Any) -> None:
-        """Send a message without blocking; after a loss it is dropped."""
-        content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        """Send a message without blocking; after a loss it is dropped.
+
+        One that cannot be sent is our own fault, and the other end would wait for it: it is a loss.
+        """
+        try:
+            content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        except Exception:
+            logger.exception("a message cannot be sent: %s", message[0])
+            self._loop.call_soon_threadsafe(self._lose)
+            return
         with self._lock:
             if self._is_closed:
                 return
@@ -66,6 +74,11 @@ class Channel:
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
+
+    def _lose(self) -> None:
+        if not self._is_closed:
+            self.close()
+            self._on_lost()
 
     def _write(self) -> bool:
         """Write what there is room for; return whether that is all."""
@@ -95,26 +108,32 @@ class Channel:
         except OSError:
             data = b""
         if not data:
-            self.close()
-            self._on_lost()
+            self._lose()
             return
         self._unread += data
-        for message in self._take_messages():
-            try:
-                self._on_message(message)
-            except Exception:
-                logger.exception("a message was not handled: %s", message[0])
+        try:
+            for message in self._take_messages():
+                self._handle(message)
+        except Exception:
+            logger.exception("a message cannot be read")
+            self._lose()
 
-    def _take_messages(self) -> list[Message]:
-        """Return the messages that are complete."""
-        unread, start, taken = self._unread, 0, list[Message]()
+    def _handle(self, message: Message) -> None:
+        try:
+            self._on_message(message)
+        except Exception:
+            logger.exception("a message was not handled: %s", message[0])
+
+    def _take_messages(self) -> Iterator[Message]:
+        """Yield the messages that are complete."""
+        unread, start = self._unread, 0
         while len(unread) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(unread, start)
             end = start + _LENGTH.size + length
             if len(unread) < end:
                 break
             with memoryview(unread)[start + _LENGTH.size : end] as content:
-                taken.append(pickle.loads(content))  # noqa: S301  # of our own process: see above
+                message = pickle.loads(content)  # noqa: S301  # of our own process: see above
             start = end
+            yield message
         del unread[:start]
-        return taken

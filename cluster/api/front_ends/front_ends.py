@@ -8,10 +8,13 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
+from cluster.api.base.authentication import ApiKey
 from cluster.api.front_ends.messages import RouterState, Start
 from cluster.api.front_ends.router_end import Method, RouterEnd
 from cluster.api.front_ends.shared_counters import SharedCounters
@@ -38,15 +41,21 @@ class FrontEnds:
 
     def __init__(
         self,
-        count: int,
-        num_keys: int,
         router: ReplicaRouter,
         methods: Mapping[str, Method],
         config: ServeConfig,
+        counters: SharedCounters,
+        keys: tuple[ApiKey, ...] = (),
+        admin_token: str | None = None,
     ) -> None:
-        """num_keys: API keys of the service. methods: see RouterEnd."""
-        self._count = count
-        self._counters = SharedCounters.create(count, num_keys)
+        """methods: see RouterEnd. counters: with a row for each front end, and one for the Router.
+
+        keys, admin_token: see Start.
+        """
+        count = self._count = counters.num_rows - 1
+        self._counters = counters
+        self._keys, self._admin_token = keys, admin_token
+        self._is_ready = False
         self._router = router
         self._methods = methods
         self._config = config
@@ -55,6 +64,7 @@ class FrontEnds:
         self._ends: dict[int, RouterEnd] = {}  # by row, as the processes
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._keepers: list[asyncio.Task[None]] = []
+        self._follower: asyncio.Task[None] | None = None
         self._have_started = [asyncio.Event() for _ in range(count)]  # by row, once
         self._num_started = 0
         self._is_stopping = False
@@ -68,13 +78,14 @@ class FrontEnds:
         for each in self._http_sockets:
             each.listen(2048)
         self._keepers = [asyncio.create_task(self._keep(row)) for row in range(self._count)]
-        self._keepers.append(asyncio.create_task(self._follow()))
+        self._follower = asyncio.create_task(self._follow())
 
     async def set_ready(self, is_ready: bool) -> None:
         """Show the state of the Router to the front ends; wait for their start if it is ready.
 
         Raises TimeoutError.
         """
+        self._is_ready = is_ready
         self._show()
         if is_ready:
             async with asyncio.timeout(_START_TIMEOUT_S):
@@ -90,41 +101,81 @@ class FrontEnds:
         self._is_stopping = True
         for each in self._ends.values():
             each.stop()
-        *keepers, follower = self._keepers
-        follower.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
+        if self._keepers:
+            _, late = await asyncio.wait(self._keepers, timeout=_STOP_S)
+            for process in self._processes.values() if late else ():
+                process.kill()
+            await asyncio.gather(*self._keepers, return_exceptions=True)
+        if self._follower is not None:
+            self._follower.cancel()
         for listener in (*self._http_sockets, self._reserved):
             if listener is not None:
                 listener.close()
         self._counters.close()
 
+    async def all_close_within(self, timeout_s: float) -> bool:
+        """Wait until no stream of a front end is open; return False if some still are."""
+        ends_at_s = time.monotonic() + timeout_s
+        while any(each.num_streams != 0 for each in self._ends.values()):
+            if time.monotonic() > ends_at_s:
+                return False
+            await asyncio.sleep(_POLL_S)
+        return True
+
     async def _keep(self, row: int) -> None:
         """Run a front end, and another one whenever it ends."""
         while not self._is_stopping:
-            own, other = socket.socketpair()
+            try:
+                reason = await self._run(row)
+            except OSError as error:
+                reason = f"it did not start: {error}"
+            if not self._is_stopping:
+                logger.warning("front end %d: %s", row, reason)
+                await asyncio.sleep(_RESTART_S)
+
+    async def _run(self, row: int) -> str:
+        """Run a front end until it ends, and return how it did. Raises OSError."""
+        own, other = socket.socketpair()
+        with own, other:
             http = self._http_sockets[row].fileno()
             process = _start_process((other.fileno(), http, self._counters.descriptor))
             other.close()
             lost = asyncio.Event()
             self._processes[row] = process
-            self._num_started += 1
-            start = Start(self._router.routed, f"{self._num_started}.", row, self._count)
-            has_started = self._have_started[row]
-            end = RouterEnd(own, self._router, self._methods, start, has_started.set, lost.set)
-            end.show(state_of(self._router))
-            self._ends[row] = end
+            self._ends[row] = RouterEnd(
+                own,
+                self._router,
+                self._methods,
+                self._start(row),
+                on_listening=self._have_started[row].set,
+                on_lost=lost.set,
+                on_result=self._show,
+            )
+            self._show()
             await lost.wait()
-            del self._ends[row]
-            await _ended(process)
-            self._counters.clear(row)
-            if not self._is_stopping:
-                logger.warning("front end %d has ended: %s", process.pid, process.returncode)
-                await asyncio.sleep(_RESTART_S)
+        del self._ends[row]
+        await _ended(process)
+        self._counters.clear(row)
+        return f"process {process.pid} has ended: {process.returncode}"
+
+    def _start(self, row: int) -> Start:
+        self._num_started += 1
+        return Start(
+            self._router.routed,
+            f"{self._num_started}.",
+            self._keys,
+            self._admin_token,
+            row,
+            self._counters.num_rows,
+        )
 
     async def _follow(self) -> None:
         """Show each change of the Router's state soon, and kill front ends that are frozen."""
         while True:
             self._show()
+            with suppress(NotReadyError):
+                thread = self._router.running_engine().thread
+                self._counters.num_sequences = thread.num_sequences
             for row, end in self._ends.items():
                 if end.silence_s > _FROZEN_S:
                     self._processes[row].kill()
@@ -132,6 +183,8 @@ class FrontEnds:
 
     def _show(self) -> None:
         state = state_of(self._router)
+        if not (self._is_ready or state.why_not_ready):
+            state = replace(state, why_not_ready="it is not ready")
         for each in self._ends.values():
             each.show(state)
 
@@ -158,6 +211,8 @@ def reserve(host: str, port: int, count: int) -> list[socket.socket]:
     found = []
     for _ in range(count):
         each = socket.socket(family)
+        if family == socket.AF_INET6:  # as `create_server` does
+            each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         each.bind((host, port))

@@ -1,38 +1,22 @@
-"""Messages between a Router and its front ends.
+"""Messages between a Router and its front ends: a kind, and what belongs to it.
 
-From the Router: START, STATE, STEP, SETTLED, EXPIRED, FAILED, ABORT, ITEM, ENDED, STOP. From a
-front end: LISTENING, SUBMIT, WITHDRAW, SAMPLE, COUNTS, CALL, NEXT, CANCEL.
+From the Router: `start` (Start); `state` (RouterState); `step` (outputs, and ids of requests that
+have left the queue); `settled` (id, and why it was refused, or None); `expired` (ids); `failed`
+(error of all streams); `abort` (AbortOrder); `item` and `ended` (call, result or error); `stop`.
+
+From a front end: `listening`; `submit` (number, EngineRequest, Caller, is_admitted); `withdraw`
+(id); `sample` (see SampleBuffer.add); `counts` (Counts, open streams); `call` (call, method,
+argument), `next` and `cancel` (call).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
+from cluster.api.base.authentication import ApiKey
 from cluster.replica.router import RoutedModel
 from specdec.types.errors import TargetFailedError
-
-Kind = Literal[
-    "start",  # Start: to serve
-    "state",  # RouterState: from now on
-    "step",  # outputs and newly scheduled ids of a step: `outputs.py`
-    "settled",  # unique id, error or None: whether a request was accepted
-    "expired",  # unique ids: of requests that were queued past their deadline
-    "failed",  # error: of all streams
-    "abort",  # AbortOrder
-    "item",  # call, result: the next one of a call
-    "ended",  # call, error or None: of a call
-    "stop",  # no more requests come; end
-    "listening",  # both ports are open
-    "submit",  # EngineRequest, is_admitted
-    "withdraw",  # unique id: its client has left
-    "sample",  # tokens, num_prompt_tokens, temperature: see SampleBuffer.add
-    "counts",  # Counts: all of this process
-    "call",  # call, method, argument: of the Router
-    "next",  # call: one more result is wanted
-    "cancel",  # call: no more results are wanted
-]
 
 
 @dataclass(frozen=True)
@@ -54,10 +38,13 @@ class RouterState:
 class Start:
     """What a front end needs to serve.
 
-    prefix: see EngineClient. row, num_rows: its part of the shared counters, and of how many.
+    prefix: see EngineClient. row, num_rows: its part of the shared counters, and of how many. keys,
+    admin_token: those that the Router has read.
     """
 
     routed: RoutedModel
     prefix: str
+    keys: tuple[ApiKey, ...] = ()
+    admin_token: str | None = None
     row: int = 0
     num_rows: int = 1

@@ -38,7 +38,10 @@ as tuples."""
 
 
 class OutputEncoder:
-    """Encodes the outputs of the open requests of one front end, on the engine's thread."""
+    """Encodes the outputs of the open requests of one front end.
+
+    `open` is called before the engine has the request, all else on the engine's thread.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}

@@ -11,14 +11,12 @@ import os
 import socket
 import sys
 from contextlib import suppress
-from functools import partial
 from typing import NoReturn
 
 import uvloop
 
 from cluster.api.app import make_app
-from cluster.api.base.authentication import AdminAccess, ApiKeys, read_keys, read_token
-from cluster.api.base.byte_budget import ByteBudget
+from cluster.api.base.authentication import AdminAccess
 from cluster.api.front_ends.messages import Start
 from cluster.api.front_ends.relay import RelayedAdminServicer, RelayHttp, RelayOthers
 from cluster.api.front_ends.router_client import FrontEndRouter, RouterClient
@@ -31,6 +29,7 @@ from cluster.api.ingress import EmbeddedIngress
 from cluster.observability import logs
 
 _COUNTS_PERIOD_S = 1.0
+_DRAIN_PERIOD_S = 0.05
 _END_S = 2.0
 """How long the last answers may take once the Router has ended all streams."""
 
@@ -41,9 +40,11 @@ async def serve(channel: socket.socket, http_socket: socket.socket, counters: in
     start = await client.started
     logs.configure(start.routed.config.logs)
     router = FrontEndRouter(start, client)
-    ingress = _ingress(start, counters, router, client)
-    await ingress.start(http_socket)
+    shared = SharedCounters(counters, start.num_rows, len(start.keys))
+    router.set_shared_load(lambda: shared.num_sequences)
+    ingress = _ingress(start, shared, router, client)
     await asyncio.to_thread(lambda: router.text.tokenizer)
+    await ingress.start(http_socket)
     client.send("listening")
     reporting = asyncio.create_task(_report(router, client, ingress))
     await client.stopped.wait()
@@ -53,22 +54,17 @@ async def serve(channel: socket.socket, http_socket: socket.socket, counters: in
                 await asyncio.sleep(0.01)
     reporting.cancel()
     await ingress.close()
-    client.send("counts", router.metrics.counts)
+    client.send("counts", router.metrics.counts, 0)
     await asyncio.to_thread(router.close)
     client.close()
 
 
 def _ingress(
-    start: Start, counters: int, router: FrontEndRouter, client: RouterClient
+    start: Start, shared: SharedCounters, router: FrontEndRouter, client: RouterClient
 ) -> EmbeddedIngress:
-    """Return both servers. counters: descriptor of the shared counters."""
     config = start.routed.config
-    known, row = read_keys("api_key_file", config.api_key_file), start.row
-    shared = SharedCounters(counters, start.num_rows, len(known))
-    key_counters = partial(shared.key, row)
-    keys = ApiKeys(known, min_priority=config.min_priority, counters=key_counters)
-    access = AdminAccess(read_token("admin_token_file", config.admin_token_file), keys)
-    budget = ByteBudget(config.max_inflight_mib * 2**20, shared.bytes_of(row))
+    keys, budget = shared.limits(start.row, start.keys, config)
+    access = AdminAccess(start.admin_token, keys)
     limits = HttpLimits.of(config, has_keys=not keys.is_open, budget=budget)
     own = make_app(lambda: router, _no_operators, lambda: keys, lambda: limits, has_peers=False)
     relay = CheckHost(LimitBodies(RelayHttp(client), lambda: limits), lambda: limits.hosts)
@@ -98,9 +94,10 @@ async def _report(router: FrontEndRouter, client: RouterClient, ingress: Embedde
         if is_ready != (not client.state.why_not_ready):
             is_ready = not is_ready
             await ingress.set_ready(is_ready)
-        client.send("counts", router.metrics.counts)
+        client.send("counts", router.metrics.counts, router.num_streams)
+        period_s = _DRAIN_PERIOD_S if client.state.is_draining else _COUNTS_PERIOD_S
         with suppress(TimeoutError):
-            await asyncio.wait_for(client.changed.wait(), _COUNTS_PERIOD_S)
+            await asyncio.wait_for(client.changed.wait(), period_s)
         client.changed.clear()
 
 

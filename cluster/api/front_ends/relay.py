@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.api.base.anthropic_errors import failure_response
@@ -14,6 +15,7 @@ from cluster.api.base.openai_errors import failure_of
 from cluster.api.front_ends.router_client import RouterClient
 from cluster.api.grpc.forwarding import ForwardedCall, pass_on
 from cluster.api.http.forwarding import ForwardedRequest, ForwardedResponse
+from cluster.api.openai.streams import DisconnectWatch
 from protos.specdec.v1 import admin_pb2
 from specdec.types.errors import SpecdecError
 
@@ -57,20 +59,25 @@ class RelayHttp:
         """Handle one request."""
         request = Request(scope, receive)
         try:
-            response: ASGIApp = await self._answer(
-                ForwardedRequest.of(request, await request.body())
-            )
+            forwarded = ForwardedRequest.of(request, await request.body())
+            response: ASGIApp = await self._answer(forwarded, receive)
+        except ClientDisconnect:
+            return
         except SpecdecError as error:
             response = failure_response(failure_of(error), scope["path"])
         await response(scope, receive, send)
 
-    async def _answer(self, request: ForwardedRequest) -> ForwardedResponse:
-        messages = self._client.call(HTTP, request)
+    async def _answer(self, request: ForwardedRequest, receive: Receive) -> ForwardedResponse:
+        """Wait for the head of the response; the call ends if the client leaves."""
+        messages, watch = self._client.call(HTTP, request), DisconnectWatch(receive)
         try:
-            head = await anext(messages)
+            with watch:
+                head = await anext(messages)
         except BaseException:
             await messages.aclose()
             raise
+        finally:
+            watch.close()
         return ForwardedResponse(head, messages)
 
 

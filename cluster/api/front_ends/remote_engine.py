@@ -36,9 +36,23 @@ class RemoteEngine(EngineClient):
         super().__init__(config, prefix)
         self._send = send
         self._get_tokenizer = get_tokenizer
+        self.shared_load: Callable[[], int] = lambda: 0
         self._numbers = itertools.count()
         self._by_id: dict[str, _RemoteRequest] = {}
         self._by_number: dict[int, _RemoteRequest] = {}
+
+    @property
+    def num_sequences(self) -> int:
+        """Choices that have not ended, as far as this process knows; the engine checks again.
+
+        shared_load: returns those of all front ends.
+        """
+        return max(super().num_sequences, self.shared_load())
+
+    @property
+    def num_open(self) -> int:
+        """Open streams, with those whose last output has not been read."""
+        return self._streams.num_open
 
     async def _add(self, request: EngineRequest, *, is_admitted: bool) -> None:
         unique_id, number = request.request_id, next(self._numbers)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RouterClient:
-    """The channel to the Router. Its messages may come before `front_end` is set.
+    """The channel to the Router. Its messages may come before `engine` is set.
 
     started: the first message. changed: set with each new state. stopped: set when the front end is
     to end.
@@ -66,7 +66,7 @@ class RouterClient:
                 self.send("cancel", call)
 
     def close(self) -> None:
-        """Close the channel, once what was sent has been read as far as possible."""
+        """Close the channel."""
         self._channel.close()
 
     def _receive(self, message: Message) -> None:
@@ -134,8 +134,12 @@ class FrontEndRouter(Router):
 
     @property
     def num_streams(self) -> int:
-        """Requests that have not ended."""
-        return self._engine.num_streams
+        """Open streams, with those whose last output has not been read."""
+        return self._engine.num_open
+
+    def set_shared_load(self, num_sequences: Callable[[], int]) -> None:
+        """Count the sequences of all front ends. num_sequences: returns that of the engine."""
+        self._engine.shared_load = num_sequences
 
     def running_engine(self) -> RunningEngine:
         """See Router."""

@@ -14,10 +14,11 @@ from typing import Any
 from cluster.api.front_ends.channel import Channel, Message
 from cluster.api.front_ends.messages import RouterState, Start
 from cluster.api.front_ends.outputs import OutputEncoder
-from cluster.replica.orders import AbortOrder
+from cluster.replica.orders import INTERNAL_FAULT, AbortOrder
 from cluster.replica.replica_router import ReplicaRouter
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.errors import NotReadyError, SpecdecError
+from specdec.types.reports.stats import Counts
 from specdec.types.request import Caller
 from specdec.types.responses import EngineOutput
 
@@ -28,7 +29,11 @@ Method = Callable[[Any], AsyncGenerator[Any, None]]
 
 
 class RouterEnd:
-    """A StreamSink: the outputs of the requests of one front end go to it."""
+    """A StreamSink: the outputs of the requests of one front end go to it.
+
+    num_streams: open ones, with those whose last output has not been read; None where a drain has
+    begun since the last report.
+    """
 
     def __init__(
         self,
@@ -36,10 +41,17 @@ class RouterEnd:
         router: ReplicaRouter,
         methods: Mapping[str, Method],
         start: Start,
-        on_listening: Callable[[], None],
-        on_lost: Callable[[], None],
+        *,
+        on_listening: Callable[[], None] = lambda: None,
+        on_lost: Callable[[], None] = lambda: None,
+        on_result: Callable[[], None] = lambda: None,
     ) -> None:
-        """methods: by the names by which the front end calls them."""
+        """methods: by the names by which the front end calls them.
+
+        on_result: called before each result of a call is sent: it may have changed the state.
+        """
+        self.num_streams: int | None = 0
+        self._on_result = on_result
         self._on_listening = on_listening
         self._router = router
         self._methods = methods
@@ -59,6 +71,8 @@ class RouterEnd:
         """Send the state of the Router, unless the front end has it."""
         if state != self._state:
             self._state = state
+            if state.is_draining:
+                self.num_streams = None
             self._send("state", state)
 
     def deliver(self, outputs: Sequence[EngineOutput], newly_scheduled: Sequence[str]) -> None:
@@ -103,7 +117,7 @@ class RouterEnd:
     def _on_submit(
         self, number: int, request: EngineRequest, caller: Caller, is_admitted: bool
     ) -> None:
-        if request.params.n == 1:
+        if request.params.n == 1 and not request.detokenize:
             self._encoder.open(request.request_id, number)
         if request.params.structured_output is None:
             self._submit(request, is_admitted)
@@ -115,12 +129,16 @@ class RouterEnd:
         unique_id, spec = request.request_id, request.params.structured_output
         self._compiling.add(unique_id)
         try:
+            if not is_admitted:
+                self._router.running_engine().thread.require_admission(request.params.n)
             grammar = await self._router.text.compile(spec, caller)
         except Exception as error:
             self._settle(unique_id, error)
         else:
             if unique_id in self._compiling:  # otherwise it was withdrawn
                 self._submit(replace(request, grammar=grammar), is_admitted)
+            else:
+                self._encoder.close(unique_id)
         finally:
             self._compiling.discard(unique_id)
 
@@ -151,7 +169,8 @@ class RouterEnd:
     def _on_sample(self, *sample: Any) -> None:
         self._router.add_sample(*sample)
 
-    def _on_counts(self, counts: Any) -> None:
+    def _on_counts(self, counts: Counts, num_streams: int) -> None:
+        self.num_streams = num_streams
         self._router.metrics.set_part(self._prefix, counts)
 
     def _on_call(self, call: int, method: str, argument: Any) -> None:
@@ -169,10 +188,13 @@ class RouterEnd:
             self._calls.pop(call, None)
             self._send("ended", call, None)
         except Exception as error:
-            logger.exception("a call of a front end failed")
+            if not isinstance(error, SpecdecError):
+                logger.exception("a call of a front end failed")
+                error = RuntimeError(INTERNAL_FAULT)
             self._calls.pop(call, None)
             self._send("ended", call, error)
         else:
+            self._on_result()
             self._send("item", call, result)
 
     def _on_cancel(self, call: int) -> None:

@@ -5,19 +5,27 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 
+from cluster.api.base.authentication import ApiKey, ApiKeys
+from cluster.api.base.byte_budget import ByteBudget
 from cluster.api.base.counters import KeyCounters
+from cluster.config.serve_config import ServeConfig
 
 _CELL_BYTES = 8
 _BYTES_COUNTER = 0
 """Number of the counter of bytes in progress; those of the keys follow."""
+_NUM_CELLS = 1
+"""Cells before the table: the sequences of the engine."""
 
 
 class SharedCounters:
     """A table of counters with a row for each front end, followed by a bucket for each key.
 
-    A front end adds to its own row. When it has ended, the Router clears the row.
+    A process adds to its own row: a front end, or the Router in the last one. When a front end has
+    ended, the Router clears its row.
     """
 
     def __init__(self, descriptor: int, num_rows: int, num_keys: int) -> None:
@@ -25,8 +33,9 @@ class SharedCounters:
         self.descriptor, self.num_rows, self.num_keys = descriptor, num_rows, num_keys
         memory = mmap.mmap(descriptor, _num_bytes(num_rows, num_keys))
         cells = memoryview(memory)
-        split = num_rows * (1 + num_keys) * _CELL_BYTES
-        self._counts = cells[:split].cast("q")
+        first, split = _CELL_BYTES, (_NUM_CELLS + num_rows * (1 + num_keys)) * _CELL_BYTES
+        self._num_sequences = cells[:first].cast("q")
+        self._counts = cells[first:split].cast("q")
         self._buckets = cells[split:].cast("d")
         self._lock = _FileLock(descriptor)
 
@@ -37,6 +46,15 @@ class SharedCounters:
         os.ftruncate(descriptor, _num_bytes(num_rows, num_keys))
         return cls(descriptor, num_rows, num_keys)
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that the engine runs or that wait, as the Router last wrote it."""
+        return self._num_sequences[0]
+
+    @num_sequences.setter
+    def num_sequences(self, count: int) -> None:
+        self._num_sequences[0] = count
+
     def clear(self, row: int) -> None:
         """Set the counters of a front end that has ended to zero."""
         width = 1 + self.num_keys
@@ -46,6 +64,14 @@ class SharedCounters:
     def close(self) -> None:
         """Close the descriptor; the memory remains mapped."""
         os.close(self.descriptor)
+
+    def limits(
+        self, row: int, keys: Sequence[ApiKey], config: ServeConfig
+    ) -> tuple[ApiKeys, ByteBudget]:
+        """Return the limits of a process, which hold for all of them together."""
+        budget = ByteBudget(config.max_inflight_mib * 2**20, self.bytes_of(row))
+        own = partial(self.key, row)
+        return ApiKeys(keys, min_priority=config.min_priority, counters=own), budget
 
     def bytes_of(self, row: int) -> SharedCounter:
         """Return the counter of the bytes in progress, for a front end."""
@@ -123,4 +149,4 @@ class _FileLock:
 
 
 def _num_bytes(num_rows: int, num_keys: int) -> int:
-    return (num_rows * (1 + num_keys) + 2 * num_keys) * _CELL_BYTES
+    return (_NUM_CELLS + num_rows * (1 + num_keys) + 2 * num_keys) * _CELL_BYTES

@@ -89,13 +89,14 @@ class EngineClient(ABC):
     ) -> None:
         try:
             if not is_admitted:
-                self._require_admission(request.params.n)
+                self.require_admission(request.params.n)
         except Exception as error:
             if metrics is not None:
                 metrics.on_broken_off(error)
             raise
 
-    def _require_admission(self, num_choices: int) -> None:
+    def require_admission(self, num_choices: int) -> None:
+        """Raise what `generate` raises where a request of `num_choices` would be refused now."""
         if self.is_draining:
             raise NotReadyError("the service is draining; send the request again")
         self.require_room(num_choices)

@@ -104,6 +104,11 @@ class OutputStreams:
         return len(self._num_choices)
 
     @property
+    def num_open(self) -> int:
+        """Open streams, with those whose last output has not been read."""
+        return len(self._streams)
+
+    @property
     def num_sequences(self) -> int:
         """Choices that have not ended. Thread-safe."""
         return sum(tuple(self._num_choices.values()))  # copied atomically

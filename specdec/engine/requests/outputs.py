@@ -23,6 +23,10 @@ class TargetLostError(TargetFailedError):
         super().__init__(reason)
         self.outputs = tuple(outputs)
 
+    def __reduce__(self) -> tuple[type[TargetFailedError], tuple[object, ...]]:
+        """Pickle it without the outputs, which have been delivered."""
+        return TargetFailedError, self.args
+
 
 def output_of(
     seq: Sequence,

@@ -11,7 +11,10 @@ from specdec.types.responses import EngineOutput
 
 
 class StreamSink(Protocol):
-    """A process that reads streams. Its methods run on the engine's thread and do not block."""
+    """A process that reads streams. Its methods do not block, and run on the engine's thread.
+
+    `fail` is also called by the thread that stops the engine.
+    """
 
     def deliver(self, outputs: Sequence[EngineOutput], newly_scheduled: Sequence[str]) -> None:
         """Receive the outputs of a step, and the ids of its requests that have left the queue."""

@@ -41,7 +41,7 @@ class LinkedFrontEnd:
         }
         client = RouterClient(theirs, lambda: None)
         routed = replace(router.routed, engine=router.running_engine().thread.config)
-        end = RouterEnd(ours, router, methods, Start(routed, "1."), lambda: None, lambda: None)
+        end = RouterEnd(ours, router, methods, Start(routed, "1."))
         end.show(state_of(router))
         return cls(end, client, FrontEndRouter(await client.started, client))
 

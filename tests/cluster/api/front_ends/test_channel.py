@@ -9,6 +9,13 @@ import pytest
 from cluster.api.front_ends.channel import Channel
 
 
+class Unreadable:
+    """Is pickled, but cannot be read."""
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
 @pytest.fixture
 async def ends():
     """Two connected ends; each has a list of what came, and of its losses."""
@@ -55,6 +62,18 @@ async def test_threads_send_whole_messages(ends):
         each.join()
     for name in "abc":
         assert [number for who, number, _ in found if who == name] == [*range(200)]
+
+
+@pytest.mark.parametrize("message", [lambda: None, Unreadable()])
+async def test_a_message_that_cannot_pass_is_a_loss(ends, message):
+    (one, _, one_lost), (_, came, other_lost) = ends
+    one.send("before")
+    one.send("bad", message)
+    await asyncio.wait(
+        [asyncio.create_task(each.wait()) for each in (one_lost, other_lost)],
+        return_when=asyncio.FIRST_COMPLETED,
+    )
+    assert came.get_nowait() == ("before",)
 
 
 async def test_the_loss_of_the_other_end_is_reported_after_its_messages(ends):

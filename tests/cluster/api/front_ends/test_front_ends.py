@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from cluster.api.app import make_app
 from cluster.api.front_ends import front_ends as module
 from cluster.api.front_ends.front_ends import FrontEnds, reserve
+from cluster.api.front_ends.shared_counters import SharedCounters
 from cluster.api.grpc import forwarding
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http import forwarding as http_forwarding
@@ -55,7 +56,7 @@ async def service(replica):
         "http": partial(http_forwarding.answer, app),
         "grpc": partial(forwarding.answer, AdminServicer(operators)),
     }
-    front_ends = FrontEnds(1, 0, router, methods, config)
+    front_ends = FrontEnds(router, methods, config, SharedCounters.create(2, 0))
     await front_ends.start()
     await front_ends.set_ready(True)
     yield f"127.0.0.1:{grpc_port}", f"http://127.0.0.1:{http_port}"

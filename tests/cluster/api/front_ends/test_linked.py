@@ -4,6 +4,7 @@
 """Requests through a front end, and the ends of each side."""
 
 import asyncio
+import time
 from array import array
 from dataclasses import replace
 from types import SimpleNamespace
@@ -32,6 +33,17 @@ from specdec.types.sampling.sampling_params import SamplingParams, StructuredOut
 from tests.cluster.replica_on_hash_target import PROMPT
 
 GREEDY = {"temperature": 0.0, "max_tokens": 30, "ignore_eos": True}
+
+
+def slow_down(replica):
+    """Have a step take 5 ms, so that a stream is open for some time."""
+    collect = replica.target.collect
+
+    def collect_late():
+        time.sleep(0.005)
+        return collect()
+
+    replica.target.collect = collect_late
 
 
 async def read(router, interval=1, request_id="", **params):
@@ -67,6 +79,7 @@ def answer_of(outputs):
         {"interval": 7},
         {"temperature": 1.0, "seed": 3},
         {"stop": (" ",), "max_tokens": 80},
+        {"stop": ("a stop string that never comes",)},
         {"stop_token_ids": tuple(range(0, 380, 7)), "max_tokens": 80},
         {"stop_token_ids": tuple(range(0, 380, 7)), "include_stop_str_in_output": True},
         {"logprobs": 2},
@@ -133,6 +146,7 @@ async def test_the_engine_counts_the_requests_of_all(replica, front_end):
 
 
 async def test_a_client_that_leaves_ends_its_request(replica, front_end):
+    slow_down(replica)
     call = GenerateRequest(
         PROMPT, SamplingParams(**{**GREEDY, "max_tokens": 100}), stream_interval=1
     )
@@ -147,6 +161,7 @@ async def test_a_client_that_leaves_ends_its_request(replica, front_end):
 
 
 async def test_a_lost_front_end_ends_its_requests(replica, front_end):
+    slow_down(replica)
     call = GenerateRequest(
         PROMPT, SamplingParams(**{**GREEDY, "max_tokens": 100}), stream_interval=1
     )
@@ -159,7 +174,8 @@ async def test_a_lost_front_end_ends_its_requests(replica, front_end):
     assert not (await thread.stats()).num_running
 
 
-async def test_requests_are_aborted_by_their_id(front_end):
+async def test_requests_are_aborted_by_their_id(replica, front_end):
+    slow_down(replica)
     call = GenerateRequest(
         PROMPT, SamplingParams(**{**GREEDY, "max_tokens": 100}), request_id="r", stream_interval=1
     )
@@ -171,22 +187,79 @@ async def test_requests_are_aborted_by_their_id(front_end):
         [output async for output in generation.outputs]
 
 
-async def test_a_drain_waits_for_open_streams_and_then_ends_them(replica, front_end):
+async def test_a_drain_waits_for_open_streams(replica, front_end):
+    slow_down(replica)
     params = SamplingParams(**{**GREEDY, "max_tokens": 100})
     generation = await front_end.router.generate(GenerateRequest(PROMPT, params, stream_interval=1))
     await anext(generation.outputs)
-    draining = asyncio.create_task(replica.router.drain(0.05))
+    draining = asyncio.create_task(replica.router.drain(20))
     await asyncio.sleep(0)
     front_end.end.show(state_of(replica.router))
     await asyncio.sleep(0.01)
     with pytest.raises(NotReadyError, match="draining"):
         await read(front_end.router)
-    async for _ in generation.outputs:
-        pass
+    outputs = [output async for output in generation.outputs]
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
     await draining
 
 
+async def test_a_drain_ends_what_is_left(replica, front_end):
+    slow_down(replica)
+    params = SamplingParams(**{**GREEDY, "max_tokens": 110})
+    generation = await front_end.router.generate(GenerateRequest(PROMPT, params, stream_interval=1))
+    await anext(generation.outputs)
+    await replica.router.drain(0.0)
+    with pytest.raises(NotReadyError, match="stopped before the answer was complete"):
+        [output async for output in generation.outputs]
+    assert not replica.router.running_engine().thread.num_sequences
+
+
+async def test_a_stream_is_open_until_its_reader_has_the_last_output(replica, front_end):
+    call = GenerateRequest(PROMPT, SamplingParams(**GREEDY))
+    generation = await front_end.router.generate(call)
+    await anext(generation.outputs)
+    thread = replica.router.running_engine().thread
+    while thread.num_sequences:
+        await asyncio.sleep(0.001)
+    assert front_end.router.num_streams == 1
+    [output async for output in generation.outputs]
+    assert front_end.router.num_streams == 0
+
+
+async def test_a_client_that_leaves_while_its_grammar_is_compiled(replica, front_end, monkeypatch):
+    compiling, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def compile_later(spec, caller):
+        compiling.set()
+        await goes_on.wait()
+
+    monkeypatch.setattr(replica.router.text, "compile", compile_later)
+    structured = StructuredOutput(regex="a")
+    task = asyncio.create_task(read(front_end.router, structured_output=structured))
+    await compiling.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.sleep(0.01)
+    goes_on.set()
+    await asyncio.sleep(0.01)
+    assert not replica.router.running_engine().thread.num_sequences
+    assert not front_end.end._encoder._numbers
+
+
+async def test_an_error_of_ours_ends_a_call_without_its_details(front_end):
+    async def broken(argument):
+        yield argument
+        raise ZeroDivisionError(argument)
+
+    front_end.end._methods["broken"] = broken
+    results = front_end.client.call("broken", "secret")
+    assert await anext(results) == "secret"
+    with pytest.raises(RuntimeError, match="internal error"):
+        await anext(results)
+
+
 async def test_the_loss_of_the_engine_ends_all_streams(replica, front_end):
+    slow_down(replica)
     call = GenerateRequest(
         PROMPT, SamplingParams(**{**GREEDY, "max_tokens": 100}), stream_interval=1
     )
@@ -214,7 +287,7 @@ async def test_what_the_router_shows_is_known(replica, front_end):
 
 async def test_measurements_are_part_of_those_of_the_router(replica, front_end):
     await read(front_end.router)
-    front_end.client.send("counts", front_end.router.metrics.counts)
+    front_end.client.send("counts", front_end.router.metrics.counts, 0)
     await asyncio.sleep(0.01)
     await read(replica.router)
     counts = replica.router.metrics.counts

@@ -1,11 +1,13 @@
 """Outputs and ends of requests that are read in other processes."""
 
+import pickle
 from collections import defaultdict
 
 import pytest
 
+from specdec.engine.requests.outputs import TargetLostError
 from specdec.engine.requests.remote_streams import RemoteStreams
-from specdec.types.errors import GrammarError, NotReadyError
+from specdec.types.errors import GrammarError, NotReadyError, TargetFailedError
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import EngineOutput, FinishReason
 
@@ -65,6 +67,12 @@ def test_a_request_ends_with_its_last_choice_or_an_error(streams, error):
     streams.deliver([last], ())
     assert (len(streams), streams.num_sequences) == (0, 0)
     assert sink.received == {"outputs": [first, last], "begun": [], "closed": ["a"]}
+
+
+def test_the_error_of_a_lost_target_can_be_sent():
+    error = pickle.loads(pickle.dumps(TargetLostError("rank 1 ended", [output("a")])))
+    assert type(error) is TargetFailedError
+    assert str(error) == "rank 1 ended"
 
 
 def test_expired_and_failed_requests_are_forgotten(streams):
