@@ -66,7 +66,7 @@ class OpenRequests:
     def fail(self, seq: Sequence, error: SpecdecError) -> EngineOutput:
         """End all choices of the request of a sequence that cannot go on."""
         self.abort(seq.request.request_id)
-        return output_of(seq, None, *BufferedTokens())._replace(error=error)
+        return output_of(seq, None, *BufferedTokens())._replace(error=error, is_last=True)
 
     def release(self, seq: Sequence) -> None:
         """Have target and proposer drop a sequence that lost its blocks."""

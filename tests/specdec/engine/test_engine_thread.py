@@ -331,6 +331,19 @@ async def test_an_unread_ended_request_does_not_count_towards_the_limit(loop, un
     assert len([output async for output in outputs]) > 0
 
 
+async def test_an_unread_failed_request_does_not_count_towards_the_limit(tiny_model_dir):
+    loop = EngineThread(make_engine(tiny_model_dir, engine_config(), NanTarget()))
+    outputs = loop.generate(request("r", [11, 12], n=3))
+    await anext(outputs)
+    async with asyncio.timeout(10):
+        while loop.num_sequences:
+            await asyncio.sleep(0.01)
+    assert loop.num_streams == 0
+    with pytest.raises(BadLogitsError):
+        _ = [each async for each in outputs]
+    await loop.close()
+
+
 async def test_a_busy_thread_does_not_delay_steps(loop, target):
     """Each step acquires the interpreter lock a few times, each within a switch interval."""
     stop = threading.Event()
