@@ -94,7 +94,7 @@ class ApiRequest(Request):
 
 def _may_be_deeper(body: bytes, depth: int) -> bool:
     """Return whether there are enough brackets in a text, perhaps within strings."""
-    return body.count(b"[") + body.count(b"{") > depth
+    return body.count(b"[") + body.count(b"{") >= depth
 
 
 def _is_deeper(content: Any, depth: int) -> bool:

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from cluster.api.base.json_body import read_json
+from cluster.api.base.json_body import MAX_JSON_DEPTH, ApiRequest, read_json
+from specdec.types.errors import InvalidValueError
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,24 @@ def test_what_is_no_such_json(body, error):
     with pytest.raises(error) as caught:
         read_json(body)
     assert caught.type is error
+
+
+def body_of(text):
+    """Return a request with a body of that text."""
+
+    async def receive():
+        return {"type": "http.request", "body": text}
+
+    return ApiRequest({"type": "http", "headers": []}, receive)
+
+
+@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
+async def test_the_limit_of_the_depth(opening, closing):
+    """A value counts as a level: one at the limit is parsed, one below it is refused."""
+    most = MAX_JSON_DEPTH - 1
+    content = await body_of(opening * most + b"1" + closing * most).json()
+    for _ in range(most):
+        (content,) = content if isinstance(content, list) else content.values()
+    assert content == 1
+    with pytest.raises(InvalidValueError, match="too deep"):
+        await body_of(opening * (most + 1) + b"1" + closing * (most + 1)).json()
