@@ -42,6 +42,7 @@ _DEFAULT = (INVALID_REQUEST, None)
 
 _SHOULD = re.compile(r"(\w+) should (be|have|match) (.*)", re.DOTALL)
 _THIRD_PERSON = {"have": "has", "match": "matches"}
+_OBJECT_EXPECTED = {"dict_type", "model_type", "model_attributes_type"}
 _ASIDE = re.compile(r" after validation, not .*")
 _MAX_NAME_CHARS = 100
 """Limit for the name of an unknown field, which is compared with all known names."""
@@ -172,10 +173,8 @@ def _validation_error(
             return InvalidValueError("body", body, f"JSON: {where}")
         case "extra_forbidden":
             return InvalidValueError(name, finding["input"], _unknown_field_limit(path, model))
-        case "dict_type" | "model_type" | "model_attributes_type" if not path:
-            return InvalidValueError("body", _abbreviated(body), "a JSON object")
         case _:
-            limits = dict.fromkeys(_limit(each["msg"]) for each in findings)
+            limits = dict.fromkeys(map(_limit, findings))
             value = _abbreviated(finding["input"])
             return InvalidValueError(name or "body", value, " or ".join(limits))
 
@@ -200,11 +199,13 @@ def _abbreviated(value: Any) -> Any:
     return f"{len(value)} entries" if is_long else value
 
 
-def _limit(message: str) -> str:
+def _limit(finding: Mapping[str, Any]) -> str:
     """Convert pydantic's "Input should be ..." to the end of "it must be ..."."""
-    match = _SHOULD.fullmatch(_ASIDE.sub("", message))
+    if finding["type"] in _OBJECT_EXPECTED:
+        return "a JSON object"
+    match = _SHOULD.fullmatch(_ASIDE.sub("", finding["msg"]))
     if match is None:
-        return message
+        return str(finding["msg"])
     subject, verb, rest = match.groups()
     return rest if verb == "be" else f"a {subject.lower()} that {_THIRD_PERSON[verb]} {rest}"
 
