@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -13,16 +16,24 @@ class Command:
     """A call to run on the engine's thread.
 
     result: receives its return value or error. on_end: called there with its error, if any.
+    is_brief: its result may wait for those of brief commands after it, with which it is returned.
     """
 
     function: Callable[[], Any]
     result: asyncio.Future[Any] | None = None
     on_end: Callable[[Exception | None], None] | None = None
+    is_brief: bool = False
 
-    @property
-    def has_no_caller(self) -> bool:
-        """Return whether an error is returned to no caller."""
-        return self.result is None and self.on_end is None
+    def run(self, failure: Exception | None) -> Outcome:
+        """Call the function and return the outcome; `failure`, if given, is raised instead."""
+        try:
+            if failure is not None:
+                raise failure
+            return Outcome(self, self.function())
+        except Exception as error:
+            if self.result is None and self.on_end is None and error is not failure:
+                logger.exception("a command without a caller failed")
+            return Outcome(self, None, error)
 
 
 class Outcome(NamedTuple):

@@ -109,10 +109,10 @@ class EngineThread(EngineClient):
 
     async def _add(self, request: EngineRequest, *, is_admitted: bool) -> None:
         del is_admitted  # checked before
-        await self.call(lambda: self._engine.add(request))
+        await self.call(lambda: self._engine.add(request), is_brief=True)
 
     def _drop(self, unique_id: str) -> None:
-        self.post(lambda: self._engine.abort(unique_id))
+        self.post(lambda: self._engine.abort(unique_id), is_brief=True)
 
     def submit(
         self,
@@ -134,11 +134,11 @@ class EngineThread(EngineClient):
             self._engine.add(request)
             self._remote.open(request.request_id, request.params.n, sink)
 
-        self._put(Command(add, on_end=on_end))
+        self._put(Command(add, on_end=on_end, is_brief=True))
 
     def withdraw(self, unique_id: str) -> None:
         """End a request of another process. Thread-safe."""
-        self.post(lambda: self._withdraw(unique_id))
+        self.post(lambda: self._withdraw(unique_id), is_brief=True)
 
     def withdraw_all(self, sink: StreamSink) -> None:
         """End the requests of a process that has ended. Thread-safe."""
@@ -198,9 +198,9 @@ class EngineThread(EngineClient):
         self._notify(self._streams.fail, error)
         self._remote.fail(error)
 
-    def post(self, function: Callable[[], object]) -> None:
+    def post(self, function: Callable[[], object], *, is_brief: bool = False) -> None:
         """Run a function on the engine's thread, between two steps, without waiting for it."""
-        self._commands.put(Command(function))
+        self._commands.put(Command(function, is_brief=is_brief))
 
     def _put(self, command: Command) -> None:
         """Queue a command, which is settled even if the thread ends meanwhile."""
@@ -208,20 +208,24 @@ class EngineThread(EngineClient):
         if self._has_ended:
             self._refuse_commands()
 
-    async def call(self, function: Callable[[], T]) -> T:
+    async def call(self, function: Callable[[], T], *, is_brief: bool = False) -> T:
         """Run a function on the engine's thread, between two steps, and return its result."""
         if self._is_closed:
             raise NotReadyError("the service is shutting down")
         result: asyncio.Future[T] = self.event_loop.create_future()
-        self._put(Command(function, result))
+        self._put(Command(function, result, is_brief=is_brief))
         return await result
 
     def _run(self) -> None:
+        """Run commands and steps; after an error of ours all work is refused."""
         try:
             while self._run_commands():
                 self._advance()
+        except Exception:
+            self._give_up_after_bug("the engine stopped")
         finally:
             self._has_ended = True  # before the queue is emptied, so that no command is left in it
+            self._settle_commands()
             self._refuse_commands()
             self._update_stats(now=True)
 
@@ -233,7 +237,6 @@ class EngineThread(EngineClient):
             except queue.Empty:
                 return True
             if command is None:
-                self._settle_commands()
                 return False
             self._execute(command)
 
@@ -251,7 +254,10 @@ class EngineThread(EngineClient):
     def _settle_commands(self) -> None:
         """Return the results of commands, after the stats that include them."""
         if self._outcomes:
-            self._update_stats(now=True)
+            try:
+                self._update_stats(now=True)
+            except Exception:
+                self._give_up_after_bug("the engine stopped")
             self._notify(settle, self._outcomes)
             self._outcomes = []
 
@@ -268,15 +274,11 @@ class EngineThread(EngineClient):
         return self.failure is None and not self.is_recovering and self._engine.has_work
 
     def _advance(self) -> None:
-        """Expire requests and run a step; after an error of ours the thread refuses all work."""
-        try:
-            if self._can_step or self.is_recovering:
-                self._expire()
-            if self._can_step:
-                self._step()
-        except Exception:
-            logger.exception("the engine stopped")
-            self._give_up(TargetFailedError("engine error"))
+        """Expire requests and run a step."""
+        if self._can_step or self.is_recovering:
+            self._expire()
+        if self._can_step:
+            self._step()
 
     def _step(self) -> None:
         try:
@@ -305,9 +307,9 @@ class EngineThread(EngineClient):
             self._notify(self._streams.expire, expired)
 
     def _update_stats(self, *, now: bool) -> None:
-        """Update `last_stats`, now or where it is too old."""
+        """Update `last_stats`, now or where it is too old; they are final after a failure."""
         now_s = time.monotonic()
-        if now or now_s - self._stats_at_s >= _STATS_PERIOD_S:
+        if self.failure is None and (now or now_s - self._stats_at_s >= _STATS_PERIOD_S):
             self.last_stats, self._stats_at_s = self._engine.stats(), now_s
 
     def _notify(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -316,29 +318,23 @@ class EngineThread(EngineClient):
             self.event_loop.call_soon_threadsafe(function, *arguments)
 
     def _execute(self, command: Command) -> None:
-        try:
-            if self.failure is not None:
-                raise self.failure
-            value = command.function()
-        except Exception as error:
-            if command.has_no_caller and error is not self.failure:
-                logger.exception("a command without a caller failed")
-            self._end(Outcome(command, None, error))
-            if isinstance(error, TargetFailedError):  # a message of another kind than a step
-                self._recover(error)
-        else:
-            self._end(Outcome(command, value))
-
-    def _end(self, outcome: Outcome) -> None:
-        """Return the outcome of a command: now, or with those of others on the event loop."""
-        if outcome.command.on_end is None:
+        """Run a command; results wait for none that may take long, nor for a recovery."""
+        if not command.is_brief:
+            self._settle_commands()
+        outcome = command.run(self.failure)
+        if command.on_end is None:
             self._outcomes.append(outcome)
         else:
-            outcome.command.on_end(outcome.error)
+            command.on_end(outcome.error)
+        if not command.is_brief:
+            self._settle_commands()
+        if isinstance(outcome.error, TargetFailedError):  # a message of another kind than a step
+            self._settle_commands()
+            self._recover(outcome.error)
 
     def _refuse_commands(self) -> None:
         """Settle the commands left in the queue. Thread-safe."""
-        error = NotReadyError("the service is shutting down")
+        error = self.failure or NotReadyError("the service is shutting down")
         with suppress(queue.Empty):
             while True:
                 command = self._commands.get_nowait()
@@ -358,8 +354,7 @@ class EngineThread(EngineClient):
         try:
             self._end_cause()
         except Exception:
-            logger.exception("the cause of the loss could not be ended")
-            self._give_up(TargetFailedError("engine error"))
+            self._give_up_after_bug("the cause of the loss could not be ended")
             return
         try:
             self._on_target_lost()
@@ -388,18 +383,23 @@ class EngineThread(EngineClient):
         try:
             self._engine.replace_target(target)
         except Exception:
-            logger.exception("the engine cannot continue")
-            self._give_up(TargetFailedError("engine error"))
+            self._give_up_after_bug("the engine cannot continue")
             return
         self.is_recovering = False
         logger.warning("streams continue with a new target")
+
+    def _give_up_after_bug(self, effect: str) -> None:
+        """Give up in the handler of an exception, which is logged with its effect."""
+        logger.exception(effect)
+        self._give_up(TargetFailedError("engine error"))
 
     def _give_up(self, failure: TargetFailedError) -> None:
         logger.error("the engine ends: %s", failure)
         try:
             self._update_stats(now=True)
-        finally:
-            self.failure = failure
-            self.is_recovering = False
-            self._notify(self._streams.fail, failure)
-            self._remote.fail(failure)
+        except Exception:
+            logger.exception("the last stats are missing")
+        self.failure = failure
+        self.is_recovering = False
+        self._notify(self._streams.fail, failure)
+        self._remote.fail(failure)

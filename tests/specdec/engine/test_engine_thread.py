@@ -1,4 +1,3 @@
-# Modules: specdec.engine.commands
 # Modules: specdec.engine.requests.engine_client
 """The bridge between the engine's thread and asyncio."""
 
@@ -69,22 +68,6 @@ async def loop(tiny_model_dir, target):
     yield loop
     target.gate.release(10_000)
     await loop.close()
-
-
-async def test_commands_that_wait_together_are_answered_together(loop, monkeypatch):
-    """The stats that include them are made once."""
-    made, stats = [], loop._engine.stats
-    monkeypatch.setattr(loop._engine, "stats", lambda: made.append(stats()) or made[-1])
-    is_held = threading.Event()
-    results = [asyncio.ensure_future(loop.call(is_held.wait))]
-    results += [asyncio.ensure_future(loop.call(lambda each=each: 1 // each)) for each in (1, 0)]
-    await asyncio.sleep(0)  # all are queued
-    is_held.set()
-    values = await asyncio.gather(*results, return_exceptions=True)
-    assert values[:2] == [True, 1]
-    assert isinstance(values[2], ZeroDivisionError)
-    assert len(made) == 1
-    assert loop.last_stats is made[0]
 
 
 async def tokens_of(loop, each):

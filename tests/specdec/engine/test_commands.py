@@ -1,0 +1,120 @@
+"""Commands to the engine's thread: when their results are returned, and errors beside the steps."""
+
+import asyncio
+import threading
+
+import pytest
+
+from specdec.engine.commands import Command
+from specdec.engine.engine_thread import EngineThread
+from specdec.types.errors import TargetFailedError
+from tests.specdec.engines import HashTarget, engine_config, make_engine, request
+
+
+@pytest.fixture
+def engine(tiny_model_dir):
+    target = HashTarget(block_size=4, vocab_size=383)
+    return make_engine(tiny_model_dir, engine_config(3), target)
+
+
+@pytest.fixture
+async def loop(engine):
+    loop = EngineThread(engine)
+    yield loop
+    await loop.close()
+
+
+class Held:
+    """Context in which the engine's thread begins no command."""
+
+    def __init__(self, loop):
+        self.loop, self.is_over = loop, threading.Event()
+
+    async def __aenter__(self):
+        self.loop.post(lambda: self.is_over.wait(10), is_brief=True)
+
+    async def __aexit__(self, *_):
+        await asyncio.sleep(0)  # calls that are tasks have begun
+        self.is_over.set()
+
+
+def brief_call(loop, function):
+    return asyncio.ensure_future(loop.call(function, is_brief=True))
+
+
+async def test_brief_commands_that_wait_together_are_answered_together(loop, monkeypatch):
+    """The stats that include them are made once."""
+    made, stats = [], loop._engine.stats
+    monkeypatch.setattr(loop._engine, "stats", lambda: made.append(stats()) or made[-1])
+    async with Held(loop):
+        calls = [brief_call(loop, lambda each=each: 1 // each) for each in (1, 0)]
+    values = await asyncio.gather(*calls, return_exceptions=True)
+    assert values[0] == 1
+    assert isinstance(values[1], ZeroDivisionError)
+    assert len(made) == 1
+    assert loop.last_stats is made[0]
+
+
+async def test_no_result_waits_for_a_command_that_may_take_long(loop):
+    """Such as the load of an adapter, or the exchange of a lost target."""
+    is_over = threading.Event()
+    async with Held(loop):
+        before = brief_call(loop, lambda: "before")
+        await asyncio.sleep(0)
+        loop.post(lambda: is_over.wait(10))
+        after = brief_call(loop, lambda: "after")
+    assert await asyncio.wait_for(before, 5) == "before"
+    assert not after.done()
+    is_over.set()
+    assert await after == "after"
+
+
+async def test_a_result_that_may_have_taken_long_waits_for_no_command_after_it(loop):
+    is_over = threading.Event()
+    async with Held(loop):
+        long = asyncio.ensure_future(loop.call(lambda: "long"))
+        brief = brief_call(loop, lambda: is_over.wait(10))
+    assert await asyncio.wait_for(long, 5) == "long"
+    is_over.set()
+    assert await brief
+
+
+async def test_the_error_that_loses_the_target_is_returned_before_the_recovery(engine):
+    is_over = threading.Event()
+    loop = EngineThread(engine, lambda: HashTarget(4, 383), lambda: is_over.wait(10))
+
+    def lose():
+        raise TargetFailedError("lost")
+
+    with pytest.raises(TargetFailedError, match="lost"):
+        await asyncio.wait_for(loop.call(lose, is_brief=True), 5)
+    is_over.set()
+    await loop.close()
+
+
+async def test_stats_that_cannot_be_made_end_the_engine_and_settle_every_command(loop, monkeypatch):
+    def stats():
+        raise KeyError("a bug of ours")
+
+    async def first_of_a_stream():
+        return await anext(loop.generate(request("r", [1, 2, 3])))
+
+    monkeypatch.setattr(loop._engine, "stats", stats)
+    async with Held(loop):
+        stream = asyncio.ensure_future(first_of_a_stream())
+        value = brief_call(loop, lambda: 1)
+    async with asyncio.timeout(10):
+        assert await value == 1
+        for each in (stream, loop.call(int)):
+            with pytest.raises(TargetFailedError, match="engine error"):
+                await each
+    assert isinstance(loop.failure, TargetFailedError)
+
+
+async def test_commands_after_an_error_of_the_thread_are_refused_with_the_failure(loop):
+    async with Held(loop):
+        loop._put(Command(int, on_end=lambda error: 1 // 0))
+        queued = brief_call(loop, int)
+    for each in (queued, loop.call(int)):
+        with pytest.raises(TargetFailedError, match="engine error"):
+            await asyncio.wait_for(each, 10)
