@@ -6,9 +6,10 @@ import math
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from inspect import signature
+from typing import Annotated, Any, ClassVar
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -38,6 +39,21 @@ REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"
 
 RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+async def declare_headers(
+    x_request_id: Annotated[
+        str | None,
+        Header(description="id of the request in answers and logs; at most 128 ASCII characters"),
+    ] = None,
+    x_request_timeout_s: Annotated[
+        str | None, Header(description="timeout in seconds; at most the configured one")
+    ] = None,
+) -> None:
+    """Declare the headers for /openapi.json; RequestHandler reads them.
+
+    Async, because FastAPI runs other dependencies on a thread.
+    """
 
 
 @dataclass(frozen=True)
@@ -133,8 +149,8 @@ def _unwrapped(error: Exception) -> Exception:
 class HandledRoute(APIRoute):
     """Route that passes through a handler.
 
-    A body is read here, in a tenth of the time of FastAPI's dependencies; FastAPI describes it in
-    /openapi.json. Endpoints with one have the parameters `body` and `request`.
+    A body is read here, without FastAPI's dependencies; FastAPI describes it in /openapi.json. Such
+    a route has nothing else that FastAPI would resolve: see `_require_plain`.
     """
 
     handler: ClassVar[RequestHandler]
@@ -148,7 +164,11 @@ class HandledRoute(APIRoute):
     def get_route_handler(self) -> RouteHandler:
         """Return the function that answers a request."""
         handler, model = self.handler, self.model
-        handle = super().get_route_handler() if model is None else _reading(model, self.endpoint)
+        if model is None:
+            handle = super().get_route_handler()
+        else:
+            _require_plain(self)
+            handle = _reading(model, self.endpoint)
         if handler.get_applications is not None:
             handle = _forwarding(handle, handler.get_applications)
 
@@ -158,6 +178,15 @@ class HandledRoute(APIRoute):
             return await handler.respond(own, handle, model)
 
         return respond
+
+
+def _require_plain(route: APIRoute) -> None:
+    """Assert that a route has no part that only FastAPI would evaluate."""
+    assert route.methods == {"POST"}, "only POST requests with bodies pass by FastAPI"
+    assert {*signature(route.endpoint).parameters} == {"body", "request"}, "it gets no others"
+    kinds = {each.dependency for each in route.dependencies}
+    assert kinds <= {declare_headers}, "no dependency is called"
+    assert route.status_code is None, "the endpoint's response has the status"
 
 
 def _reading(

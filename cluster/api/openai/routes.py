@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Path, Request, Response
+from fastapi import APIRouter, Depends, Path, Request, Response
 
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.base.openai_errors import ApiError
@@ -16,7 +16,7 @@ from cluster.api.openai.chat import prepare_chat
 from cluster.api.openai.completion import prepare_completion
 from cluster.api.openai.conversation import configured_tool_format, make_conversation, tool_use
 from cluster.api.openai.generation import generate_response
-from cluster.api.openai.request_handler import RequestHandler
+from cluster.api.openai.request_handler import RequestHandler, declare_headers
 from cluster.api.openai.request_warnings import template_warnings, warning_headers
 from cluster.api.openai.responses.builder import prepare_response, response_chat
 from cluster.api.openai.schemas.chat_schema import ChatCompletion, ChatRequest
@@ -60,21 +60,6 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-async def _headers(
-    x_request_id: Annotated[
-        str | None,
-        Header(description="id of the request in answers and logs; at most 128 ASCII characters"),
-    ] = None,
-    x_request_timeout_s: Annotated[
-        str | None, Header(description="timeout in seconds; at most the configured one")
-    ] = None,
-) -> None:
-    """Declare the headers for /openapi.json; RequestHandler reads them.
-
-    Async, because FastAPI runs other dependencies on a thread.
-    """
-
-
 def openai_routes(
     get_router: Callable[[], Router],
     get_keys: Callable[[], ApiKeys],
@@ -82,9 +67,8 @@ def openai_routes(
 ) -> APIRouter:
     """Return the routes; the arguments are called for each request."""
     handler = RequestHandler(get_router, get_keys, get_applications)
-    routes = APIRouter(
-        route_class=handler.route_class(), tags=["OpenAI API"], dependencies=[Depends(_headers)]
-    )
+    headers = [Depends(declare_headers)]
+    routes = APIRouter(route_class=handler.route_class(), tags=["OpenAI API"], dependencies=headers)
     _add_generation(routes, handler)
     _add_tokens(routes, handler)
     _add_models(routes, handler)
