@@ -15,7 +15,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cluster.api.base.anthropic_errors import failure_response
 from cluster.api.base.authentication import ApiKeys, Lease
 from cluster.api.base.errors import CLIENT_CLOSED_REQUEST
 from cluster.api.base.json_body import ApiRequest
@@ -213,11 +212,7 @@ def direct_routes(*routers: APIRouter) -> dict[str, ASGIApp]:
 
 def _responding(respond: RouteHandler) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            response = await respond(ApiRequest(scope, receive))
-        except Exception as error:  # a response to an error that cannot be sent
-            await failure_response(failure_of(error), scope["path"])(scope, receive, send)
-            raise
+        response = await respond(ApiRequest(scope, receive))
         await response(scope, receive, send)
 
     return app

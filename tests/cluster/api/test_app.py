@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 from fastapi.testclient import TestClient
 
-from cluster.api.app import make_app
+from cluster.api.app import HttpApp, make_app
 from cluster.api.base.errors import INTERNAL_MESSAGE, NO_DESCRIPTOR_MESSAGE
+from cluster.api.http.limits import HttpLimits
 from cluster.control.peers import Applications
 from specdec.types.errors import TargetFailedError
 
@@ -74,6 +75,35 @@ def test_an_error_that_no_route_reports_has_the_format_of_other_errors(error, st
         answer = client.get(path)
         assert (answer.status_code, answer.json()["error"]["message"]) == (status, message)
         assert ("retry-after" in answer.headers) == (status == 503)
+    direct = TestClient(HttpApp(HttpLimits, {"/x": failing(error)}), raise_server_exceptions=False)
+    limits = make_app(lambda: None, lambda: None, get_limits=fail)
+    limited = TestClient(limits, raise_server_exceptions=False)
+    for answer in (client.post("/tokenize", json={}), direct.post("/x"), limited.get("/health")):
+        assert (answer.status_code, answer.json()["error"]["message"]) == (status, message)
+
+
+def failing(error, *messages):
+    """Make an application that fails after it has sent messages."""
+
+    async def app(scope, receive, send):
+        for each in messages:
+            await send(each)
+        raise error
+
+    return app
+
+
+async def test_an_error_in_a_response_adds_nothing_to_it():
+    start, sent = {"type": "http.response.start", "status": 200, "headers": []}, []
+
+    async def send(message):
+        sent.append(message)
+
+    app = HttpApp(HttpLimits, {"/x": failing(KeyError("x"), start)})
+    scope = {"type": "http", "method": "POST", "path": "/x", "headers": []}
+    with pytest.raises(KeyError):
+        await app(scope, None, send)
+    assert sent == [start]
 
 
 def test_other_pages_do_not_exist():
