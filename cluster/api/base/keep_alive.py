@@ -63,7 +63,8 @@ class KeepAlive:
             self._sending = self._loop.create_task(self._send_comment())
 
     async def _send_comment(self) -> None:
-        self._idle_since_s = self._now_s()
-        message = {"type": "http.response.body", "body": self._comment, "more_body": True}
-        await self._send(message)
+        if self._idle_since_s < math.inf:  # otherwise a message is being sent since the check
+            self._idle_since_s = self._now_s()
+            message = {"type": "http.response.body", "body": self._comment, "more_body": True}
+            await self._send(message)
         self._check()

@@ -50,6 +50,22 @@ async def test_a_stream_that_sends_has_no_comments():
     assert connection.sent == [EVENT] * 3
 
 
+@pytest.mark.parametrize("message", [EVENT, END])
+async def test_a_message_that_begins_before_a_due_comment_replaces_it(message):
+    connection = Connection()
+    sender = KeepAlive(connection.send, b":", 5.0, now_s=iter(range(0, 1000, 6)).__next__)
+    async with sender:
+        await sender.send(START)
+        connection.gate.clear()
+        sending = asyncio.create_task(sender.send(message))  # runs before the comment's task
+        sender._check()
+        await asyncio.sleep(0.01)
+        connection.gate.set()
+        await sending
+        await asyncio.sleep(0.01)
+    assert connection.sent == [START, message]
+
+
 async def test_a_client_that_does_not_read_gets_no_comments():
     connection = Connection()
     sender = KeepAlive(connection.send, b":", 0.02)
