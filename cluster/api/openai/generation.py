@@ -139,12 +139,16 @@ async def generate_response(
     try:
         with watch:
             response = await answer()
-    finally:
+        response.headers.update(warning_headers(context.warnings, names))
+    except BaseException:
+        watch.close()
         if isinstance(response, EventStream):
-            response.watch = watch
-        else:
-            watch.close()
-    response.headers.update(warning_headers(context.warnings, names))
+            await response.aclose()
+        raise
+    if isinstance(response, EventStream):
+        response.watch = watch
+    else:
+        watch.close()
     return response
 
 
@@ -156,7 +160,8 @@ async def _stream(
     names: Mapping[str, str],
 ) -> EventStream:
     """Return the response once the engine has admitted the requests, or raise their error."""
-    outputs, interval_s = PendingOutputs(generate), handler.get_router().config.sse_keep_alive_s
+    interval_s = handler.get_router().config.sse_keep_alive_s
+    outputs = PendingOutputs(generate)
     await (outputs.wait_until_admitted() if interval_s else outputs.wait_for_first())
     events = _events(handler, builder, outputs, names)
     return EventStream(

@@ -75,6 +75,7 @@ class RequestHandler:
     ) -> Response:
         """Run `handle`; return its response or an error in OpenAI's format, with the request id."""
         request.state.request_id = f"req-{secrets.token_hex(12)}"
+        is_embedded = self.get_router().config.ingress == "embedded"  # Serve adds the id itself
         lease = Lease()
         try:
             self._identify(request)
@@ -94,7 +95,7 @@ class RequestHandler:
             response.lease = lease
         else:
             lease.release()
-        if self.get_router().config.ingress == "embedded":  # Serve adds it to its own responses
+        if is_embedded:
             response.headers[REQUEST_ID_HEADER] = request.state.request_id
         return response
 

@@ -224,7 +224,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end or the client disconnects; Serve cancels then."""
-        watch = self.watch or DisconnectWatch(receive)
+        watch = self.watch = self.watch or DisconnectWatch(receive)
         time_to_send = asyncio.timeout(self._deadline.remaining_s + self._grace_s)
         try:
             async with time_to_send:
@@ -235,10 +235,15 @@ class EventStream(Response):
                 raise
             logger.warning("stream closed: the client has stopped reading")
         finally:
-            watch.close()
-            self.lease.release()
-            for each in self._closed_at_end:
-                await each.aclose()
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the requests, and release what the stream holds; a call of the stream does that."""
+        if self.watch is not None:
+            self.watch.close()
+        self.lease.release()
+        for each in self._closed_at_end:
+            await each.aclose()
 
     async def _respond(self, send: Send) -> None:
         if self._keep_alive_s == 0:

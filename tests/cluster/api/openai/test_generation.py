@@ -10,6 +10,7 @@ from contextlib import aclosing
 import pytest
 
 from cluster.api.base.sse import COMMENT, EMPTY_LINE
+from cluster.api.openai import generation
 from cluster.api.openai.generation import PendingOutputs
 from specdec.types.errors import OverloadedError
 
@@ -93,6 +94,21 @@ def with_interval(router, monkeypatch, seconds):
     config = copy.copy(router.config)
     object.__setattr__(config, "sse_keep_alive_s", seconds)
     monkeypatch.setattr(router, "config", config)
+
+
+@pytest.mark.parametrize(("path", "body", "comment"), DOORS)
+async def test_an_error_before_the_response_begins_ends_its_requests(
+    http, router, held, monkeypatch, path, body, comment
+):
+    def fail(*_):
+        raise KeyError("a bug of ours")
+
+    monkeypatch.setattr(generation, "warning_headers", fail)
+    tasks = asyncio.all_tasks()
+    assert (await http.post(path, json={**body, "stream": True})).status_code == 500
+    await asyncio.sleep(0)  # tasks that are cancelled end
+    assert asyncio.all_tasks() <= tasks
+    assert router.running_engine().thread.num_streams == 0
 
 
 @pytest.mark.parametrize(("path", "body", "comment"), DOORS)
