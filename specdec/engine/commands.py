@@ -54,3 +54,11 @@ def settle(outcomes: Sequence[Outcome]) -> None:
             result.set_result(value)
         else:
             result.set_exception(error)
+
+
+def refuse(command: Command, error: Exception, notify: Callable[..., None]) -> None:
+    """Return an error for a command that does not run. notify: calls on the event loop."""
+    if command.on_end is None:
+        notify(settle, [Outcome(command, None, error)])
+    else:
+        command.on_end(error)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from specdec.engine.commands import Command, Outcome, settle
+from specdec.engine.commands import Command, Outcome, refuse, settle
 from specdec.engine.engine import Engine
 from specdec.engine.requests.engine_client import EngineClient
 from specdec.engine.requests.outputs import TargetLostError
@@ -276,7 +276,9 @@ class EngineThread(EngineClient):
     def _advance(self) -> None:
         """Expire requests and run a step."""
         if self._can_step or self.is_recovering:
-            self._expire()
+            expired = self._remote.expire(self._engine.expire(time.monotonic()))
+            if expired:
+                self._notify(self._streams.expire, expired)
         if self._can_step:
             self._step()
 
@@ -301,10 +303,6 @@ class EngineThread(EngineClient):
         outputs, newly_scheduled = self._remote.deliver(outputs, newly_scheduled)
         if outputs or newly_scheduled:
             self._notify(self._streams.deliver, outputs, newly_scheduled)
-
-    def _expire(self) -> None:
-        if expired := self._remote.expire(self._engine.expire(time.monotonic())):
-            self._notify(self._streams.expire, expired)
 
     def _update_stats(self, *, now: bool) -> None:
         """Update `last_stats`, now or where it is too old; they are final after a failure."""
@@ -338,10 +336,8 @@ class EngineThread(EngineClient):
         with suppress(queue.Empty):
             while True:
                 command = self._commands.get_nowait()
-                if command is not None and command.on_end is not None:
-                    command.on_end(error)
-                elif command is not None:
-                    self._notify(settle, [Outcome(command, None, error)])
+                if command is not None:
+                    refuse(command, error, self._notify)
 
     def _recover(self, error: TargetFailedError) -> None:
         if self.is_recovering or self.failure is not None:
