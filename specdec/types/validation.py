@@ -85,7 +85,7 @@ def require_count(name: str, count: int, low: int, high: int, unit: str) -> None
 class _Kinds(NamedTuple):
     """The alternatives of a field's annotation, and types whose values need no comparison.
 
-    Nearly all values have one of these, and a look-up is a tenth of the work of `_fits`.
+    Nearly all values have one of these, and a look-up is faster than `_fits`.
     containers: those whose values need none if they are empty.
     """
 
