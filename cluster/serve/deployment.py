@@ -97,12 +97,7 @@ class RouterReplica:
             None if draft_hosts is None else HostSeats(draft_hosts),
         )
         known = read_keys("api_key_file", serve_config.api_key_file)
-        self._counters: SharedCounters | None = None
-        self.keys = ApiKeys(known, min_priority=serve_config.min_priority)
-        budget = ByteBudget(serve_config.max_inflight_mib * 2**20)
-        if count := serve_config.num_front_ends:  # with a row for what they relay to this process
-            self._counters = SharedCounters.create(count + 1, len(known))
-            self.keys, budget = self._counters.limits(count, known, serve_config)
+        self.keys, budget = self._limits(serve_config, known)
         has_keys = not self.keys.is_open
         self.http_limits = HttpLimits.of(serve_config, has_keys=has_keys, budget=budget)
         self.operators = self._operator_service(serve_config, control_plane)
@@ -115,6 +110,15 @@ class RouterReplica:
         self._ingress = self._embedded_ingress(serve_config, admin, known)
         self._is_complete = True
         await self._start(placement)
+
+    def _limits(self, config: ServeConfig, keys: tuple[ApiKey, ...]) -> tuple[ApiKeys, ByteBudget]:
+        """Return the limits of this process, which front ends share."""
+        self._counters: SharedCounters | None = None
+        if count := config.num_front_ends:  # with a row for what they relay to this process
+            self._counters = SharedCounters.create(count + 1, len(keys))
+            return self._counters.limits(count, keys, config)
+        budget = ByteBudget(config.max_inflight_mib * 2**20)
+        return ApiKeys(keys, min_priority=config.min_priority), budget
 
     async def _start(self, placement: PlacementGroup | None) -> None:
         """Serve: alive at once, and ready once the models are warm."""

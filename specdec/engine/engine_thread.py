@@ -44,8 +44,7 @@ _STATS_PERIOD_S = 0.02
 
 _finish_reason, _error = attrgetter("finish_reason"), attrgetter("error")
 
-_DRAIN_TICK_S = 0.02
-"""Between two looks of `drain` whether the streams of other processes have ended."""
+_DRAIN_TICK_S = 0.02  # between two looks whether the streams of other processes have ended
 
 _DRAIN_GRACE_S = 1.0
 """How long `drain` waits for streams that it has ended: their readers may have stalled."""
@@ -275,10 +274,10 @@ class EngineThread(EngineClient):
 
     def _advance(self) -> None:
         """Expire requests and run a step."""
-        if self._can_step or self.is_recovering:
-            expired = self._remote.expire(self._engine.expire(time.monotonic()))
-            if expired:
-                self._notify(self._streams.expire, expired)
+        if (self._can_step or self.is_recovering) and (
+            expired := self._remote.expire(self._engine.expire(time.monotonic()))
+        ):
+            self._notify(self._streams.expire, expired)
         if self._can_step:
             self._step()
 
@@ -300,9 +299,9 @@ class EngineThread(EngineClient):
         """Send the outputs of a step to their streams, after the stats that include them."""
         has_end = any(map(_finish_reason, outputs)) or any(map(_error, outputs))
         self._update_stats(now=has_end or not self._engine.has_work)
-        outputs, newly_scheduled = self._remote.deliver(outputs, newly_scheduled)
-        if outputs or newly_scheduled:
-            self._notify(self._streams.deliver, outputs, newly_scheduled)
+        own, begun = self._remote.deliver(outputs, newly_scheduled)
+        if own or begun:
+            self._notify(self._streams.deliver, own, begun)
 
     def _update_stats(self, *, now: bool) -> None:
         """Update `last_stats`, now or where it is too old; they are final after a failure."""

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import httpx
 import openai
 import pytest
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import FastAPI
 
 from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKey, ApiKeys
@@ -18,8 +18,6 @@ from cluster.api.base.errors import INTERNAL_MESSAGE
 from cluster.api.base.json_body import MAX_JSON_DEPTH
 from cluster.api.http import forwarding
 from cluster.api.http.limits import HttpLimits
-from cluster.api.openai.request_handler import RequestHandler, direct_routes
-from cluster.api.openai.schemas.completion_schema import DetokenizeRequest
 from specdec.types.errors import (
     CrashingRequestError,
     InvalidValueError,
@@ -376,32 +374,6 @@ async def test_a_body_is_read_without_fastapi(monkeypatch):
             assert (await http.post(path, json=BODY)).json() == {"prompt": "decoded"}
             with pytest.raises(AssertionError, match=path):
                 await http.get(path)
-
-
-async def plain(body: DetokenizeRequest, request: Request):
-    return Response()
-
-
-async def with_query(body: DetokenizeRequest, request: Request, verbose: bool = False):
-    return Response()
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "options"),
-    [
-        (with_query, {}),
-        (plain, {"dependencies": [Depends(lambda: None)]}),
-        (plain, {"status_code": 201}),
-        (plain, {"methods": ["POST", "PUT"]}),
-    ],
-)
-def test_a_route_with_a_body_has_nothing_that_only_fastapi_evaluates(endpoint, options):
-    handler = RequestHandler(Failing, ApiKeys)
-    routes = APIRouter(route_class=handler.route_class())
-    routes.add_api_route("/plain", plain, methods=["POST"])
-    with pytest.raises(AssertionError):
-        routes.add_api_route("/other", endpoint, **{"methods": ["POST"], **options})
-    assert [*direct_routes(routes)] == ["/plain"]
 
 
 async def test_of_several_keys_the_first_one_counts():

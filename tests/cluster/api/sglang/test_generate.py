@@ -130,7 +130,6 @@ async def test_a_stream_has_the_text_so_far(http, unjoined):
     response = await http.post("/generate", json=body)
     lines = [line for line in response.text.split("\n") if line.startswith("data:")]
     assert lines.pop() == "data: [DONE]"
-    assert len(lines) > 1
     position, text = 0, ""
     for line in lines:
         found = json.loads(line[5:])
@@ -139,7 +138,7 @@ async def test_a_stream_has_the_text_so_far(http, unjoined):
     assert text == (await gen(http, PROMPT))[0]
     assert found["meta_info"]["finish_reason"] == {"type": "length", "length": 8}
     reasons = [json.loads(line[5:])["meta_info"]["finish_reason"] for line in lines]
-    assert reasons[:-1] == [None] * (len(lines) - 1)
+    assert reasons[:-1] == [None] * (len(lines) - 1) != []
 
 
 async def test_a_streamed_batch_has_indices(http):
