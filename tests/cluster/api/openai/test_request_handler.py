@@ -241,19 +241,6 @@ async def test_the_error_of_an_invalid_body_names_the_field(content, param):
     assert response.json()["error"]["param"] == param
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "message"),
-    [
-        ("/v1/chat/completions", {"messages": ["x"]}, "messages[0] is 'x'; it must be"),
-        (URL, [], "body is []; it must be"),
-    ],
-)
-async def test_a_value_that_is_no_object_is_refused_without_names_of_classes(path, body, message):
-    async with client() as http:
-        response = await http.post(path, json=body)
-    assert response.json()["error"]["message"] == f"{message} a JSON object"
-
-
 @pytest.mark.parametrize("is_declared", [True, False])
 async def test_a_too_large_body_is_rejected_before_it_is_read(is_declared):
     async def parts():
