@@ -7,8 +7,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cluster.api.app import make_app
 from cluster.api.base.authentication import AdminAccess, ApiKey, ApiKeys
 from cluster.api.base.byte_budget import ByteBudget
+from cluster.api.grpc.servicers import AdminServicer, InferenceServicer
 from cluster.api.http.limits import HttpLimits
 from cluster.api.ingress import EmbeddedIngress
 from tests.cluster.admin_service import operator_service
@@ -38,8 +40,18 @@ async def running_ingress(
         api_keys = ApiKeys(keys)
         replica.router.text.load()
         operators = operator_service(replica.link, AdminAccess(None, api_keys))
-        limits = HttpLimits.of(config, has_keys=bool(keys), budget=ByteBudget())
-        ingress = EmbeddedIngress(replica.router, operators, api_keys, config, limits)
+        budget = ByteBudget()
+        limits = HttpLimits.of(config, has_keys=bool(keys), budget=budget)
+        app = make_app(
+            lambda: replica.router,
+            lambda: operators,
+            lambda: api_keys,
+            lambda: limits,
+            has_peers=False,
+        )
+        inference = InferenceServicer(replica.router, api_keys, budget=budget)
+        admin = AdminServicer(operators, budget)
+        ingress = EmbeddedIngress(app, inference, admin, operators.access, config)
         await ingress.start()
         try:
             yield Served(replica, f"127.0.0.1:{grpc_port}", f"http://127.0.0.1:{http_port}")

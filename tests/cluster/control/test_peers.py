@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+import ray
 from ray.exceptions import RayError
 
 from cluster.control import peers
@@ -251,7 +252,7 @@ class FakeServe:
 @pytest.fixture
 def fake_serve(monkeypatch):
     fake_serve = FakeServe(own="a", app="b")
-    monkeypatch.setattr(peers, "serve", fake_serve)
+    monkeypatch.setattr(ray, "serve", fake_serve)
     monkeypatch.setattr(peers, "_ANSWER_TIMEOUT_S", 0.05)
     return fake_serve
 

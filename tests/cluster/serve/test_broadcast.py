@@ -18,7 +18,7 @@ class Replicas:
 
     def __init__(self, *routers):
         self.replicas = [
-            SimpleNamespace(router=router, _replica_id=f"r{number}")
+            SimpleNamespace(router=router, _replica_id=f"r{number}", _ingress=None)
             for number, router in enumerate(routers, 1)
         ]
 

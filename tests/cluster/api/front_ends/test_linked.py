@@ -4,7 +4,7 @@
 """Requests through a front end, and the ends of each side."""
 
 import asyncio
-import time
+import threading
 from array import array
 from dataclasses import replace
 from types import SimpleNamespace
@@ -35,15 +35,21 @@ from tests.cluster.replica_on_hash_target import PROMPT
 GREEDY = {"temperature": 0.0, "max_tokens": 30, "ignore_eos": True}
 
 
-def slow_down(replica):
-    """Have a step take 5 ms, so that a stream is open for some time."""
-    collect = replica.target.collect
+@pytest.fixture
+def gate(replica):
+    """Holds the target after two steps, so that a stream is open until this event is set."""
+    gate, collect, left = threading.Event(), replica.target.collect, [None, None]
 
-    def collect_late():
-        time.sleep(0.005)
+    def collect_behind_gate():
+        if left:
+            left.pop()
+        else:
+            gate.wait(20)
         return collect()
 
-    replica.target.collect = collect_late
+    replica.target.collect = collect_behind_gate
+    yield gate
+    gate.set()
 
 
 async def read(router, interval=1, request_id="", **params):
@@ -145,14 +151,14 @@ async def test_the_engine_counts_the_requests_of_all(replica, front_end):
         await read(front_end.router)
 
 
-async def test_a_client_that_leaves_ends_its_request(replica, front_end):
-    slow_down(replica)
+async def test_a_client_that_leaves_ends_its_request(replica, front_end, gate):
     call = GenerateRequest(
         PROMPT, SamplingParams(**{**GREEDY, "max_tokens": 100}), stream_interval=1
     )
     generation = await front_end.router.generate(call)
     await anext(generation.outputs)
     await generation.outputs.aclose()
+    gate.set()
     thread = replica.router.running_engine().thread
     while thread.num_sequences:
         await asyncio.sleep(0.001)
@@ -160,22 +166,21 @@ async def test_a_client_that_leaves_ends_its_request(replica, front_end):
     assert (stats.num_running, stats.num_waiting) == (0, 0)
 
 
-async def test_a_lost_front_end_ends_its_requests(replica, front_end):
-    slow_down(replica)
+async def test_a_lost_front_end_ends_its_requests(replica, front_end, gate):
     call = GenerateRequest(
         PROMPT, SamplingParams(**{**GREEDY, "max_tokens": 100}), stream_interval=1
     )
     generation = await front_end.router.generate(call)
     await anext(generation.outputs)
     front_end.client.close()
+    gate.set()
     thread = replica.router.running_engine().thread
     while thread.num_sequences:
         await asyncio.sleep(0.001)
     assert not (await thread.stats()).num_running
 
 
-async def test_requests_are_aborted_by_their_id(replica, front_end):
-    slow_down(replica)
+async def test_requests_are_aborted_by_their_id(front_end, gate):
     call = GenerateRequest(
         PROMPT, SamplingParams(**{**GREEDY, "max_tokens": 100}), request_id="r", stream_interval=1
     )
@@ -187,8 +192,7 @@ async def test_requests_are_aborted_by_their_id(replica, front_end):
         [output async for output in generation.outputs]
 
 
-async def test_a_drain_waits_for_open_streams(replica, front_end):
-    slow_down(replica)
+async def test_a_drain_waits_for_open_streams(replica, front_end, gate):
     params = SamplingParams(**{**GREEDY, "max_tokens": 100})
     generation = await front_end.router.generate(GenerateRequest(PROMPT, params, stream_interval=1))
     await anext(generation.outputs)
@@ -198,17 +202,20 @@ async def test_a_drain_waits_for_open_streams(replica, front_end):
     await asyncio.sleep(0.01)
     with pytest.raises(NotReadyError, match="draining"):
         await read(front_end.router)
+    gate.set()
     outputs = [output async for output in generation.outputs]
     assert outputs[-1].finish_reason is FinishReason.LENGTH
     await draining
 
 
-async def test_a_drain_ends_what_is_left(replica, front_end):
-    slow_down(replica)
+async def test_a_drain_ends_what_is_left(replica, front_end, gate):
     params = SamplingParams(**{**GREEDY, "max_tokens": 110})
     generation = await front_end.router.generate(GenerateRequest(PROMPT, params, stream_interval=1))
     await anext(generation.outputs)
-    await replica.router.drain(0.0)
+    draining = asyncio.create_task(replica.router.drain(0.0))
+    await asyncio.sleep(0.05)
+    gate.set()
+    await draining
     with pytest.raises(NotReadyError, match="stopped before the answer was complete"):
         [output async for output in generation.outputs]
     assert not replica.router.running_engine().thread.num_sequences
@@ -258,14 +265,14 @@ async def test_an_error_of_ours_ends_a_call_without_its_details(front_end):
         await anext(results)
 
 
-async def test_the_loss_of_the_engine_ends_all_streams(replica, front_end):
-    slow_down(replica)
+async def test_the_loss_of_the_engine_ends_all_streams(replica, front_end, gate):
     call = GenerateRequest(
         PROMPT, SamplingParams(**{**GREEDY, "max_tokens": 100}), stream_interval=1
     )
     generation = await front_end.router.generate(call)
     await anext(generation.outputs)
     replica.router.running_engine().thread.mark_target_lost(TargetFailedError("rank 1 ended"))
+    gate.set()
     with pytest.raises(TargetFailedError):
         async for _ in generation.outputs:
             pass
