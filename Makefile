@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
-WORKERS ?= logical
+# One more than there are cores: some tests wait for most of their time.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 BIN := $(VENV)/bin
 PARALLEL := --numprocesses $(WORKERS) --maxprocesses 4 --dist loadscope --no-loadscope-reorder
