@@ -26,6 +26,7 @@ RENAMED: Mapping[str, str] = MappingProxyType(
         "mem_fraction_static": "gpu_memory_utilization",
         "random_seed": "seed",
         "watchdog_timeout": "step_timeout_s",
+        "tokenizer_worker_num": "frontends",
         "disable_cuda_graph": "enforce_eager",
     }
 )

@@ -36,6 +36,7 @@ SAME = (
 RENAMED: Mapping[str, str] = MappingProxyType(
     {
         "port": "http_port",
+        "api_server_count": "frontends",
         "ssl_certfile": "tls_cert_file",
         "ssl_keyfile": "tls_key_file",
     }
