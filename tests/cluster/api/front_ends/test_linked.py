@@ -16,6 +16,7 @@ import pytest
 from cluster.api.app import make_app
 from cluster.api.front_ends.front_ends import state_of
 from cluster.api.front_ends.relay import RelayedAdminServicer
+from cluster.observability.request_context import current_caller
 from cluster.replica.orders import AbortOrder
 from protos.specdec.v1 import admin_pb2
 from specdec.types.errors import (
@@ -27,7 +28,7 @@ from specdec.types.errors import (
     TargetFailedError,
     UnknownModelError,
 )
-from specdec.types.request import OWN_PROCESS, GenerateRequest
+from specdec.types.request import GenerateRequest
 from specdec.types.responses import FinishReason
 from specdec.types.sampling.sampling_params import SamplingParams, StructuredOutput
 from tests.cluster.replica_on_hash_target import PROMPT
@@ -186,8 +187,8 @@ async def test_requests_are_aborted_by_their_id(front_end, gate):
     )
     generation = await front_end.router.generate(call)
     await anext(generation.outputs)
-    front_end.end.abort(AbortOrder("other", OWN_PROCESS))
-    front_end.end.abort(AbortOrder("r", OWN_PROCESS))
+    front_end.end.abort(AbortOrder("other", current_caller.get()))
+    front_end.end.abort(AbortOrder("r", current_caller.get()))
     with pytest.raises(AbortedError):
         [output async for output in generation.outputs]
 
