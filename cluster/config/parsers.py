@@ -1,11 +1,10 @@
-"""Names of routing policies, and of parsers for tool calls and reasoning."""
+"""Names of routing policies, formats of tool calls, and parsers of reasoning."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-ToolCallParserName = Literal[
-    "auto",
+ToolFormatName = Literal[
     "hermes",
     "llama3_json",
     "llama4_pythonic",
@@ -17,5 +16,6 @@ ToolCallParserName = Literal[
     "kimi_k2",
     "gpt_oss",
 ]
+ToolCallParserName = Literal["auto", ToolFormatName]
 RoutingPolicy = Literal["prefix", "power_of_two", "random"]
 ReasoningParserName = Literal["none", "deepseek_r1", "qwen3", "granite", "gpt_oss"]

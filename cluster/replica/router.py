@@ -55,7 +55,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class RoutedModel:
-    """What a Router knows of the model that its engine runs.
+    """Description of the model that the engine of a Router runs.
 
     directory: of the tokenizer. replica: the name of the replica in the cluster.
     """

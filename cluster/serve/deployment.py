@@ -100,14 +100,15 @@ class RouterReplica:
         self.keys, budget = self._limits(serve_config, known)
         has_keys = not self.keys.is_open
         self.http_limits = HttpLimits.of(serve_config, has_keys=has_keys, budget=budget)
-        self.operators = self._operator_service(serve_config, control_plane)
+        token = read_token("admin_token_file", serve_config.admin_token_file)
+        self.operators = self._operator_service(serve_config, control_plane, token)
         if found is None:  # otherwise the command reports it
             _log_access(serve_config, self.operators.access, has_keys=has_keys)
         applications = self.operators.applications
         expose_rpcs(InferenceServicer(self.router, self.keys, applications, budget), self)
         admin = AdminServicer(self.operators, budget)
         expose_rpcs(admin, self)
-        self._ingress = self._embedded_ingress(serve_config, admin, known)
+        self._ingress = self._embedded_ingress(serve_config, admin, known, token)
         self._is_complete = True
         await self._start(placement)
 
@@ -130,19 +131,25 @@ class RouterReplica:
         if self._ingress is not None:
             await self._ingress.set_ready(True)
 
-    def _operator_service(self, config: ServeConfig, control_plane: Any) -> OperatorService:
+    def _operator_service(
+        self, config: ServeConfig, control_plane: Any, token: str | None
+    ) -> OperatorService:
         router = self.router
         control = ControlClient(control_plane, router.apply_speculation, router.report)
         return OperatorService(
             control,
-            AdminAccess(read_token("admin_token_file", config.admin_token_file), self.keys),
+            AdminAccess(token, self.keys),
             StatsStreams(control.fleet),
             Broadcast(self._application, self._replica_id, router).orders,
             self._applications(config, router),
         )
 
     def _embedded_ingress(
-        self, config: ServeConfig, admin: AdminServicer, keys: tuple[ApiKey, ...]
+        self,
+        config: ServeConfig,
+        admin: AdminServicer,
+        keys: tuple[ApiKey, ...],
+        token: str | None,
     ) -> EmbeddedIngress | FrontEnds | None:
         """Return our own servers; None where Serve's ingress receives the calls."""
         if config.ingress != "embedded":
@@ -153,7 +160,6 @@ class RouterReplica:
                 HTTP: partial(http_forwarding.answer, app),
                 GRPC: partial(forwarding.answer, admin),
             }
-            token = read_token("admin_token_file", config.admin_token_file)
             return FrontEnds(self.router, methods, config, self._counters, keys, token)
         inference = InferenceServicer(self.router, self.keys, budget=admin.budget)
         return EmbeddedIngress(app, inference, admin, self.operators.access, config)

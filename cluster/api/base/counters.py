@@ -1,4 +1,4 @@
-"""What limits count: in this process, or together with others (`cluster.api.front_ends`)."""
+"""Counters of limits: in this process, or together with others (`cluster.api.front_ends`)."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class RouterState:
 
 @dataclass(frozen=True)
 class Start:
-    """What a front end needs to serve.
+    """Settings with which a front end serves.
 
     prefix: see EngineClient. row, num_rows: its part of the shared counters, and of how many. keys,
     admin_token: those that the Router has read.

@@ -39,9 +39,8 @@ async def serve(channel: socket.socket, http_socket: socket.socket, counters: in
     client = RouterClient(channel, _end_at_once)
     start = await client.started
     logs.configure(start.routed.config.logs)
-    router = FrontEndRouter(start, client)
     shared = SharedCounters(counters, start.num_rows, len(start.keys))
-    router.set_shared_load(lambda: shared.num_sequences)
+    router = FrontEndRouter(start, client, lambda: shared.num_sequences)
     ingress = _ingress(start, shared, router, client)
     await asyncio.to_thread(lambda: router.text.tokenizer)
     await ingress.start(http_socket)

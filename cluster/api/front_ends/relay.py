@@ -1,4 +1,4 @@
-"""What a front end relays to its Router: all but generation, tokens and descriptions of models."""
+"""Relays of a front end to its Router: all but generation and tokens."""
 
 from __future__ import annotations
 

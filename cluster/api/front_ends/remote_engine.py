@@ -31,23 +31,24 @@ class RemoteEngine(EngineClient):
         prefix: str,
         send: Callable[..., None],
         get_tokenizer: Callable[[], Tokenizer],
+        shared_load: Callable[[], int],
     ) -> None:
-        """send: a message to the Router. get_tokenizer: called once requests come."""
+        """send: a message to the Router. get_tokenizer: called once requests come.
+
+        shared_load: returns the choices of all front ends that have not ended.
+        """
         super().__init__(config, prefix)
         self._send = send
         self._get_tokenizer = get_tokenizer
-        self.shared_load: Callable[[], int] = lambda: 0
+        self._shared_load = shared_load
         self._numbers = itertools.count()
         self._by_id: dict[str, _RemoteRequest] = {}
         self._by_number: dict[int, _RemoteRequest] = {}
 
     @property
     def num_sequences(self) -> int:
-        """Choices that have not ended, as far as this process knows; the engine checks again.
-
-        shared_load: returns those of all front ends.
-        """
-        return max(super().num_sequences, self.shared_load())
+        """Choices that have not ended, as far as this process knows; the engine checks again."""
+        return max(super().num_sequences, self._shared_load())
 
     @property
     def num_open(self) -> int:
@@ -56,7 +57,8 @@ class RemoteEngine(EngineClient):
 
     async def _add(self, request: EngineRequest, *, is_admitted: bool) -> None:
         unique_id, number = request.request_id, next(self._numbers)
-        request = replace(request, detokenize=bool(request.params.stop))
+        if not request.params.stop:
+            request = replace(request, detokenize=False)
         remote = _RemoteRequest(number, request, self._get_tokenizer())
         self._by_id[unique_id] = self._by_number[number] = remote
         self._send("submit", number, request, current_caller.get(), is_admitted)

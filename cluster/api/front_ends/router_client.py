@@ -117,7 +117,10 @@ class RouterClient:
 class FrontEndRouter(Router):
     """The Router in a front end: its engine is in the process of the Router."""
 
-    def __init__(self, start: Start, client: RouterClient) -> None:
+    def __init__(
+        self, start: Start, client: RouterClient, shared_load: Callable[[], int] = lambda: 0
+    ) -> None:
+        """shared_load: see RemoteEngine."""
         routed, metrics = start.routed, Metrics()
         config = routed.config
         super().__init__(
@@ -128,7 +131,7 @@ class FrontEndRouter(Router):
         )
         self._link = client
         client.engine = self._engine = RemoteEngine(
-            routed.engine, start.prefix, client.send, lambda: self.text.tokenizer
+            routed.engine, start.prefix, client.send, lambda: self.text.tokenizer, shared_load
         )
         self._engine.is_draining = client.state.is_draining
 
@@ -136,10 +139,6 @@ class FrontEndRouter(Router):
     def num_streams(self) -> int:
         """Open streams, with those whose last output has not been read."""
         return self._engine.num_open
-
-    def set_shared_load(self, num_sequences: Callable[[], int]) -> None:
-        """Count the sequences of all front ends. num_sequences: returns that of the engine."""
-        self._engine.shared_load = num_sequences
 
     def running_engine(self) -> RunningEngine:
         """See Router."""

@@ -25,7 +25,7 @@ from specdec.types.responses import EngineOutput
 logger = logging.getLogger(__name__)
 
 Method = Callable[[Any], AsyncGenerator[Any, None]]
-"""What a front end can call: yields the results for an argument."""
+"""Function that a front end can call: yields the results for an argument."""
 
 
 class RouterEnd:
@@ -98,11 +98,6 @@ class RouterEnd:
     def stop(self) -> None:
         """Have the front end end: it waits for its last answers."""
         self._send("stop")
-
-    def close(self) -> None:
-        """Close the channel."""
-        self._channel.close()
-        self._end_all()
 
     @property
     def silence_s(self) -> float:
@@ -209,16 +204,13 @@ class RouterEnd:
         return task
 
     def _lose(self) -> None:
-        self._end_all()
-        self._report_loss()
-
-    def _end_all(self) -> None:
         """End what the front end has asked for; its counts remain."""
         self._compiling.clear()
         with suppress(NotReadyError):  # no request has reached an engine
             self._router.running_engine().thread.withdraw_all(self)
         for call in tuple(self._calls):
             self._on_cancel(call)
+        self._report_loss()
 
 
 async def _close(results: AsyncGenerator[Any, None], step: asyncio.Task[None] | None) -> None:

@@ -34,7 +34,7 @@ Outputs = AsyncGenerator[PromptOutput, None]
 
 
 class GenerationRequest(Protocol):
-    """What the request of any generation has. Fields are as in `RequestModel`."""
+    """Interface of the requests of all APIs that generate. Fields are as in `RequestModel`."""
 
     api_names: ClassVar[Mapping[str, str]]
 

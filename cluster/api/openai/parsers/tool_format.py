@@ -5,22 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
+from cluster.config.parsers import ToolFormatName
 from specdec.types.sampling.sampling_params import StructuredOutput
-
-ToolFormatName = Literal[
-    "hermes",
-    "llama3_json",
-    "llama4_pythonic",
-    "mistral",
-    "qwen3_coder",
-    "deepseek_v3",
-    "deepseek_v31",
-    "glm45",
-    "kimi_k2",
-    "gpt_oss",
-]
 
 # The output of json.dumps, the most common form in training data.
 _WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

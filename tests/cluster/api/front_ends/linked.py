@@ -27,11 +27,7 @@ class LinkedFrontEnd:
 
     @classmethod
     async def start(
-        cls,
-        router: ReplicaRouter,
-        app: ASGIApp | None = None,
-        admin: Any = None,
-        prefix: str = "1.",
+        cls, router: ReplicaRouter, app: ASGIApp | None = None, admin: Any = None
     ) -> LinkedFrontEnd:
         """app, admin: the Router's own interfaces, to which the front end relays."""
         ours, theirs = socket.socketpair()
@@ -50,4 +46,4 @@ class LinkedFrontEnd:
 
     def close(self) -> None:
         self.client.close()
-        self.end.close()
+        self.end._channel.close()

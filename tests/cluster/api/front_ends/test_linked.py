@@ -41,14 +41,14 @@ def gate(replica):
     """Holds the target after two steps, so that a stream is open until this event is set."""
     gate, collect, left = threading.Event(), replica.target.collect, [None, None]
 
-    def collect_behind_gate():
+    def collect_at_gate():
         if left:
             left.pop()
         else:
             gate.wait(20)
         return collect()
 
-    replica.target.collect = collect_behind_gate
+    replica.target.collect = collect_at_gate
     yield gate
     gate.set()
 
@@ -64,8 +64,16 @@ async def read(router, interval=1, request_id="", **params):
     return [output async for output in generation.outputs]
 
 
+async def begun(router, **fields):
+    """Return a stream of 100 tokens whose first output has been read."""
+    params = SamplingParams(**{**GREEDY, "max_tokens": 100})
+    generation = await router.generate(GenerateRequest(PROMPT, params, stream_interval=1, **fields))
+    await anext(generation.outputs)
+    return generation
+
+
 def answer_of(outputs):
-    """What a client receives, however it was split into outputs."""
+    """Return the contents that a client receives, however they were split into outputs."""
     last = outputs[-1]
     return (
         [token for each in outputs for token in each.token_ids],
@@ -153,11 +161,7 @@ async def test_the_engine_counts_the_requests_of_all(replica, front_end):
 
 
 async def test_a_client_that_leaves_ends_its_request(replica, front_end, gate):
-    call = GenerateRequest(
-        PROMPT, SamplingParams(**{**GREEDY, "max_tokens": 100}), stream_interval=1
-    )
-    generation = await front_end.router.generate(call)
-    await anext(generation.outputs)
+    generation = await begun(front_end.router)
     await generation.outputs.aclose()
     gate.set()
     thread = replica.router.running_engine().thread
@@ -168,11 +172,7 @@ async def test_a_client_that_leaves_ends_its_request(replica, front_end, gate):
 
 
 async def test_a_lost_front_end_ends_its_requests(replica, front_end, gate):
-    call = GenerateRequest(
-        PROMPT, SamplingParams(**{**GREEDY, "max_tokens": 100}), stream_interval=1
-    )
-    generation = await front_end.router.generate(call)
-    await anext(generation.outputs)
+    generation = await begun(front_end.router)
     front_end.client.close()
     gate.set()
     thread = replica.router.running_engine().thread
@@ -182,11 +182,7 @@ async def test_a_lost_front_end_ends_its_requests(replica, front_end, gate):
 
 
 async def test_requests_are_aborted_by_their_id(front_end, gate):
-    call = GenerateRequest(
-        PROMPT, SamplingParams(**{**GREEDY, "max_tokens": 100}), request_id="r", stream_interval=1
-    )
-    generation = await front_end.router.generate(call)
-    await anext(generation.outputs)
+    generation = await begun(front_end.router, request_id="r")
     front_end.end.abort(AbortOrder("other", current_caller.get()))
     front_end.end.abort(AbortOrder("r", current_caller.get()))
     with pytest.raises(AbortedError):
@@ -194,9 +190,7 @@ async def test_requests_are_aborted_by_their_id(front_end, gate):
 
 
 async def test_a_drain_waits_for_open_streams(replica, front_end, gate):
-    params = SamplingParams(**{**GREEDY, "max_tokens": 100})
-    generation = await front_end.router.generate(GenerateRequest(PROMPT, params, stream_interval=1))
-    await anext(generation.outputs)
+    generation = await begun(front_end.router)
     draining = asyncio.create_task(replica.router.drain(20))
     await asyncio.sleep(0)
     front_end.end.show(state_of(replica.router))
@@ -210,9 +204,7 @@ async def test_a_drain_waits_for_open_streams(replica, front_end, gate):
 
 
 async def test_a_drain_ends_what_is_left(replica, front_end, gate):
-    params = SamplingParams(**{**GREEDY, "max_tokens": 110})
-    generation = await front_end.router.generate(GenerateRequest(PROMPT, params, stream_interval=1))
-    await anext(generation.outputs)
+    generation = await begun(front_end.router)
     draining = asyncio.create_task(replica.router.drain(0.0))
     await asyncio.sleep(0.05)
     gate.set()
@@ -267,11 +259,7 @@ async def test_an_error_of_ours_ends_a_call_without_its_details(front_end):
 
 
 async def test_the_loss_of_the_engine_ends_all_streams(replica, front_end, gate):
-    call = GenerateRequest(
-        PROMPT, SamplingParams(**{**GREEDY, "max_tokens": 100}), stream_interval=1
-    )
-    generation = await front_end.router.generate(call)
-    await anext(generation.outputs)
+    generation = await begun(front_end.router)
     replica.router.running_engine().thread.mark_target_lost(TargetFailedError("rank 1 ended"))
     gate.set()
     with pytest.raises(TargetFailedError):

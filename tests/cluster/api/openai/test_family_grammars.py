@@ -9,8 +9,9 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from cluster.api.openai.conversation import tool_use
-from cluster.api.openai.parsers.tool_format import TOOL_FORMATS, ToolFormatName
+from cluster.api.openai.parsers.tool_format import TOOL_FORMATS
 from cluster.api.openai.schemas.chat_schema import ChatRequest
+from cluster.config.parsers import ToolFormatName
 from specdec.text.grammar.translation import to_llguidance
 from tests.cluster.api.openai.family_outputs import FAMILIES, OUTPUTS, TOOLS
 from tests.cluster.api.openai.parsers.test_tool_families import read
