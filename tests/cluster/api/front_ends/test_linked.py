@@ -5,6 +5,7 @@
 
 import asyncio
 import threading
+import time
 from array import array
 from dataclasses import replace
 from types import SimpleNamespace
@@ -172,7 +173,7 @@ async def test_a_client_that_leaves_ends_its_request(replica, front_end, gate):
 
 
 async def test_a_lost_front_end_ends_its_requests(replica, front_end, gate):
-    generation = await begun(front_end.router)
+    _open = await begun(front_end.router)
     front_end.client.close()
     gate.set()
     thread = replica.router.running_engine().thread
@@ -309,7 +310,8 @@ async def http(front_end):
         yield client
 
 
-async def test_generation_is_answered_here_and_all_else_by_the_router(replica, http):
+async def test_generation_is_answered_here_and_all_else_by_the_router(replica, http, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1_800_000_000.0)  # models have the time of the answer
     body = {"model": "tiny", "prompt": [11, 12], "max_tokens": 3}
     assert (await http.post("/v1/completions", json=body)).json()["usage"]["completion_tokens"] == 3
     for path in ("/health", "/ready", "/v1/models", "/v1/speculation", "/dashboard"):
