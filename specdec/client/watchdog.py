@@ -58,10 +58,7 @@ def _put_all(call: Any, messages: SimpleQueue[Any]) -> None:
 
 
 class TaskWatch:
-    """Time limit of the waits of an asynchronous generator: one timer for all of them.
-
-    `asyncio.timeout` around each wait would cost a tenth of the time that a message takes.
-    """
+    """Time limit of the waits of an asynchronous generator, without `asyncio.timeout` in each."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[Any] | None = None  # that waits

@@ -272,6 +272,10 @@ class Answer:
         last = self.last
         assert last is not None, "an answer without an output"
         speculation = last.speculation
+        # As SGLang: all steps after the prompt's, whether they had drafts or not.
+        num_steps = 0
+        if speculation.num_drafts:
+            num_steps = max(1, len(self.output_ids) - 1 - speculation.num_accepted_tokens)
         return {
             "id": self.call.request_id,
             "finish_reason": self._finish_reason(last),
@@ -280,8 +284,8 @@ class Answer:
             "cached_tokens": last.num_cached_tokens,
             "e2e_latency": time.perf_counter() - self.began_s,
             "weight_version": "default",
-            "spec_verify_ct": speculation.num_drafts,
-            "spec_accept_length": speculation.mean_acceptance_length,
+            "spec_verify_ct": num_steps,
+            "spec_accept_length": len(self.output_ids) / num_steps if num_steps else 1.0,
             "spec_accept_rate": speculation.acceptance_rate,
             "seed": self.call.params.seed,
         }
