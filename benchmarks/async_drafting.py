@@ -4,10 +4,6 @@ The engine and the target run on one core, the draft model in a process on anoth
 each number of draft tokens and each value of async_drafting take turns, with the same prompts, and
 the best number of each value counts. The tokens of all runs must be equal.
 
-Two comparisons follow. The runs are simulated (`benchmarks.simulated_models`) with the recorded
-texts and the measured seconds of passes: speeds should agree. And the hits of the runs are compared
-with what the distributions of both models along the texts let expect.
-
 Speculation that is switched off is compared with an engine without a draft model. The last line
 printed is JSON.
 
@@ -20,7 +16,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -34,68 +31,42 @@ from benchmarks.drafting_engines import (
     NO_DRAFTER,
     SWITCHED_OFF,
     SYNCHRONOUS,
+    Engines,
+    Models,
     Run,
     local_target,
 )
-from benchmarks.drafting_runs import Pinned, SimulatedRuns
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.pinned_draft import PinnedRanks, draft_spec
 from benchmarks.precisions import PRECISIONS
 from benchmarks.prompts import add_prompts_option, load_prompts, of_similar_length
-from benchmarks.recorded_texts import RecordedText, TextRecorder, expected_hit_rate
-from benchmarks.recordings import TextScorer
 from benchmarks.report_file import add_output, command_line, write_report
-from benchmarks.summary import Bar, at_least, at_most, print_bars
-from benchmarks.timed_models import ModelTimes
+from benchmarks.summary import Bar, at_least, print_bars
 from benchmarks.workloads import MODEL
 from cluster.workers.groups.roles import DRAFT
 from cluster.workers.groups.worker_group import WorkerGroup
 from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.draft_messages import DraftOutput, DraftStep
+from specdec.worker import LocalTarget
 
 _PRECISIONS = ("fp32", "int8", "w8a8")
-_MIN_ROUNDS_OF_HITS = 200
-"""Rounds of a value below which its hits are too few to compare."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Medians of one run, measured and simulated, and the share of rounds that were hits."""
+    """Median speed of one run, and the share of rounds that were hits."""
 
     mode: str
     num_draft_tokens: int
     tokens_per_s: float
-    simulated: float
     hit_rate: float
 
-
-@dataclass(frozen=True)
-class HitRates:
-    """Hits of one value of async_drafting, measured and expected; see RecordedText."""
-
-    mode: str
-    num_rounds: int
-    measured: float
-    expected: float
-
-
-@dataclass(frozen=True)
-class Times:
-    """Mean seconds of one value of async_drafting; see ModelTimes.
-
-    messages_s: of drafts ahead. waited_s, host_s: in a step. draft_busy: part of the time in which
-        the draft model runs passes for drafts ahead.
-    """
-
-    mode: str
-    target: Mapping[int, float]
-    synchronous: Mapping[int, float]
-    first: Mapping[int, float]
-    levels: Mapping[int, float]
-    messages_s: float
-    waited_s: float
-    host_s: float
-    draft_busy: float
+    @classmethod
+    def of(cls, run: Run) -> Row:
+        """Summarize a run."""
+        hit_rate = round(run.counts.ahead.hit_rate, 3)
+        return cls(run.mode, run.num_draft_tokens, round(run.median, 2), hit_rate)
 
 
 @dataclass(frozen=True)
@@ -127,10 +98,34 @@ class Report:
     draft: str
     temperature: float
     rows: tuple[Row, ...]
-    hits: tuple[HitRates, ...]
-    times: tuple[Times, ...]
     off: OffCost | None
     bars: tuple[Bar, ...]
+
+
+class Pinned(Engines):
+    """Runs on one target, and on one draft model in a process on other cores."""
+
+    def __init__(
+        self,
+        directory: Path,
+        target: LocalTarget,
+        worker: WorkerGroup[DraftStep, DraftOutput],
+        ranks: PinnedRanks,
+        temperature: float = 0.0,
+    ) -> None:
+        """Use a target, and a worker with its ranks."""
+        super().__init__(directory, temperature, time.perf_counter)
+        self._models = Models(target, worker)
+        self._ranks = ranks
+        self._tokens: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = {}  # of any run
+
+    def measure(self, run: Run, prompt: tuple[int, ...], max_tokens: int) -> None:
+        """Generate after a prompt. Raises AssertionError for other tokens than an earlier run."""
+        before_s = self._ranks.cpu_s
+        tokens = self.run(run, self._models, prompt, max_tokens)
+        known = self._tokens.setdefault((prompt, max_tokens), tokens)
+        assert known == tokens, "speculation has changed the tokens"
+        run.draft_cpu_s += self._ranks.cpu_s - before_s
 
 
 def _measure(pinned: Pinned, runs: Sequence[Run], options: argparse.Namespace) -> None:
@@ -146,7 +141,6 @@ def _warm_up(pinned: Pinned, runs: Sequence[Run], options: argparse.Namespace) -
     prompt = _prompts(pinned, options)[0]
     for run in runs:
         pinned.measure(Run(run.mode, run.num_draft_tokens), prompt, 16)
-    pinned.forget_times()
 
 
 def _prompts(pinned: Pinned, options: argparse.Namespace) -> list[tuple[int, ...]]:
@@ -154,70 +148,13 @@ def _prompts(pinned: Pinned, options: argparse.Namespace) -> list[tuple[int, ...
     return of_similar_length(prompts, options.rounds)
 
 
-def _simulate(pinned: Pinned, runs: Sequence[Run], texts: Sequence[RecordedText]) -> list[Run]:
-    """Repeat the runs, in the same order, with models of the measured times."""
-    repeated = [Run(run.mode, run.num_draft_tokens) for run in runs]
-    simulated = SimulatedRuns(pinned.directory, pinned.times, pinned.temperature)
-    for index, text in enumerate(tqdm(texts, "simulation", leave=False)):
-        for place in range(len(runs)):
-            simulated.measure(repeated[(place + index) % len(runs)], text)
-    return repeated
-
-
-def _hits(runs: Sequence[Run], texts: Sequence[RecordedText]) -> tuple[HitRates, ...]:
-    by_prompt = {text.prompt: text for text in texts}
-    found = []
-    for mode in MODES[1:]:
-        own = [run for run in runs if run.mode == mode]
-        rounds = [(by_prompt[prompt], row) for run in own for prompt, row in run.rounds]
-        hits = sum(sum(run.counts.ahead.hits.values()) for run in own)
-        misses = sum(sum(run.counts.ahead.misses.values()) for run in own)
-        measured = round(hits / max(1, hits + misses), 4)
-        found.append(HitRates(mode, hits + misses, measured, round(expected_hit_rate(rounds), 4)))
-    return tuple(found)
-
-
-def _times(mode: str, times: ModelTimes, runs: Sequence[Run]) -> Times:
-    own = [run for run in runs if run.mode == mode]
-    busy_s = sum(run.counts.ahead.busy_s for run in own)
-    return Times(
-        mode,
-        times.target.means(),
-        times.synchronous.means(),
-        times.first.means(),
-        times.levels.means(),
-        times.messages.means().get(1, 0.0),
-        round(times.waited_s / max(1, times.num_steps), 6),
-        round(times.host_step_s, 6),
-        round(busy_s / max(1e-9, sum(run.seconds for run in own)), 4),
-    )
-
-
-def _bars(rows: Sequence[Row], hits: Sequence[HitRates], off: OffCost | None) -> tuple[Bar, ...]:
+def _bars(rows: Sequence[Row], off: OffCost | None) -> tuple[Bar, ...]:
     best = {mode: max(row.tokens_per_s for row in rows if row.mode == mode) for mode in MODES}
     ahead = max(best["continuing"], best["outcomes"]) / best[SYNCHRONOUS]
-    speeds = [abs(row.simulated / row.tokens_per_s - 1) for row in rows]
-    rates = [
-        abs(each.measured - each.expected)
-        for each in hits
-        if each.num_rounds >= _MIN_ROUNDS_OF_HITS
-    ]
-    bars = [
-        at_least("best asynchronous over best synchronous drafting", ahead, 1.2),
-        at_most("distance of simulated and measured speed, the largest", max(speeds), 0.1),
-    ]
+    bars = [at_least("best asynchronous over best synchronous drafting", ahead, 1.2)]
     if off is not None:
         bars.append(at_least("switched off over no drafter", off.share, 0.99))
-    if rates:
-        bars.append(at_most("distance of expected and measured hit rate", max(rates), 0.03))
     return tuple(bars)
-
-
-def _recorder(directory: Path, draft_dir: Path, options: argparse.Namespace) -> TextRecorder:
-    target = TextScorer(directory, PRECISIONS[options.target_precision])
-    return TextRecorder(
-        target, TextScorer(draft_dir, PRECISIONS[options.draft_precision]), draft_dir
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -240,11 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _measure(pinned, plain, options)
     finally:
         worker.close()
-    recorder, outputs = _recorder(directory, draft_dir, options), pinned.outputs(options.max_tokens)
-    texts = [recorder.record(*each, options.temperature) for each in outputs.items()]
-    simulated = _simulate(pinned, runs, texts) if options.temperature == 0 else runs
-    rows = tuple(_row(*each) for each in zip(runs, simulated, strict=True))
-    hits, off = _hits(runs, texts), OffCost.of(*plain) if plain[0].tokens_per_s else None
+    rows = tuple(map(Row.of, runs))
+    off = OffCost.of(*plain) if plain[0].tokens_per_s else None
     report = Report(
         command_line("benchmarks.async_drafting", arguments or sys.argv[1:]),
         describe_machine(),
@@ -252,24 +186,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{options.draft_model or MODEL} {options.draft_precision}",
         options.temperature,
         rows,
-        hits,
-        tuple(_times(mode, pinned.times[mode], runs) for mode in MODES),
         off,
-        _bars(rows, hits, off),
+        _bars(rows, off),
     )
     print_bars(report.bars)
     write_report(report, options.output)
     return 0 if all(each.is_met for each in report.bars) else 1
-
-
-def _row(run: Run, simulated: Run) -> Row:
-    return Row(
-        run.mode,
-        run.num_draft_tokens,
-        round(run.median, 2),
-        round(simulated.median, 2),
-        round(run.counts.ahead.hit_rate, 3),
-    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -279,9 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--draft-model", help="name or directory (default: a copy of the target)")
     parser.add_argument("--target-precision", choices=_PRECISIONS, default="fp32")
     parser.add_argument("--draft-precision", choices=_PRECISIONS, default="int8")
-    parser.add_argument(
-        "--temperature", type=float, default=0.0, help="above 0 nothing is simulated"
-    )
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--target-cores", type=int, nargs="+", default=(0,))
     parser.add_argument("--draft-cores", type=int, nargs="+", default=(1,))
     parser.add_argument("--num-draft-tokens", type=int, nargs="+", default=(1, 2, 3, 5))

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.timed_models import ModelTimes
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.quantization import QuantizationMethod
 from specdec.config.speculation.speculative import SpeculativeConfig
@@ -23,7 +22,6 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftModelProposer
 from specdec.speculation.proposers.outcome_planner import OutcomePlanner
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.draft_messages import AheadRow
 from specdec.types.ranks import DraftWorker, Target
 from specdec.types.reports.stats import Counts
 from specdec.types.sampling.sampling_params import SamplingParams
@@ -48,15 +46,14 @@ LIMITS = DraftLimits(
 class Run:
     """One value of async_drafting with one number of draft tokens, over all prompts.
 
-    mode: also one of the runs without speculation. rounds: the rows that were drafted after, with
-        their prompts. seconds: without prefill. draft_cpu_s: of the draft model's process.
+    mode: also one of the runs without speculation. seconds: without prefill. draft_cpu_s: of the
+        draft model's process.
     """
 
     mode: str
     num_draft_tokens: int
     tokens_per_s: list[float] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
-    rounds: list[tuple[tuple[int, ...], AheadRow]] = field(default_factory=list)
     seconds: float = 0.0
     draft_cpu_s: float = 0.0
 
@@ -67,11 +64,10 @@ class Run:
 
 
 class Models(NamedTuple):
-    """The models of a run. times: to record the host's part of steps in."""
+    """The models of a run."""
 
     target: Target
     worker: DraftWorker
-    times: ModelTimes
 
 
 class Engines:
@@ -102,9 +98,7 @@ class Engines:
             token_ids += [each for output in engine.step() for each in output.token_ids]
         began_at_s, first = self._clock(), len(token_ids)
         while engine.has_work:
-            with models.times.step():
-                outputs = engine.step()
-            token_ids += [each for output in outputs for each in output.token_ids]
+            token_ids += [each for output in engine.step() for each in output.token_ids]
         seconds = self._clock() - began_at_s
         run.seconds += seconds
         run.tokens_per_s.append((len(token_ids) - first) / seconds)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.precisions import PRECISIONS, Precision
@@ -127,14 +126,10 @@ class TextScorer:
         self._cache = self._model.new_kv_cache(model.max_position_embeddings)
 
     @torch.inference_mode()
-    def logits(self, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
-        """Return the logits [len(output), vocab_size] that predict each token of `output`."""
+    def agrees(self, prompt: Sequence[int], output: Sequence[int]) -> tuple[bool, ...]:
+        """Return, for each token of `output`, whether it is the most likely one."""
         token_ids = [*prompt, *output[:-1]]
         chunk = Chunk(token_ids, 0, range(-(-len(token_ids) // _BLOCK_SIZE)))
         hidden = self._model(ForwardBatch([chunk], _BLOCK_SIZE), self._cache)
-        return self._model.compute_logits(hidden[-len(output) :])
-
-    def agrees(self, prompt: Sequence[int], output: Sequence[int]) -> tuple[bool, ...]:
-        """Return, for each token of `output`, whether it is the most likely one."""
-        most_likely = self.logits(prompt, output).argmax(-1)
+        most_likely = self._model.compute_logits(hidden[-len(output) :]).argmax(-1)
         return tuple((most_likely == torch.tensor(output)).tolist())

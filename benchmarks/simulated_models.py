@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ _MAX_RANK = 64
 _ROUNDING_S = 1e-9
 """Two devices that end at the same time end together, whatever the rounding of sums of seconds."""
 _TEXT_TOKENS = 1 << 15
+_FREE_TOKENS = 256
 
 
 class SimulatedClock:
@@ -51,81 +52,23 @@ class SimulatedClock:
         self.now_s = max(self.now_s, at_s)
 
 
-class PassSpeeds(Protocol):
-    """Seconds of forward passes by their number of tokens. host_s: of the engine in each step."""
-
-    @property
-    def host_s(self) -> float:
-        """Seconds between two passes of the target that are none of the draft model's."""
-
-    def of_target(self, num_tokens: int) -> float:
-        """Return the seconds of a pass of the target."""
-
-    def of_draft(self, num_tokens: int) -> float:
-        """Return the seconds of a pass of the draft model over text to catch up on."""
-
-    def of_synchronous(self, passes: Sequence[int]) -> float:
-        """Return the seconds of the passes that make a draft that a step waits for."""
-
-    def of_first(self, num_tokens: int) -> float:
-        """Return the seconds of a pass over drafts in flight."""
-
-    def of_level(self, num_tokens: int) -> float:
-        """Return the seconds of a pass that extends branches."""
-
-
 @dataclass(frozen=True)
 class Speeds:
-    """PassSpeeds of two lines.
+    """Seconds of forward passes that read the weights.
 
-    target_s, draft_s: of passes that read the weights. num_free_tokens: tokens for which a pass
-    takes no longer than that; beyond them its time grows in proportion. target_row_s, draft_row_s:
-    of each token after the first, on top of that.
+    A pass of more than `_FREE_TOKENS` tokens takes longer, in proportion to them.
     """
 
     target_s: float
     draft_s: float
-    num_free_tokens: int = 256
-    target_row_s: float = 0.0
-    draft_row_s: float = 0.0
-    host_s: float = 0.0
 
     def of_target(self, num_tokens: int) -> float:
         """Return the seconds of a pass of the target."""
-        return self._pass_s(self.target_s, self.target_row_s, num_tokens)
+        return self.target_s * max(1.0, num_tokens / _FREE_TOKENS)
 
     def of_draft(self, num_tokens: int) -> float:
         """Return the seconds of a pass of the draft model."""
-        return self._pass_s(self.draft_s, self.draft_row_s, num_tokens)
-
-    def of_synchronous(self, passes: Sequence[int]) -> float:
-        """Return the seconds of the passes of a draft, one after the other."""
-        return sum(map(self.of_draft, passes))
-
-    def of_first(self, num_tokens: int) -> float:
-        """Return the seconds of a pass over drafts in flight."""
-        return self.of_draft(num_tokens)
-
-    def of_level(self, num_tokens: int) -> float:
-        """Return the seconds of a pass that extends branches."""
-        return self.of_draft(num_tokens)
-
-    def _pass_s(self, weights_s: float, row_s: float, num_tokens: int) -> float:
-        most = max(1.0, num_tokens / self.num_free_tokens)
-        return weights_s * most + row_s * (num_tokens - 1)
-
-
-class SequenceTexts(Protocol):
-    """The tokens of sequences, and those that a draft model has for them, by position."""
-
-    def token(self, seq_id: int, position: int) -> int:
-        """Return the token at a position."""
-
-    def drafted(self, seq_id: int, position: int, count: int) -> tuple[int, ...]:
-        """Return the draft model's first tokens at consecutive positions."""
-
-    def candidates(self, seq_id: int, position: int, count: int) -> list[int]:
-        """Return the draft model's first tokens at a position, the likeliest first."""
+        return self.draft_s * max(1.0, num_tokens / _FREE_TOKENS)
 
 
 class _Text(NamedTuple):
@@ -146,7 +89,6 @@ class Texts:
 
     acceptance: float
     rank_exponent: float
-    seed: int = 0
     _made: dict[int, _Text] = field(default_factory=dict)
 
     def token(self, seq_id: int, position: int) -> int:
@@ -176,7 +118,7 @@ class Texts:
 
     def _of(self, seq_id: int) -> _Text:
         if seq_id not in self._made:
-            generator = np.random.default_rng((self.seed, seq_id))
+            generator = np.random.default_rng((0, seq_id))
             tokens = _FIRST_TOKEN + generator.integers(0, _NUM_TOKENS, _TEXT_TOKENS)
             ranks = generator.choice(_MAX_RANK, _TEXT_TOKENS, p=self.rank_probabilities)
             wrong = _FIRST_TOKEN + (tokens - 1) % _NUM_TOKENS
@@ -191,7 +133,7 @@ class SimulatedTarget:
     busy_s: seconds of its passes.
     """
 
-    def __init__(self, clock: SimulatedClock, speeds: PassSpeeds, texts: SequenceTexts) -> None:
+    def __init__(self, clock: SimulatedClock, speeds: Speeds, texts: Texts) -> None:
         self._clock = clock
         self._speeds = speeds
         self._texts = texts
@@ -201,7 +143,6 @@ class SimulatedTarget:
 
     def begin(self, step: StepInput) -> None:
         """Run the step after the earlier ones."""
-        self._clock.wait_until(self._clock() + self._speeds.host_s)
         seconds = self._speeds.of_target(sum(len(row.token_ids) for row in step.rows))
         self._free_at_s = max(self._free_at_s, self._clock()) + seconds
         self.busy_s += seconds
@@ -246,7 +187,7 @@ class SimulatedDraftWorker:
     num_waits: how often `collect` was called, for drafts that a step waits for.
     """
 
-    def __init__(self, clock: SimulatedClock, speeds: PassSpeeds, texts: SequenceTexts) -> None:
+    def __init__(self, clock: SimulatedClock, speeds: Speeds, texts: Texts) -> None:
         self._clock = clock
         self._speeds = speeds
         self._texts = texts
@@ -265,7 +206,7 @@ class SimulatedDraftWorker:
             sizes = [sum(len(row.token_ids) for row in step.drafts)]
             for index in range(1, most):
                 sizes.append(sum(row.num_draft_tokens > index for row in step.drafts))
-            self._run(self._speeds.of_synchronous(sizes))
+            self._run(sum(map(self._speeds.of_draft, sizes)))
             self._drafted_at_s = self._free_at_s
         if step.rows:
             self._run(self._speeds.of_draft(sum(len(row.token_ids) for row in step.rows)))
@@ -300,12 +241,12 @@ class SimulatedDraftWorker:
 
     def _enumerate(self, step: DraftStep) -> None:
         num_first = sum(len(row.token_ids) for row in step.ahead)
-        passes = [DraftPass(num_first, self._run(self._speeds.of_first(num_first)))]
+        passes = [DraftPass(num_first, self._run(self._speeds.of_draft(num_first)))]
         ends_at_s = [self._free_at_s]
         for index in range(max(row.num_draft_tokens for row in step.ahead)):
             rows = [row for row in step.ahead if row.num_draft_tokens > index]
             num_tokens = sum(sum(row.fan_out) for row in rows)
-            passes.append(DraftPass(num_tokens, self._run(self._speeds.of_level(num_tokens))))
+            passes.append(DraftPass(num_tokens, self._run(self._speeds.of_draft(num_tokens))))
             ends_at_s.append(self._free_at_s)
         self._enumerations.append(_Enumeration(step, passes, ends_at_s))
 

@@ -28,7 +28,6 @@ from benchmarks.drafting_engines import (
 )
 from benchmarks.gpu.draft_process import DraftProcess
 from benchmarks.gpu.parts import Context, Result
-from benchmarks.timed_models import ModelTimes, TimedTarget, TimedWorker
 from benchmarks.tiny_model import write_deepened, write_disturbed, write_tiny_llama
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.types.draft_messages import AheadOutput, DraftStep
@@ -91,40 +90,45 @@ class Timeline:
         ]
 
 
-class _TracedTarget(TimedTarget):
+class _TracedTarget:
     """A target whose steps are in a timeline, from their begin or the end of the one before."""
 
-    def __init__(self, target: Target, times: ModelTimes, timeline: Timeline) -> None:
-        super().__init__(target, times)
+    def __init__(self, target: Target, timeline: Timeline) -> None:
+        self._target = target
         self._spans = timeline.target
         self._begun_at_s: list[float] = []
 
     def begin(self, step: StepInput) -> None:
+        """Send a step."""
         self._begun_at_s.append(time.perf_counter())
-        super().begin(step)
+        self._target.begin(step)
 
     def collect(self) -> VerifyOutput:
-        output = super().collect()
+        """Run the oldest step."""
+        output = self._target.collect()
         last_s = self._spans[-1][1] if self._spans else 0.0
         self._spans.append((max(last_s, self._begun_at_s.pop(0)), time.perf_counter()))
         return output
 
 
-class _TracedWorker(TimedWorker):
+class _TracedWorker:
     """A draft worker whose passes for drafts ahead are in a timeline, from the message on."""
 
-    def __init__(self, worker: DraftWorker, times: ModelTimes, timeline: Timeline) -> None:
-        super().__init__(worker, times)
+    def __init__(self, worker: DraftWorker, timeline: Timeline) -> None:
+        self._worker = worker
         self._spans = timeline.draft
         self._begun_at_s: dict[int, float] = {}
+        self.collect, self.poll_busy = worker.collect, worker.poll_busy
 
     def begin(self, step: DraftStep) -> None:
+        """Send a step."""
         if step.ahead:
             self._begun_at_s[step.step_id] = time.perf_counter()
-        super().begin(step)
+        self._worker.begin(step)
 
     def collect_ahead(self, *, wait: bool) -> list[AheadOutput]:
-        outputs = super().collect_ahead(wait=wait)
+        """Return drafts ahead, and record when they were made."""
+        outputs = self._worker.collect_ahead(wait=wait)
         for output in outputs:
             begun_at_s = self._begun_at_s.pop(output.step_id)
             passes_s = sum(each.seconds for each in output.passes)
@@ -145,10 +149,9 @@ class _Runs(Engines):
         run, timeline = Run(mode, _NUM_DRAFTS), Timeline([], [])
         tokens: list[object] = []
         for prompt in prompts:
-            times = ModelTimes()
-            target = _TracedTarget(self._target, times, timeline)
-            worker = _TracedWorker(self._worker, times, timeline)
-            tokens.append(self.run(run, Models(target, worker, times), prompt, _MAX_TOKENS))
+            target = _TracedTarget(self._target, timeline)
+            worker = _TracedWorker(self._worker, timeline)
+            tokens.append(self.run(run, Models(target, worker), prompt, _MAX_TOKENS))
         ahead = run.counts.ahead
         result: Result = {"tokens_per_s": run.median}
         if timeline.draft:
