@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import product
+from functools import partial
 
 import torch
 
-from benchmarks.gpu.parts import Context, PartSkippedError, Result
+from benchmarks.gpu.device_kernels import require_triton
+from benchmarks.gpu.parts import Context, Result
 from benchmarks.gpu.random_models import LLAMA_8B, SMALL, random_decoder, write_config
-from benchmarks.gpu.steps import BLOCK_SIZE, FEW, GREEDY, Cell, Sizes, Steps
+from benchmarks.gpu.steps import BLOCK_SIZE, FEW, Sizes, cells_of
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
-from specdec.kernels.reference.triton_availability import triton_fault
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.llama import CausalDecoder
 
@@ -24,8 +23,7 @@ _CHECKED_LAYERS = 4
 
 def measure_deterministic(context: Context) -> Result:
     """Check bits on a few layers of Llama-3.1-8B; compare steps of the whole with those without."""
-    if fault := triton_fault(context.device):
-        raise PartSkippedError(fault)
+    require_triton(context)
     fields = {**(SMALL if context.is_small else LLAMA_8B)}
     directory = context.directory / "deterministic"
     few = write_config(directory, fields | {"num_hidden_layers": _CHECKED_LAYERS})
@@ -35,7 +33,12 @@ def measure_deterministic(context: Context) -> Result:
     sizes = FEW if context.is_small else _SIZES
     model = write_config(directory, fields)
     cells = {
-        name: _cells(model, sizes, context, deterministic=name == "deterministic")
+        name: cells_of(
+            partial(_decoder, model, context, deterministic=name == "deterministic"),
+            model,
+            sizes,
+            context,
+        )
         for name in ("plain", "deterministic")
     }
     ratios = [
@@ -54,21 +57,6 @@ def _decoder(model: ModelConfig, context: Context, *, deterministic: bool) -> Ca
     return random_decoder(
         model, context.device, dtype, length, BLOCK_SIZE, deterministic=deterministic
     )
-
-
-def _cells(
-    model: ModelConfig, sizes: Sizes, context: Context, *, deterministic: bool
-) -> Sequence[Cell]:
-    steps = Steps(
-        _decoder(model, context, deterministic=deterministic), model, sizes, has_graphs=True
-    )
-    shapes = product(sizes.batches, sizes.contexts, sizes.drafts)
-    found = [steps.measure(*shape, GREEDY) for shape in shapes]
-    del steps
-    gc.collect()
-    if context.is_gpu:
-        torch.cuda.empty_cache()
-    return found
 
 
 @torch.inference_mode()

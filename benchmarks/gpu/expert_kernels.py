@@ -7,14 +7,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.parts import Case, Context, PartSkippedError, Result, run_cases
+from benchmarks.gpu.device_kernels import compared, name_of, require_triton
+from benchmarks.gpu.parts import Case, Context, Result, run_cases
 from specdec.kernels.reference import experts as reference
 from specdec.kernels.reference.experts import ExpertStack, Routes, RoutingRule
 from specdec.kernels.reference.packed_weight import CodeKind, PackedWeight, quantize_weight
-from specdec.kernels.reference.triton_availability import triton_fault
 
-_MAX_ERROR = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-"""Norm of the difference of results, relative to theirs."""
 _SHAPES = {
     "Mixtral": (4096, 7168, 8, RoutingRule(2, normalizes=True), False),
     "Qwen3-30B-A3B": (2048, 768, 128, RoutingRule(8, normalizes=True), False),
@@ -26,7 +24,7 @@ _SHAPES = {
 _NUM_ROWS = (1, 40, 300)
 _GROUP = 128
 _FORMATS: tuple[tuple[torch.dtype, CodeKind | None], ...] = (
-    *((dtype, None) for dtype in _MAX_ERROR),
+    *((dtype, None) for dtype in (torch.float32, torch.float16, torch.bfloat16)),
     *((torch.bfloat16, kind) for kind in (CodeKind.INT4, CodeKind.INT8)),
 )
 """Types of activations, and the codes of the experts; None for the type of activations."""
@@ -34,12 +32,11 @@ _FORMATS: tuple[tuple[torch.dtype, CodeKind | None], ...] = (
 
 def check_expert_kernels(context: Context) -> Result:
     """Compare the results of tokens with random routes, for steps of decodes and of prompts."""
-    if (fault := triton_fault(context.device)) is not None:
-        raise PartSkippedError(fault)
+    require_triton(context)
     names = ("small",) if context.is_small else tuple(_SHAPES)
     cases: list[Case] = [
         (
-            f"{name}, {num_rows} rows, {'' if kind is None else f'{kind.value}, '}{_short(dtype)}",
+            f"{name}, {num_rows} rows, {'' if kind is None else f'{kind.value}, '}{name_of(dtype)}",
             partial(_mixture, name, num_rows, dtype, context.device, kind),
         )
         for dtype, kind in _FORMATS
@@ -48,10 +45,6 @@ def check_expert_kernels(context: Context) -> Result:
         if (dtype == torch.bfloat16 and kind is None) or num_rows <= _NUM_ROWS[1]
     ]
     return run_cases(cases, context)
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _mixture(
@@ -71,7 +64,7 @@ def _mixture(
     routes, expected = (kind.route(logits, None, rule) for kind in (experts, reference))
     has_routes = routes.chosen.tolist() == expected.chosen.tolist()
     found = experts.run_experts(x, routes, stack, 0)
-    error = _error(found, reference.run_experts(x.float(), routes, stack, 0))
+    result = compared(found, reference.run_experts(x.float(), routes, stack, 0), dtype)
     last = slice(num_rows - 1, num_rows)
     alone = experts.run_experts(x[last], Routes(*(each[last] for each in routes)), stack, 0)
     is_same = torch.equal(alone[0], found[-1])
@@ -81,12 +74,8 @@ def _mixture(
     )
     # Tiles of 64 rows may have another instruction than those of 16 and 32.
     must_be_same = sizes.rows != experts.MANY_ROWS
-    passed = has_routes and error <= _MAX_ERROR[dtype] and (is_same or not must_be_same)
-    return {"passed": passed, "error_of_norm": error, "same_bits_alone": is_same}
-
-
-def _error(found: Tensor, expected: Tensor) -> float:
-    return float((found.float() - expected).norm() / expected.norm())
+    passed = has_routes and result["passed"] and (is_same or not must_be_same)
+    return result | {"passed": passed, "same_bits_alone": is_same}
 
 
 def _stack(

@@ -6,23 +6,22 @@ sequences when a single one had such a request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 
 import numpy as np
 import torch
 
-from benchmarks.gpu.parts import Context, PartSkippedError, Result
+from benchmarks.gpu.device_kernels import require_triton
+from benchmarks.gpu.parts import Context, Result
 from benchmarks.gpu.steps import BLOCK_SIZE, GREEDY, Sizes, Steps, model_of
-from benchmarks.gpu_steps import median_s
 from specdec.kernels.reference.logit_edits import PROMPT_TOKEN, Change, Entry, LogitEdits
-from specdec.kernels.reference.triton_availability import triton_fault
 from specdec.sampling.device.device_edits import apply_edits
-from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
+from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepRow
 from specdec.types.sampling.sampling_spec import SamplingRules
 
-_BATCH, _CONTEXT, _NUM_DRAFTS, _ROUNDS = 256, 512, 4, 10
+_BATCH, _CONTEXT, _NUM_DRAFTS = 256, 512, 4
 _MOST_RATIO = 1.1
 _PENALTIES = SamplingRules(temperature=0.0, presence_penalty=0.5, repetition_penalty=1.1)
 _LOGPROBS = SamplingRules(temperature=0.0, logprobs=5)
@@ -83,14 +82,12 @@ def _measure(steps: Steps, batch: int, length: int, name: str, num_rows: int) ->
         for seq, mask in enumerate(masks)
     )
     steps.step(rows, admitted, tables)
-    runner, number = steps.runner, iter(range(10**9, 2 * 10**9))
-
-    def median_ms(run: Callable[[StepInput], object]) -> float:
-        step = StepInput(next(number), (), (), (), rows)
-        return median_s(lambda: run(step), steps.device, _ROUNDS) * 1e3
-
     cell = ExtrasCell(
-        batch, name, num_rows, median_ms(runner.execute), median_ms(runner.execute_on_host)
+        batch,
+        name,
+        num_rows,
+        device_ms=steps.median_ms(steps.runner.execute, rows),
+        host_ms=steps.median_ms(steps.runner.execute_on_host, rows),
     )
     steps.step((), released=tuple(range(batch)))
     return cell
@@ -101,8 +98,7 @@ def check_edits(context: Context) -> Result:
 
     The bits of a NaN are not compared: the same operation gives another one on a CPU.
     """
-    if (fault := triton_fault(context.device)) is not None:
-        raise PartSkippedError(fault)
+    require_triton(context)
     vocab = 5000 if context.is_small else 128256
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(64, vocab, generator=generator) * 4

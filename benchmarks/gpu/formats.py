@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from itertools import product
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 from benchmarks.gpu.parts import Context, Result, failure
 from benchmarks.gpu.random_models import LLAMA_8B, SMALL, random_decoder, write_config
-from benchmarks.gpu.steps import BLOCK_SIZE, FEW, GREEDY, Cell, Sizes, Steps
-from specdec.models.config.model_config import ModelConfig
+from benchmarks.gpu.steps import BLOCK_SIZE, FEW, Sizes, cells_of
 from specdec.models.dtypes import DTYPES
 
 _SIZES = Sizes((1, 8, 64), (1024, 8192), (0, 5), 2**20)
@@ -35,29 +31,16 @@ def measure_formats(context: Context) -> Result:
     sizes, fields = (FEW, SMALL) if context.is_small else (_SIZES, LLAMA_8B)
     model = write_config(context.directory / "formats", fields)
     result: Result = {"formats": {}}
+    dtype = DTYPES["bfloat16" if context.is_gpu else "float32"]
+    length = model.max_position_embeddings
     for name, options in FORMATS.items():
+        make = partial(random_decoder, model, context.device, dtype, length, BLOCK_SIZE, **options)
         try:
             result["formats"][name] = [
                 asdict(each) | {"ratio": each.ratio}
-                for each in _cells(model, sizes, context, options)
+                for each in cells_of(make, model, sizes, context)
             ]
         except Exception as error:  # a GPU may lack a type; the other formats stay
             result["formats"][name] = failure(error)
         context.save(result)
     return result
-
-
-def _cells(
-    model: ModelConfig, sizes: Sizes, context: Context, options: Mapping[str, Any]
-) -> Sequence[Cell]:
-    dtype = DTYPES["bfloat16" if context.is_gpu else "float32"]
-    length = model.max_position_embeddings
-    decoder = random_decoder(model, context.device, dtype, length, BLOCK_SIZE, **options)
-    steps = Steps(decoder, model, sizes, has_graphs=True)
-    shapes = product(sizes.batches, sizes.contexts, sizes.drafts)
-    found = [steps.measure(*shape, GREEDY) for shape in shapes if steps.fits(*shape[:2])]
-    del steps, decoder
-    gc.collect()
-    if context.is_gpu:
-        torch.cuda.empty_cache()
-    return found

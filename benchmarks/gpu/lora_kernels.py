@@ -6,12 +6,10 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu.parts import Case, Context, PartSkippedError, Result, run_cases
+from benchmarks.gpu.device_kernels import compared, name_of, require_triton
+from benchmarks.gpu.parts import Case, Context, Result, run_cases
 from specdec.kernels.reference.lora import LoraStack, add_updates
-from specdec.kernels.reference.triton_availability import triton_fault
 
-_MAX_ERROR = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-"""Norm of the difference of updates, relative to theirs."""
 _NUM_PLACES = 8
 _SHAPES = {
     "queries, keys and values": (4096, (4096, 1024, 1024)),
@@ -24,15 +22,14 @@ _SHAPES = {
 
 def check_lora_kernels(context: Context) -> Result:
     """Compare updates of rows with eight adapters, for steps of decodes and of prompts."""
-    if (fault := triton_fault(context.device)) is not None:
-        raise PartSkippedError(fault)
+    require_triton(context)
     shapes = ("SmolLM2's output",) if context.is_small else tuple(_SHAPES)
     cases: list[Case] = [
         (
-            f"{name}, rank {rank}, {num_rows} rows, {str(dtype).removeprefix('torch.')}",
+            f"{name}, rank {rank}, {num_rows} rows, {name_of(dtype)}",
             partial(_updates, name, rank, num_rows, dtype, context.device),
         )
-        for dtype in _MAX_ERROR
+        for dtype in (torch.float32, torch.float16, torch.bfloat16)
         for name in shapes
         for rank, num_rows in ((16, 1), (16, 40), (64, 300))
         if not context.is_small or num_rows <= 40
@@ -57,13 +54,12 @@ def _updates(
     exact = LoraStack(stack.downs.float(), stack.ups.float(), stack.columns)
     expected = torch.zeros_like(found)
     add_updates(expected, x.float(), places, exact)
-    error = float((found - expected).norm() / expected.norm())
     last = slice(num_rows - 1, num_rows)
     alone = torch.zeros_like(found[last])
     add(alone, x[last], places[last], stack)
     is_same = torch.equal(alone[0], found[-1])
-    passed = is_same and error <= _MAX_ERROR[dtype]
-    return {"passed": passed, "error_of_norm": error, "same_bits_alone": is_same}
+    result = compared(found, expected, dtype)
+    return result | {"passed": result["passed"] and is_same, "same_bits_alone": is_same}
 
 
 def _stack(

@@ -57,12 +57,11 @@ def _sections(parts: dict[str, Any]) -> Iterator[tuple[str, Sequence[str], list[
     yield "Sums over two ranks", _SUM_COLUMNS, list(map(_sum_row, cells("ranks", "sums")))
     placements = parts.get("asynchronous drafting", {}).get("placements") or {}
     yield "Asynchronous drafting", _ASYNC_COLUMNS, list(_async_rows(placements))
-    prompts = map(_prompt_row, cells("prompts", "prompt_cells"))
-    yield "Steps of 8B with a prompt", _PROMPT_COLUMNS, list(prompts)
-    trees = map(_tree_row, cells("trees", "tree_cells"))
-    yield "Steps of 8B with trees", _TREE_COLUMNS, list(trees)
+    prompts = _timed_rows(cells("prompts", "prompt_cells"))
+    yield "Steps of 8B with a prompt", _PROMPT_COLUMNS, prompts
+    yield "Steps of 8B with trees", _TREE_COLUMNS, _timed_rows(cells("trees", "tree_cells"))
     title = "Steps of 8B with 4 drafts, by requests of some sequences"
-    yield title, _EXTRAS_COLUMNS, list(map(_extras_row, cells(_EXTRAS_PART, "extras_cells")))
+    yield title, _EXTRAS_COLUMNS, _timed_rows(cells(_EXTRAS_PART, "extras_cells"))
     for part, title in _STEP_PARTS.items():
         yield title, *_step_table(cells(part, "cells"))
     speculation = parts.get("speculation", {})
@@ -108,21 +107,12 @@ def _async_rows(placements: dict[str, Any]) -> Iterator[tuple[str, ...]]:
                 yield (name, mode, f"{found['tokens_per_s']:.1f}", *cells)
 
 
-def _prompt_row(cell: dict[str, Any]) -> tuple[str, ...]:
-    sizes = (cell["batch"], cell["num_drafts"], cell["prompt_tokens"])
-    times = (cell["decode_ms"], cell["device_ms"], cell["host_ms"])
-    return (*map(str, sizes), *(f"{each:.2f}" for each in times))
-
-
-def _tree_row(cell: dict[str, Any]) -> tuple[str, ...]:
-    sizes = (cell["batch"], cell["context"], cell["num_nodes"])
-    times = (cell["chain_ms"], cell["device_ms"], cell["host_ms"])
-    return (*map(str, sizes), *(f"{each:.2f}" for each in times))
-
-
-def _extras_row(cell: dict[str, Any]) -> tuple[str, ...]:
-    times = (f"{cell[key]:.2f}" for key in ("device_ms", "host_ms"))
-    return (str(cell["batch"]), cell["request"], str(cell["num_rows"]), *times)
+def _timed_rows(cells: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return the values of cells in the order of their fields, of which `*_ms` are times."""
+    return [
+        tuple(f"{value:.2f}" if key.endswith("_ms") else str(value) for key, value in cell.items())
+        for cell in cells
+    ]
 
 
 def _step_table(

@@ -6,18 +6,16 @@ host, which reads values between them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 
 from benchmarks.gpu.parts import Context, Result
 from benchmarks.gpu.steps import BLOCK_SIZE, GREEDY, Sizes, Steps, model_of
-from benchmarks.gpu_steps import median_s
-from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
+from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepRow
 
 _BATCHES, _PROMPTS, _DRAFTS = (1, 16, 64), (16, 64, 256, 1024), (0, 4)
 _CONTEXT = 1024
-_ROUNDS = 10
 _MOST_RATIO = 1.5
 
 
@@ -73,21 +71,13 @@ def _measure(
     admission = SequenceAdmission(batch, prompt_tokens, GREEDY)
     steps.step((prompt,), (admission,), (BlockTableDelta(batch, 0, tuple(table)),))
     rows = (*decodes, prompt)
-    runner, number = steps.runner, iter(range(10**9, 2 * 10**9))
-
-    def median_ms(run: Callable[[], object]) -> float:
-        return median_s(run, steps.device, _ROUNDS) * 1e3
-
-    def step(own: tuple[StepRow, ...]) -> StepInput:
-        return StepInput(next(number), (), (), (), own)
-
     cell = PromptCell(
         batch,
         num_drafts,
         prompt_tokens,
-        decode_ms=median_ms(lambda: runner.execute(step(decodes))),
-        device_ms=median_ms(lambda: runner.execute(step(rows))),
-        host_ms=median_ms(lambda: runner.execute_on_host(step(rows))),
+        decode_ms=steps.median_ms(steps.runner.execute, decodes),
+        device_ms=steps.median_ms(steps.runner.execute, rows),
+        host_ms=steps.median_ms(steps.runner.execute_on_host, rows),
     )
     steps.step((), released=tuple(range(batch + 1)))
     return cell

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise, product
 from typing import Any
@@ -146,11 +146,11 @@ class Steps:
 
     def _ahead_s(self, rows: tuple[StepRow, ...]) -> float | None:
         """Return the median seconds between the results of steps that are begun ahead."""
-        if not self._begin(rows):
+        if not self.begin_ahead(rows):
             return None
         ended_at_s = []
         for _ in range(2 * _ROUNDS):
-            if not self._begin(rows):
+            if not self.begin_ahead(rows):
                 self.runner.collect()
                 return None
             self.runner.collect()
@@ -158,7 +158,8 @@ class Steps:
         self.runner.collect()
         return statistics.median(end - begin for begin, end in pairwise(ended_at_s))
 
-    def _begin(self, rows: tuple[StepRow, ...]) -> bool:
+    def begin_ahead(self, rows: tuple[StepRow, ...]) -> bool:
+        """Begin a step on the device, for `runner.collect`; return whether that is possible."""
         self._num_steps += 1
         return self.runner.begin(StepInput(self._num_steps, (), (), (), rows))
 
@@ -169,7 +170,7 @@ class Steps:
         begun, collected = [], []
         for _ in range(_ROUNDS):
             began_at_s = time.perf_counter()
-            is_begun = self._begin(rows)
+            is_begun = self.begin_ahead(rows)
             begun.append(time.perf_counter() - began_at_s)
             if is_begun:
                 self.runner.collect()
@@ -198,6 +199,15 @@ class Steps:
         self.step(rows, admissions, tables)
         return rows
 
+    def median_ms(self, run: Callable[[StepInput], object], rows: tuple[StepRow, ...]) -> float:
+        """Return the median milliseconds of steps of these rows, each a call of `run`."""
+
+        def step() -> None:
+            self._num_steps += 1
+            run(StepInput(self._num_steps, (), (), (), rows))
+
+        return median_s(step, self.device, _ROUNDS) * 1e3
+
     def step(
         self,
         rows: tuple[StepRow, ...],
@@ -208,6 +218,20 @@ class Steps:
         """Run a step, and wait for it."""
         self._num_steps += 1
         self.runner.execute(StepInput(self._num_steps, released, admissions, tables, rows))
+
+
+def cells_of(
+    make: Callable[[], CausalDecoder], model: ModelConfig, sizes: Sizes, context: Context
+) -> list[Cell]:
+    """Measure greedy steps of all shapes that fit; make: a decoder, which is freed at the end."""
+    steps = Steps(make(), model, sizes, has_graphs=True)
+    shapes = product(sizes.batches, sizes.contexts, sizes.drafts)
+    found = [steps.measure(*shape, GREEDY) for shape in shapes if steps.fits(*shape[:2])]
+    del steps
+    gc.collect()
+    if context.is_gpu:
+        torch.cuda.empty_cache()
+    return found
 
 
 def measure_main_steps(context: Context) -> Result:

@@ -6,18 +6,16 @@ values between them. Weights are random, so that little is accepted; the time do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 
 from benchmarks.gpu.parts import Context, Result
 from benchmarks.gpu.steps import GREEDY, Sizes, Steps, model_of
-from benchmarks.gpu_steps import median_s
-from specdec.types.messages import RowDrafting, StepInput, StepRow
+from specdec.types.messages import RowDrafting, StepRow
 
 _BATCHES, _NODES, _CONTEXTS = (1, 8, 32), (7, 24), (1024, 8192)
 _CHILDREN = 3
-_ROUNDS = 10
 _MOST_RATIO = 1.1
 
 
@@ -75,23 +73,16 @@ def _measure(
     chains = tuple(StepRow(row.seq_id, length, tokens, num_nodes, True) for row in admitted)
     parents = tuple(node // _CHILDREN - 1 for node in range(num_nodes))
     trees = tuple(row._replace(drafting=RowDrafting(parents=parents)) for row in chains)
-    runner, number = steps.runner, iter(range(10**9, 2 * 10**9))
-
-    def median_ms(run: Callable[[], object]) -> float:
-        return median_s(run, steps.device, _ROUNDS) * 1e3
-
-    def step(rows: tuple[StepRow, ...]) -> StepInput:
-        return StepInput(next(number), (), (), (), rows)
-
+    runner = steps.runner
     cell = TreeCell(
         batch,
         length,
         num_nodes,
-        chain_ms=median_ms(lambda: runner.execute(step(chains))),
-        device_ms=median_ms(lambda: runner.execute(step(trees))),
-        host_ms=median_ms(lambda: runner.execute_on_host(step(trees))),
+        chain_ms=steps.median_ms(runner.execute, chains),
+        device_ms=steps.median_ms(runner.execute, trees),
+        host_ms=steps.median_ms(runner.execute_on_host, trees),
     )
-    is_on_device = runner.begin(step(trees))
+    is_on_device = steps.begin_ahead(trees)
     if is_on_device:
         runner.collect()
     steps.step((), released=tuple(range(batch)))

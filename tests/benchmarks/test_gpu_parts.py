@@ -7,6 +7,7 @@ import torch
 
 from benchmarks.gpu import (
     determinism,
+    device_kernels,
     drafting,
     equality,
     extras,
@@ -36,7 +37,7 @@ from tests.specdec.kernels.test_collectives import ThreadCollectives, memory_of
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    for module in (drafting, extras, profiled, prompts, steps, trees):
+    for module in (drafting, profiled, steps):
         monkeypatch.setattr(module, "_ROUNDS", 1)
     monkeypatch.setattr(steps, "bandwidth", lambda device: 1e11)  # test_gpu_checks measures it
     return Context(torch.device("cpu"), tmp_path, is_small=True)
@@ -155,7 +156,7 @@ def test_requests_of_some_sequences_are_measured(small):
 
 
 def test_edits_of_logits_are_compared(small, monkeypatch):
-    monkeypatch.setattr(extras, "triton_fault", lambda device: None)
+    monkeypatch.setattr(device_kernels, "triton_fault", lambda device: None)
     assert extras.check_edits(small) == {"passed": True, "num_differing": 0}
     edited, calls = extras.apply_edits, []
 
@@ -216,14 +217,14 @@ def test_sums_of_ranks_are_timed_and_compared():
 
 
 def test_deterministic_mode_is_measured_where_triton_runs(small, monkeypatch):
-    monkeypatch.setattr(determinism, "triton_fault", lambda device: None)
+    monkeypatch.setattr(device_kernels, "triton_fault", lambda device: None)
     monkeypatch.setattr(determinism, "random_decoder", plain_decoder)
     found = determinism.measure_deterministic(small)
     assert set(found["differing_bits"]) == {"beside others", "in two steps", "token by token"}
     assert found["passed"] == (not any(found["differing_bits"].values()))
     assert len(found["ratios"]) == len(found["cells"]) == 4
     assert found["aims"]["deterministic, times a step"]["value"] == max(found["ratios"])
-    monkeypatch.setattr(determinism, "triton_fault", lambda device: "no Triton")
+    monkeypatch.setattr(device_kernels, "triton_fault", lambda device: "no Triton")
     with pytest.raises(PartSkippedError, match="no Triton"):
         determinism.measure_deterministic(small)
 
