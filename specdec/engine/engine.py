@@ -70,7 +70,7 @@ class Engine:
         adapters: those of the target; None where `config` has no limits of adapters.
         recorder: receives the seconds of each draft and verification, by `clock`, and batch sizes.
         """
-        self.config = config
+        self.config, self.tokenizer = config, tokenizer
         self._recorder = recorder or Metrics()
         self._clock = clock
         self._inputs = InputProcessor(config, model, tokenizer)

@@ -82,7 +82,7 @@ class EngineThread(EngineClient):
         self._on_target_lost = on_target_lost
         self._on_loss_explained = on_loss_explained
         self._is_loss_explained = False  # a request has ended as its cause, and no step has run yet
-        super().__init__(engine.config)
+        super().__init__(engine.config, lambda: engine.tokenizer)
         self._remote = RemoteStreams()
         self.event_loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()

@@ -75,10 +75,14 @@ class EngineRequest(GenerateRequest):
         fields = {**vars(request), "prompt": prompt, "seed": seed, "grammar": grammar, **more}
         return cls(**fields)
 
-    def with_id(self, request_id: str) -> EngineRequest:
-        """Return the request under another id, faster than `replace`."""
+    def for_stream(self, request_id: str) -> EngineRequest:
+        """Return the request under another id, faster than `replace`.
+
+        Its reader makes the text, unless stop strings need it.
+        """
         renamed = object.__new__(EngineRequest)
-        renamed.__dict__.update(vars(self), request_id=request_id)
+        detokenize = bool(self.params.stop)
+        renamed.__dict__.update(vars(self), request_id=request_id, detokenize=detokenize)
         return renamed
 
     @property

@@ -98,14 +98,8 @@ def decode(outputs: StepOutputs) -> Iterator[tuple[MoreTokens, tuple[int, ...]]]
         start = end
 
 
-def following(
-    last: EngineOutput,
-    row: MoreTokens,
-    token_ids: tuple[int, ...],
-    text: str,
-    lengths: tuple[int, ...],
-) -> EngineOutput:
-    """Return the output of a row. last: the output of the request before it."""
+def following(last: EngineOutput, row: MoreTokens, token_ids: tuple[int, ...]) -> EngineOutput:
+    """Return the output of a row, without its text. last: the request's output before it."""
     stats = last.speculation
     if row.num_drafts != stats.num_drafts:
         stats = SpeculationStats(row.num_drafts, row.num_draft_tokens, row.num_accepted_tokens)
@@ -113,7 +107,7 @@ def following(
     fields = (
         last.request_id,
         token_ids,
-        text,
+        "",
         None,  # it goes on
         last.num_prompt_tokens,
         last.num_output_tokens + row.num_tokens,
@@ -122,7 +116,7 @@ def following(
         last.num_cached_tokens,
         0,
         (True,) * row.num_drafted + (False,) * num_others,
-        lengths,
+        (),
         False,
         None,
         last.verifier,

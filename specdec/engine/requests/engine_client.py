@@ -11,7 +11,9 @@ from specdec.config.engine import EngineConfig
 from specdec.engine.metrics.request_metrics import RequestMetrics
 from specdec.engine.requests.open_requests import require_room
 from specdec.engine.requests.output_streams import OutputStreams
+from specdec.engine.requests.output_text import OutputText
 from specdec.sequences.sequence import EngineRequest
+from specdec.text.tokenizer import Tokenizer
 from specdec.types.deadline import Deadline
 from specdec.types.errors import NotReadyError
 from specdec.types.request import OWN_PROCESS, Caller
@@ -26,9 +28,15 @@ class EngineClient(ABC):
 
     is_draining = False
 
-    def __init__(self, config: EngineConfig, prefix: str = "") -> None:
-        """prefix: of the serial numbers of the streams, where an engine has several clients."""
+    def __init__(
+        self, config: EngineConfig, get_tokenizer: Callable[[], Tokenizer], prefix: str = ""
+    ) -> None:
+        """get_tokenizer: called once requests come.
+
+        prefix: of the serial numbers of the streams, where an engine has several clients.
+        """
         self.config = config
+        self._get_tokenizer = get_tokenizer
         self._streams = OutputStreams(prefix)
 
     @abstractmethod
@@ -61,22 +69,24 @@ class EngineClient(ABC):
     ) -> AsyncGenerator[EngineOutput, None]:
         """Stream a request's outputs, one per step and choice, or fewer for a reader that is late.
 
-        Leaving early aborts the request. Its id need not be unique; the outputs have another.
+        Texts are made when an output is read, so a late reader's are made together. Leaving early
+        aborts the request. Its id need not be unique; the outputs have another.
         Raises what `Engine.add` raises, the error of a failed output, TargetFailedError when the
         engine is lost, NotReadyError while draining, and `deadline.error`.
         caller: may abort it. is_admitted: it continues an admitted request, so that neither a drain
             nor a full queue rejects it. on_admitted: called when the engine has accepted it.
         """
         self._admit(request, metrics, is_admitted=is_admitted)
+        text = None if request.params.stop else OutputText(request, self._get_tokenizer())
         unique_id, finished = self._streams.open(request, metrics, caller, deadline), False
         try:
             async with deadline.enforce() if deadline else nullcontext():
-                await self._add(request.with_id(unique_id), is_admitted=is_admitted)
+                await self._add(request.for_stream(unique_id), is_admitted=is_admitted)
             on_admitted()
             while not finished:
                 output = await self._streams.next_output(unique_id)
                 finished = output.is_last
-                yield output
+                yield output if text is None else text.complete(output)
         finally:
             self._streams.close(unique_id)
             if not finished:

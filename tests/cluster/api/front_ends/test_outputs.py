@@ -47,7 +47,7 @@ def test_outputs_are_those_that_were_encoded(steps, ends):
         came = {each[0]: EngineOutput._make(each) for each in encoded[2]}
         for row, token_ids in decode(encoded):
             [unique_id] = [name for name, number in numbers.items() if number == row.number]
-            came[unique_id] = following(lasts[unique_id], row, token_ids, "", ())
+            came[unique_id] = following(lasts[unique_id], row, token_ids)
         assert [came[each.request_id] for each in sent] == sent
         lasts |= came
 
