@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections.abc
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from specdec.engine.loaded.adapters import Adapters
 from specdec.engine.loaded.drafter_versions import DrafterVersions
 from specdec.engine.requests.input_processor import has_allowed_token
 from specdec.engine.requests.open_requests import OpenRequests
-from specdec.engine.requests.outputs import output_of
+from specdec.engine.requests.outputs import DecodeOutputs, output_of
 from specdec.engine.requests.stop_checker import Stop, append, extend
 from specdec.engine.scheduling.async_scheduling import CollectedStep, StepsInFlight
 from specdec.engine.scheduling.decode_run import RepeatedDecodes, Rows
@@ -79,7 +80,7 @@ class Committer:
         self._observes_undrafted = self._speculator.observes_undrafted
         failed: list[EngineOutput] = []
         if isinstance(rows, RepeatedDecodes) and rows.run.yields(verified.rows):
-            committed = self._commit_decodes(rows.run.sequences, verified.rows.token_ids)
+            committed = self._commit_decodes(rows, verified.rows.token_ids)
         else:
             committed = self._commit_rows(rows, verified, failed)
         self._speculator.end_step()
@@ -89,14 +90,49 @@ class Committer:
         return Committed(outputs + failed, len(committed))
 
     def _commit_decodes(
-        self, sequences: list[Sequence], token_ids: tuple[int, ...]
+        self, rows: RepeatedDecodes, token_ids: tuple[int, ...]
     ) -> list[_CommittedRow]:
         """Commit the tokens of a repeated step, as `_commit_rows` does."""
+        tokens = zip(rows.run.sequences, token_ids, strict=True)
+        is_between = bool(rows.place) and self._is_step_in_flight
+        if is_between and self._adapters is None and not self._observes_undrafted:
+            return self._commit_repeated(tokens, rows.run.outputs)
         return [
             (seq, self._commit_token(seq, token_id))
-            for seq, token_id in zip(sequences, token_ids, strict=True)
+            for seq, token_id in tokens
             if seq.status is SequenceStatus.RUNNING
         ]
+
+    def _commit_repeated(
+        self, tokens: Iterable[tuple[Sequence, int]], outputs: DecodeOutputs
+    ) -> list[_CommittedRow]:
+        """Commit the tokens of a step between two others of its run.
+
+        `_commit_token` without what those leave as it is: drafts, and the ends of block tables.
+        """
+        eos_token_ids, block_size = self._model.eos_token_ids, self._blocks.block_size
+        committed: list[_CommittedRow] = []
+        num_open, output_of_decode = 0, outputs.output_of
+        for seq, token_id in tokens:
+            if seq.status is not SequenceStatus.RUNNING:
+                continue
+            num_computed = len(seq.token_ids)
+            if num_computed >= seq.open_length or token_id in eos_token_ids:
+                committed.append((seq, self._commit_token(seq, token_id)))
+                continue
+            num_open += 1
+            seq.token_ids.append(token_id)
+            seq.num_computed_tokens = num_computed
+            seq.choices.num_output_tokens += 1
+            if not num_computed % block_size:
+                self._publish(seq)
+            if seq.output_buffer.interval == 1:
+                committed.append((seq, output_of_decode(seq, token_id)))
+                continue
+            buffered = seq.output_buffer.pass_token(token_id, is_last=False)
+            committed.append((seq, None if buffered is None else output_of(seq, None, *buffered)))
+        self._counts.num_generated_tokens += num_open
+        return committed
 
     def _commit_rows(
         self, rows: Rows, verified: VerifyOutput, failed: list[EngineOutput]

@@ -14,6 +14,7 @@ from specdec.types.responses import EngineOutput
 
 _NO_LENGTHS: tuple[int, ...] = ()
 _NOT_DRAFTED = (False,)
+_NUM_CHANGING = EngineOutput._fields.index("speculation")  # fields that a decode changes
 
 
 class TargetLostError(TargetFailedError):
@@ -67,6 +68,28 @@ def output_of(
         choices.prediction,
     )
     return tuple.__new__(EngineOutput, fields)  # in a fourth of the time of names, for each token
+
+
+class DecodeOutputs:
+    """Makes outputs of decodes without drafts, in half of the time of `output_of`.
+
+    Only for sequences whose requests have no drafts meanwhile: the other fields stay as they are.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[int, tuple[object, ...]] = {}  # the fields that stay, by sequence
+
+    def output_of(self, seq: Sequence, token_id: int) -> EngineOutput:
+        """Return the output for a new token of a sequence, which does not end with it."""
+        end = self._ends.get(seq.seq_id)
+        if end is None or seq.detokenizer is not None:
+            output = output_of(seq, None, (token_id,))
+            self._ends[seq.seq_id] = output[_NUM_CHANGING:]
+            return output
+        choices = seq.choices
+        num_tokens = seq.num_prompt_tokens, choices.num_output_tokens
+        fields = (seq.request.request_id, (token_id,), "", None, *num_tokens, *end)
+        return tuple.__new__(EngineOutput, fields)
 
 
 def _new_text(
