@@ -19,7 +19,7 @@ from statistics import median
 
 from tqdm import tqdm
 
-from benchmarks.control_page import page, plot
+from benchmarks.control_page import Result, page, plot
 from benchmarks.report_file import add_output, write_text
 from tests.specdec.speculation.policy.synthetic_service import (
     Clock,
@@ -43,35 +43,6 @@ ACCEPTANCE = {
     "medium": (0.7, 0.65, 0.6, 0.6, 0.55, 0.5, 0.5),
     "bad": (0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2),
 }
-
-
-@dataclass(frozen=True)
-class Result:
-    """One curve, acceptance and number of streams: medians of tokens per second over even rounds.
-
-    best: the fixed number that was best on odd rounds.
-    chosen: number of steps by the number of draft tokens that auto selected.
-    """
-
-    curve: str
-    acceptance: str
-    num_streams: int
-    best: int
-    fixed_tokens_per_s: tuple[float, ...]
-    auto_tokens_per_s: float
-    chosen: dict[int, int]
-    num_changes: int
-
-    @property
-    def off_share(self) -> float:
-        """Auto's throughput over that of off."""
-        return self.auto_tokens_per_s / self.fixed_tokens_per_s[0]
-
-    @property
-    def best_share(self) -> float:
-        """Auto's throughput over the better of off and the best fixed number."""
-        rates = self.fixed_tokens_per_s
-        return self.auto_tokens_per_s / max(rates[0], rates[self.best])
 
 
 @dataclass(frozen=True)

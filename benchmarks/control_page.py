@@ -1,9 +1,9 @@
-"""Markdown page and chart of `benchmarks.control`."""
+"""Results of `benchmarks.control`, with their Markdown page and chart."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
 from xml.etree import ElementTree
 
 from benchmarks.report_file import markdown_table
@@ -13,21 +13,33 @@ _LOW, _HIGH = 0.9, 1.1
 _COLOURS = {"gpu": "#4878a8", "small gpu": "#c06030", "cpu": "#508050"}
 
 
-class ControlResult(Protocol):
-    """Fields of `benchmarks.control.Result` that the page shows."""
+@dataclass(frozen=True)
+class Result:
+    """One curve, acceptance and number of streams: medians of tokens per second over even rounds.
+
+    best: the fixed number that was best on odd rounds.
+    chosen: number of steps by the number of draft tokens that auto selected.
+    """
+
+    curve: str
+    acceptance: str
+    num_streams: int
+    best: int
+    fixed_tokens_per_s: tuple[float, ...]
+    auto_tokens_per_s: float
+    chosen: dict[int, int]
+    num_changes: int
 
     @property
-    def curve(self) -> str: ...
+    def off_share(self) -> float:
+        """Auto's throughput over that of off."""
+        return self.auto_tokens_per_s / self.fixed_tokens_per_s[0]
+
     @property
-    def acceptance(self) -> str: ...
-    @property
-    def num_streams(self) -> int: ...
-    @property
-    def chosen(self) -> dict[int, int]: ...
-    @property
-    def off_share(self) -> float: ...
-    @property
-    def best_share(self) -> float: ...
+    def best_share(self) -> float:
+        """Auto's throughput over the better of off and the best fixed number."""
+        rates = self.fixed_tokens_per_s
+        return self.auto_tokens_per_s / max(rates[0], rates[self.best])
 
 
 _ABOUT = """\
@@ -43,7 +55,7 @@ number of draft tokens), medians. Aim: both at least {aim:.2f}.
 """
 
 
-def page(results: Sequence[ControlResult], aim: float) -> str:
+def page(results: Sequence[Result], aim: float) -> str:
     """Return the page, with one row per target and acceptance, and one column per load."""
     streams = sorted({each.num_streams for each in results})
     rows: dict[tuple[str, str], dict[int, str]] = {}
@@ -62,12 +74,12 @@ def page(results: Sequence[ControlResult], aim: float) -> str:
 """
 
 
-def _cell(result: ControlResult) -> str:
+def _cell(result: Result) -> str:
     most_frequent = max(result.chosen, key=lambda count: result.chosen[count])
     return f"{result.best_share:.2f} / {result.off_share:.2f} ({most_frequent})"
 
 
-def plot(results: Sequence[ControlResult], aim: float) -> str:
+def plot(results: Sequence[Result], aim: float) -> str:
     """Return a scatter plot of auto's share of the best by number of streams, as SVG."""
     streams = sorted({each.num_streams for each in results})
     root = ElementTree.Element(

@@ -36,7 +36,7 @@ from benchmarks.summary import (
     print_rows,
     summarize,
 )
-from benchmarks.workloads import MODEL, Workload
+from benchmarks.workloads import MODEL, all_at_once, one_by_one
 from cluster.config.serve_config import ServeConfig
 from specdec.client import AdminClient
 from specdec.config.model_aliases import ALIASES
@@ -86,25 +86,13 @@ def make_cases(
 ) -> tuple[list[Case], list[Case]]:
     """Return the cases of one stream, by suite, and those of several streams."""
     single = [
-        Case(
-            f"{suite}, {name}",
-            name,
-            tuple(Workload((prompt,), max_tokens, STEERED, 1) for prompt in own),
-        )
+        Case(f"{suite}, {name}", name, one_by_one(own, max_tokens, STEERED))
         for suite, own in prompts.items()
         for name in _CHANGES
     ]
     mixed = list(chain.from_iterable(zip(*prompts.values(), strict=False)))
     several = [
-        Case(
-            f"{count} streams, {name}",
-            name,
-            (
-                Workload(
-                    tuple(mixed[i % len(mixed)] for i in range(count)), max_tokens, STEERED, count
-                ),
-            ),
-        )
+        Case(f"{count} streams, {name}", name, all_at_once(mixed, count, max_tokens, STEERED))
         for count in _NUM_STREAMS
         for name in _CHANGES
     ]

@@ -34,7 +34,7 @@ from benchmarks.rounds import Case, Measured, add_round_options, measure_rounds,
 from benchmarks.service import started_service
 from benchmarks.steered import STEERED, steer
 from benchmarks.summary import Bar, Row, at_least, print_bars, print_rows, summarize
-from benchmarks.workloads import MODEL, NO_METHOD, Contender, Measurement, Workload
+from benchmarks.workloads import MODEL, NO_METHOD, Contender, Measurement, all_at_once
 from specdec.client import AdminClient
 from specdec.config.speculation.methods import AsyncDrafting
 from specdec.config.speculation.speculative import SpeculativeConfig
@@ -92,10 +92,9 @@ def make_cases(prompts: Sequence[tuple[int, ...]], max_tokens: int) -> list[Case
     """Return both services at each number of streams; each stream runs one request."""
     cases = []
     for count in _PAIRS_PER_ROUND:
-        repeated = tuple(prompts[index % len(prompts)] for index in range(count))
         for contender, method in ((OFF, STEERED), (WITHOUT, NO_METHOD)):
-            workload = Workload(repeated, max_tokens, method, count)
-            cases.append(Case(f"{contender} {count}", contender, (workload,)))
+            workloads = all_at_once(prompts, count, max_tokens, method)
+            cases.append(Case(f"{contender} {count}", contender, workloads))
     return cases
 
 

@@ -9,26 +9,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.random_heads import linear_shapes
 from specdec.models.config.model_config import ModelConfig
 
 
 def write_adapter(directory: Path, config: ModelConfig, rank: int, seed: int) -> Path:
     """Write an adapter of all linear layers in float32, as PEFT saves it; return its directory."""
-    hidden, units = config.hidden_size, config.intermediate_size
-    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes = {
-        "self_attn.q_proj": (query, hidden),
-        "self_attn.k_proj": (kv, hidden),
-        "self_attn.v_proj": (kv, hidden),
-        "self_attn.o_proj": (hidden, query),
-        "mlp.gate_proj": (units, hidden),
-        "mlp.up_proj": (units, hidden),
-        "mlp.down_proj": (hidden, units),
-    }
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}
     for layer in range(config.num_layers):
-        for module, (outputs, inputs) in shapes.items():
+        for module, (outputs, inputs) in linear_shapes(config, config.hidden_size).items():
             prefix = f"base_model.model.model.layers.{layer}.{module}"
             down = torch.randn(rank, inputs, generator=generator) / inputs**0.5
             up = torch.randn(outputs, rank, generator=generator) / rank**0.5

@@ -112,12 +112,11 @@ HEADS: Mapping[str, RandomHead] = {
 """All kinds, by name."""
 
 
-def _layer(prefix: str, target: ModelConfig, width: int) -> dict[str, tuple[int, int]]:
-    """Return the shapes of a decoder layer; width: of the input of attention."""
-    size, units = target.hidden_size, target.intermediate_size
-    heads = target.num_heads * target.head_dim
-    kv_heads = target.num_kv_heads * target.head_dim
-    shapes = {
+def linear_shapes(config: ModelConfig, width: int) -> dict[str, tuple[int, int]]:
+    """Return the shapes of a decoder layer's matrices; width: of the input of attention."""
+    size, units = config.hidden_size, config.intermediate_size
+    heads, kv_heads = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
+    return {
         "self_attn.q_proj": (heads, width),
         "self_attn.k_proj": (kv_heads, width),
         "self_attn.v_proj": (kv_heads, width),
@@ -126,7 +125,10 @@ def _layer(prefix: str, target: ModelConfig, width: int) -> dict[str, tuple[int,
         "mlp.up_proj": (units, size),
         "mlp.down_proj": (size, units),
     }
-    return {f"{prefix}.{name}": shape for name, shape in shapes.items()}
+
+
+def _layer(prefix: str, target: ModelConfig, width: int) -> dict[str, tuple[int, int]]:
+    return {f"{prefix}.{name}": shape for name, shape in linear_shapes(target, width).items()}
 
 
 def _layer_fields(target: ModelConfig) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def test_the_rounds_are_divided_over_both_orders(count, each):
 def test_both_services_get_equal_prompts_and_only_one_disables_speculation():
     off, without = make_cases([(1,), (2,)], 16)[2:4]
     assert off.workloads[0].prompts == without.workloads[0].prompts == ((1,), (2,)) * 4
-    assert off.workloads[0].num_streams == without.workloads[0].num_streams == 8
+    assert off.workloads[0].num_open == without.workloads[0].num_open == 8
     assert [off.workloads[0].method, without.workloads[0].method] == ["as steered", "none"]
 
 
