@@ -106,9 +106,9 @@ class EngineThread(EngineClient):
         """See EngineClient; those of other processes count as well."""
         return super().num_sequences + self._remote.num_sequences
 
-    async def _add(self, request: EngineRequest, *, is_admitted: bool) -> None:
+    def _add(self, request: EngineRequest, *, is_admitted: bool) -> asyncio.Future[None]:
         del is_admitted  # checked before
-        await self.call(lambda: self._engine.add(request), is_brief=True)
+        return self.call(lambda: self._engine.add(request), is_brief=True)
 
     def _drop(self, unique_id: str) -> None:
         self.post(lambda: self._engine.abort(unique_id), is_brief=True)
@@ -207,13 +207,13 @@ class EngineThread(EngineClient):
         if self._has_ended:
             self._refuse_commands()
 
-    async def call(self, function: Callable[[], T], *, is_brief: bool = False) -> T:
-        """Run a function on the engine's thread, between two steps, and return its result."""
+    def call(self, function: Callable[[], T], *, is_brief: bool = False) -> asyncio.Future[T]:
+        """Run a function on the engine's thread, between two steps; return its result to come."""
         if self._is_closed:
             raise NotReadyError("the service is shutting down")
         result: asyncio.Future[T] = self.event_loop.create_future()
         self._put(Command(function, result, is_brief=is_brief))
-        return await result
+        return result
 
     def _run(self) -> None:
         """Run commands and steps; after an error of ours all work is refused."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
-from contextlib import nullcontext
 
 from specdec.config.engine import EngineConfig
 from specdec.engine.metrics.request_metrics import RequestMetrics
@@ -40,8 +40,8 @@ class EngineClient(ABC):
         self._streams = OutputStreams(prefix)
 
     @abstractmethod
-    async def _add(self, request: EngineRequest, *, is_admitted: bool) -> None:
-        """Give a request to the engine. Raises what `Engine.add` raises."""
+    def _add(self, request: EngineRequest, *, is_admitted: bool) -> asyncio.Future[None]:
+        """Give a request to the engine. The future raises what `Engine.add` raises."""
 
     @abstractmethod
     def _drop(self, unique_id: str) -> None:
@@ -80,8 +80,8 @@ class EngineClient(ABC):
         text = None if request.params.stop else OutputText(request, self._get_tokenizer())
         unique_id, finished = self._streams.open(request, metrics, caller, deadline), False
         try:
-            async with deadline.enforce() if deadline else nullcontext():
-                await self._add(request.for_stream(unique_id), is_admitted=is_admitted)
+            admission = self._add(request.for_stream(unique_id), is_admitted=is_admitted)
+            await self._streams.wait_for(unique_id, admission)
             on_admitted()
             while not finished:
                 output = await self._streams.next_output(unique_id)

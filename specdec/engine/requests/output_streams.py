@@ -58,6 +58,13 @@ class OutputStream:
         self._error = self._error or error
         self._wake()
 
+    async def wait_for(self, admission: asyncio.Future[None]) -> None:
+        """Wait until the engine has the request. Raises its refusal, or what ends the stream."""
+        self._arrival = admission
+        await admission
+        if self._error is not None:
+            raise self._error
+
     async def take(self) -> EngineOutput:
         """Wait for outputs of a choice, and return them as one.
 
@@ -138,6 +145,10 @@ class OutputStreams:
         self._num_choices.pop(unique_id, None)
         if not self._streams:
             self._none_left.set()
+
+    async def wait_for(self, unique_id: str, admission: asyncio.Future[None]) -> None:
+        """Wait until the engine has a request. Raises its refusal, or what ends the stream."""
+        await self._streams[unique_id].wait_for(admission)
 
     async def next_output(self, unique_id: str) -> EngineOutput:
         """Wait for the next output of a request. Raises the error that ends it."""

@@ -7,7 +7,8 @@ import pytest
 
 from specdec.engine.commands import Command
 from specdec.engine.engine_thread import EngineThread
-from specdec.types.errors import TargetFailedError
+from specdec.types.deadline import Deadline
+from specdec.types.errors import AbortedError, DeadlineExceededError, TargetFailedError
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request
 
 
@@ -90,6 +91,22 @@ async def test_the_error_that_loses_the_target_is_returned_before_the_recovery(e
         await asyncio.wait_for(loop.call(lose, is_brief=True), 5)
     is_over.set()
     await loop.close()
+
+
+@pytest.mark.parametrize("timeout_s", [None, 0.05])
+async def test_a_request_ends_before_the_engine_has_it(loop, timeout_s):
+    """By an abort, or at its deadline; the engine then drops it."""
+    deadline = None if timeout_s is None else Deadline.after(timeout_s)
+    stream = loop.generate(request("r", [1, 2, 3]), deadline=deadline)
+    async with Held(loop):
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        if deadline is None:
+            loop.abort("r")
+        with pytest.raises(AbortedError if deadline is None else DeadlineExceededError):
+            await asyncio.wait_for(first, 5)
+    await loop.call(lambda: loop._engine.check_integrity())
+    assert not loop._engine.has_work
 
 
 async def test_stats_that_cannot_be_made_end_the_engine_and_settle_every_command(loop, monkeypatch):

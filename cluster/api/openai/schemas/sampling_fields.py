@@ -290,8 +290,8 @@ class SamplingFields(RequestModel):
     @property
     def guided(self) -> dict[str, Any]:
         """The fields for structured output that are given, besides `structured_outputs`."""
-        found = {name: getattr(self, name, None) for name in _GUIDED}
-        return {name: value for name, value in found.items() if value is not None}
+        sent = [name for name in _GUIDED if name in self.model_fields_set]
+        return {name: value for name in sent if (value := getattr(self, name)) is not None}
 
     def sent_names(self) -> dict[str, str]:
         """Return the names that the client used for the structured output."""
@@ -317,7 +317,8 @@ def sampling_params(request: SamplingFields, **decided: Any) -> SamplingParams:
 
     Raise InvalidValueError with the field names of SamplingParams.
     """
-    given = {name: value for name in COPIED if (value := getattr(request, name)) is not None}
+    sent = COPIED & request.model_fields_set  # the others have the defaults of SamplingParams
+    given = {name: value for name in sent if (value := getattr(request, name)) is not None}
     if request.top_k == _ALL_TOKENS:
         given["top_k"] = 0
     given["speculation"] = speculation_options(request)
