@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from cluster.workers.transport.brief_calls import receive_now, send_now
+
 _LENGTH = struct.Struct("<Q")
 
 
@@ -52,8 +54,12 @@ class UnixSocket:
 
     def send(self, frames: Sequence[bytes]) -> None:
         """Send a message. Raises PeerGoneError, and TimeoutError if the peer does not read."""
+        message = _encode(frames)
+        num_sent = send_now(self._socket.fileno(), message)
+        if num_sent == len(message):
+            return
         try:
-            self._socket.sendall(_encode(frames))
+            self._socket.sendall(memoryview(message)[num_sent:])
         except (BrokenPipeError, ConnectionResetError) as error:
             raise PeerGoneError("the peer of a step socket has closed it") from error
 
@@ -81,7 +87,8 @@ class UnixSocket:
 
     def _read(self, num_bytes: int) -> bytearray:
         data = bytearray(num_bytes)
-        view = memoryview(data)
+        num_received = receive_now(self._socket.fileno(), data)
+        view = memoryview(data)[num_received:]
         while view:
             try:
                 count = self._socket.recv_into(view, len(view), socket.MSG_WAITALL)
