@@ -72,6 +72,7 @@ class Committer:
         self._head_version = CONFIGURED_VERSION  # of the step that is committed
         self._is_step_in_flight = False  # after the step that is committed
         self._observes_undrafted = False  # of that step, see Speculator
+        self._decode_outputs = DecodeOutputs()  # of the present run
 
     def commit(self, step: CollectedStep) -> Committed:
         """Commit the results of the rows whose sequences still run."""
@@ -96,23 +97,23 @@ class Committer:
         tokens = zip(rows.run.sequences, token_ids, strict=True)
         is_between = bool(rows.place) and self._is_step_in_flight
         if is_between and self._adapters is None and not self._observes_undrafted:
-            return self._commit_repeated(tokens, rows.run.outputs)
+            if rows.place == 1:
+                self._decode_outputs = DecodeOutputs()
+            return self._commit_repeated(tokens)
         return [
             (seq, self._commit_token(seq, token_id))
             for seq, token_id in tokens
             if seq.status is SequenceStatus.RUNNING
         ]
 
-    def _commit_repeated(
-        self, tokens: Iterable[tuple[Sequence, int]], outputs: DecodeOutputs
-    ) -> list[_CommittedRow]:
-        """Commit the tokens of a step between two others of its run.
+    def _commit_repeated(self, tokens: Iterable[tuple[Sequence, int]]) -> list[_CommittedRow]:
+        """Commit the tokens of a step after another of its run, while a step is in flight.
 
         `_commit_token` without what those leave as it is: drafts, and the ends of block tables.
         """
         eos_token_ids, block_size = self._model.eos_token_ids, self._blocks.block_size
         committed: list[_CommittedRow] = []
-        num_open, output_of_decode = 0, outputs.output_of
+        num_open, output_of_decode = 0, self._decode_outputs.output_of
         for seq, token_id in tokens:
             if seq.status is not SequenceStatus.RUNNING:
                 continue

@@ -26,6 +26,7 @@ from specdec.engine.loaded.drafter_versions import DrafterVersions
 from specdec.engine.metrics.metrics import StepRecorder
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
+from specdec.sequences.decode_rows import SampledTokens
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import (
@@ -234,6 +235,13 @@ def tokens_by(engine: Engine, requests: Sequence[EngineRequest]) -> dict[str, li
     return {name: each.token_ids for name, each in run(engine, requests).items()}
 
 
+def _as_received(rows: list[VerifiedRow]) -> Sequence[VerifiedRow]:
+    """Return results as they come from ranks: in the short form where rows are one token each."""
+    if not all(row == VerifiedRow(row.seq_id, row.token_ids[:1]) and row.token_ids for row in rows):
+        return tuple(rows)
+    return SampledTokens(tuple(row.seq_id for row in rows), tuple(row.token_ids[0] for row in rows))
+
+
 class HashTarget:
     """Target without a model: the next token is a hash of the tokens before it.
 
@@ -304,7 +312,7 @@ class HashTarget:
                         next_draft_token_ids=draft,
                     )
                 )
-        return VerifyOutput(step.step_id, tuple(verified))
+        return VerifyOutput(step.step_id, _as_received(verified))
 
     def continuation(self, prompt: Sequence[int], count: int) -> list[int]:
         """Return the tokens that any engine with this target must generate."""

@@ -226,6 +226,7 @@ class Answer:
     _output: list[list[Entry]] = field(default_factory=list)
     _has_input: bool = False  # whether `_input` is complete
     _is_input_sent: bool = False
+    _num_steps: int = 0  # that had tokens for it
     _encoded: EncodedAnswer = field(default_factory=EncodedAnswer)
 
     def add(self, output: EngineOutput) -> None:
@@ -237,6 +238,7 @@ class Answer:
             return
         self.text += output.text
         self.output_ids += output.token_ids
+        self._num_steps += output.num_steps
         if output.logprobs is not None:
             self._output += self._entries(output.logprobs)
 
@@ -273,9 +275,7 @@ class Answer:
         assert last is not None, "an answer without an output"
         speculation = last.speculation
         # As SGLang: all steps after the prompt's, whether they had drafts or not.
-        num_steps = 0
-        if speculation.num_drafts:
-            num_steps = max(1, len(self.output_ids) - 1 - speculation.num_accepted_tokens)
+        num_steps = self._num_steps - 1 if speculation.num_drafts else 0
         return {
             "id": self.call.request_id,
             "finish_reason": self._finish_reason(last),

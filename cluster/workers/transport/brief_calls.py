@@ -13,7 +13,7 @@ _LIBC = ctypes.PyDLL(None)  # PyDLL keeps the lock, CDLL would release it
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 for _function in (_LIBC.send, _LIBC.recv):
     _function.argtypes, _function.restype = (_INT, _POINTER, _SIZE, _INT), ctypes.c_ssize_t
-_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+_FLAGS = socket.MSG_DONTWAIT  # Python ignores SIGPIPE
 
 
 def send_now(descriptor: int, data: bytes) -> int:
@@ -22,6 +22,9 @@ def send_now(descriptor: int, data: bytes) -> int:
 
 
 def receive_now(descriptor: int, data: bytearray) -> int:
-    """Fill `data` with what has arrived; return the number of bytes, 0 also after an error."""
-    buffer = (ctypes.c_char * len(data)).from_buffer(data)
-    return max(0, int(_LIBC.recv(descriptor, buffer, len(data), _FLAGS)))
+    """Fill `data`, at least a byte, with what has arrived; return the number of bytes.
+
+    0 also after an error.
+    """
+    address = ctypes.addressof(ctypes.c_char.from_buffer(data))
+    return max(0, int(_LIBC.recv(descriptor, address, len(data), _FLAGS)))

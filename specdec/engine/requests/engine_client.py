@@ -86,7 +86,7 @@ class EngineClient(ABC):
             while not finished:
                 output = await self._streams.next_output(unique_id)
                 finished = output.is_last
-                yield output if text is None else text.complete(output)
+                yield output if text is None else await text.completed(output)
         finally:
             self._streams.close(unique_id)
             if not finished:

@@ -59,11 +59,10 @@ class OutputStream:
         self._wake()
 
     async def wait_for(self, admission: asyncio.Future[None]) -> None:
-        """Wait until the engine has the request. Raises its refusal, or what ends the stream."""
+        """Wait until the engine has the request. Raises its refusal, or what ended it before."""
         self._arrival = admission
         await admission
-        if self._error is not None:
-            raise self._error
+        self._raise_error()
 
     async def take(self) -> EngineOutput:
         """Wait for outputs of a choice, and return them as one.
@@ -71,8 +70,7 @@ class OutputStream:
         Raises the error that ends the stream.
         """
         while not self._parts and self._last is None:
-            if self._error is not None:
-                raise self._error
+            self._raise_error()
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
         last, parts = self._last, []
@@ -87,6 +85,11 @@ class OutputStream:
             parts.append(last)
             self._last = None
         return joined(parts)
+
+    def _raise_error(self) -> None:
+        """Raise the error that ends the stream, if no output is left before it."""
+        if self._error is not None and not self._parts and self._last is None:
+            raise self._error
 
     def _wake(self) -> None:
         if self._arrival is not None and not self._arrival.done():
@@ -147,7 +150,7 @@ class OutputStreams:
             self._none_left.set()
 
     async def wait_for(self, unique_id: str, admission: asyncio.Future[None]) -> None:
-        """Wait until the engine has a request. Raises its refusal, or what ends the stream."""
+        """Wait until the engine has a request. Raises its refusal, or what ended it before."""
         await self._streams[unique_id].wait_for(admission)
 
     async def next_output(self, unique_id: str) -> EngineOutput:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.responses import EngineOutput, FinishReason
+
+
+_MANY_TOKENS = 1024
+"""The text of more tokens takes over a millisecond."""
 
 
 class OutputText:
@@ -21,6 +27,12 @@ class OutputText:
         self._tokenizer = tokenizer
         self._includes_end = request.params.include_stop_str_in_output
         self._texts: dict[int, IncrementalDetokenizer] = {}  # by choice
+
+    async def completed(self, output: EngineOutput) -> EngineOutput:
+        """Return an output with its text, made on another thread if it is long; see `complete`."""
+        if len(output.token_ids) <= _MANY_TOKENS:
+            return self.complete(output)
+        return await asyncio.to_thread(self.complete, output)
 
     def complete(self, output: EngineOutput) -> EngineOutput:
         """Return an output with its text. Each choice's outputs come in order, each once."""

@@ -81,8 +81,10 @@ class DecodeOutputs:
 
     def output_of(self, seq: Sequence, token_id: int) -> EngineOutput:
         """Return the output for a new token of a sequence, which does not end with it."""
+        if seq.detokenizer is not None:
+            return output_of(seq, None, (token_id,))
         end = self._ends.get(seq.seq_id)
-        if end is None or seq.detokenizer is not None:
+        if end is None:
             output = output_of(seq, None, (token_id,))
             self._ends[seq.seq_id] = output[_NUM_CHANGING:]
             return output

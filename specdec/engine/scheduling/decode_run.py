@@ -6,7 +6,6 @@ import collections.abc
 from collections.abc import Iterator
 from typing import Any, TypeGuard
 
-from specdec.engine.requests.outputs import DecodeOutputs
 from specdec.sequences.decode_rows import RepeatedRows, SampledTokens
 from specdec.sequences.sequence import Sequence
 from specdec.types.messages import PENDING_TOKEN, PLAIN_DRAFTING, StepRow, VerifiedRow
@@ -18,14 +17,13 @@ class DecodeRun:
     """All running sequences, each of which decodes one token a step without guesses or grammar.
 
     batch: see Scheduler; the run ends with it. rows: of the first step. num_steps: most steps; a
-    sequence ends by its length with the last of them. outputs: of its steps.
+    sequence ends by its length with the last of them.
     """
 
     def __init__(self, in_flight: Rows, batch: int, block_size: int, max_model_len: int) -> None:
         """in_flight: the rows of the step before the first one."""
         self.sequences = [seq for seq, _ in in_flight]
         self.batch = batch
-        self.outputs = DecodeOutputs()
         lengths = [seq.max_length(max_model_len) for seq in self.sequences]
         pending = (PENDING_TOKEN,)
         self.rows = tuple(

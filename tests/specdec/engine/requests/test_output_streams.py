@@ -35,6 +35,19 @@ async def test_a_late_reader_gets_all_at_once(stream):
     assert taken.num_output_tokens == 3
 
 
+async def test_an_error_right_after_the_admission_hides_no_output(stream):
+    admission = asyncio.get_running_loop().create_future()
+    waiting = asyncio.create_task(stream.wait_for(admission))
+    await asyncio.sleep(0)
+    admission.set_result(None)
+    stream.put(output(1))
+    stream.fail(ValueError("later"))
+    await waiting
+    assert (await stream.take()).token_ids == (1,)
+    with pytest.raises(ValueError, match="later"):
+        await stream.take()
+
+
 async def test_a_reader_that_waits_gets_each_output_as_it_is(stream):
     reader = asyncio.create_task(stream.take())
     await asyncio.sleep(0)

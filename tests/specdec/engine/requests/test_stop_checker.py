@@ -1,9 +1,11 @@
+# Modules: specdec.engine.requests.stop_checker, specdec.engine.requests.output_text
 """Ends of sequences on a target without a model, with drafts and without."""
 
 from dataclasses import replace
 
 import pytest
 
+from specdec.engine.requests.output_text import OutputText
 from specdec.engine.requests.stop_checker import append, extend, open_length
 from specdec.sequences.sequence import Sequence
 from specdec.text.detokenizer import IncrementalDetokenizer
@@ -103,11 +105,21 @@ def test_a_length_limit_has_no_stop_reason(ask):
 
 @pytest.mark.parametrize("interval", [1, 3])
 @pytest.mark.parametrize("resumed", [(), (20, 21)], ids=["new", "resumed"])
-@pytest.mark.parametrize("params", [{"max_tokens": 7}, {"ignore_eos": False}], ids=str)
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"max_tokens": 7, "n": 3},
+        {"ignore_eos": False},
+        {"ignore_eos": False, "include_stop_str_in_output": True, "skip_special_tokens": False},
+        {"stop_token_ids": (EOS,), "n": 2},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("num_drafts", [0, 7])
-def test_outputs_without_text_are_the_same_but_for_it(
+def test_outputs_without_text_are_the_same_but_for_it_which_a_reader_makes(
     tiny_model_dir, num_drafts, params, resumed, interval
 ):
+    params = params | ({"n": 1} if resumed else {})
     asked = replace(request_of(params), resume_token_ids=resumed, stream_interval=interval)
     with_text, without = (
         _outputs(tiny_model_dir, num_drafts, replace(asked, detokenize=detokenize))
@@ -115,6 +127,8 @@ def test_outputs_without_text_are_the_same_but_for_it(
     )
     assert any(each.text for each in with_text)
     assert without == [each._replace(text="", text_lengths=()) for each in with_text]
+    text = OutputText(asked, Tokenizer(tiny_model_dir))
+    assert [text.complete(each) for each in without] == with_text
 
 
 def test_stop_strings_need_the_text(tiny_model_dir):
