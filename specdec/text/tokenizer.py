@@ -65,8 +65,8 @@ class WholeTexts(dict[int, str | None]):
 class Tokenizer:
     """A fast tokenizer loaded from local files; code of a model repository is never run.
 
-    Thread-safe. Truncation and padding that the files configure are disabled: a prompt is encoded
-    whole, and its length is checked later.
+    Thread-safe, and can be pickled. Truncation and padding that the files configure are disabled: a
+    prompt is encoded whole, and its length is checked later.
 
     transformers: the tokenizer of transformers, for features that only it has.
     vocab_size: the highest token id plus 1; a model's own vocabulary may be padded beyond it.
@@ -81,14 +81,22 @@ class Tokenizer:
 
         chat_template: source of a template that replaces the model's.
         """
+        loaded = _load(directory)
+        if chat_template is not None:
+            loaded.chat_template = chat_template
+        self._wrap(loaded)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without caches. Reading it does not import torch, as loading some files does."""
+        return _wrapped, (self.transformers,)
+
+    def _wrap(self, loaded: Any) -> None:
         from tokenizers.decoders import ByteLevel
 
-        self.transformers: Any = _load(directory)
-        self._backend: Backend = self.transformers.backend_tokenizer
+        self.transformers = loaded
+        self._backend: Backend = loaded.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
-        if chat_template is not None:
-            self.transformers.chat_template = chat_template
         self.chat_template = ChatTemplate(self.transformers)
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
@@ -200,6 +208,13 @@ def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> No
         if not 0 <= token_id < vocab_size:
             limit = f"a token id from 0 to {vocab_size - 1}"
             raise InvalidValueError(f"{field}[{index}]", token_id, limit)
+
+
+def _wrapped(loaded: Any) -> Tokenizer:
+    """Return a tokenizer that has been pickled."""
+    tokenizer = Tokenizer.__new__(Tokenizer)
+    tokenizer._wrap(loaded)
+    return tokenizer
 
 
 def _load(directory: Path) -> Any:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import pickle
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from cluster.api.base.authentication import ApiKey
+from cluster.api.front_ends.fork_server import ForkedProcess, ForkServer
 from cluster.api.front_ends.messages import RouterState, Start
 from cluster.api.front_ends.router_end import Method, RouterEnd
 from cluster.api.front_ends.shared_counters import SharedCounters
@@ -22,7 +21,7 @@ from cluster.api.ingress import open_with_retries
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.orders import AbortOrder
 from cluster.replica.replica_router import ReplicaRouter
-from specdec.types.errors import NotReadyError
+from specdec.types.errors import NotReadyError, SpecdecError
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +61,11 @@ class FrontEnds:
         self._http_sockets: list[socket.socket] = []
         self._reserved: socket.socket | None = None  # the port of gRPC
         self._ends: dict[int, RouterEnd] = {}  # by row, as the processes
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._processes: dict[int, ForkedProcess] = {}
+        self._server = ForkServer(
+            counters.descriptor,
+            lambda: pickle.dumps(router.text.tokenizer, pickle.HIGHEST_PROTOCOL),
+        )
         self._keepers: list[asyncio.Task[None]] = []
         self._follower: asyncio.Task[None] | None = None
         self._have_started = [asyncio.Event() for _ in range(count)]  # by row, once
@@ -103,9 +106,12 @@ class FrontEnds:
             each.stop()
         if self._keepers:
             _, late = await asyncio.wait(self._keepers, timeout=_STOP_S)
-            for process in self._processes.values() if late else ():
-                process.kill()
+            if late:
+                self._server.kill()
+                for process in self._processes.values():
+                    process.kill()
             await asyncio.gather(*self._keepers, return_exceptions=True)
+        await self._server.close()
         if self._follower is not None:
             self._follower.cancel()
         for listener in (*self._http_sockets, self._reserved):
@@ -127,36 +133,42 @@ class FrontEnds:
         while not self._is_stopping:
             try:
                 reason = await self._run(row)
-            except OSError as error:
+            except (OSError, SpecdecError) as error:
                 reason = f"it did not start: {error}"
             if not self._is_stopping:
                 logger.warning("front end %d: %s", row, reason)
                 await asyncio.sleep(_RESTART_S)
 
     async def _run(self, row: int) -> str:
-        """Run a front end until it ends, and return how it did. Raises OSError."""
+        """Run a front end until it ends, and return how it did. Raises OSError, SpecdecError."""
         own, other = socket.socketpair()
-        with own, other:
-            http = self._http_sockets[row].fileno()
-            process = _start_process((other.fileno(), http, self._counters.descriptor))
-            other.close()
-            lost = asyncio.Event()
+        with own:
+            with other:
+                http = self._http_sockets[row].fileno()
+                process = await self._server.fork(other.fileno(), http)
             self._processes[row] = process
-            self._ends[row] = RouterEnd(
-                own,
-                self._router,
-                self._methods,
-                self._start(row),
-                on_listening=self._have_started[row].set,
-                on_lost=lost.set,
-                on_result=self._show,
-            )
-            self._show()
-            await lost.wait()
-        del self._ends[row]
-        await _ended(process)
+            if not self._is_stopping:  # otherwise it ends, as its channel is closed
+                await self._serve(row, own)
+        status = await self._server.ended(process)
+        del self._processes[row]
         self._counters.clear(row)
-        return f"process {process.pid} has ended: {process.returncode}"
+        return f"process {process.pid} has ended: {status}"
+
+    async def _serve(self, row: int, own: socket.socket) -> None:
+        """Answer a front end until it is lost."""
+        lost = asyncio.Event()
+        self._ends[row] = RouterEnd(
+            own,
+            self._router,
+            self._methods,
+            self._start(row),
+            on_listening=self._have_started[row].set,
+            on_lost=lost.set,
+            on_result=self._show,
+        )
+        self._show()
+        await lost.wait()
+        del self._ends[row]
 
     def _start(self, row: int) -> Start:
         self._num_started += 1
@@ -218,22 +230,3 @@ def reserve(host: str, port: int, count: int) -> list[socket.socket]:
         each.bind((host, port))
         found.append(each)
     return found
-
-
-def _start_process(descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "cluster.api.front_ends.process", *map(str, descriptors)]
-    return subprocess.Popen(
-        command,
-        pass_fds=descriptors,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-
-
-async def _ended(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the end of a process whose channel is closed, and kill it if it does not come."""
-    with suppress(subprocess.TimeoutExpired):
-        await asyncio.to_thread(process.wait, _STOP_S)
-        return
-    process.kill()
-    await asyncio.to_thread(process.wait)

@@ -30,6 +30,10 @@ BODY = {"model": "tiny", "prompt": [11, 12, 13], "max_tokens": 20, "temperature"
 
 
 def front_end_processes():
+    return [each for parent in fork_servers() for each in parent.children()]
+
+
+def fork_servers():
     return [
         each
         for each in psutil.Process().children()
@@ -61,7 +65,7 @@ async def service(replica):
     await front_ends.set_ready(True)
     yield f"127.0.0.1:{grpc_port}", f"http://127.0.0.1:{http_port}"
     await front_ends.close()
-    assert not front_end_processes()
+    assert not fork_servers()
 
 
 async def test_a_front_end_serves_is_replaced_and_ends(replica, service, monkeypatch):
