@@ -109,7 +109,7 @@ class Preprocessor:
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
-        """The bytes of each token. The first access takes a moment: not on the event loop."""
+        """The bytes of each token."""
         return TokenBytes(self.tokenizer)
 
     @property

@@ -114,6 +114,17 @@ class Tokenizer:
         """Token ids by the string of each token."""
         return dict(self._backend.get_vocab(with_added_tokens=True))
 
+    @property
+    def decoder(self) -> Any:
+        """The decoder, in the format of tokenizer.json."""
+        decoder = self._backend.decoder
+        return None if decoder is None else json.loads(decoder.__getstate__())
+
+    @property
+    def added_strings(self) -> frozenset[str]:
+        """Strings of the tokens that were added to the model's vocabulary."""
+        return frozenset(each.content for each in self._backend.get_added_tokens_decoder().values())
+
     @cached_property
     def hidden_token_ids(self) -> frozenset[int]:
         """Ids of the special tokens, and of those without text."""

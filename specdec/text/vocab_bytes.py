@@ -10,11 +10,15 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 from specdec.text.tokenizer import Tokenizer, bytes_of_token
 from specdec.types.errors import UnsupportedModelError
+
+_CACHED_TOKENS = 1 << 14
 
 
 class TokenBytes:
@@ -24,18 +28,22 @@ class TokenBytes:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Read the whole vocabulary, which takes a fraction of a second."""
+        """Read no vocabulary: each token is read when it is first needed."""
         self._tokenizer = tokenizer
-        try:
-            self._vocabulary: VocabBytes | None = VocabBytes(tokenizer)
-        except UnsupportedModelError:  # neither byte-level nor SentencePiece-like
-            self._vocabulary = None
+        self._read: Callable[[str], bytes] | None = None
+        with suppress(UnsupportedModelError):  # neither byte-level nor SentencePiece-like
+            self._read = _reader(tokenizer.decoder, tokenizer.added_strings)
+        self._bytes_of = lru_cache(_CACHED_TOKENS)(self._bytes_of_token)
 
     def of(self, token_ids: Sequence[int]) -> list[bytes]:
         """Return the bytes of each token."""
-        if self._vocabulary is None:
-            return [self._tokenizer.text_of_token(each).encode() for each in token_ids]
-        return [self._vocabulary.text((each,)) for each in token_ids]
+        return [*map(self._bytes_of, token_ids)]
+
+    def _bytes_of_token(self, token_id: int) -> bytes:
+        if self._read is None:
+            return self._tokenizer.text_of_token(token_id).encode()
+        [token] = self._tokenizer.token_strings((token_id,))
+        return self._read(token)
 
 
 _SPACE_MARK = "\u2581"
@@ -55,7 +63,8 @@ class VocabBytes:
         """
         self._tokenizer = tokenizer
         raw = json.loads(tokenizer.to_json())
-        self._texts = _token_texts(tokenizer.vocabulary, raw)
+        bytes_of = _reader(tokenizer.decoder, tokenizer.added_strings)
+        self._texts = {i: bytes_of(token) for token, i in tokenizer.vocabulary.items()}
         self.special_ids = tokenizer.special_token_ids
         self.fallback_ids = _fallback_ids(raw)
         self._short_ids = {
@@ -134,16 +143,16 @@ def split_text(data: bytes) -> tuple[list[str | bytes], bytes]:
     return pieces, rest
 
 
-def _token_texts(vocabulary: dict[str, int], raw: Any) -> dict[int, bytes]:
-    decoders = set(_decoder_types(raw["decoder"]))
+def _reader(decoder: Any, added: Collection[str]) -> Callable[[str], bytes]:
+    """Return the function from a token's string to its bytes.
+
+    Raises UnsupportedModelError unless the decoder is byte-level or SentencePiece-like.
+    """
+    decoders = set(_decoder_types(decoder))
     if "ByteLevel" in decoders:
-        return {token_id: bytes_of_token(token) for token, token_id in vocabulary.items()}
+        return bytes_of_token
     if decoders & {"Metaspace", "Replace"}:
-        added = {each["content"] for each in raw["added_tokens"]}
-        return {
-            token_id: token.encode() if token in added else _sentencepiece_text(token)
-            for token, token_id in vocabulary.items()
-        }
+        return lambda token: token.encode() if token in added else _sentencepiece_text(token)
     raise UnsupportedModelError(
         "models whose vocabularies differ can draft for each other only if both tokenizers are "
         "byte-level or SentencePiece-like, and one is neither"

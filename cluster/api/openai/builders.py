@@ -157,10 +157,9 @@ def matched_stop(output: EngineOutput) -> str | int | None:
     return output.token_ids[-1] if output.token_ids else None
 
 
-async def token_names(router: Router, request: SamplingFields) -> TokenNames:
-    """Return the names of tokens in log-probabilities. The first call reads the vocabulary."""
-    token_bytes = await asyncio.to_thread(lambda: router.text.token_bytes)
-    return TokenNames(token_bytes, request.return_tokens_as_token_ids)
+def token_names(router: Router, request: SamplingFields) -> TokenNames:
+    """Return the names of tokens in log-probabilities."""
+    return TokenNames(router.text.token_bytes, request.return_tokens_as_token_ids)
 
 
 async def offload(work: Callable[[], T], *, is_large: bool) -> T:

@@ -100,7 +100,7 @@ async def prepare_chat(
         call=call,
         info=ResponseInfo.of(f"chatcmpl-{context.request_id}", router, params, request.model),
         reading=reading,
-        names=await token_names(router, request) if needs_names else None,
+        names=token_names(router, request) if needs_names else None,
     )
     builder.thinking_budget = await _thinking_budget(router, request, reading, context)
     builder.forced_calls = forced

@@ -76,7 +76,7 @@ async def prepare_completion(
     _check_num_logprobs(request, params, echoes, router.max_tokens(params))
     needs_names = request.logprobs is not None or request.prompt_logprobs is not None
     info = ResponseInfo.of(f"cmpl-{context.request_id}", router, params, request.model)
-    names = await token_names(router, request) if needs_names else None
+    names = token_names(router, request) if needs_names else None
     return CompletionBuilder(request, calls, info, names, echoes, router.text.tokenizer)
 
 

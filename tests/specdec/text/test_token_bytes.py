@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from specdec.text.tokenizer import Tokenizer
-from specdec.text.vocab_bytes import TokenBytes
+from specdec.text.vocab_bytes import TokenBytes, VocabBytes
 from specdec.types.errors import UnsupportedModelError
 
 TEXT = "The river: naïve 🤯 你好"
@@ -26,9 +26,17 @@ def test_a_special_token_is_its_name_and_an_unknown_id_is_empty(tokenizer):
 
 
 def test_a_vocabulary_of_another_kind_is_decoded_token_by_token(tokenizer, monkeypatch):
-    def refuse(_):
+    def refuse(*_):
         raise UnsupportedModelError("neither")
 
-    monkeypatch.setattr("specdec.text.vocab_bytes.VocabBytes", refuse)
+    monkeypatch.setattr("specdec.text.vocab_bytes._reader", refuse)
     token_ids = tokenizer.encode("The river", add_special_tokens=False)
     assert b"".join(TokenBytes(tokenizer).of(token_ids)) == b"The river"
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "llama2_like"])
+def test_each_token_has_the_bytes_of_the_whole_vocabulary(name, request):
+    tokenizer = request.getfixturevalue(name)
+    every = range(tokenizer.vocab_size)
+    vocabulary = VocabBytes(tokenizer)
+    assert TokenBytes(tokenizer).of(every) == [vocabulary.text((each,)) for each in every]
