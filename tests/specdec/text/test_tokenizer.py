@@ -1,3 +1,4 @@
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,21 @@ def test_decoding_inverts_encoding(tokenizer: Tokenizer, text: str) -> None:
 )
 def test_encoding_equals_transformers(tokenizer: Tokenizer, text: str, adds: bool) -> None:
     assert tokenizer.encode(text, adds) == tokenizer._backend.encode(text, None, False, adds).ids
+
+
+def test_a_pickled_tokenizer_is_the_same(tiny_model_dir: Path) -> None:
+    template = "{{ bos_token }}{{ messages[0].content }}"
+    tokenizer = Tokenizer(tiny_model_dir, template)
+    text = f"naïve 🤯{TURN_END}"
+    assert tokenizer.whole_texts[60] is not None
+    read: Tokenizer = pickle.loads(pickle.dumps(tokenizer))
+    assert read.to_json() == tokenizer.to_json()
+    assert read.encode(text) == tokenizer.encode(text)
+    chat = [ChatMessage("user", text)]
+    assert read.chat_template.text == template
+    assert read.encode_chat(chat) == tokenizer.encode_chat(chat)
+    assert read.end_token_id == tokenizer.end_token_id
+    assert not read.whole_texts, "a cache was sent"
 
 
 def test_the_length_limit_counts_the_rendered_text(tokenizer: Tokenizer) -> None:

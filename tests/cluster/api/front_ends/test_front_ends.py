@@ -102,6 +102,23 @@ async def test_a_front_end_serves_is_replaced_and_ends(replica, service, monkeyp
         await asyncio.sleep(0.01)
 
 
+async def test_front_ends_share_memory_and_outlive_what_forked_them(service, monkeypatch):
+    monkeypatch.setattr(module, "_RESTART_S", 0.0)
+    _, url = service
+    [server], [process] = fork_servers(), front_end_processes()
+    assert server.num_threads() == 1, "no thread may exist at a fork"
+    assert process.memory_full_info().uss < server.memory_full_info().rss / 2
+    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+        server.kill()
+        await asyncio.to_thread(server.wait)
+        assert (await http.post("/v1/completions", json=BODY)).status_code == 200
+        process.kill()
+        with pytest.raises(httpx.HTTPError):
+            await http.post("/v1/completions", json=BODY)
+        assert (await http.post("/v1/completions", json=BODY)).status_code == 200
+    assert fork_servers() != [server]
+
+
 def test_a_port_of_another_service_is_not_shared():
     taken = socket.create_server(("127.0.0.1", 0), reuse_port=True)
     with taken, pytest.raises(OSError, match="in use"):
