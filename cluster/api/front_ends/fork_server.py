@@ -8,18 +8,23 @@ pid that has ended, answered by its exit status. An answer without them is the r
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+logger = logging.getLogger(__name__)
+
 FORK, WAIT = "fork", "wait"
 MAX_PACKET_BYTES = 512
 
+_RESTART_S = 1.0
 _STOP_S = 10.0
 _ANSWER_S = 60.0
 """Limit of an answer; the first one includes imports and the tokenizer, which take seconds."""
@@ -54,7 +59,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """Starts that process when a front end is needed, and again if it has ended.
+    """Starts that process when a front end is needed first, and again when it has ended.
 
     Front ends do not end with it, but with the Router.
     """
@@ -65,6 +70,7 @@ class ForkServer:
         self._make_tokenizer = make_tokenizer
         self._tokenizer: int | None = None  # descriptor of memory that holds it
         self._process: subprocess.Popen[bytes] | None = None
+        self._started_at_s = 0.0
         self._control = socket.socket()
         self._lock = asyncio.Lock()
 
@@ -92,6 +98,16 @@ class ForkServer:
         os.close(process.descriptor)
         return status
 
+    def restart_if_ended(self) -> None:
+        """Start the process again if it has ended, soon; an order starts it at once."""
+        process = self._process
+        if process is None or process.poll() is None or self._lock.locked():
+            return
+        if time.monotonic() > self._started_at_s + _RESTART_S:
+            logger.warning("the process that forks front ends has ended: %s", process.returncode)
+            with suppress(OSError):
+                self._start()
+
     def kill(self) -> None:
         """End the process, and an order that waits for its answer."""
         if self._process is not None:
@@ -108,6 +124,7 @@ class ForkServer:
                 os.close(self._tokenizer)
 
     def _start(self) -> None:
+        self._started_at_s = time.monotonic()
         self._control.close()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(_ANSWER_S)

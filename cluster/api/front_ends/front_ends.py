@@ -111,9 +111,9 @@ class FrontEnds:
                 for process in self._processes.values():
                     process.kill()
             await asyncio.gather(*self._keepers, return_exceptions=True)
-        await self._server.close()
         if self._follower is not None:
             self._follower.cancel()
+        await self._server.close()
         for listener in (*self._http_sockets, self._reserved):
             if listener is not None:
                 listener.close()
@@ -182,9 +182,10 @@ class FrontEnds:
         )
 
     async def _follow(self) -> None:
-        """Show each change of the Router's state soon, and kill front ends that are frozen."""
+        """Show each change of the Router's state soon, and replace processes as they fail."""
         while True:
             self._show()
+            self._server.restart_if_ended()
             with suppress(NotReadyError):
                 thread = self._router.running_engine().thread
                 self._counters.num_sequences = thread.num_sequences

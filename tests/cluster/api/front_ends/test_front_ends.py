@@ -15,6 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.api.app import make_app
+from cluster.api.front_ends import fork_server
 from cluster.api.front_ends import front_ends as module
 from cluster.api.front_ends.front_ends import FrontEnds, reserve
 from cluster.api.front_ends.shared_counters import SharedCounters
@@ -104,6 +105,7 @@ async def test_a_front_end_serves_is_replaced_and_ends(replica, service, monkeyp
 
 async def test_front_ends_share_memory_and_outlive_what_forked_them(service, monkeypatch):
     monkeypatch.setattr(module, "_RESTART_S", 0.0)
+    monkeypatch.setattr(fork_server, "_RESTART_S", 0.0)
     _, url = service
     [server], [process] = fork_servers(), front_end_processes()
     assert server.num_threads() == 1, "no thread may exist at a fork"
@@ -112,11 +114,14 @@ async def test_front_ends_share_memory_and_outlive_what_forked_them(service, mon
         server.kill()
         await asyncio.to_thread(server.wait)
         assert (await http.post("/v1/completions", json=BODY)).status_code == 200
+        while not (found := fork_servers()):
+            await asyncio.sleep(0.01)
         process.kill()
         with pytest.raises(httpx.HTTPError):
             await http.post("/v1/completions", json=BODY)
         assert (await http.post("/v1/completions", json=BODY)).status_code == 200
-    assert fork_servers() != [server]
+    assert fork_servers() == found
+    assert front_end_processes() != [process]
 
 
 def test_a_port_of_another_service_is_not_shared():
