@@ -1,8 +1,9 @@
 """The Router's end of the process that its front ends are forked from (`process`).
 
-Orders and answers are packets of a socket pair: "fork" with the descriptors of a channel and of a
-listening socket, answered by the pid of a front end and a descriptor of its process; "wait" with a
-pid that has ended, answered by its exit status. An answer without them is the reason of a failure.
+Orders and answers are packets of a socket pair. "fork" has the descriptors of a channel, of a
+listening socket and of memory with the pickled tokenizer; its answer is the pid of a front end with
+a descriptor of its process, or the reason of a failure without one. "wait" has the pid of a front
+end that has ended; its answer is the exit status.
 """
 
 from __future__ import annotations
