@@ -123,6 +123,8 @@ def eval_drafter(
         show_json(report)
     else:
         click.echo(_table(results))
+    for line in _warnings(results):
+        print_stderr(line)
 
 
 def _engine_config(flags: Mapping[str, Any]) -> LLMConfig:
@@ -167,6 +169,17 @@ def _line(result: SuiteResult) -> str:
         f"{_number(result.baseline_tokens_per_s, 1):>9}{_number(result.speedup, 2):>10}"
         f"{result.num_other_answers:>7}  {positions}"
     )
+
+
+def _warnings(results: Sequence[SuiteResult]) -> list[str]:
+    """Return a line for each suite and temperature with a speed-up below 1."""
+    return [
+        f"warning: {each.suite or 'prompts'} at temperature {each.temperature:g} is slower with "
+        f"drafts than without (speed-up {each.speedup:.2f}): draft fewer tokens, train the drafter "
+        "on more text of that kind, or choose another one"
+        for each in results
+        if each.speedup is not None and round(each.speedup, 2) < 1.0
+    ]
 
 
 def _number(value: float | None, digits: int) -> str:

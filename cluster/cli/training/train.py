@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from specdec.training.trainer import Evaluation, Progress, Trainer
 
 _LOG_INTERVAL_S = 30.0
+_SHORT_LENGTH = 2.0
+"""A head with 1.83 was slower than no drafts on a CPU (docs/training.md)."""
 _CLEAR_LINE = "\r\x1b[K"
 _CHOICES = {
     "loss": LossName,
@@ -201,6 +203,7 @@ def train(
     files = TrainingFiles(model, corpora, output, num_samples, start)
     trainer = open_run(files, config, precision, draft_vocab_size, print_stderr, trains_on)
     _run(trainer)
+    _warn_of_short_drafts(trainer)
     _show_result(trainer, as_json=as_json)
 
 
@@ -215,6 +218,15 @@ def _run(trainer: Trainer) -> None:
     if trainer.step:
         print_stderr(f"continuing after step {trainer.step} of {trainer.num_steps}")
     trainer.run(Reporter(time.monotonic, print_stderr))
+
+
+def _warn_of_short_drafts(trainer: Trainer) -> None:
+    if trainer.best < _SHORT_LENGTH:
+        print_stderr(
+            f"warning: the held-out acceptance length is {trainer.best:.2f}; below "
+            f"{_SHORT_LENGTH:g} a head may be slower than no drafts: measure it with "
+            "specdec eval-drafter, or train on more answers"
+        )
 
 
 def _show_result(trainer: Trainer, *, as_json: bool) -> None:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from cluster.cli import main
-from cluster.cli.training.eval_drafter import _line
+from cluster.cli.training.eval_drafter import _line, _warnings
 from specdec.models.drafters.card import read_acceptance
 from specdec.training.evaluation import Answer, PositionCounts, SuiteResult
 from tests.specdec.heads import fitted_medusa_dir
@@ -48,6 +48,8 @@ def test_the_report_and_the_plot(evaluate, tmp_path):
     assert content["evaluation"]["max_tokens"] == 9
     texts = "".join(ElementTree.parse(plot).getroot().itertext())
     assert all(part in texts for part in ("Acceptance length", "position", "temperature 1, none"))
+    slower = [each for each in content["results"] if round(each["speedup"], 2) < 1]
+    assert result.stderr.count("is slower with drafts") == len(slower)
 
 
 def test_the_card_keeps_its_other_entries(evaluate, tmp_path):
@@ -100,6 +102,19 @@ def test_a_line_of_the_table():
     assert line.split() == ["a", "0.8", "2.00", "50%", "30.0", "20.0", "1.50", "1", "75%", "25%"]
     unmeasured = _line(SuiteResult.of("", 0.0, [Answer(1, PositionCounts(), None, None, True)]))
     assert unmeasured.split() == ["-", "0", "1.00", "0%", "-", "-", "-", "0"]
+
+
+def suite_with(speedup):
+    answer = Answer(8, PositionCounts((4,), (1,)), speedup, 1.0, is_same=True)
+    return SuiteResult.of("a", 0.8, [answer])
+
+
+@pytest.mark.parametrize(("speedup", "is_warned"), [(0.5, True), (0.99, True), (0.996, False)])
+def test_a_drafter_that_is_slower_than_none_is_warned_of(speedup, is_warned):
+    lines = _warnings([suite_with(speedup), suite_with(None), suite_with(1.5)])
+    assert len(lines) == is_warned
+    assert all("a at temperature 0.8 is slower" in line for line in lines)
+    assert all(f"(speed-up {speedup:.2f})" in line for line in lines)
 
 
 def test_an_unknown_suite_is_reported_in_one_line(evaluate):

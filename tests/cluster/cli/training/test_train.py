@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 
 from cluster.cli import main
 from cluster.cli.output import print_stderr
-from cluster.cli.training.train import Reporter, _corpus, progress_line
+from cluster.cli.training.train import Reporter, _corpus, _warn_of_short_drafts, progress_line
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import method_of
 from specdec.models.resolve import resolve
@@ -119,7 +120,9 @@ def test_a_run_ends_with_a_head_and_is_not_repeated(train, tmp_path):
     assert result.exit_code == 0, result.output
     content = json.loads(result.stdout)
     assert content["head"] == str(tmp_path / "run" / "head")
-    assert content["best_accepted_length"] >= 1
+    length = content["best_accepted_length"]
+    assert length >= 1
+    assert f"warning: the held-out acceptance length is {length:.2f}; below 2" in result.stderr
     card = json.loads((tmp_path / "run" / "head" / "card.json").read_text())
     assert card["target"] == "tiny"
     assert card["training"]["depth"] == 2
@@ -214,6 +217,12 @@ def test_a_corpus_of_another_model_is_rejected(tiny_model_dir, corpus, train):
     result = train()
     assert result.exit_code == 1
     assert f"it must be tiny, which answered in {corpus}" in result.stderr
+
+
+@pytest.mark.parametrize(("length", "is_warned"), [(1.99, True), (2.0, False)])
+def test_only_a_short_acceptance_length_is_warned_of(length, is_warned, capsys):
+    _warn_of_short_drafts(SimpleNamespace(best=length))
+    assert ("specdec eval-drafter" in capsys.readouterr().err) == is_warned
 
 
 def test_progress_has_loss_speed_and_time_left():
