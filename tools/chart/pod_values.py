@@ -120,7 +120,8 @@ class GcsFaultTolerance(Values):
         "",
         pattern=r"^((rediss?://)?[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?:[0-9]{1,5})?$",
         description="HOST:PORT of a Redis, with prefix rediss:// for TLS; empty: a lost head pod "
-        "ends the cluster. `networkPolicy.redis` must include it",
+        "ends the cluster. `networkPolicy.redis` must include it. KubeRay 1.7's store without "
+        "Redis, which is alpha, is not offered",
     )
     password: RedisPassword = Field(
         default_factory=RedisPassword, description="Password of the Redis"
@@ -155,7 +156,8 @@ class Upgrade(Values):
     strategy: Literal["NewCluster", "None"] = Field(
         "NewCluster",
         description="NewCluster: start a second cluster and switch to it, which needs twice the "
-        "GPUs meanwhile; None: apply the change when the RayCluster is deleted",
+        "GPUs meanwhile; None: apply the change when the RayCluster is deleted. KubeRay 1.7's "
+        "incremental upgrade is not offered: it moves no gRPC traffic",
     )
     old_cluster_seconds: int = Field(
         60,
