@@ -18,8 +18,9 @@ PAGE = Path(__file__).parents[4] / "docs" / "openai.md"
 PROGRAMS = blocks_of(PAGE, "python")
 
 
-async def test_the_page_shows_both_clients():
-    assert ["openai" in PROGRAMS[0].text, "anthropic" in PROGRAMS[1].text] == [True, True]
+async def test_the_page_shows_both_clients_and_a_call_of_a_tool():
+    shown = ["chat.completions.create(", "tool_call_id", "from anthropic import"]
+    assert [text in each.text for text, each in zip(shown, PROGRAMS, strict=True)] == [True] * 3
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
