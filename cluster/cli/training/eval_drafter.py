@@ -123,8 +123,6 @@ def eval_drafter(
         show_json(report)
     else:
         click.echo(_table(results))
-    for line in _warnings(results):
-        print_stderr(line)
 
 
 def _engine_config(flags: Mapping[str, Any]) -> LLMConfig:
@@ -140,7 +138,7 @@ def _engine_config(flags: Mapping[str, Any]) -> LLMConfig:
 def _measure(
     prompts: Sequence[PromptRecord], config: LLMConfig, flags: Mapping[str, Any]
 ) -> list[SuiteResult]:
-    """Load the models and measure. flags: the fields of EvaluationConfig."""
+    """Load the models, measure, and print warnings. flags: the fields of EvaluationConfig."""
     from specdec.llm import LLM
     from specdec.models.resolve import resolve
     from specdec.text.tokenizer import Tokenizer
@@ -150,7 +148,10 @@ def _measure(
     tokenizer = Tokenizer(resolve(config.model))
     total = len(prompts) * len(evaluation.temperatures)
     with LLM(**config.to_mapping()) as llm, progress_bar(total, "prompt") as advance:
-        return DrafterEvaluation(llm, tokenizer, evaluation).run(prompts, advance)
+        results = DrafterEvaluation(llm, tokenizer, evaluation).run(prompts, advance)
+    for line in _warnings(results):
+        print_stderr(line)
+    return results
 
 
 def _table(results: Sequence[SuiteResult]) -> str:

@@ -203,7 +203,6 @@ def train(
     files = TrainingFiles(model, corpora, output, num_samples, start)
     trainer = open_run(files, config, precision, draft_vocab_size, print_stderr, trains_on)
     _run(trainer)
-    _warn_of_short_drafts(trainer)
     _show_result(trainer, as_json=as_json)
 
 
@@ -230,6 +229,7 @@ def _warn_of_short_drafts(trainer: Trainer) -> None:
 
 
 def _show_result(trainer: Trainer, *, as_json: bool) -> None:
+    _warn_of_short_drafts(trainer)
     if as_json:
         state = {"step": trainer.step, "best_accepted_length": trainer.best}
         show_json({"head": str(trainer.head_directory), **state})
