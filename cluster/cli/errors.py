@@ -1,8 +1,8 @@
 """Error handling of the command line.
 
-Exit code 1 means that the command failed, 2 that its usage was wrong or that the model of `specdec
-models show` does not load, 130 that Ctrl-C interrupted it. A failure prints one line to stderr,
-which is a JSON object if --json was given.
+Exit code 1 means that the command failed, 2 that its usage was wrong, or that a service or a model
+cannot be loaded with these settings and files, 130 that Ctrl-C interrupted it. A failure prints one
+line to stderr, which is a JSON object if --json was given.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import difflib
 import json
 import os
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from cluster.cli.output import warnings_on_stderr
+from cluster.config.running_services import running_services
 from cluster.config.secrets import API_KEY_VARIABLE, TOKEN_VARIABLE
 from specdec.types.errors import InvalidValueError, SpecdecError
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 DEBUG_VARIABLE = "SPECDEC_DEBUG"
 EXIT_FAILED = 1
-EXIT_DOES_NOT_LOAD = 2
+EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
 _HINTS = {
     "UNAUTHENTICATED": f" (here: ${API_KEY_VARIABLE}, or ${TOKEN_VARIABLE} for operators' commands)"
@@ -65,18 +67,50 @@ class OneLineErrors(click.Group):
                 return super().invoke(ctx)
         except SpecdecError as error:
             fail(ctx, error, str(error), as_json)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            fail(ctx, error, _usage_message(error), as_json, error.exit_code)
         except KeyboardInterrupt:
             ctx.exit(EXIT_INTERRUPTED)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # click handles these
         except Exception as error:
             if (failed_call := _client_error(error)) is not None:
-                fail(ctx, error, f"{error}{_HINTS.get(failed_call.code.name, '')}", as_json)
+                fail(ctx, error, _call_message(failed_call), as_json)
             if os.environ.get(DEBUG_VARIABLE) == "1":
                 raise
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             message = f"unexpected {reason} (set {DEBUG_VARIABLE}=1 to see the traceback)"
             fail(ctx, error, message, as_json)
+
+
+@contextmanager
+def exits_as_unusable(*others: type[SpecdecError]) -> Iterator[None]:
+    """Exit with EXIT_UNUSABLE for errors that settings and files are at fault for, not `others`."""
+    try:
+        yield
+    except others:
+        raise
+    except SpecdecError as error:
+        ctx = click.get_current_context()
+        fail(ctx, error, str(error), ctx.meta[_AS_JSON], EXIT_UNUSABLE)
+
+
+def _call_message(error: ClientError) -> str:
+    """Return the message of a failed call, with what would help here."""
+    from specdec.client.errors import HTTP_PORT
+
+    for service in running_services() if error.message.endswith(HTTP_PORT) else ():
+        if error.message.startswith(f"{service.http_address} "):
+            return f"{service.http_address} is the HTTP port; use {service.grpc_address}"
+    return f"{error}{_HINTS.get(error.code.name, '')}"
+
+
+def _usage_message(error: click.UsageError) -> str:
+    """Return the message of click in one line, with the command that shows the usage."""
+    text = " ".join(error.format_message().split())
+    return text if error.ctx is None else f"{text} (see {error.ctx.command_path} --help)"
 
 
 def _has_json_flag(arguments: list[str]) -> bool:
@@ -109,7 +143,8 @@ def _as_json(error: Exception, message: str) -> dict[str, str]:
             "field": error.field,
             "limit": error.limit,
         }
-    return {"kind": type(error).__name__, "message": message}
+    is_usage = isinstance(error, click.UsageError)
+    return {"kind": "INVALID_ARGUMENT" if is_usage else type(error).__name__, "message": message}
 
 
 def _client_error(error: Exception) -> ClientError | None:

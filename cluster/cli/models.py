@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from cluster.cli.errors import EXIT_DOES_NOT_LOAD, fail
+from cluster.cli.errors import EXIT_UNUSABLE, exits_as_unusable
 from cluster.cli.output import json_flag, print_stderr, show_json
-from specdec.types.errors import UnsupportedModelError
 
 if TYPE_CHECKING:  # commands import these when they run
     from specdec.config.engine import DTypeName, ModelImpl, ModelOptions
@@ -146,10 +145,8 @@ def show_model(
     )
     _require_kv_kernels(precision)
     options = ModelOptions(cast("ModelImpl", model_impl), enable_expert_parallel)
-    try:
+    with exits_as_unusable():
         found = _report(name, precision, tensor_parallel_size, options)
-    except UnsupportedModelError as error:
-        fail(click.get_current_context(), error, str(error), as_json, EXIT_DOES_NOT_LOAD)
     _print_report(found, _decoder(found, fault), as_json=as_json)
 
 
@@ -170,7 +167,7 @@ def _print_report(found: ModelReport, decoder: str, *, as_json: bool) -> None:
     else:
         click.echo("\n".join(f"{label:18}{value}" for label, value in _lines(found, decoder)))
     if found.checkpoint.faults:
-        click.get_current_context().exit(EXIT_DOES_NOT_LOAD)
+        click.get_current_context().exit(EXIT_UNUSABLE)
 
 
 def _require_kv_kernels(precision: Precision) -> None:

@@ -13,12 +13,14 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from cluster.cli.errors import exits_as_unusable
 from cluster.cli.output import Flag, SectionedCommand, combine_flags, print_stderr, section_flag
 from cluster.config.config_file import read_models
 from cluster.config.serve_config import ServeConfig
 from cluster.config.sglang_compat import DISABLES, TREE_FLAGS
 from cluster.config.vllm_compat import ALL_ALWAYS, ALL_RENAMED, ALL_SPECULATION_KEYS
 from cluster.serve.processes import guarded
+from cluster.serve.start_errors import InterruptedStartError
 from specdec.config.fields import DIRECTORY, FILE, Limit, Setting
 from specdec.config.speculation.methods import METHOD_NAMES
 from specdec.config.vllm_compat import Always, value_in_our_words
@@ -249,6 +251,16 @@ def serve(
     MODEL is the same as --model. Flags of `vllm serve` with the same meaning are accepted by their
     names (see docs/cli.md).
     """
+    with exits_as_unusable(InterruptedStartError):
+        _serve(model_argument, config_file, api_keys, flags)
+
+
+def _serve(
+    model_argument: str | None,
+    config_file: Path | None,
+    api_keys: tuple[str, ...],
+    flags: Mapping[str, Any],
+) -> None:
     given = {name: value for name, value in flags.items() if value is not None}
     if model_argument is not None:
         if "model" in given:

@@ -6,8 +6,10 @@ import ipaddress
 import re
 import socket
 from functools import lru_cache
+from pathlib import Path
 
 from specdec.config.fields import Limit, optional
+from specdec.types.errors import InvalidValueError
 
 MAX_MODEL_CHARS = 256
 ANY_HOST = "*"
@@ -25,6 +27,19 @@ def listen_error(host: str, port: int) -> OSError | None:
         except OSError as error:
             return error
     return None
+
+
+def check_certificate(certificate: Path | None, key: Path | None) -> None:
+    """Raise InvalidValueError for a certificate that does not load, or not with this key."""
+    if certificate is None:
+        return
+    import ssl  # most services have no certificate
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except OSError as error:  # the base of SSLError
+        limit = f"a certificate in PEM that belongs to tls_key_file, both readable ({error})"
+        raise InvalidValueError("tls_cert_file", str(certificate), limit) from error
 
 
 def address_of(host: str, port: int) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from specdec.models.config.model_config import ModelConfig
-from specdec.text.chat_template import ChatTemplate
+from specdec.text.chat_template import ChatTemplate, read_template
 from specdec.text.grammar import (
     COMPILE_TIMEOUT_S,
     TIMED_OUT,
@@ -21,7 +21,7 @@ from specdec.text.grammar import (
 )
 from specdec.text.tokenizer import Tokenizer, check_token_ids
 from specdec.text.vocab_bytes import TokenBytes
-from specdec.types.errors import InvalidValueError, OverloadedError
+from specdec.types.errors import OverloadedError
 from specdec.types.request import OWN_PROCESS, Caller, ChatMessage, Conversation, Prompt
 from specdec.types.sampling.sampling_params import StructuredOutput
 
@@ -105,7 +105,8 @@ class Preprocessor:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The target's tokenizer. Raises InvalidValueError for a template that cannot be read."""
-        return Tokenizer(self._directory, _template_source(self._chat_template))
+        path = self._chat_template
+        return Tokenizer(self._directory, None if path is None else read_template(path))
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
@@ -188,17 +189,6 @@ class Preprocessor:
     @cached_property
     def _grammars(self) -> GrammarCompiler:
         return GrammarCompiler(self.tokenizer, self._model.vocab_size, self._model.eos_token_ids)
-
-
-def _template_source(path: Path | None) -> str | None:
-    """Return the source of a chat template. Raises InvalidValueError."""
-    if path is None:
-        return None
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        limit = f"a readable file in UTF-8 with a Jinja template ({error})"
-        raise InvalidValueError("chat_template", str(path), limit) from error
 
 
 def _num_chars(prompt: Conversation | tuple[ChatMessage, ...]) -> int:

@@ -34,6 +34,7 @@ from cluster.api.front_ends.shared_counters import SharedCounters
 from cluster.api.grpc import forwarding
 from cluster.api.grpc.forwarding import ForwardedCall
 from cluster.api.grpc.servicers import AdminServicer, InferenceServicer, expose_rpcs
+from cluster.api.grpc.status import hide_reported_statuses
 from cluster.api.http import forwarding as http_forwarding
 from cluster.api.http.forwarding import ForwardedRequest, ResponseHead
 from cluster.api.http.limits import HttpLimits
@@ -53,6 +54,7 @@ from cluster.serve.broadcast import Broadcast
 from cluster.serve.draft_host import HostSeats
 from cluster.serve.request_router import KV_CACHE_TOKENS
 from cluster.serve.router_factory import make_router
+from cluster.serve.start_errors import refusing_repeatable
 from cluster.workers.rank.heap import freeze_heap
 from cluster.workers.ray.resources import FoundByDriver
 from specdec.types.adapters import AdapterOrder, AdapterReport
@@ -83,19 +85,21 @@ class RouterReplica:
     ) -> None:
         serve_config = ServeConfig.from_mapping(config)
         logs.configure(serve_config.logs)
+        hide_reported_statuses()
         context = serve.get_replica_context()
         self._application, self._replica_id = context.app_name, context.replica_id.unique_id
         self._has_failed = False
         placement = ray.util.get_current_placement_group()
-        self.router = await asyncio.to_thread(
-            make_router,
-            serve_config,
-            placement,
-            self._application,
-            self._replica_id,
-            found,
-            None if draft_hosts is None else HostSeats(draft_hosts),
-        )
+        with refusing_repeatable():
+            self.router = await asyncio.to_thread(
+                make_router,
+                serve_config,
+                placement,
+                self._application,
+                self._replica_id,
+                found,
+                None if draft_hosts is None else HostSeats(draft_hosts),
+            )
         known = read_keys("api_key_file", serve_config.api_key_file)
         self.keys, budget = self._limits(serve_config, known)
         has_keys = not self.keys.is_open
@@ -126,7 +130,8 @@ class RouterReplica:
         self.operators.control.start()
         if self._ingress is not None:
             await self._ingress.start()
-        await self.router.start(placement)
+        with refusing_repeatable():
+            await self.router.start(placement)
         freeze_heap()
         if self._ingress is not None:
             await self._ingress.set_ready(True)

@@ -14,15 +14,17 @@ from cluster.api.serve_proxy.grpc import MAX_MESSAGE_VARIABLE
 from cluster.api.serve_proxy.http import (
     CALLBACK,
     CALLBACK_VARIABLE,
+    GRPC_HOST_VARIABLE,
     MAX_BODY_VARIABLE,
     MAX_INFLIGHT_VARIABLE,
 )
 from cluster.config.serve_config import ServeConfig
+from cluster.observability.logs import SERVE_LEVELS
 from cluster.serve.processes import STOP_S, ToGuard
+from cluster.serve.start_errors import InterruptedStartError, StartupError
 from cluster.workers.cpu_scheduling import starting_batch_work
 from cluster.workers.ray.ray_internals import ServeListeners, delete_application, serve_listeners
 from cluster.workers.ray.ray_runtime import LocalRay, prepare_environment, start_ray, stop_ray
-from specdec.types.errors import SpecdecError
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +32,6 @@ _DRAIN_ANSWER_TIMEOUT_S = 5.0  # beyond the drain itself, in case a replica hang
 _STOP_TIMEOUT_S = 15.0
 _OWN_STOP_S = STOP_S - 1.0  # beyond the drain, with an own Ray, which then ends by force
 _POLL_S = 0.2
-
-# At INFO, Serve logs every call, as the service itself does with more detail.
-_SERVE_LOG_LEVELS = {"debug": "DEBUG", "info": "WARNING", "warning": "WARNING", "error": "ERROR"}
-
-
-class StartupError(SpecdecError):
-    """The service did not start; the message contains the reason."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,7 @@ class RaySession:
             with starting_batch_work():
                 self._own_ray = start_ray()
             self._to_guard.require(self._own_ray.vital_processes())
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        logging.getLogger("ray.serve").addFilter(_is_error)  # Serve sets the level itself
         if self._starts_serve:
             self._start_serve()
 
@@ -92,6 +87,7 @@ class RaySession:
         """Set the environment variables that Serve's proxies will inherit."""
         config = self._config
         os.environ.setdefault(CALLBACK_VARIABLE, CALLBACK)
+        os.environ[GRPC_HOST_VARIABLE] = config.host
         os.environ[MAX_BODY_VARIABLE] = str(self._max_body_mib)
         os.environ[MAX_INFLIGHT_VARIABLE] = str(config.max_inflight_mib)
         os.environ[MAX_MESSAGE_VARIABLE] = str(config.grpc_max_message_mib * 2**20)
@@ -105,7 +101,8 @@ class RaySession:
             ray.init(address=address, log_to_driver=True, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())
-            raise StartupError(f"cannot join the Ray cluster at {address}: {reason}") from error
+            message = f"cannot join the Ray cluster at {address}: {reason}"
+            raise InterruptedStartError(message) from error
         existing = serve_listeners()
         if existing is not None:
             self._starts_serve = False
@@ -123,7 +120,7 @@ class RaySession:
             proxy_location="Disabled" if embedded else location,
             http_options={"host": config.host, "port": config.http_port},
             grpc_options=None if embedded else grpc_options(config),
-            logging_config={"log_level": _SERVE_LOG_LEVELS[config.log_level]},
+            logging_config={"log_level": SERVE_LEVELS[config.log_level]},
         )
 
     def stop(
@@ -184,6 +181,10 @@ class RaySession:
         _wait_until_gone(applications, hurry)
         if self.is_joined and self._starts_serve and not serve.status().applications:
             serve.shutdown()
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 def _existing_listening(existing: ServeListeners, config: ServeConfig) -> Listening:

@@ -15,6 +15,7 @@ from cluster.workers.ray.resources import FoundByDriver, ReplicaMemory
 from specdec.config.hardware import available_memory_bytes
 from specdec.engine.models.model_detection import with_detected_models
 from specdec.engine.models.model_resolution import resolve_models
+from specdec.engine.models.preflight import check_draft_model, check_target
 
 
 def make_router(
@@ -29,7 +30,9 @@ def make_router(
     if found is None:
         shares = node_shares(config, application)
         config = with_detected_models(config, log_progress)
+        check_target(config, log_progress)
         directories = resolve_models(config, log_progress)
+        check_draft_model(config, directories, log_progress)
         memory = replica_memory(config, placement, shares)
         if seats is not None:
             memory = replace(memory, draft_bytes=seats.seat_bytes(config.start_timeout_s))

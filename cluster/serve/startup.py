@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from cluster.api.base.authentication import access_summary, read_keys, read_token, samples_warning
 from cluster.config.config_file import application_name, check_prefix
-from cluster.config.network import address_of, listen_error
+from cluster.config.network import address_of, check_certificate, listen_error
+from cluster.config.running_services import RunningService, recorded
 from cluster.config.serve_config import ServeConfig
 from cluster.control.store import ControlStore, state_dir
 from cluster.serve.processes import ToGuard
-from cluster.serve.ray_session import Listening, RaySession, StartupError
+from cluster.serve.ray_session import Listening, RaySession
 from cluster.serve.signals import Signals
+from cluster.serve.start_errors import StartupError, wait_until_running
 from cluster.workers.ray.ray_internals import route_prefixes
 from cluster.workers.ray.resources import (
     FoundByDriver,
@@ -25,7 +27,7 @@ from cluster.workers.ray.resources import (
     require_placeable,
 )
 from specdec.config.gpu.gpu_sharing import with_gpu_sharing
-from specdec.config.hardware import available_cpus, num_gpus
+from specdec.config.hardware import available_cpus, num_gpus, require_gpu
 from specdec.engine.memory.memory_plan import memory_plan
 from specdec.engine.models.model_detection import with_detected_models
 from specdec.engine.models.model_resolution import (
@@ -33,9 +35,13 @@ from specdec.engine.models.model_resolution import (
     resolve_models,
     with_resolved_dtype,
 )
+from specdec.engine.models.preflight import check_draft_model, check_target
 from specdec.llm.drafter_choice import with_fastest_drafter
+from specdec.text.chat_template import read_template
 
 Report = Callable[[str], None]
+
+_LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # the keys bind nothing
 
 
 @dataclass(frozen=True)
@@ -99,19 +105,41 @@ def running_service(
         if session.is_joined:
             _check_cluster(served)
         started += [each.application for each in served]
-        for each in configs:
-            count = each.tensor_parallel_size
-            report(f"loading {each.served_model_name} on {count} rank{'s' if count > 1 else ''}")
+        _report_loading(configs, report)
         routes = deploy(served)
         elapsed_s = time.monotonic() - started_at
         report(_ready_message(configs, session.listening, routes[served[0].application], elapsed_s))
-        if not session.is_joined:  # otherwise the nodes' environment counts, and replicas log it
-            report(f"  {access}")
-            _warn_of_open_samples(configs, report)
-        yield
+        with ExitStack() as stack:
+            if not session.is_joined:  # otherwise the nodes' environment counts, and replicas log
+                report(f"  {access}")
+                _warn_of_open_samples(configs, report)
+                stack.enter_context(_listed(configs, session.listening, report))
+            yield
     finally:
         drain_timeout_s = max(each.drain_timeout_s for each in configs)
         session.stop(started, drain_timeout_s, abort or threading.Event())
+
+
+def _report_loading(configs: Sequence[ServeConfig], report: Report) -> None:
+    for each in configs:
+        count = each.tensor_parallel_size
+        report(f"loading {each.served_model_name} on {count} rank{'s' if count > 1 else ''}")
+
+
+@contextmanager
+def _listed(configs: Sequence[ServeConfig], listening: Listening, report: Report) -> Iterator[None]:
+    """Let the commands of this user find the service within the context."""
+    host = _LOOPBACK_OF.get(listening.host, listening.host)
+    grpc_address = address_of(host, listening.grpc_port)
+    http_address = address_of(host, listening.http_port)
+    names = tuple(each.served_model_name for each in configs)
+    service = RunningService.of_this_process(grpc_address, http_address, names)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(recorded(service))
+        except OSError as error:
+            report(f"warning: commands need --address: the service is not listed ({error})")
+        yield
 
 
 def _access(configs: Sequence[ServeConfig]) -> str:
@@ -155,19 +183,34 @@ def _locate_models(configs: Sequence[ServeConfig], report: Report) -> list[Serve
     """Check ports, and locate models and memory, on the only node of a local Ray instance."""
     for setting in ("grpc_port", "http_port"):
         _require_free_port(configs[0], setting)
+    _check_files(configs)
+    num_replicas = sum(config.most_replicas for config in configs)
     configs = [with_detected_models(each, report) for each in configs]
+    for config in configs:  # before drafters are measured, which takes up to a minute
+        memory_bytes = memory_per_replica(config, num_replicas)
+        _check_resources(config, check_target(config, report), memory_bytes)
     configs = [with_fastest_drafter(each, report) for each in configs]
     configs = [_with_gpu_sharing(each, report) for each in configs]
     directories = [resolve_models(config, report) for config in configs]
-    num_replicas = sum(config.most_replicas for config in configs)
     check_together(configs, available_cpus(), num_gpus)
     served = []
     for config, each in zip(configs, directories, strict=True):
+        check_draft_model(config, each, report)
         memory_bytes = memory_per_replica(config, num_replicas)  # before Ray allocates memory
         _check_resources(config, each, memory_bytes)
         _report_overrides(config, report)
         served.append(ServedModel(config, FoundByDriver(each, memory_bytes, num_replicas)))
     return served
+
+
+def _check_files(configs: Sequence[ServeConfig]) -> None:
+    """Raise InvalidValueError for a missing GPU, and for files of the service that are unusable."""
+    for each in configs:
+        if each.device == "cuda":
+            require_gpu()
+        if each.chat_template is not None:
+            read_template(each.chat_template)
+    check_certificate(configs[0].tls_cert_file, configs[0].tls_key_file)
 
 
 def _with_gpu_sharing(config: ServeConfig, report: Report) -> ServeConfig:
@@ -231,11 +274,8 @@ def deploy(served: Sequence[ServedModel]) -> dict[str, str]:
         )
         for each in served
     ]
-    try:
-        serve.run_many(targets)
-    except RuntimeError as error:
-        reasons = "; ".join(_failure_reasons([each.application for each in served]))
-        raise StartupError(f"the Router did not start: {reasons}") from error
+    serve.run_many(targets, wait_for_applications_running=False)
+    wait_until_running([each.application for each in served])
     return routes
 
 
@@ -250,18 +290,6 @@ def _routes(served: Sequence[ServedModel]) -> dict[str, str]:
             check_prefix(each.config)
         routes[each.application] = "/" if is_root else f"/{each.application}"
     return routes
-
-
-def _failure_reasons(names: Sequence[str]) -> Iterator[str]:
-    """Yield the last line of Serve's message for each failed start: an error without traceback."""
-    from ray import serve
-
-    for name, application in serve.status().applications.items():
-        if name not in names or application.status == "RUNNING":
-            continue
-        messages = [deployment.message for deployment in application.deployments.values()]
-        lines = [line.strip() for each in messages for line in each.splitlines() if line.strip()]
-        yield str(lines[-1] if lines else application.message)
 
 
 def _ready_message(

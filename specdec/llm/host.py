@@ -12,14 +12,19 @@ from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 
-from specdec.config.hardware import available_memory_bytes, smallest_gpu_bytes
+from specdec.config.hardware import available_memory_bytes, require_gpu, smallest_gpu_bytes
 from specdec.config.llm import LLMConfig
 from specdec.engine.core import EngineCore
 from specdec.engine.executor import Executor
-from specdec.engine.memory.memory_plan import MemoryPlan
+from specdec.engine.memory.memory_plan import MemoryPlan, memory_plan
 from specdec.engine.metrics.request_metrics import RequestMetrics
 from specdec.engine.models.model_detection import with_detected_models
-from specdec.engine.models.model_resolution import ModelDirectories, resolve_models
+from specdec.engine.models.model_resolution import (
+    ModelDirectories,
+    resolve_models,
+    with_resolved_dtype,
+)
+from specdec.engine.models.preflight import check_draft_model, check_target
 from specdec.engine.orders.adapter_control import require_adapters
 from specdec.engine.phases import LoadedEngine, RunningEngine, StoppedEngine
 from specdec.llm.arguments import Arguments
@@ -70,11 +75,15 @@ class EngineHost:
 
     def __init__(self, arguments: Arguments) -> None:
         """Find, load and measure the models. Raises what any of that raises."""
+        if arguments.config.device == "cuda":
+            require_gpu()
         config = with_detected_models(arguments.config, print_progress)
         in_process = arguments.executor is None
+        _check_target(config, in_process=in_process)
         config = with_fastest_drafter(config, print_progress, in_process=in_process)
         self.arguments = arguments = replace(arguments, config=config)
         directories = resolve_models(arguments.config, print_progress)
+        check_draft_model(config, directories, print_progress)
         self.core = EngineCore(
             arguments.config,
             directories.configs(),
@@ -272,6 +281,13 @@ def _memory_bytes(config: LLMConfig) -> int:
     if config.device == "cuda":
         return int(smallest_gpu_bytes() * config.gpu_memory_utilization)
     return available_memory_bytes()
+
+
+def _check_target(config: LLMConfig, *, in_process: bool) -> None:
+    """Check the target and the memory before drafters are measured. Raises SpecdecError."""
+    models = check_target(config, print_progress).configs()
+    resolved = with_resolved_dtype(config, models)
+    memory_plan(resolved, models, _memory_bytes(config), in_process=in_process)
 
 
 def _make_executor(

@@ -36,7 +36,7 @@ from specdec.config.model_aliases import ALIASES, TARGETS_OF_DRAFTERS, PackagedM
 from specdec.models.drafters.card import drafter_directory
 from specdec.models.gguf.conversion import convert
 from specdec.models.gguf.header import part_paths
-from specdec.types.errors import ModelNotFoundError, UnsupportedModelError
+from specdec.types.errors import ModelNotFoundError, UnsupportedModelError, reason_of
 
 if TYPE_CHECKING:  # imports the hub's client, which a rank does not need for a local model
     from specdec.models.hub import Progress
@@ -230,8 +230,8 @@ def _convert(name: str, gguf: Path, directory: Path, splits_digits: bool, dtype:
     except UnsupportedModelError as error:
         raise ModelNotFoundError(f"{name} cannot be converted ({error})") from error
     except Exception as error:  # of any type: for an invalid file, and for a full disk from Rust
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ModelNotFoundError(f"{name} cannot be converted ({reason[:200]})") from error
+        reason = reason_of(error)[:200]
+        raise ModelNotFoundError(f"{name} cannot be converted ({reason})") from error
 
 
 def _identity(gguf: Path) -> str:

@@ -10,10 +10,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import InvalidValueError, reason_of
 from specdec.types.request import Conversation
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from jinja2.nodes import Template
 
 _CONVERSATION_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Template variables that are set from the conversation."""
@@ -26,6 +31,19 @@ _PROBE = "a text in a message"
 
 _TRANSFORMERS_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """Tags around the assistant's text, used in training only and unknown to Jinja."""
+
+
+def read_template(path: Path) -> str:
+    """Return the source of a chat template. Raises InvalidValueError unless it can be parsed."""
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        source = path.read_text(encoding="utf-8")
+        _parsed(source)
+    except (OSError, UnicodeDecodeError, TemplateSyntaxError, RecursionError) as error:
+        limit = f"a readable file in UTF-8 with a Jinja template ({reason_of(error)})"
+        raise InvalidValueError("chat_template", str(path), limit) from error
+    return source
 
 
 class ChatTemplate:
@@ -280,14 +298,21 @@ def _without_lone_surrogates(text: str) -> str:
 @lru_cache
 def _variables(text: str) -> frozenset[str]:
     """Return the names that a template reads and does not set, without Jinja's globals."""
-    from jinja2 import Environment, TemplateSyntaxError, meta
+    from jinja2 import TemplateSyntaxError, meta
 
-    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
     try:
-        parsed = environment.parse(_TRANSFORMERS_TAGS.sub("", text))
-        return frozenset(meta.find_undeclared_variables(parsed)) - set(environment.globals)
+        environment, parsed = _parsed(text)
     except (TemplateSyntaxError, RecursionError):
         return frozenset()
+    return frozenset(meta.find_undeclared_variables(parsed)) - set(environment.globals)
+
+
+def _parsed(text: str) -> tuple[Environment, Template]:
+    """Return the nodes of a template, and their environment. Raises TemplateSyntaxError."""
+    from jinja2 import Environment
+
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+    return environment, environment.parse(_TRANSFORMERS_TAGS.sub("", text))
 
 
 def _failure(error: Exception) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec.text.chat_template import ChatTemplate
-from specdec.types.errors import InvalidValueError, UnsupportedModelError
+from specdec.types.errors import InvalidValueError, UnsupportedModelError, reason_of
 from specdec.types.request import CHAT_ROLES, ChatMessage, Conversation
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ MAX_RENDERED_CHARS = 1_000_000
 
 _GENERAL_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Names, new and old, of the class of transformers that loads any tokenizer.json."""
+
+_VOCABULARIES = ("*.model", "vocab.*", "*.tiktoken", "tekken.json")
+"""Files of older and other formats, from which transformers makes a tokenizer."""
 
 _loading = threading.Lock()
 """Held while loading: the lazy imports of transformers are not thread-safe."""
@@ -228,6 +231,34 @@ def _wrapped(loaded: Any) -> Tokenizer:
     return tokenizer
 
 
+def check_tokenizer(directory: Path) -> None:
+    """Raise UnsupportedModelError for files that hold no tokenizer.
+
+    Reads tokenizer.json alone where there is one: `Tokenizer` imports transformers, which takes
+    seconds.
+    """
+    from tokenizers import Tokenizer as Backend
+
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        _require_vocabulary(directory)
+        _load(directory)
+        return
+    try:
+        Backend.from_file(str(path))
+    except Exception as error:  # the library raises no other type
+        raise UnsupportedModelError(f"{path} holds no tokenizer: {reason_of(error)}") from error
+
+
+def _require_vocabulary(directory: Path) -> None:
+    """Raise UnsupportedModelError where there is no file that a tokenizer could be made of."""
+    if not any(path for name in _VOCABULARIES for path in directory.glob(name)):
+        raise UnsupportedModelError(
+            f"{directory} has no tokenizer: neither tokenizer.json nor a vocabulary "
+            f"({', '.join(_VOCABULARIES)}); copy the tokenizer's files beside the weights"
+        )
+
+
 def _load(directory: Path) -> Any:
     try:
         with _loading:
@@ -235,7 +266,7 @@ def _load(directory: Path) -> Any:
                 directory, local_files_only=True, trust_remote_code=False
             )
     except Exception as error:  # transformers raises any exception for invalid files
-        reason = " ".join(str(error).split())
+        reason = reason_of(error)
         raise UnsupportedModelError(
             f"cannot load a tokenizer from {directory}: {reason}"
         ) from error

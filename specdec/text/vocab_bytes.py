@@ -73,6 +73,8 @@ class VocabBytes:
             if len(text) <= _MAX_TOKEN_BYTES
         }
         bare = tokenizer.encode("a", add_special_tokens=False)
+        if not bare:
+            raise UnsupportedModelError('the tokenizer encodes "a" as no tokens')
         full = tokenizer.encode("a")
         self.prefix = tuple(full[: full.index(bare[0])])
         self.adds_space = self.text(bare).startswith(b" ")

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from specdec.training.atomic_files import write_atomically
-from specdec.types.errors import SpecdecError
+from specdec.types.errors import SpecdecError, reason_of
 
 _FILE = "checkpoint.safetensors"
 _WEIGHTS, _OPTIMIZER = "weights.", "optimizer."
@@ -64,10 +64,9 @@ class Checkpoint:
         try:
             return cls._read(path)
         except (OSError, SafetensorError, ValueError, TypeError, KeyError, RecursionError) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise CheckpointError(
-                f"{path} is damaged ({reason}); restore a copy of it, or delete it to begin the "
-                "run again"
+                f"{path} is damaged ({reason_of(error)[:200]}); restore a copy of it, or delete "
+                "it to begin the run again"
             ) from error
 
     @classmethod

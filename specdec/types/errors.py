@@ -55,6 +55,13 @@ class UnknownNameError(InvalidValueError):
         return f"unknown {self.field} {_short(self.value)}; {self.limit}"
 
 
+class UnknownFieldError(InvalidValueError):
+    """A request has a field that does not exist; `limit` names a similar one, or is empty."""
+
+    def __str__(self) -> str:
+        return f"unknown field {_short(self.field)}{self.limit and f'; {self.limit}'}"
+
+
 class _ModelFileError(SpecdecError):
     """An error that quotes names and values of model files, which may contain any characters.
 
@@ -267,6 +274,12 @@ class TargetFailedError(SpecdecError):
 
 class DraftFailedError(SpecdecError):
     """The draft worker failed; requests continue without drafts."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error in one line, without its class unless it has no message."""
+    text = " ".join(str(error).split())
+    return f"no key {text}" if isinstance(error, KeyError) else text or type(error).__name__
 
 
 def _short(value: object, max_chars: int = 80) -> str:

@@ -11,6 +11,7 @@ from specdec.models.loading import Decoder
 from specdec.models.lora.peft import AdapterFiles
 from specdec.models.lora.updates import AdapterStore, load_adapter
 from specdec.types.adapters import AdapterFile
+from specdec.types.errors import reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class RankAdapters:
             load_adapter(self._store, file.adapter_id, files)
         except Exception as error:  # of any type: the files may hold anything
             logger.warning("adapter %s cannot be loaded", file.name, exc_info=error)
-            return f"{type(error).__name__}: {error}"
+            return reason_of(error)
         return ""
 
     def unload(self, adapter_id: int) -> None:

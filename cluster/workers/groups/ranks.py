@@ -20,6 +20,7 @@ from cluster.workers.group_spec import GroupSpec, RankPlace
 from cluster.workers.rank.actor import Worker
 from cluster.workers.ray.resources import CPUS_PER_WORKER
 from cluster.workers.transport.transport import CurveKeys, Endpoint, StepSocket, Transport, connect
+from specdec.types.errors import SpecdecError
 
 # By default an idle OpenMP thread spins for some 16 ms in case more work arrives. Other ranks, the
 # Router and clients wait for that core, and so does the work itself where a thread that it needs is
@@ -32,10 +33,11 @@ RANK_ENVIRONMENT = {**BRIEF_SPINNING, **dict.fromkeys(SECRET_VARIABLES, "")}
 
 @dataclass(frozen=True)
 class RankLoss:
-    """A rank that has ended. reason: continues a sentence."""
+    """A rank that has ended. reason: continues a sentence. cause: its error, if meant for users."""
 
     rank: int
     reason: str
+    cause: SpecdecError | None = None
 
 
 class OpenRanks(Protocol):
@@ -163,7 +165,8 @@ class Ranks:
         ended, _ = ray.wait(self._runs, num_returns=1, timeout=0)
         if not ended:
             return None
-        return RankLoss(self._runs.index(ended[0]), f"ended{exit_reason(ended[0])}")
+        run = ended[0]
+        return RankLoss(self._runs.index(run), f"ended{exit_reason(run)}", _exit_cause(run))
 
     def wait_until_ended(self, timeout_s: float) -> None:
         """Wait until all have ended, or for `timeout_s`."""
@@ -190,3 +193,14 @@ def exit_reason(run: Any) -> str:
     except RayError as error:
         return f": {type(error).__name__}"
     return ""
+
+
+def _exit_cause(run: Any) -> SpecdecError | None:
+    """Return the SpecdecError that ended a rank's `run`, if it was one."""
+    try:
+        ray.get(run)
+    except RayTaskError as error:
+        return error.cause if isinstance(error.cause, SpecdecError) else None
+    except RayError:
+        return None
+    return None

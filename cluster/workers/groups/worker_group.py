@@ -272,7 +272,13 @@ class WorkerGroup(Generic[StepT, OutputT]):
             self._rank_of[socket.pollable] = rank
         self._send_to_all(self._role.encode(self._role.empty_step))
         self._deadline_s = deadline_s
-        self._receive()
+        try:
+            self._receive()
+        except self._role.error:
+            loss = self.ranks.loss()
+            if loss is None or loss.cause is None:
+                raise
+            raise loss.cause from None  # of the files: it needs no words about ranks
 
     def _set_deadline(self) -> None:
         limit_s = self._spec.step_timeout_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 from specdec.config.llm import LLMConfig
 from specdec.engine.memory.gpu_workspace import gpu_workspace_bytes
 from specdec.engine.memory.kv_pools import KvPool, NumBlocks, fill
+from specdec.engine.memory.weight_memory import require_room
 from specdec.types.errors import OutOfMemoryError
 
 _GIB = 2**30
@@ -13,6 +14,7 @@ _GIB = 2**30
 def divide_gpu(config: LLMConfig, target: KvPool, draft: KvPool, available_bytes: int) -> NumBlocks:
     """Size the pools where both models, with one rank each, share one GPU."""
     without_kv = sum(_gpu_bytes_without_kv(config, pool) for pool in (target, draft))
+    require_room(config, target.model, available_bytes, available_bytes - without_kv)
     free_bytes = max(0, available_bytes - without_kv)
     if config.kv_cache_memory_gib is not None:
         free_bytes = min(free_bytes, int(config.kv_cache_memory_gib * _GIB))
@@ -67,6 +69,7 @@ def _gpu_blocks(config: LLMConfig, pool: KvPool, most: int, available_bytes: int
     weight_bytes = int(of_all_ranks * weight_share)
     workspace_bytes = gpu_workspace_bytes(config, model, drafts=pool.name != "target")
     free_bytes = available_bytes - weight_bytes - workspace_bytes
+    require_room(config, model, available_bytes, free_bytes, name=pool.name, share=weight_share)
     num_blocks = min(most, max(0, free_bytes) // block_bytes)
     if num_blocks < pool.blocks_of_longest:
         needed_bytes = pool.blocks_of_longest * block_bytes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from specdec.config.llm import LLMConfig
 from specdec.engine.memory.kv_pools import KvPool, NumBlocks, fill
-from specdec.engine.memory.weight_memory import extra_draft_bytes, extra_weight_bytes
+from specdec.engine.memory.weight_memory import extra_draft_bytes, extra_weight_bytes, require_room
 from specdec.engine.models.model_resolution import Models
 from specdec.speculation.proposers import proposer_memory
 from specdec.types.errors import OutOfMemoryError
@@ -34,6 +34,7 @@ def divide_host(
     parts = (_target_bytes_without_kv, draft_bytes_without_kv)
     free_bytes = available_bytes
     free_bytes -= sum(part(config, models, in_process=in_process) for part in parts)
+    require_room(config, models.target, available_bytes, free_bytes)
     num_blocks = _share_of(config, target, draft, free_bytes)
     _check(config, target, draft, num_blocks, free_bytes, available_bytes)
     return num_blocks
@@ -65,6 +66,7 @@ def divide_hosts(
 ) -> NumBlocks:
     """Size the pools where each model has a node: the draft's has what fits of the target's."""
     free_bytes = available_bytes - _target_bytes_without_kv(config, models, in_process=False)
+    require_room(config, models.target, available_bytes, free_bytes)
     if config.kv_cache_memory_gib is None:
         num_target_blocks = _share_of(config, target, None, free_bytes).target
         most = min(num_target_blocks, draft.most_blocks)
@@ -74,6 +76,7 @@ def divide_hosts(
     of_target = NumBlocks(num_target_blocks, 0)
     _check(config, target, None, of_target, free_bytes, available_bytes)
     draft_free_bytes = draft_bytes - draft_bytes_without_kv(config, models, in_process=False)
+    require_room(config, draft.model, draft_bytes, draft_free_bytes, name=draft.name)
     num_blocks = min(most, max(0, draft_free_bytes) // draft.block_bytes)
     if num_blocks < draft.blocks_of_longest:
         raise OutOfMemoryError(
@@ -104,10 +107,12 @@ def _check(
         )
     missing = kv_bytes + num_blocks.target * _lookup_bytes_per_block(config) - free_bytes
     if missing > 0:
+        is_given = config.kv_cache_memory_gib is not None
+        lower = "kv_cache_memory_gib" if is_given else "max_model_len"
         raise OutOfMemoryError(
             f"weights, processes and KV cache need {(available_bytes + missing) / _GIB:.1f} GiB, "
-            f"and {available_bytes / _GIB:.1f} GiB are free; lower kv_cache_memory_gib or "
-            "max_model_len, or choose a smaller model"
+            f"and {available_bytes / _GIB:.1f} GiB are free; the KV cache has "
+            f"{kv_bytes / _GIB:.1f} of them: lower {lower}"
         )
 
 

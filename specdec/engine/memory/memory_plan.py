@@ -24,6 +24,15 @@ class MemoryPlan:
     engine: EngineConfig
     draft: DraftLimits | None
 
+    def describe(self) -> str:
+        """Return the sizes in one line for the log."""
+        engine = self.engine
+        text = f"KV of {engine.num_blocks} blocks of {engine.block_size} tokens"
+        if self.draft is not None:
+            text += f" ({self.draft.num_blocks} for the draft model)"
+        limits = f"{engine.max_num_seqs} sequences of at most {engine.max_model_len} tokens"
+        return f"{text}, {limits}"
+
 
 def memory_plan(
     config: LLMConfig,

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from specdec.config.engine import DTYPE_BYTES, AdapterLimits
 from specdec.config.llm import LLMConfig
-from specdec.config.quantization import QuantizationMethod
+from specdec.config.quantization import (
+    CPU_QUANTIZATION_METHODS,
+    GPU_QUANTIZATION_METHODS,
+    QuantizationMethod,
+)
 from specdec.engine.models.model_limits import draft_adapter_limits
 from specdec.engine.models.model_resolution import Models
 from specdec.models.config.extra_weights import adapter_bytes, copied_bytes
 from specdec.models.config.model_config import ModelConfig
 from specdec.types.drafters import MAX_LOADED_VERSIONS
+from specdec.types.errors import OutOfMemoryError
+
+_GIB = 2**30
 
 
 def weight_bytes(
@@ -23,6 +30,58 @@ def weight_bytes(
     is_divisible = num_ranks == 1 or stored is None or not stored.is_reordered
     keeps = config.keeps_stored_weights and is_divisible
     return model.weight_bytes(config.resolved_dtype, quantization, keeps_stored=keeps)
+
+
+def require_room(
+    config: LLMConfig,
+    model: ModelConfig,
+    available_bytes: int,
+    free_bytes: int,
+    *,
+    name: str = "target",
+    share: float = 1.0,
+) -> None:
+    """Raise OutOfMemoryError, with what would fit, for weights that leave no memory for KV.
+
+    free_bytes: what all but KV leaves of the available ones. name: of the model. share: of its
+    weights in that memory. Where other things need more than the weights, nothing is raised.
+    """
+    is_target = name == "target"
+    method = config.quantization_method
+    if not is_target:
+        method = None if config.draft_model is None else config.draft_model.quantization
+    now_bytes = int(share * model.weight_bytes(config.resolved_dtype, method))
+    if free_bytes > 0 or available_bytes - free_bytes > 2 * now_bytes:
+        return
+    quantization = "quantization" if is_target else "speculative_config.quantization"
+    fixes = [
+        f"set {setting} ({size / _GIB:.1f} GiB)"
+        for setting, size in _smaller_weights(config, model, quantization, share).items()
+        if now_bytes - size > -free_bytes
+    ]
+    if config.device == "cuda":
+        size = "tensor_parallel_size" if is_target else "draft_tensor_parallel_size"
+        fixes.insert(0, f"raise {'' if is_target else 'speculative_config.'}{size}")
+    place = "rank of the " if share < 1 or config.device == "cuda" else ""
+    raise OutOfMemoryError(
+        f"a {place}{name} needs {now_bytes / _GIB:.1f} GiB for weights as "
+        f"{method or config.resolved_dtype} beside "
+        f"{(available_bytes - free_bytes - now_bytes) / _GIB:.1f} GiB for all else but the KV "
+        f"cache, and {available_bytes / _GIB:.1f} GiB are free: "
+        f"{', or '.join(fixes) or 'no precision fits; choose a smaller model'}"
+    )
+
+
+def _smaller_weights(
+    config: LLMConfig, model: ModelConfig, quantization: str, share: float
+) -> dict[str, int]:
+    """Return the bytes of a model's weights by the setting that gives another precision."""
+    found = {"dtype bfloat16": model.weight_bytes("bfloat16")}
+    methods = GPU_QUANTIZATION_METHODS if config.device == "cuda" else CPU_QUANTIZATION_METHODS[:1]
+    if model.transformers is None:
+        for each in methods:
+            found[f"{quantization} {each}"] = model.weight_bytes(config.resolved_dtype, each)
+    return {setting: int(share * size) for setting, size in found.items()}
 
 
 def head_bytes_per_token(config: LLMConfig, models: Models) -> int:

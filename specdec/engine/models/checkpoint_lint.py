@@ -73,6 +73,13 @@ def lint_checkpoint(directory: Path, config: ModelConfig) -> CheckpointLint:
     return CheckpointLint(tuple(faults), tuple(notes))
 
 
+def require_loadable(directory: Path, config: ModelConfig) -> None:
+    """Raise UnsupportedModelError for the files of a model that a rank would not load."""
+    if config.transformers is None:  # otherwise `config` was read from the headers of the weights
+        raw = with_quantization(directory, read_json(directory / "config.json") or {})
+        _findings(directory, raw, config)[0].require()
+
+
 def _findings(
     directory: Path, raw: Mapping[str, Any], config: ModelConfig
 ) -> tuple[CheckpointFindings, Layout | None]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from specdec.models.config.extra_weights import copied_bytes
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.registry import ARCHITECTURES
 from specdec.models.heads.config import HeadConfig, head_method_of
+from specdec.text.tokenizer import check_tokenizer
 from specdec.types.errors import UnsupportedModelError
 from specdec.types.sharding import partition
 
@@ -125,9 +126,19 @@ def report_model(
         precision=precision,
         ranks=tuple(_ranks(config, precision, tensor_parallel_size)),
         methods=tuple(_shipped_or_fit(method, drafters, directory, config) for method in METHODS),
-        checkpoint=lint_checkpoint(directory, config),
+        checkpoint=_lint(directory, config),
         end_tokens=_end_tokens(directory, options),
     )
+
+
+def _lint(directory: Path, config: ModelConfig) -> CheckpointLint:
+    """Return the lines about the weights and the tokenizer."""
+    found = lint_checkpoint(directory, config)
+    try:
+        check_tokenizer(directory)
+    except UnsupportedModelError as error:
+        return replace(found, faults=(*found.faults, str(error)))
+    return found
 
 
 def _end_tokens(directory: Path, options: ModelOptions) -> dict[int, tuple[str, ...]]:

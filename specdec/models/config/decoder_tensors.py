@@ -26,6 +26,22 @@ def decoder_tensors(config: ModelConfig) -> dict[str, Shape]:
     return shapes
 
 
+def linear_layers(config: ModelConfig) -> dict[str, Shape]:
+    """Return [out_features, in_features] of the linear layers that adapters may update, by name.
+
+    Those of a mixture of experts are left out.
+    """
+    experts, shapes = config.experts, dict[str, Shape]()
+    for index in range(config.num_layers):
+        is_mixture = experts is not None and index in experts.layers
+        for name, shape in layer_tensors(config, index).items():
+            module, _, kind = name.rpartition(".")
+            is_of_mixture = is_mixture and not module.startswith("self_attn.")
+            if kind == "weight" and len(shape) == 2 and not is_of_mixture and "norm" not in module:
+                shapes[f"model.layers.{index}.{module}"] = shape
+    return shapes
+
+
 def layer_tensors(
     config: ModelConfig, index: int, input_size: int | None = None
 ) -> dict[str, Shape]:

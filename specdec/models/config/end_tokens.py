@@ -13,7 +13,7 @@ from typing import Any
 
 from specdec.config.json_values import unsupported
 from specdec.models.config.config_files import read_json
-from specdec.types.errors import UnsupportedModelError
+from specdec.types.errors import UnsupportedModelError, reason_of
 
 _GENERATION, _CONFIG = "generation_config.json", "config.json"
 _TOKENIZER, _SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
@@ -46,8 +46,7 @@ def read_tokenizer_end(directory: Path) -> int | None:
     try:
         return _tokenizer_end(directory)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        message = f"{directory} has invalid files of a tokenizer ({reason})"
+        message = f"{directory} has invalid files of a tokenizer ({reason_of(error)})"
         raise UnsupportedModelError(message) from error
 
 

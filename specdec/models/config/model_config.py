@@ -48,7 +48,7 @@ from specdec.models.config.transformers_config import (
     read_transformers_shape,
 )
 from specdec.models.weights.quantization_config import with_quantization
-from specdec.types.errors import ModelNotFoundError, UnsupportedModelError
+from specdec.types.errors import ModelNotFoundError, UnsupportedModelError, reason_of
 from specdec.types.sampling.sampling_params import SamplingDefaults
 from specdec.types.sharding import HeadShard
 
@@ -156,8 +156,7 @@ class ModelConfig:
                 else cls.from_dict(raw, generation)
             )
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            message = f"{directory} has an invalid config.json ({reason})"
+            message = f"{directory} has an invalid config.json ({reason_of(error)})"
             raise UnsupportedModelError(message) from error
         if found.tie_word_embeddings and found.transformers is None and has_own_head(directory):
             found = replace(found, tie_word_embeddings=False)

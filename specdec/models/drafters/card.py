@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec.types.errors import UnsupportedModelError
+from specdec.types.errors import UnsupportedModelError, reason_of
 
 CARD = "card.json"
 EVALUATION = "evaluation"
@@ -63,8 +63,7 @@ def read_acceptance(directory: Path) -> tuple[SuiteAcceptance, ...]:
         results = json.loads(path.read_bytes())[EVALUATION]["results"]
         found = tuple(map(SuiteAcceptance.of, results))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise UnsupportedModelError(f"{path} has no evaluation ({reason})") from error
+        raise UnsupportedModelError(f"{path} has no evaluation ({reason_of(error)})") from error
     if not found:
         raise UnsupportedModelError(f"{path} has an evaluation without results")
     return found

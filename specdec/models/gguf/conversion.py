@@ -11,7 +11,7 @@ from pathlib import Path
 from specdec.config.engine import DTypeName
 from specdec.models.gguf.gguf_model import GGUFModel
 from specdec.models.gguf.header import read_header
-from specdec.models.gguf.tensors import convert_tensors, read_rope_factors
+from specdec.models.gguf.tensors import convert_tensors, read_rope_factors, require_whole
 from specdec.models.gguf.tokenizers import convert_tokenizer
 
 
@@ -27,7 +27,9 @@ def convert(path: Path, directory: Path, splits_digits: bool, dtype: DTypeName) 
 
     from specdec.models.dtypes import DTYPES
 
-    model = GGUFModel.of(read_header(path))
+    header = read_header(path)
+    require_whole(header)
+    model = GGUFModel.of(header)
     config = {**model.config(read_rope_factors(model)), "dtype": dtype}
     with redirect_stderr(io.StringIO()):  # hides the progress bars of transformers
         tokenizer = convert_tokenizer(path, model.header.metadata, splits_digits=splits_digits)

@@ -23,6 +23,7 @@ _MAX_PARTS, _MAX_HEADER_BYTES, _MAX_ELEMENTS = 10_000, 2**28, 10_000_000
 _DEFAULT_ALIGNMENT = 32
 _SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_CUT = "it ends within its header"
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
@@ -104,7 +105,7 @@ def _read_file(path: Path) -> GGUFHeader:
 
 
 class _Reader:
-    """Cursor over the bytes of a file. Raises struct.error or ValueError beyond their end."""
+    """Cursor over the bytes of a file. Raises ValueError beyond their end."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._at = path, data, 0
@@ -168,13 +169,15 @@ class _Reader:
         return int(count)
 
     def _number(self, layout: str) -> Any:
+        if self._at + struct.calcsize(f"<{layout}") > len(self._data):
+            raise ValueError(_CUT)
         [value] = struct.unpack_from(f"<{layout}", self._data, self._at)
         self._at += struct.calcsize(f"<{layout}")
         return value
 
     def _take(self, num_bytes: int) -> bytes:
         if num_bytes > len(self._data) - self._at:  # before a copy of the rest of the file
-            raise ValueError("it ends within its header")
+            raise ValueError(_CUT)
         if self._at + num_bytes > _MAX_HEADER_BYTES:
             raise ValueError(f"its header has over {_MAX_HEADER_BYTES} bytes")
         found = self._data[self._at : self._at + num_bytes]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec.models.gguf.gguf_model import GGUFModel
-from specdec.models.gguf.header import GGUFTensor
+from specdec.models.gguf.header import GGUFHeader, GGUFTensor
 from specdec.models.gguf.rope import FACTOR_TENSORS
 from specdec.types.errors import UnsupportedModelError
 
@@ -24,6 +24,24 @@ def read_rope_factors(model: GGUFModel) -> dict[str, list[float]]:
     """Return the values of the tensors that scale the rotary embedding, by their names."""
     found = {name: each for name, each in model.header.tensors.items() if name in FACTOR_TENSORS}
     return {name: read_values(name, each).ravel().tolist() for name, each in found.items()}
+
+
+def require_whole(header: GGUFHeader) -> None:
+    """Raise UnsupportedModelError for a file that ends before one of its tensors does."""
+    gguf: Any = _library()
+    for name, tensor in header.tensors.items():
+        size = tensor.path.stat().st_size
+        try:
+            shape = gguf.quant_shape_to_byte_shape(
+                tensor.shape, gguf.GGMLQuantizationType(tensor.kind)
+            )
+        except ValueError:
+            continue  # `read_values` names what is unknown, if it is read
+        if (end := tensor.offset + prod(shape)) > size:
+            raise UnsupportedModelError(
+                f"{tensor.path.name} has {size} bytes, and its tensor {name} ends at {end}: it was "
+                "not copied or downloaded completely; fetch it again"
+            )
 
 
 def convert_tensors(model: GGUFModel, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -26,6 +26,8 @@ _LARGEST = 2**24
 _PREFIX = "base_model.model."
 _MATRIX = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
 _MODULE = re.compile(r"\^?\w+(\.\w+)*")
+_OF_HEAD = re.compile(r"^(fc|midlayer|eagle_module|medusa_head|(model\.)?mtp)(\.|$)|(^|\.)eh_proj$")
+"""Modules of published draft heads that no target has; `specdec.models.heads.formats`."""
 _VOCABULARY = ("lm_head", "embed_tokens")
 
 _REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -90,6 +92,29 @@ class AdapterFiles:
     def rank(self) -> int:
         """The largest rank of a module."""
         return max(self.ranks.values())
+
+    def require_modules(self, known: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise UnsupportedModelError unless each module is one of these with the same shape.
+
+        known: [out_features, in_features] of the linear layers of the decoder layers, by name.
+        """
+        for module, (down, up) in self.shapes.items():
+            shape = known.get(module)
+            if shape is None and _OF_HEAD.search(module):
+                raise UnsupportedModelError(
+                    f"{self.directory}: {module} is a module of a draft head, which takes "
+                    "no adapter; merge it into the head and load that as a version (docs/lora.md)"
+                )
+            if shape is None:
+                raise UnsupportedModelError(
+                    f"{self.directory}: {module} is not a linear layer of the model's "
+                    f"decoder layers, such as {next(iter(known))}"
+                )
+            if (up[0], down[1]) != shape:
+                raise UnsupportedModelError(
+                    f"{self.directory}: {module} is updated as {[up[0], down[1]]}; the "
+                    f"model's weight has shape {list(shape)}: it was made for another model"
+                )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ sums, which the layer's all-reduce adds up with its own.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -29,9 +28,6 @@ from specdec.models.weights.weight_files import PICKLED
 from specdec.types.errors import UnsupportedModelError
 
 Linear = ColumnParallelLinear | RowParallelLinear | LatentExpansion
-
-_OF_HEAD = re.compile(r"^(fc|midlayer|eagle_module|medusa_head|(model\.)?mtp)(\.|$)|(^|\.)eh_proj$")
-"""Modules of published draft heads that no target has; `specdec.models.heads.formats`."""
 
 
 @dataclass(frozen=True)
@@ -131,23 +127,7 @@ class AdapterReader:
     def require_modules(self, linears: Sequence[Linear]) -> None:
         """Raise UnsupportedModelError unless each module is one of these with the same shape."""
         known = {each.name: each.shape for linear in linears for each in linear.projections}
-        for module, (down, up) in self._files.shapes.items():
-            shape = known.get(module)
-            if shape is None and _OF_HEAD.search(module):
-                raise UnsupportedModelError(
-                    f"{self._files.directory}: {module} is a module of a draft head, which takes "
-                    "no adapter; merge it into the head and load that as a version (docs/lora.md)"
-                )
-            if shape is None:
-                raise UnsupportedModelError(
-                    f"{self._files.directory}: {module} is not a linear layer of the model's "
-                    f"decoder layers, such as {next(iter(known))}"
-                )
-            if (up[0], down[1]) != shape:
-                raise UnsupportedModelError(
-                    f"{self._files.directory}: {module} is updated as {[up[0], down[1]]}; the "
-                    f"model's weight has shape {list(shape)}: it was made for another model"
-                )
+        self._files.require_modules(known)
 
     def update_of(self, linear: Linear) -> LowRankUpdate | None:
         """Return the update of a layer; None where the adapter leaves it as it is.

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from specdec.models.weights.stored_tensors import TensorSource
-from specdec.models.weights.tensor_headers import FLOATS, HeaderSource, require_tensor
+from specdec.models.weights.tensor_headers import FLOATS, HeaderSource, require_tensor, sibling
 from specdec.models.weights.weight_slices import (
     as_slice,
     groups_of,
     num_groups,
     resolved_group_size,
-    sibling,
     units_of,
 )
 from specdec.types.errors import UnsupportedModelError

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from specdec.config.json_values import count
 from specdec.models.weights.stored_tensors import TensorSource
-from specdec.models.weights.tensor_headers import FLOATS, HeaderSource, require_tensor
-from specdec.models.weights.weight_slices import as_slice, require_shape, sibling, units_of
+from specdec.models.weights.tensor_headers import FLOATS, HeaderSource, require_tensor, sibling
+from specdec.models.weights.weight_slices import as_slice, require_shape, units_of
 from specdec.types.errors import UnsupportedModelError
 
 _LARGEST_INT8 = 127

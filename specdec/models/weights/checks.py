@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
-from specdec.models.weights.tensor_headers import HeaderSource, require_values
-from specdec.models.weights.weight_slices import sibling
+from specdec.models.weights.tensor_headers import HeaderSource, require_values, sibling
 from specdec.types.errors import UnsupportedModelError
 
 _MAX_SHOWN = 8

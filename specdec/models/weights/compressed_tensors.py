@@ -31,13 +31,13 @@ from specdec.models.weights.tensor_headers import (
     SCALES,
     HeaderSource,
     require_tensor,
+    sibling,
 )
 from specdec.models.weights.weight_slices import (
     VALUES_PER_UNIT,
     as_slice,
     groups_of,
     num_groups,
-    sibling,
     units_of,
     unpack_dense,
 )

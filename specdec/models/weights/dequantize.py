@@ -24,8 +24,9 @@ from specdec.models.weights.tensor_headers import (
     SCALES,
     HeaderSource,
     require_tensor,
+    sibling,
 )
-from specdec.models.weights.weight_slices import as_slice, groups_of, num_groups, sibling
+from specdec.models.weights.weight_slices import as_slice, groups_of, num_groups
 from specdec.types.errors import UnsupportedModelError
 
 SUPPORTED = (

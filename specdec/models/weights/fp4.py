@@ -16,8 +16,14 @@ import torch
 from torch import Tensor
 
 from specdec.models.weights.stored_tensors import TensorSource
-from specdec.models.weights.tensor_headers import FLOATS, ONE_SCALE, HeaderSource, require_tensor
-from specdec.models.weights.weight_slices import as_slice, groups_of, sibling, units_of
+from specdec.models.weights.tensor_headers import (
+    FLOATS,
+    ONE_SCALE,
+    HeaderSource,
+    require_tensor,
+    sibling,
+)
+from specdec.models.weights.weight_slices import as_slice, groups_of, units_of
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SCALE_BIAS = 127

@@ -22,7 +22,8 @@ from specdec.models.weights.awq_gptq import Awq, Gptq
 from specdec.models.weights.compressed_tensors import CompressedTensors
 from specdec.models.weights.dequantize import Float8, WeightFormat
 from specdec.models.weights.stored_tensors import TensorSource
-from specdec.models.weights.weight_slices import as_slice, resolved_group_size, sibling, units_of
+from specdec.models.weights.tensor_headers import sibling
+from specdec.models.weights.weight_slices import as_slice, resolved_group_size, units_of
 
 
 def has_packed_kernels(layout: WeightFormat) -> bool:

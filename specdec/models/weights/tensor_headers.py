@@ -112,3 +112,8 @@ def require_values(tensors: HeaderSource, name: str) -> None:
             f"{name} has codes of type {dtype}, and neither the quantization that the files "
             "describe nor its scales give their values"
         )
+
+
+def sibling(name: str, suffix: str) -> str:
+    """Return the name of another tensor of the layer with the weight `name`."""
+    return name.removesuffix("weight") + suffix

@@ -87,6 +87,7 @@ def _of_index(index: Path) -> tuple[Path, ...]:
 
 def _of_safetensors(path: Path) -> dict[str, TensorHeader]:
     header = safetensors_header(path)
+    _require_whole(path, header)
     try:
         headers = {
             name: TensorHeader(str(tensor["dtype"]), tuple(tensor["shape"]))
@@ -99,6 +100,21 @@ def _of_safetensors(path: Path) -> dict[str, TensorHeader]:
         if any(type(size) is not int or size < 0 for size in shape):
             raise UnsupportedModelError(f"{path}: tensor {name} has the invalid shape {shape}")
     return headers
+
+
+def _require_whole(path: Path, header: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModelError for a file that ends before its last tensor does."""
+    try:
+        ends = [each["data_offsets"][1] for name, each in header.items() if name != "__metadata__"]
+        with path.open("rb") as file:
+            needed = 8 + struct.unpack("<Q", file.read(8))[0] + max(ends, default=0)
+    except (OSError, struct.error, KeyError, TypeError, IndexError) as error:
+        raise UnsupportedModelError(f"{path} has an invalid safetensors header") from error
+    if (size := path.stat().st_size) < needed:
+        raise UnsupportedModelError(
+            f"{path} has {size} bytes, and its header describes {needed}: it was not copied or "
+            "downloaded completely; fetch it again"
+        )
 
 
 def safetensors_header(path: Path) -> Mapping[str, Any]:

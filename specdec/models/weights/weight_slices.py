@@ -62,11 +62,6 @@ def unpack_dense(packed: Tensor, bits: int) -> Tensor:
     return values.flatten(1)
 
 
-def sibling(name: str, suffix: str) -> str:
-    """Return the name of another tensor of the layer with the weight `name`."""
-    return name.removesuffix("weight") + suffix
-
-
 def as_slice(part: range) -> slice:
     """Return a range as the window of a tensor."""
     return slice(part.start, part.stop)

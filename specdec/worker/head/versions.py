@@ -8,6 +8,7 @@ from pathlib import Path
 
 from specdec.models.heads.networks.base import DraftHead
 from specdec.types.drafters import CONFIGURED_VERSION, HeadFile
+from specdec.types.errors import reason_of
 from specdec.worker.head.runner import HeadRunner
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class HeadVersions:
             head = self._load(find() if find else Path(file.directory))
         except Exception as error:  # of any type: the files may hold anything
             logger.warning("version %d of the head cannot be loaded", file.version, exc_info=error)
-            return f"{type(error).__name__}: {error}"
+            return reason_of(error)
         self._heads[file.version] = head
         return ""
 

@@ -1,4 +1,4 @@
-"""`specdec serve` with a draft head that does not fit: one line and exit code 1, before Ray starts.
+"""`specdec serve` with a draft head that does not fit: one line and exit code 2, before Ray starts.
 
 The faults, and the words of their errors, are those of the readers' tests. Values of tensors are
 read by the ranks: those faults are left out here.
@@ -54,7 +54,7 @@ def test_there_are_40_faults():
 def test_a_head_that_does_not_fit_ends_the_command(serve, tmp_path, kind, fault, words):
     save(tmp_path, *fault(*base_of(kind)))
     result = serve(METHODS.get(kind, kind))
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     [line] = result.stderr.splitlines()
     assert line.startswith("error: ")
     assert re.search(words, line), line

@@ -84,8 +84,8 @@ def test_a_file_may_list_several_models(served, tmp_path):
     assert [each.model for each in served] == ["a/one", "a/two"]
     assert {each.block_size for each in served} == {8}
     message = "model is 'a/b'; it must be left out beside models; set it in each entry"
-    fails_with(run_cli("serve", "--config", str(path), "--model", "a/b"), message)
-    fails_with(run_cli("serve", "a/b", "--config", str(path)), message)
+    fails_with(run_cli("serve", "--config", str(path), "--model", "a/b"), message, 2)
+    fails_with(run_cli("serve", "a/b", "--config", str(path)), message, 2)
 
 
 def test_serve_reads_speculation_as_json(served):
@@ -95,7 +95,7 @@ def test_serve_reads_speculation_as_json(served):
 
 def test_serve_rejects_values_out_of_range(served):
     result = run_cli("serve", "--grpc-port", "70000")
-    fails_with(result, "grpc_port is 70000; it must be a whole number from 1 to 65535")
+    fails_with(result, "grpc_port is 70000; it must be a whole number from 1 to 65535", 2)
     assert served == []
 
 
@@ -107,9 +107,9 @@ def test_serve_warns(served):
 
 def test_serve_prints_each_warning_once(served, tmp_path):
     path = tmp_path / "serve.yaml"
-    path.write_text("ingress: serve\nmodels: [{model: a/one}, {model: a/two}]\n")
+    path.write_text("{ingress: serve, host: 0.0.0.0, models: [{model: a/one}, {model: a/two}]}\n")
     [warning] = run_cli("serve", "--config", str(path)).stderr.splitlines()
-    assert warning.startswith("warning: Ray Serve's gRPC ingress")
+    assert warning.startswith("warning: 0.0.0.0 is reachable")
 
 
 def test_a_service_that_fails_to_start(served, monkeypatch):
@@ -119,7 +119,7 @@ def test_a_service_that_fails_to_start(served, monkeypatch):
 
     monkeypatch.setattr(sys.modules["cluster.serve.startup"], "serve_forever", fail)
     result = run_cli("serve")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr == "starting\nerror: 2 GiB needed, 1 GiB free\n"
 
 
@@ -229,7 +229,7 @@ def test_flags_of_vllm_with_one_supported_value(served, name):
     assert run_cli("serve", *right).exit_code == 0
     assert served == [ServeConfig()]
     result = run_cli("serve", *wrong)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert ALWAYS[name].reason in result.stderr
 
 
@@ -274,7 +274,7 @@ def test_keys_reach_the_replicas_through_the_environment(served, no_keys):
 @pytest.mark.parametrize("key", ["short", "a key with spaces", "a,key,with,commas", " "])
 def test_an_invalid_key_is_rejected_and_not_shown(served, no_keys, key):
     result = run_cli("serve", "--api-key", key)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "not shown" in result.stderr
     assert key.strip() == "" or key not in result.stderr
     assert served == []

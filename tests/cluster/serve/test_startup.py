@@ -1,20 +1,34 @@
+# Modules: cluster.serve.start_errors
 """The checks of `specdec serve` before it starts Ray, and the message when it is ready."""
 
 import json
 import socket
+from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 from ray import serve
 
 from cluster.config.serve_config import ServeConfig
 from cluster.control.store import ControlStore, StoredSpeculation
-from cluster.serve import startup
-from cluster.serve.ray_session import Listening, RaySession, StartupError
+from cluster.serve import start_errors, startup
+from cluster.serve.ray_session import Listening, RaySession
+from cluster.serve.start_errors import (
+    InterruptedStartError,
+    RefusedStartError,
+    StartupError,
+    refusing_repeatable,
+)
 from cluster.serve.startup import ServedModel, _access, _ready_message, deploy, running_service
 from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.llm import drafter_choice
 from specdec.speculation.policy.cost_model import CostTable
-from specdec.types.errors import InvalidValueError, ModelNotFoundError, OutOfMemoryError
+from specdec.types.errors import (
+    InvalidValueError,
+    ModelNotFoundError,
+    OutOfMemoryError,
+    TargetFailedError,
+)
 from tests.e2e.conftest import free_ports
 from tests.specdec.heads import fitted_medusa_dir
 from tests.specdec.llm.shipped import DRAFTERS, HEAD, shipped_aliases
@@ -142,6 +156,17 @@ def test_auto_serves_the_fastest_drafter_of_an_alias(
     assert any(line.startswith("drafter tiny-ngram; expected tokens/s") for line in lines)
 
 
+def test_a_fault_of_the_target_is_found_before_drafters_are_measured(
+    start, monkeypatch, tiny_model_dir, tmp_path
+):
+    shipped_aliases(tiny_model_dir, tmp_path, monkeypatch, (*DRAFTERS, HEAD))
+    monkeypatch.setattr(drafter_choice, "measure_in_process", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(startup, "with_detected_models", lambda config, report: config)
+    for settings in ({"max_model_len": 513}, {"kv_cache_memory_gib": 1e5}, {"device": "cuda"}):
+        with pytest.raises((InvalidValueError, OutOfMemoryError)):
+            start(model="tiny", **settings)
+
+
 def test_the_access_to_each_model_is_summarized(tmp_path, monkeypatch):
     for name in ("SPECDEC_API_KEYS", "SPECDEC_ADMIN_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -184,7 +209,9 @@ def deployed(monkeypatch):
         listening, prefix = Listening("10.0.0.1", 9100, 8100), routes[names[0]]
         return _ready_message(configs, listening, prefix, elapsed_s=1.0), list(routes.values())
 
-    monkeypatch.setattr(serve, "run_many", lambda targets: None)
+    running = SimpleNamespace(applications=defaultdict(lambda: SimpleNamespace(status="RUNNING")))
+    monkeypatch.setattr(serve, "run_many", lambda targets, **_: None)
+    monkeypatch.setattr(serve, "status", lambda: running)
     return deployed
 
 
@@ -203,6 +230,46 @@ def test_beside_another_application_the_message_has_prefix_and_name(deployed):
     assert "10.0.0.1:9100, model a (" in message
     assert "http://10.0.0.1:8100/a/dashboard" in message
     assert "curl http://10.0.0.1:8100/a/v1/models" in message
+
+
+def started(monkeypatch, *statuses):
+    """Deploy a model whose application has these statuses and messages, one after the other."""
+    each = iter(statuses)
+
+    def status():
+        status, *messages = next(each)
+        deployments = {str(i): SimpleNamespace(message=text) for i, text in enumerate(messages)}
+        found = SimpleNamespace(status=status, message="", deployments=deployments)
+        return SimpleNamespace(applications={"a": found})
+
+    monkeypatch.setattr(startup, "route_prefixes", dict)
+    monkeypatch.setattr(start_errors, "_POLL_S", 0.0)
+    monkeypatch.setattr(serve, "run_many", lambda targets, **_: None)
+    monkeypatch.setattr(serve, "status", status)
+    return deploy([ServedModel(ServeConfig(served_model_name="a"))])
+
+
+def test_a_start_that_would_fail_again_is_not_retried(monkeypatch):
+    trace = f"Traceback:\n  File x\ncluster.RefusedStartError: {RefusedStartError('no head')}"
+    with pytest.raises(StartupError, match=r"^no head$") as raised:
+        started(monkeypatch, ("DEPLOYING",), ("DEPLOYING", f"Retrying 2 more times. {trace}\n"))
+    assert not isinstance(raised.value, InterruptedStartError)
+
+
+def test_other_starts_are_retried_by_serve(monkeypatch):
+    lost = "Traceback:\nTargetFailedError: rank 0 of the target ended"
+    assert started(monkeypatch, ("DEPLOYING", lost), ("RUNNING",)) == {"a": "/"}
+    with pytest.raises(
+        InterruptedStartError, match=r"did not start: .*rank 0 of the target ended$"
+    ):
+        started(monkeypatch, ("DEPLOYING", lost), ("DEPLOY_FAILED", lost))
+
+
+def test_errors_of_files_and_settings_would_occur_again():
+    with pytest.raises(RefusedStartError, match="would fail again: 1 GiB"), refusing_repeatable():
+        raise OutOfMemoryError("1 GiB is free")
+    with pytest.raises(TargetFailedError), refusing_repeatable():
+        raise TargetFailedError("rank 0 ended")
 
 
 def test_a_redeployed_first_model_keeps_the_root(deployed):

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 from specdec.config.model_aliases import ALIASES, ShippedDrafter
+from specdec.engine.models import preflight
 from specdec.llm import drafter_choice
 from specdec.models.weights.fingerprint import weights_fingerprint
 
@@ -26,7 +27,8 @@ def shipped_aliases(model_dir, directory, monkeypatch, drafters=DRAFTERS):
     aliases = {"tiny": source}
     for name in ("specdec.config.model_aliases", "specdec.llm.drafter_choice"):
         monkeypatch.setattr(f"{name}.ALIASES", aliases)
-    monkeypatch.setattr(drafter_choice, "resolve", lambda name, progress: model_dir)
+    for module in (drafter_choice, preflight):
+        monkeypatch.setattr(module, "resolve", lambda name, progress: model_dir)
     monkeypatch.setattr(drafter_choice, "drafter_directory", lambda name: directory / name)
     monkeypatch.setenv("SPECDEC_CACHE_DIR", str(directory / "cache"))
     for drafter, accepted in zip(drafters, ([8, 4], [60, 40], [0, 0]), strict=False):

@@ -252,7 +252,7 @@ def test_flags_without_effect_are_wrong_usage(tmp_path, given):
     flags = given.format(file=path).split()
     result = CliRunner().invoke(main.main, ["bench", "serve", *flags])
     assert result.exit_code == 2
-    assert f"Error: {'--burstiness' if '--burstiness' in flags else flags[-2]} has no effect" in (
+    assert f"error: {'--burstiness' if '--burstiness' in flags else flags[-2]} has no effect" in (
         result.stderr
     )
 

@@ -344,3 +344,29 @@ def test_the_kv_and_features_of_a_head_are_part_of_a_block(model):
     block_bytes = 16 * 2 * 2 * 3 * 16 * 4
     assert num_blocks(Head(0)) == GIB // 4 // block_bytes, "without attention there is neither"
     assert num_blocks(Head(1)) == GIB // 4 // (block_bytes + 16 * (1000 + 400))
+
+
+@pytest.mark.parametrize(
+    ("changes", "available", "message"),
+    [
+        ({}, 8, r"a target needs 19\.\d GiB .* as float32 .*: set quantization int8 \(4\.8 GiB\)$"),
+        ({}, 16, r"set dtype bfloat16 \(9\.\d GiB\), or set quantization int8"),
+        ({"kv_cache_memory_gib": 2.0}, 2, "no precision fits; choose a smaller model"),
+        ({"dtype": "bfloat16"}, 9, r"as bfloat16 .*: set quantization int8 \(4\.8 GiB\)$"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named_with_what_would(model, changes, available, message):
+    large = dataclasses.replace(model, intermediate_size=6_000_000)
+    with pytest.raises(OutOfMemoryError, match=message):
+        engine_config(LLMConfig(speculative_config=None, **changes), large, available * GIB)
+
+
+def test_the_advice_for_a_context_without_a_configured_cache(model):
+    long = dataclasses.replace(model, max_position_embeddings=2**24)
+    with pytest.raises(OutOfMemoryError, match=r"lower max_model_len$"):
+        engine_config(LLMConfig(speculative_config=None), long, 8 * GIB)
+
+
+def test_a_plan_is_described_in_one_line(model):
+    plan = memory_plan(LLMConfig(max_num_seqs=2, max_model_len=64), Models(model), 1000 * GIB)
+    assert plan.describe() == "KV of 8 blocks of 16 tokens, 2 sequences of at most 64 tokens"

@@ -1,0 +1,60 @@
+"""Checks of the files that a configuration names, before anything is measured or started.
+
+A rank, which loads them later, would raise the same errors after a minute. Headers of weights,
+shapes of adapters and the tokenizer are read here, no weights.
+"""
+
+from __future__ import annotations
+
+from specdec.config.engine import AdapterLimits
+from specdec.config.llm import LLMConfig
+from specdec.engine.models.checkpoint_lint import require_loadable
+from specdec.engine.models.model_limits import draft_adapter_limits
+from specdec.engine.models.model_resolution import ModelDirectories
+from specdec.models.config.decoder_tensors import linear_layers
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.hub import Progress
+from specdec.models.lora.peft import AdapterFiles
+from specdec.models.resolve import resolve, resolve_adapter
+from specdec.text.tokenizer import check_tokenizer
+
+
+def check_target(config: LLMConfig, progress: Progress) -> ModelDirectories:
+    """Check the files of the target and of its adapters; return its directory, and no other.
+
+    Raises ModelNotFoundError, and UnsupportedModelError for files that a rank would not load.
+    """
+    options = config.model_options
+    directory = resolve(config.model, progress=progress)
+    model = ModelConfig.from_directory(directory, options)
+    check_tokenizer(directory)
+    require_loadable(directory, model)
+    if (limits := config.adapter_limits) is not None:
+        for order in config.startup_adapters:
+            _check_adapter(order.path, model, limits, progress)
+    return ModelDirectories(directory, None, None, options)
+
+
+def check_draft_model(config: LLMConfig, directories: ModelDirectories, progress: Progress) -> None:
+    """Check the files of a draft model, if there is one, and of its counterparts of adapters.
+
+    Those of a head are checked where they are resolved. Raises as `check_target` does.
+    """
+    directory = directories.draft
+    if directory is None:
+        return
+    model = ModelConfig.from_directory(directory)
+    if directory != directories.target:
+        require_loadable(directory, model)
+    paths = (order.draft_path for order in config.startup_adapters if order.draft_path)
+    if (limits := draft_adapter_limits(config, model)) is not None:
+        for path in paths:
+            _check_adapter(path, model, limits, progress)
+
+
+def _check_adapter(
+    path: str, model: ModelConfig, limits: AdapterLimits, progress: Progress
+) -> None:
+    files = AdapterFiles.read(resolve_adapter(path, progress), limits.max_rank)
+    if model.transformers is None:
+        files.require_modules(linear_layers(model))
