@@ -13,6 +13,7 @@ import click
 from cluster.api.base.authentication import read_token
 from cluster.cli.output import Flag, combine_flags, json_flag, section_flag
 from cluster.cli.parameter_types import EXISTING_FILE
+from cluster.config.running_services import running_services
 from cluster.config.secrets import API_KEY_VARIABLE, TOKEN_VARIABLE
 from specdec.client import AdminClient
 from specdec.client.calls import DEFAULT_TIMEOUT_S
@@ -29,10 +30,20 @@ ADMIN_FLAG_NAMES = ("address", "tls_ca_file", "token_file", "model")
 
 _CLIENT_ARGUMENTS = ("address", "timeout_s", "tls_ca_file", "api_key")
 
+
+def _found_address() -> str:
+    """Return the address of the only service of this user. Raises UsageError for several."""
+    found = {each.grpc_address: each for each in running_services()}
+    if len(found) > 1 and DEFAULT_ADDRESS not in found:
+        names = ", ".join(f"{', '.join(each.models)} at {at}" for at, each in found.items())
+        raise click.UsageError(f"several services run; choose one by --address: {names}")
+    return DEFAULT_ADDRESS if len(found) != 1 else next(iter(found))
+
+
 _address = click.option(
     "--address",
-    default=DEFAULT_ADDRESS,
-    show_default=True,
+    default=_found_address,
+    show_default=f"that of the service that you run on this machine, or {DEFAULT_ADDRESS}",
     help="host:port of the service's gRPC API.",
 )
 tls_ca_flag = click.option(

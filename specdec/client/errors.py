@@ -10,6 +10,10 @@ from specdec.types.errors import REQUEST_ABORTED
 # Prefixes of gRPC's messages without a connection; the service's messages never have them.
 _NOT_CONNECTED = ("failed to connect to", "errors resolving", "DNS resolution failed")
 
+_HTTP_SERVER = "http1.x server"
+HTTP_PORT = "an HTTP port; use that of the gRPC API, 9000 by default"
+"""The end of the message for a call to the other port."""
+
 
 class ClientError(Exception):
     """A call that failed. `code` is the gRPC status; `message` is one line, meant to be read."""
@@ -53,6 +57,8 @@ def _message(code: StatusCode, details: str, address: str, timeout_s: float | No
         return details or f"{address} returned {code.name} without a message"
     if not details.startswith(_NOT_CONNECTED):
         return f"the service at {address} is unavailable: {details}"
+    if _HTTP_SERVER in details:
+        return f"{address} is {HTTP_PORT}"
     if "handshake failed" in details.lower():
         return f"the TLS handshake with {address} failed; check the address and the CA file"
     if "hostname verification" in details.lower():

@@ -11,9 +11,15 @@ def run_cli(*arguments, **options):
     return CliRunner().invoke(main.main, arguments, **options)
 
 
-def fails_with(result, line):
-    assert (result.exit_code, result.stdout) == (1, "")
+def fails_with(result, line, exit_code=1):
+    assert (result.exit_code, result.stdout) == (exit_code, "")
     assert result.stderr == f"error: {line}\n"
+
+
+@pytest.fixture(autouse=True)
+def no_service(monkeypatch, tmp_path_factory):
+    """Hide the services that the user runs."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
 
 
 @pytest.fixture
