@@ -37,6 +37,19 @@ class RunningService:
     http_url: str
     log: Path
 
+    @property
+    def ports(self) -> set[int]:
+        return {int(url.rpartition(":")[2]) for url in (self.grpc_address, self.http_url)}
+
+    def listening(self) -> set[tuple[str, int]]:
+        """Return the addresses with these ports on which any process of the service listens."""
+        return {
+            (connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port)  # IPv4 over IPv6
+            for process in self.descendants()
+            for connection in process.net_connections("tcp")
+            if connection.status == "LISTEN" and connection.laddr.port in self.ports
+        }
+
     def descendants(self) -> list[psutil.Process]:
         return self.process.children(recursive=True)
 

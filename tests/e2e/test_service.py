@@ -301,11 +301,4 @@ def test_http_health(service, path):
 
 
 def test_the_service_listens_only_on_loopback(embedded):
-    ports = {int(url.rpartition(":")[2]) for url in (embedded.grpc_address, embedded.http_url)}
-    listening = {
-        (connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port)  # IPv4 over IPv6
-        for process in embedded.descendants()
-        for connection in process.net_connections("tcp")
-        if connection.status == "LISTEN" and connection.laddr.port in ports
-    }
-    assert listening == {("127.0.0.1", port) for port in ports}
+    assert embedded.listening() == {("127.0.0.1", port) for port in embedded.ports}

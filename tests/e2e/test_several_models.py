@@ -52,6 +52,18 @@ def test_each_model_is_served_by_its_name(service):
             client.model_info("third")
 
 
+def test_the_proxies_listen_only_on_loopback(service):
+    assert service.listening() == {("127.0.0.1", port) for port in service.ports}
+
+
+def test_an_unknown_model_leaves_no_traceback(service):
+    refused = pytest.raises(ClientError, match="model 'third' is not served")
+    with Client(service.grpc_address, api_key=KEY) as client, refused as raised:
+        list(client.generate_stream("The river", SHORT, model="third"))
+    assert raised.value.code is StatusCode.NOT_FOUND
+    assert "Traceback" not in service.log.read_text()
+
+
 def test_the_second_model_has_its_own_path(service):
     url = service.http_url
     assert httpx.get(url + "/second-model/ready", timeout=10).status_code == 200

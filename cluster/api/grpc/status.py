@@ -7,6 +7,7 @@ after the last message of a stream.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -55,6 +56,21 @@ def raise_on_serve(grpc_context: Any) -> None:
     is_of_serve = serve is not None and isinstance(grpc_context, serve.RayServegRPCContext)
     if is_of_serve and grpc_context.code():
         raise StreamFailedError(grpc_context.details())
+
+
+def hide_reported_statuses() -> None:
+    """Keep Serve from logging a traceback for a call whose client gets the status, in this process.
+
+    Serve raises and logs gRPCStatusError where a servicer has set a status and `raise_on_serve`
+    has ended the stream.
+    """
+    logging.getLogger("ray.serve").addFilter(_is_no_reported_status)
+
+
+def _is_no_reported_status(record: logging.LogRecord) -> bool:
+    exceptions = sys.modules.get("ray.serve.exceptions")
+    error = record.exc_info[1] if record.exc_info else None
+    return exceptions is None or not isinstance(error, exceptions.gRPCStatusError)
 
 
 @contextmanager

@@ -22,7 +22,12 @@ from grpc import StatusCode
 from cluster.api.base.byte_budget import ByteBudget, HeldBytes
 from cluster.api.base.errors import INTERNAL_MESSAGE
 from cluster.api.grpc.routing import with_hint
-from cluster.api.grpc.status import Handler, refuse_malformed, reporting_to
+from cluster.api.grpc.status import (
+    Handler,
+    hide_reported_statuses,
+    refuse_malformed,
+    reporting_to,
+)
 from cluster.api.serve_proxy.http import proxy_budget
 from cluster.control.peers import LOST_MESSAGE, NOT_STARTED_MESSAGE, ROUTER
 from cluster.workers.ray.ray_internals import HandlerFactory, ListRoutes, wrap_proxy_handlers
@@ -43,6 +48,7 @@ def restate_answers(_servicer: Any, server: Any) -> None:
 
     Serve calls this function in the same way as those that mount the services.
     """
+    hide_reported_statuses()
     wrap_proxy_handlers(server, _restating)
 
 

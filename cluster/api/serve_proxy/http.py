@@ -24,7 +24,7 @@ from cluster.api.http.routing import AddRoutingHint
 from cluster.config.config_file import PATHS_OF_THE_SERVICE
 from cluster.config.serve_config import ServeConfig
 from cluster.control.peers import LOST_MESSAGE, NOT_STARTED_MESSAGE
-from cluster.workers.ray.ray_internals import is_refusal_of_proxy
+from cluster.workers.ray.ray_internals import is_refusal_of_proxy, set_grpc_proxy_host
 from specdec.types.errors import (
     BodyTooLargeError,
     NotReadyError,
@@ -36,6 +36,8 @@ CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 CALLBACK = "cluster.api.serve_proxy.http.middlewares"
 MAX_BODY_VARIABLE = "SPECDEC_HTTP_MAX_BODY_MIB"
 """The largest http_max_body_mib of the models behind a proxy."""
+GRPC_HOST_VARIABLE = "SPECDEC_GRPC_HOST"
+"""The host that a proxy's gRPC server listens on; all interfaces, as Serve does, if not set."""
 MAX_INFLIGHT_VARIABLE = "SPECDEC_MAX_INFLIGHT_MIB"
 """The max_inflight_mib of a proxy."""
 
@@ -43,7 +45,9 @@ _CONNECTION = "cluster.api.http.connection:BoundedConnection"
 
 
 def middlewares() -> list[Middleware]:
-    """Return the middlewares of this process's proxy, and limit its connections."""
+    """Return the middlewares of a proxy, and limit its connections and the host of its gRPC."""
+    if host := os.environ.get(GRPC_HOST_VARIABLE):
+        set_grpc_proxy_host(host)  # its gRPC server starts after this call
     uvicorn.config.HTTP_PROTOCOLS["auto"] = _CONNECTION
     max_body_mib = int(os.environ.get(MAX_BODY_VARIABLE) or ServeConfig.http_max_body_mib)
     limits = HttpLimits(max_body_bytes=max_body_mib * 2**20, budget=proxy_budget())

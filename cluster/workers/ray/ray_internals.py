@@ -120,6 +120,17 @@ def delete_application(name: str) -> None:
     serve.delete(name, _blocking=False)
 
 
+def set_grpc_proxy_host(host: str) -> None:
+    """Let the gRPC server that the Serve proxy of this process starts next listen on one host."""
+    from ray.serve._private import default_impl
+
+    def add_address(server: Any, address: str) -> None:
+        port = address.rpartition(":")[2]
+        server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+    default_impl.add_grpc_address = add_address
+
+
 def wrap_proxy_handlers(
     server: Any, wrap: Callable[[HandlerFactory, ListRoutes], HandlerFactory]
 ) -> None:

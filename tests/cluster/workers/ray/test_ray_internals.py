@@ -5,14 +5,15 @@ import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import create_autospec
+from unittest.mock import Mock, create_autospec
 
+import pytest
 import ray
 from ray import serve
 from ray._private import node, worker
 from ray._raylet import AuthenticationMode, get_authentication_mode
 from ray.serve import context
-from ray.serve._private import http_util, proxy
+from ray.serve._private import default_impl, grpc_util, http_util, proxy
 from ray.serve._private.client import ServeControllerClient
 from ray.serve._private.common import DeploymentID
 from ray.serve._private.controller import ServeController
@@ -121,6 +122,16 @@ def test_an_application_is_deleted_without_waiting(monkeypatch):
     monkeypatch.setattr(serve, "delete", lambda name, _blocking: deleted.append((name, _blocking)))
     ray_internals.delete_application("a")
     assert deleted == [("a", False)]
+
+
+@pytest.mark.parametrize(("host", "address"), [("127.0.0.1", "127.0.0.1:9"), ("::1", "[::1]:9")])
+def test_a_proxy_listens_on_one_host(monkeypatch, host, address):
+    monkeypatch.setattr(default_impl, "add_grpc_address", default_impl.add_grpc_address)
+    assert "import add_grpc_address" in inspect.getsource(grpc_util.start_grpc_server)
+    server = Mock()
+    ray_internals.set_grpc_proxy_host(host)
+    default_impl.add_grpc_address(server, "[::]:9")
+    server.add_insecure_port.assert_called_once_with(address)
 
 
 async def test_handlers_of_a_proxy_can_be_wrapped():
