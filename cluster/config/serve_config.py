@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from cluster.config.front_ends import FRONT_ENDS, front_end_count
 from cluster.config.lora_modules import LORA_MODULES, canonical_lora_modules, read_lora_modules
+from cluster.config.model_name import default_name
 from cluster.config.network import HOSTS, MAX_MODEL_CHARS, is_loopback
 from cluster.config.parsers import ReasoningParserName, RoutingPolicy, ToolCallParserName
 from cluster.config.service_checks import (
@@ -55,7 +56,7 @@ class ServeConfig(LLMConfig):
     """
 
     served_model_name: str = setting(
-        "", TEXT, "Model name that API requests use", "the alias, or the last component of the path"
+        "", TEXT, "Model name that API requests use", "the alias, or the path's name without .gguf"
     )
     lora_modules: str | None = setting(
         None,
@@ -294,7 +295,7 @@ class ServeConfig(LLMConfig):
     )
 
     def __post_init__(self) -> None:
-        name = self.served_model_name or Path(str(self.model)).resolve().name
+        name = self.served_model_name or default_name(str(self.model))
         object.__setattr__(self, "served_model_name", name)
         if LORA_MODULES.accepts(self.lora_modules):
             object.__setattr__(self, "lora_modules", canonical_lora_modules(self.lora_modules))
@@ -375,11 +376,10 @@ class ServeConfig(LLMConfig):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Insecure settings that the operator should know of, one line each."""
-        if self.ingress == "serve":
-            return ("Ray Serve's gRPC ingress listens on all interfaces without TLS",)
-        if self.tls_cert_file is None and not is_loopback(self.host):
-            return (f"{self.host} is reachable from other machines, and TLS is off",)
-        return ()
+        if self.ray_address is not None:
+            return ("Ray Serve's gRPC ingress listens on all interfaces of the nodes without TLS",)
+        is_open = self.tls_cert_file is None and not is_loopback(self.host)
+        return (f"{self.host} is reachable from other machines, and TLS is off",) if is_open else ()
 
     def _check_together(self) -> None:
         super()._check_together()

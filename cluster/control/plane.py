@@ -296,7 +296,7 @@ class ControlPlane:
         self._state = self._present_state()
         self._changed.set()  # wakes present watchers; later ones compare the stamp
         self._changed = asyncio.Event()
-        logger.info("speculation: %s", self._state)
+        logger.info("speculation: %s", self._state.describe())
 
     def _present_state(self) -> SpeculationState:
         return state_of(self._stored, self._configured, self._limits, self._active_rule)

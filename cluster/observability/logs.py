@@ -20,6 +20,9 @@ LogFormat = Literal["text", "json"]
 current_request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 """The id of the request that the current task or thread serves."""
 
+SERVE_LEVELS = {"debug": "DEBUG", "info": "WARNING", "warning": "WARNING", "error": "ERROR"}
+"""Levels of Ray Serve's log by ours: at INFO it logs every call, as the service does in detail."""
+
 _OURS = ("cluster", "specdec", "uvicorn")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 # Attributes that the filters of Ray Serve and the formatter of uvicorn use.

@@ -88,7 +88,7 @@ class ReplicaRouter(Router):
             self.core.load, self._models, self.text.tokenizer, full, self._instrumentation
         )
         self.serve(loaded.start_thread())
-        logger.info("ready: %s with %s", config.served_model_name, self.core.plan)
+        logger.info("ready: %s with %s", config.served_model_name, self.core.plan.describe())
 
     def serve(self, engine: RunningEngine) -> None:
         """Begin to serve with an engine that has been started."""

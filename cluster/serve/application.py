@@ -11,6 +11,7 @@ from cluster.config.serve_config import ServeConfig
 from cluster.control.overrides import OverrideLimits
 from cluster.control.peers import CONTROL_PLANE, ROUTER, ServiceCard
 from cluster.control.plane import ControlPlaneReplica
+from cluster.observability.logs import SERVE_LEVELS
 from cluster.serve.autoscaling import autoscaling_config
 from cluster.serve.deployment import RouterReplica
 from cluster.serve.draft_host import draft_hosts
@@ -62,7 +63,7 @@ def make_application(config: ServeConfig, found: FoundByDriver | None = None) ->
         request_router_config=request_router_config(config.routing_policy),
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_PERIOD_S,
-        logging_config={"log_level": config.log_level.upper()},
+        logging_config={"log_level": SERVE_LEVELS[config.log_level]},
         graceful_shutdown_timeout_s=config.drain_timeout_s + _CLOSE_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.5,
     )
@@ -97,7 +98,10 @@ def _control_plane(config: ServeConfig) -> serve.Application:
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_PERIOD_S,
         # No access log: every Router reports each second.
-        logging_config={"log_level": config.log_level.upper(), "enable_access_log": False},
+        logging_config={
+            "log_level": SERVE_LEVELS[config.log_level],
+            "enable_access_log": False,
+        },
         # Short, as its state is persisted and the Routers stop too.
         graceful_shutdown_timeout_s=1.0,
         graceful_shutdown_wait_loop_s=0.1,

@@ -157,7 +157,10 @@ def draft_hosts(config: ServeConfig, found: FoundByDriver | None) -> serve.Appli
         num_replicas=config.num_shared_draft_workers,
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_PERIOD_S,
-        logging_config={"log_level": config.log_level.upper(), "enable_access_log": False},
+        logging_config={
+            "log_level": logs.SERVE_LEVELS[config.log_level],
+            "enable_access_log": False,
+        },
         graceful_shutdown_timeout_s=5.0,
         graceful_shutdown_wait_loop_s=0.1,
     )

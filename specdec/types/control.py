@@ -235,6 +235,14 @@ class SpeculationState:
     active_rule: int | None = None
     expires_at: datetime | None = None
 
+    def describe(self) -> str:
+        """Return the settings in force in one line for the log."""
+        control = self.in_force
+        text = f"version {self.version}: mode {control.mode}, threshold {control.threshold}, "
+        text += f"{control.num_speculative_tokens} draft tokens, method {control.method or 'any'}"
+        rule = "" if self.active_rule is None else f", by rule {self.active_rule}"
+        return f"{text}{rule}{self.updated_by and f', set by {self.updated_by}'}"
+
     @property
     def stamp(self) -> StateStamp:
         """Key of the state: replicas apply two states with the same key alike."""

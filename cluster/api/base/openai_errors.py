@@ -17,7 +17,12 @@ from starlette.exceptions import HTTPException
 
 from cluster.api.base.errors import status_of
 from cluster.api.base.openai_schema import ErrorBody, ErrorDetails, RequestModel
-from specdec.types.errors import ContextLengthError, InvalidValueError, SpecdecError
+from specdec.types.errors import (
+    ContextLengthError,
+    InvalidValueError,
+    SpecdecError,
+    UnknownFieldError,
+)
 
 INVALID_REQUEST = "invalid_request_error"
 RETRY_AFTER_S = 1
@@ -111,7 +116,8 @@ def _engine_failure(error: Exception, names: Mapping[str, str]) -> Failure:
     message, param, code = status.message, None, _TYPES_AND_CODES.get(status.http_code, _DEFAULT)[1]
     if isinstance(error, InvalidValueError):
         name = _renamed(error.field, names)
-        message = str(InvalidValueError(name, error.value, error.limit))
+        kind = UnknownFieldError if isinstance(error, UnknownFieldError) else InvalidValueError
+        message = str(kind(name, error.value, error.limit))
         param = name.removesuffix(" length")
     overflow = error if isinstance(error, ContextLengthError) else None
     if overflow is not None:
@@ -172,7 +178,7 @@ def _validation_error(
             where = f"{finding['ctx']['error']} at character {finding['loc'][-1]}"
             return InvalidValueError("body", body, f"JSON: {where}")
         case "extra_forbidden":
-            return InvalidValueError(name, finding["input"], _unknown_field_limit(path, model))
+            return _unknown_field(name, finding["input"], path, model)
         case _:
             limits = dict.fromkeys(map(_limit, findings))
             value = _abbreviated(finding["input"])
@@ -237,19 +243,22 @@ def _field_path(path: Iterable[Any]) -> str:
     return text
 
 
-def _unknown_field_limit(path: Sequence[Any], model: type[RequestModel] | None) -> str:
+def _unknown_field(
+    field: str, value: object, path: Sequence[Any], model: type[RequestModel] | None
+) -> InvalidValueError:
+    """Return the error of a field that a request does not have; path: that of `field`."""
     name = str(path[-1])[:_MAX_NAME_CHARS]
     models = [*_models_below(model)] if model is not None else []
     for each in models:
         if name in each.refused:
-            return each.refused[name]
+            return InvalidValueError(field, value, each.refused[name])
     parent = _parent_of(name, model) if model is not None else None
     if parent is not None:
-        return f'a field of {parent}, as in "{parent}": {{"{name}": ...}}'
+        limit = f'a field of {parent}, as in "{parent}": {{"{name}": ...}}'
+        return InvalidValueError(field, value, limit)
     fields = [field for each in models for field in each.model_fields]
     nearest = difflib.get_close_matches(name, fields, n=1, cutoff=0.6)
-    hint = f"; did you mean {nearest[0]}?" if nearest else ""
-    return f"left out: the field is unknown{hint}"
+    return UnknownFieldError(field, value, f"did you mean {nearest[0]}?" if nearest else "")
 
 
 def _parent_of(name: str, model: type[RequestModel]) -> str | None:

@@ -72,6 +72,15 @@ class CostTable:
         )
         return CostTable(self.batch_sizes, self.draft_tokens, seconds)
 
+    def describe(self) -> str:
+        """Return the milliseconds by draft tokens, for each batch size, in one line for the log."""
+        rows = []
+        for size, row in zip(self.batch_sizes, self.seconds, strict=True):
+            each = zip(self.draft_tokens, row, strict=True)
+            times = ", ".join(f"{count} drafts {1000 * value:.1f}" for count, value in each)
+            rows.append(f"batch {size}: {times}")
+        return "; ".join(rows)
+
     def step_s(self, num_decoding: int, count: int) -> float:
         """Return the seconds of a step, linear between measured ones, beyond them by its rows.
 

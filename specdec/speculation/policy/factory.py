@@ -131,7 +131,7 @@ def measure_costs(
         of_lookups = tables[DraftPlace.ENGINE].whole
         tables[DraftPlace.DRAFT_WORKER] = _costs_with_worker(of_lookups, drafting)
     whole = tables.get(_main_place(speculation)) or tables[DraftPlace.ENGINE]
-    logger.info("seconds of a step: %s", whole.whole)
+    logger.info("ms of a step: %s", whole.whole.describe())
     by_method: dict[str | None, MethodCosts] = {None: whole}
     by_method |= {each.name: tables.get(each.place, whole) for each in speculation.drafters}
     return by_method

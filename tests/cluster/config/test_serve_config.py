@@ -1,4 +1,4 @@
-# Modules: cluster.config.serve_config, cluster.config.parsers
+# Modules: cluster.config.serve_config, cluster.config.parsers, cluster.config.model_name
 # Modules: cluster.config.service_checks, specdec.config.engine, specdec.config.fields
 import dataclasses
 import json
@@ -63,7 +63,11 @@ def test_each_draft_rank_has_a_spare_unless_that_is_turned_off(settings, num_spa
 
 @pytest.mark.parametrize(
     ("model", "name"),
-    [("tiny", "tiny"), ("/models/tiny/", "tiny"), ("models/tiny", "tiny"), ("org/tiny", "tiny")],
+    [
+        *(("tiny", "tiny"), ("/models/tiny/", "tiny"), ("models/tiny", "tiny")),
+        *(("org/tiny", "tiny"), ("models/tiny-Q4.gguf", "tiny-Q4"), (".gguf", ".gguf")),
+        ("models/tiny-00001-of-00003.gguf", "tiny"),
+    ],
 )
 def test_the_default_served_model_name(model, name):
     assert ServeConfig(model=model).served_model_name == name
@@ -233,9 +237,12 @@ def test_other_hosts_without_tls_need_a_warning(tls_files):
     assert ServeConfig(host="10.0.0.1", **tls_files).warnings == ()
 
 
-def test_the_serve_ingress_needs_a_warning():
-    [warning] = ServeConfig(ingress="serve").warnings
+def test_the_ingress_of_a_cluster_needs_a_warning():
+    [warning] = ServeConfig(ingress="serve", ray_address="head:6379").warnings
     assert "all interfaces" in warning
+    assert ServeConfig(ingress="serve").warnings == ()
+    [warning] = ServeConfig(ingress="serve", host="0.0.0.0").warnings
+    assert "TLS is off" in warning
 
 
 def test_round_trip(tls_files):

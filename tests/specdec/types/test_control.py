@@ -8,6 +8,7 @@ from specdec.types.control import (
     LEAVING_SHARE,
     RateRule,
     SpeculationControl,
+    SpeculationState,
     active_rule,
     check_rules,
 )
@@ -76,3 +77,10 @@ def test_invalid_rules_are_rejected(rules, field):
     with pytest.raises(InvalidValueError) as caught:
         check_rules(rules)
     assert caught.value.field == field
+
+
+def test_a_state_is_described_in_one_line():
+    control = SpeculationControl("auto", 4, 3)
+    state = SpeculationState(control, control, control, (), 2, None, "ann@host", "", RULES, 1)
+    text = "version 2: mode auto, threshold 4, 3 draft tokens, method any, by rule 1"
+    assert state.describe() == f"{text}, set by ann@host"

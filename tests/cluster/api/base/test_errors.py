@@ -120,6 +120,7 @@ def test_every_error_of_ours_has_its_own_rule():
         num_fields = {
             InvalidValueError: 3,
             errors.UnknownNameError: 3,
+            errors.UnknownFieldError: 3,
             errors.UnknownModelError: 2,
             errors.VersionConflictError: 2,
             errors.StorageError: 2,

@@ -74,7 +74,7 @@ BROKEN_TOOL = {
             "32",
         ),
         ({"speculation": {"method": "lookahead"}}, "speculation.method", "loaded"),
-        ({"speculation": {"k": 1}}, "speculation.k", "the field is unknown"),
+        ({"speculation": {"k": 1}}, "speculation.k", "unknown field 'speculation.k'"),
         ({"priority": 1001}, "priority", "1000"),
         ({"priority": -11}, "priority", "from -10 to 1000"),
         ({"cache_salt": "x" * 129}, "cache_salt", "128"),

@@ -135,3 +135,9 @@ def test_prompts_lengthen_a_step_by_the_rows_after_its_drafts():
     for _ in range(25):
         costs.observe(1, chain(0), 2.0, 0.0)
     assert costs.prompt_s(1, 3, 3, 0.0) == pytest.approx(3.0)
+
+
+def test_a_table_is_described_in_one_line():
+    table = CostTable((1, 8), (0, 2), ((0.01, 0.0125), (0.02, 0.03)))
+    text = "batch 1: 0 drafts 10.0, 2 drafts 12.5; batch 8: 0 drafts 20.0, 2 drafts 30.0"
+    assert table.describe() == text
