@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,6 +16,7 @@ from cluster.api.base.authentication import ApiKeys
 from cluster.api.base.openai_errors import failure_of
 from cluster.api.base.operator_service import OperatorService
 from cluster.api.dashboard import make_dashboard
+from cluster.api.dashboard.routes import SECURITY_HEADERS
 from cluster.api.http.admin import admin_routes, lora_routes
 from cluster.api.http.bodies import LimitBodies
 from cluster.api.http.hosts import CheckHost
@@ -118,6 +119,12 @@ def _prefix_of_another(request: Request) -> str:
     return "" if is_ours else first
 
 
+def _is_browser_at_root(request: Request) -> bool:
+    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    accepts = request.headers.get("accept", "")
+    return request.method == "GET" and path == "/" and "text/html" in accepts
+
+
 def _detail(request: Request, error: HTTPException) -> str:
     path, root = request.url.path[:_MAX_PATH_CHARS], request.scope.get("root_path", "")
     if error.status_code == 404:
@@ -137,8 +144,11 @@ def _report_errors(
     async def no_route(request: Request, error: HTTPException) -> Response:
         """Report an unknown path or method in the same format as all other errors.
 
-        The paths of another application arrive here while it is redeployed.
+        A browser that opens / is redirected to the dashboard. The paths of another application
+        arrive here while it is redeployed.
         """
+        if _is_browser_at_root(request):
+            return RedirectResponse("dashboard/", headers=dict(SECURITY_HEADERS))
         error.detail = _detail(request, error)
         name = _prefix_of_another(request)
         applications = get_applications() if get_applications and name else None

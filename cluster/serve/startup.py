@@ -14,8 +14,10 @@ from cluster.config.network import address_of, check_certificate, listen_error
 from cluster.config.running_services import RunningService, recorded
 from cluster.config.serve_config import ServeConfig
 from cluster.control.store import ControlStore, state_dir
+from cluster.serve.first_command import command_name, first_command
 from cluster.serve.processes import ToGuard
 from cluster.serve.ray_session import Listening, RaySession
+from cluster.serve.reminder import Reminder
 from cluster.serve.signals import Signals
 from cluster.serve.start_errors import StartupError, wait_until_running
 from cluster.workers.ray.ray_internals import route_prefixes
@@ -69,7 +71,11 @@ def serve_forever(
     """
     to_guard = to_guard or ToGuard()
     signals = Signals(to_guard)
-    with running_service(config, report, signals.abort, others, to_guard):
+    with (
+        Reminder(report) as reminder,
+        running_service(config, reminder.report, signals.abort, others, to_guard),
+    ):
+        reminder.stop()
         signals.wait()
         report(
             f"stopping; running requests have up to {config.drain_timeout_s:g} s to finish, press "
@@ -252,7 +258,9 @@ def _report_overrides(config: ServeConfig, report: Report) -> None:
     if config.speculative_config is not None and stored.overrides and not has_expired:
         values = ", ".join(f"{name} {value}" for name, value in stored.overrides.items())
         by = f" by {stored.updated_by}" if stored.updated_by else ""
-        report(f"speculation overrides{by}: {values}; reset with `specdec speculation reset`")
+        report(
+            f"speculation overrides{by}: {values}; reset with `{command_name()} speculation reset`"
+        )
 
 
 def deploy(served: Sequence[ServedModel]) -> dict[str, str]:
@@ -304,7 +312,7 @@ def _ready_message(
     verb = "is" if len(configs) == 1 else "are"
     url = f"{scheme}://{http_address}{prefix.rstrip('/')}"
     model = ""
-    example = f"specdec generate --address {grpc_address}{tls_flag} 'Why is the sky blue?'"
+    example = first_command(f"{grpc_address}{tls_flag}")
     if prefix != "/":  # a request without a model name goes to the model at /
         model, example = f", model {config.served_model_name}", f"curl {url}/v1/models"
     return (

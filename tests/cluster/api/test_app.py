@@ -46,6 +46,19 @@ def test_the_error_of_an_unknown_path_has_the_prefix_of_the_application():
     assert missing == "no such path: /b/v2/models; /b/openapi.json lists those of the API"
 
 
+@pytest.mark.parametrize("root", ["", "/b"])
+def test_a_browser_is_led_from_the_root_to_the_dashboard(root):
+    app = make_app(lambda: SimpleNamespace(), lambda: None)
+    client = TestClient(app, root_path=root, follow_redirects=False)
+    accept = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    led = client.get(f"{root}/", headers=accept)
+    assert (led.status_code, led.headers["location"]) == (307, "dashboard/")
+    others = [client.get(f"{root}/"), client.post(f"{root}/", headers=accept)]
+    others.append(client.get(f"{root}/other", headers=accept))
+    assert [each.status_code for each in others] == [404] * 3
+    assert "no such path" in others[0].json()["error"]["message"]
+
+
 @pytest.mark.parametrize("path", ["/b/v1/completions", "/b/v1/messages", "/b/ready"])
 def test_the_paths_of_a_redeployed_application_are_unavailable(path):
     class Admin:

@@ -12,6 +12,7 @@ from ray import serve
 from cluster.config.serve_config import ServeConfig
 from cluster.control.store import ControlStore, StoredSpeculation
 from cluster.serve import start_errors, startup
+from cluster.serve.first_command import command_name
 from cluster.serve.ray_session import Listening, RaySession
 from cluster.serve.start_errors import (
     InterruptedStartError,
@@ -111,7 +112,7 @@ def test_speculation_overrides_are_reported(start, lines, monkeypatch, tiny_mode
     with pytest.raises(RayWouldStartError):
         start(**served)
     line = "speculation overrides by ann@host: mode off, threshold 4; "
-    assert line + "reset with `specdec speculation reset`" in lines
+    assert line + f"reset with `{command_name()} speculation reset`" in lines
 
 
 def test_a_head_is_served_with_the_target_that_it_names(
@@ -221,7 +222,7 @@ def test_the_first_of_several_models_has_the_root(deployed):
     assert "a, b are ready" in message
     assert "http://10.0.0.1:8100/v1 (OpenAI API), /health" in message
     assert "http://10.0.0.1:8100/dashboard" in message
-    assert "specdec generate --address 10.0.0.1:9100" in message
+    assert f"{command_name()} generate --address 10.0.0.1:9100" in message
 
 
 def test_beside_another_application_the_message_has_prefix_and_name(deployed):
