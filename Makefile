@@ -14,7 +14,7 @@ BENCHMARKS = $(sort peers service_cpu $(basename $(notdir $(shell grep -l __main
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow test-interleavings test-openapi chaos fuzz soak check audit docs breaking format lossless bench generate test-browser test-peers test-prometheus test-chart third-party gpu-check test-triton gpu-kernels clean
+.PHONY: help setup protos serve wheel test test-slow test-interleavings test-openapi chaos fuzz soak check audit docs breaking format lossless bench generate test-browser test-peers test-prometheus test-chart third-party gpu-check test-triton gpu-kernels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,8 +24,12 @@ setup: .make/setup ## create the environment and install into it, if something h
 protos: .make/tools ## generate the gRPC stubs, nothing else
 	$(BIN)/python setup.py --quiet generate_stubs
 
-serve: .make/setup ## serve smollm2-135m-instruct until Ctrl-C; ARGS are flags of specdec serve
-	@exec $(BIN)/specdec serve $(ARGS)
+serve: .make/serve ## install the package alone and serve smollm2-135m-instruct until Ctrl-C; ARGS are flags of specdec serve
+	@PYTHONDONTWRITEBYTECODE= exec $(BIN)/specdec serve $(ARGS)
+
+wheel: protos ## build the wheels of the service and of the client alone into dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	$(BIN)/python -m tools.install.client_wheel dist
 
 # The tests start many processes, each of which would compile the sources again without byte code,
 # which images often switch off.
@@ -120,7 +124,7 @@ clean: ## remove built files; the environment stays
 # constraints do not apply to it.
 .make/tools: constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt setuptools grpcio-tools
+	$(BIN)/python -m tools.install.progress $(VENV) install --quiet -c constraints.txt setuptools grpcio-tools
 	@mkdir -p $(@D) && touch $@
 
 # Without npm, the test that needs axe-core is skipped with a message.
@@ -135,4 +139,12 @@ clean: ## remove built files; the environment stays
 
 .make/setup: .make/tools pyproject.toml setup.py $(PROTOS)
 	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[dev]'
-	@mkdir -p $(@D) && touch $@
+	@mkdir -p $(@D) && touch .make/serve $@
+
+# The package without the tools of developers, which `setup` adds to the same environment. The first
+# start writes the byte code of what it imports, a quarter of what pip would compile.
+.make/serve: constraints.txt pyproject.toml setup.py $(PROTOS)
+	@echo "installing specdec into $(VENV): 370 MB to download, 1.4 GB on disk, about 2 minutes"
+	@$(MAKE) --no-print-directory .make/tools
+	$(BIN)/python -m tools.install.progress $(VENV) install --no-compile --no-build-isolation -c constraints.txt -e .
+	@touch $@

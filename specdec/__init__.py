@@ -39,9 +39,17 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a name in `__all__` from the module that defines it."""
+    """Import a name in `__all__` from the module that defines it.
+
+    Raises ImportError for an engine where only the client is installed.
+    """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(
-        import_module(_MODULES.get(name, "specdec.types.sampling.sampling_params")), name
-    )
+    module = _MODULES.get(name, "specdec.types.sampling.sampling_params")
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        reason = f"specdec.{name} is in the package specdec; specdec-client has only the client"
+        raise ImportError(reason) from error

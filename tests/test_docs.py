@@ -3,12 +3,14 @@
 import ast
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import click
 import pytest
 
 from cluster.cli.main import main
+from cluster.serve.first_command import FIRST_PROMPT
 from tests.shell_blocks import blocks_of, words_of
 
 ROOT = Path(__file__).parent.parent
@@ -119,3 +121,41 @@ def test_each_statement_of_the_threat_model_names_a_test():
     assert len(tested) >= 9
     statements = [row for _, _, *rows in tested for row in rows]
     assert [row for row in statements if not TEST_ID.search(row.rsplit(" | ", 1)[-1])] == []
+
+
+LINK_TO_COMMAND = "install.md#the-command"
+OF_DEVELOPERS = {".venv/bin/buf"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_shown_programs_exist_where_a_reader_has_followed_the_page(page):
+    """`specdec` needs an active environment, and buf `make setup`."""
+    text = page.read_text()
+    commands = [command for block in blocks_of(page, "bash") for command in block.commands]
+    programs = {words[0] for command in commands if (words := words_of(command))}
+    assert "specdec" not in programs or LINK_TO_COMMAND in text or page.name == "install.md"
+    installed = {each for each in programs if each.startswith(".venv/bin/")}
+    assert installed <= {".venv/bin/specdec", ".venv/bin/pip", ".venv/bin/python", *OF_DEVELOPERS}
+    assert not installed & OF_DEVELOPERS or "`make setup` installs `buf`" in text
+
+
+def test_nothing_is_installed_by_a_name_that_no_index_has():
+    """Until a release, pip needs a file: `pip install dist/specdec-...`."""
+    sources = (path for folder in ("specdec", "cluster") for path in (ROOT / folder).rglob("*.py"))
+    named = re.compile(r"pip install [^`\n]*(?<![\w/.-])specdec\b")
+    files = [*PAGES, ROOT / "docs" / "notebook.ipynb", *sources]
+    assert [path.name for path in files if named.search(path.read_text())] == []
+
+
+def test_the_first_prompt_is_the_same_everywhere():
+    dashboard = "cluster/api/dashboard/static/index.html"
+    for name in ("README.md", "docs/index.md", dashboard):
+        assert FIRST_PROMPT in (ROOT / name).read_text(), name
+
+
+def test_pages_name_wheels_of_this_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {
+        name for page in PAGES for name in re.findall(r"dist/(specdec\S*?)-py3", page.read_text())
+    }
+    assert named == {f"specdec-{project['version']}", f"specdec_client-{project['version']}"}

@@ -155,7 +155,7 @@ def check_training(config: Settings) -> None:
 def check_tracing(config: Settings) -> None:
     """Check that the exporter of traces is installed where they are exported."""
     if config.otlp_traces_endpoint is not None and not _can_trace():
-        limit = "left out unless OpenTelemetry is installed; pip install 'specdec[tracing]'"
+        limit = "left out unless OpenTelemetry is installed: extra tracing; see docs/install.md"
         raise InvalidValueError("otlp_traces_endpoint", config.otlp_traces_endpoint, limit)
 
 

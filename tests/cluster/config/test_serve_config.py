@@ -351,7 +351,7 @@ def test_traces_need_optional_packages(monkeypatch):
 
     for find in (missing, lambda name: None):
         monkeypatch.setattr("cluster.config.service_checks.find_spec", find)
-        with pytest.raises(InvalidValueError, match=r"pip install 'specdec\[tracing\]'"):
+        with pytest.raises(InvalidValueError, match=r"extra tracing; see docs/install\.md"):
             ServeConfig(otlp_traces_endpoint=endpoint)
         assert ServeConfig().otlp_traces_endpoint is None
 
