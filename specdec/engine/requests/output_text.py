@@ -9,7 +9,6 @@ from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.responses import EngineOutput, FinishReason
 
-
 _MANY_TOKENS = 1024
 """The text of more tokens takes over a millisecond."""
 

@@ -37,7 +37,7 @@ def test_nothing_is_received_where_nothing_can_be(pair):
     assert receive_now(right.fileno(), bytearray(8)) == 0
     left.close()
     assert receive_now(right.fileno(), bytearray(8)) == 0
-    assert send_now(right.fileno(), b"to nobody") == 0
+    assert send_now(right.fileno(), b"too late") == 0
     assert send_now(-1, b"nowhere") == receive_now(-1, bytearray(8)) == 0
 
 
