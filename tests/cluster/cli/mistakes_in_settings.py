@@ -80,12 +80,12 @@ def a_host_of_another_machine(place):
     return [place.tiny, "--host", "203.0.113.7"]
 
 
-@mistake(r"chat_template is .*missing\.jinja.* an existing file")
+@mistake(r"chat_template is .* an existing file")
 def no_template(place):
     return [place.tiny, "--chat-template", place.tmp / "missing.jinja"]
 
 
-@mistake(r"chat_template is .*broken\.jinja.* Jinja template \(")
+@mistake(r"chat_template is .* Jinja template \(")
 def a_broken_template(place):
     path = place.tmp / "broken.jinja"
     path.write_text("{% for message in messages %}")

@@ -96,7 +96,7 @@ def test_a_rank_loads_runs_and_frees_an_adapter(rank, tiny_model_dir, tmp_path):
 def test_a_rank_that_cannot_load_an_adapter_continues(rank, tmp_path):
     absent = str(tmp_path / "absent")
     [report] = rank.run(load_message(AdapterFile(3, "sql", absent, absent)), has_message)
-    assert "ModelNotFoundError: adapter" in fault_of(report, 3)
+    assert "not found: it must be an existing directory" in fault_of(report, 3)
     [answer] = rank.run(STEP, has_message)
     assert serialization.decode_output(answer).step_id == 7
 

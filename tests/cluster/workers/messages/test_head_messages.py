@@ -111,7 +111,7 @@ def test_a_rank_that_cannot_load_a_head_continues(rank, tmp_path):
     [report] = rank.run(load_message(HeadFile(2, "absent", str(tmp_path / "absent"))), has_message)
     inbox = LoadInbox(2, 1)
     inbox.take(report)
-    assert "ModelNotFoundError" in inbox.fault
+    assert "model 'absent' not found" in inbox.fault
     assert rank.runner.head.head is first
     [answer] = rank.run(STEP, has_message)
     assert serialization.decode_output(answer).step_id == 7

@@ -1,8 +1,6 @@
 """Socket calls that return at once and keep the interpreter lock."""
 
 import socket
-import sys
-import threading
 
 import pytest
 
@@ -39,29 +37,3 @@ def test_nothing_is_received_where_nothing_can_be(pair):
     assert receive_now(right.fileno(), bytearray(8)) == 0
     assert send_now(right.fileno(), b"too late") == 0
     assert send_now(-1, b"nowhere") == receive_now(-1, bytearray(8)) == 0
-
-
-def test_no_other_thread_runs_meanwhile(pair):
-    """A thread that waits for the lock gets it when it is released, or after an interval."""
-    left, right = (each.fileno() for each in pair)
-    interval_s = sys.getswitchinterval()
-    is_over, count, data = threading.Event(), [0], bytearray(8)
-
-    def run() -> None:
-        while not is_over.is_set():
-            count[0] += 1
-
-    sys.setswitchinterval(100)
-    thread = threading.Thread(target=run)
-    try:
-        thread.start()
-        is_over.wait(0.001)  # the other thread has the lock, and then this one
-        before = count[0]
-        for _ in range(100):
-            send_now(left, bytes(8))
-            receive_now(right, data)
-        assert count[0] == before
-    finally:
-        is_over.set()
-        sys.setswitchinterval(interval_s)
-        thread.join()

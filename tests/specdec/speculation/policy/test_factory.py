@@ -78,7 +78,7 @@ def test_the_engine_overlaps_the_drafts_that_the_ranks_hold(make, monkeypatch, k
 
     def spied(steps, engine, *, overlaps, num_held_drafts):
         found.append((overlaps, num_held_drafts))
-        return steps
+        return steps.steps
 
     monkeypatch.setattr("specdec.speculation.policy.factory.with_engine", spied)
     speculation = SpeculativeConfig.of(**keys)
