@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -31,7 +31,7 @@ ADMIN_FLAG_NAMES = ("address", "tls_ca_file", "token_file", "model")
 _CLIENT_ARGUMENTS = ("address", "timeout_s", "tls_ca_file", "api_key")
 
 
-def _found_address() -> str:
+def found_address() -> str:
     """Return the address of the only service of this user. Raises UsageError for several."""
     found = {each.grpc_address: each for each in running_services()}
     if len(found) > 1 and DEFAULT_ADDRESS not in found:
@@ -40,12 +40,16 @@ def _found_address() -> str:
     return DEFAULT_ADDRESS if len(found) != 1 else next(iter(found))
 
 
-_address = click.option(
-    "--address",
-    default=_found_address,
-    show_default=f"that of the service that you run on this machine, or {DEFAULT_ADDRESS}",
-    help="host:port of the service's gRPC API.",
-)
+def _address_flag(default: Callable[[], str] | None) -> Flag:
+    return click.option(
+        "--address",
+        default=default,
+        show_default=f"that of the service that you run on this machine, or {DEFAULT_ADDRESS}",
+        help="host:port of the service's gRPC API.",
+    )
+
+
+_address = _address_flag(found_address)
 tls_ca_flag = click.option(
     "--tls-ca-file",
     type=EXISTING_FILE,
@@ -66,6 +70,9 @@ timeout_flag = click.option(
     help="Timeout of the request in seconds.",
 )
 client_flags = combine_flags(_address, tls_ca_flag, api_key_flag)
+load_client_flags = combine_flags(_address_flag(None), tls_ca_flag, api_key_flag)
+"""Without an address, which an HTTP service has no use for: call `found_address` for it."""
+
 served_model_flag = click.option(
     "--model",
     default="",

@@ -22,7 +22,7 @@ from cluster.cli.bench.load_report import Load, LoadReport, LoadRun, lines, plot
 from cluster.cli.bench.methods import MethodReport, MethodResult, compare
 from cluster.cli.charts import BarChart, draw_charts, require_matplotlib
 from cluster.cli.errors import EXIT_FAILED
-from cluster.cli.options import client_flags, timeout_flag
+from cluster.cli.options import client_flags, load_client_flags, timeout_flag
 from cluster.cli.output import SectionedCommand, json_flag, progress_bar, show_json
 from cluster.cli.parameter_types import EXISTING_FILE, NEW_FILE
 from specdec.client import Client
@@ -137,7 +137,7 @@ def _number(value: float | None, digits: int) -> str:
 
 @bench.command("serve", cls=SectionedCommand)
 @json_flag
-@client_flags
+@load_client_flags
 @field_flags(LoadOptions)
 @click.pass_context
 def bench_serve(ctx: click.Context, /, as_json: bool, **given: Any) -> None:

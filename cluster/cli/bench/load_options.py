@@ -31,6 +31,7 @@ from cluster.cli.bench.load_flags import (
 )
 from cluster.cli.bench.load_report import Load
 from cluster.cli.charts import require_matplotlib
+from cluster.cli.options import found_address
 from cluster.cli.parameter_types import EXISTING_FILE, NEW_FILE, ListOf
 from specdec.client.calls import DEFAULT_TIMEOUT_S
 from specdec.config.speculation.methods import METHOD_NAMES
@@ -46,7 +47,7 @@ _COUNT = click.IntRange(min=1, max=1_000_000)
 class LoadOptions:
     """The flags of the command, with the names of `vllm bench serve` where it has them."""
 
-    address: str
+    address: str | None
     tls_ca_file: Path | None
     api_key: str | None
     backend: str = service_flag(
@@ -241,7 +242,7 @@ class LoadOptions:
         """Connect to the service. Raises SpecdecError or ClientError."""
         if self.backend == "grpc":
             return GrpcBackend(
-                self.address,
+                self.address or found_address(),
                 self.request_options,
                 timeout_s=self.timeout_s,
                 api_key=self.api_key,
