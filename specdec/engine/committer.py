@@ -13,7 +13,7 @@ from specdec.engine.requests.open_requests import OpenRequests
 from specdec.engine.requests.outputs import DecodeOutputs, output_of
 from specdec.engine.requests.stop_checker import Stop, append, extend
 from specdec.engine.scheduling.async_scheduling import CollectedStep, StepsInFlight
-from specdec.engine.scheduling.decode_run import RepeatedDecodes, Rows
+from specdec.engine.scheduling.decode_run import DecodeRun, RepeatedDecodes, Rows
 from specdec.engine.scheduling.speculator import Speculator
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
@@ -72,7 +72,8 @@ class Committer:
         self._head_version = CONFIGURED_VERSION  # of the step that is committed
         self._is_step_in_flight = False  # after the step that is committed
         self._observes_undrafted = False  # of that step, see Speculator
-        self._decode_outputs = DecodeOutputs()  # of the present run
+        self._run: DecodeRun | None = None  # that `_decode_outputs` belong to
+        self._decode_outputs = DecodeOutputs()
 
     def commit(self, step: CollectedStep) -> Committed:
         """Commit the results of the rows whose sequences still run."""
@@ -97,8 +98,8 @@ class Committer:
         tokens = zip(rows.run.sequences, token_ids, strict=True)
         is_between = bool(rows.place) and self._is_step_in_flight
         if is_between and self._adapters is None and not self._observes_undrafted:
-            if rows.place == 1:
-                self._decode_outputs = DecodeOutputs()
+            if self._run is not rows.run:  # also where its first steps were committed otherwise
+                self._run, self._decode_outputs = rows.run, DecodeOutputs()
             return self._commit_repeated(tokens)
         return [
             (seq, self._commit_token(seq, token_id))
