@@ -24,6 +24,7 @@ _NAMES = (
     "pytorch_model.bin",
 )
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+_LENGTH_BYTES = 8
 
 
 def find_weight_files(directory: Path) -> tuple[Path, ...]:
@@ -86,8 +87,8 @@ def _of_index(index: Path) -> tuple[Path, ...]:
 
 
 def _of_safetensors(path: Path) -> dict[str, TensorHeader]:
-    header = safetensors_header(path)
-    _require_whole(path, header)
+    header, begin = _read_safetensors(path)
+    _require_whole(path, header, begin)
     try:
         headers = {
             name: TensorHeader(str(tensor["dtype"]), tuple(tensor["shape"]))
@@ -102,13 +103,15 @@ def _of_safetensors(path: Path) -> dict[str, TensorHeader]:
     return headers
 
 
-def _require_whole(path: Path, header: Mapping[str, Any]) -> None:
-    """Raise UnsupportedModelError for a file that ends before its last tensor does."""
+def _require_whole(path: Path, header: Mapping[str, Any], begin: int) -> None:
+    """Raise UnsupportedModelError for a file that ends before its last tensor does.
+
+    begin: of the tensors.
+    """
     try:
         ends = [each["data_offsets"][1] for name, each in header.items() if name != "__metadata__"]
-        with path.open("rb") as file:
-            needed = 8 + struct.unpack("<Q", file.read(8))[0] + max(ends, default=0)
-    except (OSError, struct.error, KeyError, TypeError, IndexError) as error:
+        needed = begin + max(ends, default=0)
+    except (KeyError, TypeError, IndexError) as error:
         raise UnsupportedModelError(f"{path} has an invalid safetensors header") from error
     if (size := path.stat().st_size) < needed:
         raise UnsupportedModelError(
@@ -119,9 +122,14 @@ def _require_whole(path: Path, header: Mapping[str, Any]) -> None:
 
 def safetensors_header(path: Path) -> Mapping[str, Any]:
     """Return the JSON at the beginning of a file, after its length in 8 bytes."""
+    return _read_safetensors(path)[0]
+
+
+def _read_safetensors(path: Path) -> tuple[Mapping[str, Any], int]:
+    """Return that JSON, and the position at which the tensors begin."""
     try:
         with path.open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
+            (size,) = struct.unpack("<Q", file.read(_LENGTH_BYTES))
             if size > min(_MAX_HEADER_BYTES, path.stat().st_size):
                 raise ValueError("the header is longer than the file")
             header = json.loads(file.read(size))
@@ -129,7 +137,7 @@ def safetensors_header(path: Path) -> Mapping[str, Any]:
         raise UnsupportedModelError(f"{path} cannot be read as safetensors: {error}") from error
     if not isinstance(header, dict):
         raise UnsupportedModelError(f"{path} has an invalid safetensors header")
-    return header
+    return header, _LENGTH_BYTES + size
 
 
 def _pickled_headers(path: Path) -> dict[str, TensorHeader]:
