@@ -11,6 +11,8 @@ from itertools import chain
 from subprocess import Popen
 from typing import Any, NamedTuple
 
+from cluster.config.network import address_of
+
 HandlerFactory = Callable[..., Any]
 
 
@@ -125,8 +127,7 @@ def set_grpc_proxy_host(host: str) -> None:
     from ray.serve._private import default_impl
 
     def add_address(server: Any, address: str) -> None:
-        port = address.rpartition(":")[2]
-        server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        server.add_insecure_port(address_of(host, int(address.rpartition(":")[2])))
 
     default_impl.add_grpc_address = add_address
 
