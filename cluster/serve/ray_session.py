@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 _DRAIN_ANSWER_TIMEOUT_S = 5.0  # beyond the drain itself, in case a replica hangs
 _STOP_TIMEOUT_S = 15.0
 _OWN_STOP_S = STOP_S - 1.0  # beyond the drain, with an own Ray, which then ends by force
+_LAST_CALL_S = 0.2
 _POLL_S = 0.2
 
 
@@ -152,7 +153,7 @@ class RaySession:
         joined_stop_s = _DRAIN_ANSWER_TIMEOUT_S + _STOP_TIMEOUT_S
         hurry.wait(drain_timeout_s + (joined_stop_s if self.is_joined else _OWN_STOP_S))
         hurry.set()
-        draining.join(_POLL_S)  # longer only while Ray does not answer it
+        draining.join(_LAST_CALL_S)  # longer only while Ray does not answer it
         if self.is_joined and not deleted.is_set():
             self._abort(applications)  # the cluster goes on, and they with it
         self._to_guard.ending()

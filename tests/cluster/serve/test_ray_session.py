@@ -105,6 +105,7 @@ def test_a_second_signal_aborts_running_requests(fake_serve):
 
 def test_an_own_ray_ends_before_the_guard_would_kill_it(fake_serve, monkeypatch):
     monkeypatch.setattr(ray_session, "_OWN_STOP_S", 1.0)
+    monkeypatch.setattr(ray_session, "_LAST_CALL_S", 10.0)
     fake = fake_serve("a", is_stuck=True)
     fake.aborted.set()
     reports = Mock()
