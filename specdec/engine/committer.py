@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import collections.abc
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from specdec.engine.loaded.adapters import Adapters
 from specdec.engine.loaded.drafter_versions import DrafterVersions
 from specdec.engine.requests.input_processor import has_allowed_token
 from specdec.engine.requests.open_requests import OpenRequests
-from specdec.engine.requests.outputs import DecodeOutputs, output_of
+from specdec.engine.requests.outputs import output_of, output_of_decode
 from specdec.engine.requests.stop_checker import Stop, append, extend
 from specdec.engine.scheduling.async_scheduling import CollectedStep, StepsInFlight
-from specdec.engine.scheduling.decode_run import DecodeRun, RepeatedDecodes, Rows
+from specdec.engine.scheduling.decode_run import RepeatedDecodes, Rows
 from specdec.engine.scheduling.speculator import Speculator
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
@@ -22,7 +22,7 @@ from specdec.sequences.prediction import METHOD as PREDICTION
 from specdec.sequences.sequence import HeadDraft, Lookahead, Sequence, SequenceStatus
 from specdec.types.drafters import CONFIGURED_VERSION
 from specdec.types.errors import BadLogitsError, NoTokenLeftError, SpecdecError
-from specdec.types.messages import BASE_MODEL, StepRow, VerifiedRow, VerifyOutput
+from specdec.types.messages import BASE_MODEL, PromptLogprobs, StepRow, VerifiedRow
 from specdec.types.reports.stats import Counts, DraftCounter
 from specdec.types.responses import EngineOutput
 
@@ -72,8 +72,6 @@ class Committer:
         self._head_version = CONFIGURED_VERSION  # of the step that is committed
         self._is_step_in_flight = False  # after the step that is committed
         self._observes_undrafted = False  # of that step, see Speculator
-        self._run: DecodeRun | None = None  # that `_decode_outputs` belong to
-        self._decode_outputs = DecodeOutputs()
 
     def commit(self, step: CollectedStep) -> Committed:
         """Commit the results of the rows whose sequences still run."""
@@ -81,10 +79,11 @@ class Committer:
         self._is_step_in_flight = bool(self._steps)
         self._observes_undrafted = self._speculator.observes_undrafted
         failed: list[EngineOutput] = []
-        if isinstance(rows, RepeatedDecodes) and rows.run.yields(verified.rows):
-            committed = self._commit_decodes(rows, verified.rows.token_ids)
+        if isinstance(rows, RepeatedDecodes) and rows.yields(verified.rows):
+            committed = self._commit_decodes(rows, verified.rows, failed)
         else:
-            committed = self._commit_rows(rows, verified, failed)
+            prompts = {part.seq_id: part for part in verified.prompt_logprobs}
+            committed = self._commit_rows(rows, _results(verified.rows), prompts, failed)
         self._speculator.end_step()
         outputs = [output for _, output in committed if output is not None]
         if len(outputs) < len(committed):
@@ -92,29 +91,32 @@ class Committer:
         return Committed(outputs + failed, len(committed))
 
     def _commit_decodes(
-        self, rows: RepeatedDecodes, token_ids: tuple[int, ...]
+        self, rows: RepeatedDecodes, sampled: SampledTokens, failed: list[EngineOutput]
     ) -> list[_CommittedRow]:
-        """Commit the tokens of a repeated step, as `_commit_rows` does."""
-        tokens = zip(rows.run.sequences, token_ids, strict=True)
-        is_between = bool(rows.place) and self._is_step_in_flight
-        if is_between and self._adapters is None and not self._observes_undrafted:
-            if self._run is not rows.run:  # also where its first steps were committed otherwise
-                self._run, self._decode_outputs = rows.run, DecodeOutputs()
-            return self._commit_repeated(tokens)
-        return [
-            (seq, self._commit_token(seq, token_id))
-            for seq, token_id in tokens
-            if seq.status is SequenceStatus.RUNNING
-        ]
+        """Commit a step with decodes of a run, as `_commit_rows` does."""
+        sequences = rows.run.sequences
+        tokens = zip(sequences, sampled.token_ids, strict=False)
+        if self._is_step_in_flight and self._adapters is None and not self._observes_undrafted:
+            committed = self._commit_repeated(tokens)
+        else:
+            committed = [
+                (seq, self._commit_token(seq, token_id))
+                for seq, token_id in tokens
+                if seq.status is SequenceStatus.RUNNING
+            ]
+        if rows.others:
+            results = _results(sampled[len(sequences) :])
+            committed += self._commit_rows(rows.others, results, {}, failed)
+        return committed
 
     def _commit_repeated(self, tokens: Iterable[tuple[Sequence, int]]) -> list[_CommittedRow]:
-        """Commit the tokens of a step after another of its run, while a step is in flight.
+        """Commit tokens of decodes after others of their run, while a step is in flight.
 
         `_commit_token` without what those leave as it is: drafts, and the ends of block tables.
         """
         eos_token_ids, block_size = self._model.eos_token_ids, self._blocks.block_size
         committed: list[_CommittedRow] = []
-        num_open, output_of_decode = 0, self._decode_outputs.output_of
+        num_open = 0
         for seq, token_id in tokens:
             if seq.status is not SequenceStatus.RUNNING:
                 continue
@@ -137,11 +139,13 @@ class Committer:
         return committed
 
     def _commit_rows(
-        self, rows: Rows, verified: VerifyOutput, failed: list[EngineOutput]
+        self,
+        rows: Rows,
+        results: Mapping[int, int | VerifiedRow],
+        prompts: Mapping[int, PromptLogprobs],
+        failed: list[EngineOutput],
     ) -> list[_CommittedRow]:
         """Return the rows that have tokens; add the errors of requests that fail to `failed`."""
-        results = _results(verified.rows)
-        prompts = {part.seq_id: part for part in verified.prompt_logprobs}
         committed: list[_CommittedRow] = []
         for seq, row in rows:
             if seq.status is not SequenceStatus.RUNNING:

@@ -59,6 +59,11 @@ class BlockManager:
         return len(self._free)
 
     @property
+    def num_free_slots(self) -> int:
+        """Tokens that the free blocks have room for."""
+        return len(self._free) * self.block_size
+
+    @property
     def holders(self) -> frozenset[int]:
         """Ids of the sequences that hold a block."""
         return frozenset(seq_id for seq_id, table in self._tables.items() if table)

@@ -28,30 +28,52 @@ class RowsOnDemand(Sequence[RowT]):
 
 
 class RepeatedRows(RowsOnDemand[StepRow]):
-    """The rows of a step `num_steps` after that of `first`, whose tokens are pending.
+    """The rows of the step before, a token later, and others after them.
 
-    They are those of `first`, that many tokens later.
+    The repeated ones are those of `first`, `num_steps` tokens later; their tokens are pending.
+
+    left: ids of sequences whose row in the step before is not repeated. joining: the other rows.
     """
 
-    def __init__(self, first: tuple[StepRow, ...], num_steps: int) -> None:
+    def __init__(
+        self,
+        first: tuple[StepRow, ...],
+        num_steps: int,
+        left: Sequence[int] = (),
+        joining: tuple[StepRow, ...] = (),
+    ) -> None:
         self.first, self.num_steps = first, num_steps
+        self.left, self.joining = left, joining
 
     @classmethod
-    def after(cls, rows: Sequence[StepRow]) -> RepeatedRows:
+    def after(
+        cls,
+        rows: Sequence[StepRow],
+        left: Sequence[int] = (),
+        joining: tuple[StepRow, ...] = (),
+    ) -> RepeatedRows:
         """Return the rows of the step after one with `rows`."""
-        assert rows, "a step repeats one without rows"
-        if isinstance(rows, RepeatedRows):
-            return cls(rows.first, rows.num_steps + 1)
-        return cls(tuple(rows), 1)
+        repeated = rows if isinstance(rows, RepeatedRows) else cls((), 0, (), tuple(rows))
+        first, num_steps = repeated.first, repeated.num_steps
+        if repeated.joining:
+            first += tuple(_later(row, -num_steps) for row in repeated.joining)
+        if left:
+            gone = frozenset(left)
+            first = tuple([row for row in first if row.seq_id not in gone])
+        return cls(first, num_steps + 1, left, joining)
 
     def __len__(self) -> int:
-        return len(self.first)
+        return len(self.first) + len(self.joining)
 
     @cached_property
     def rows(self) -> tuple[StepRow, ...]:
         """All rows."""
-        later = self.num_steps
-        return tuple(StepRow(row[0], row[1] + later, *row[2:]) for row in self.first)
+        num_steps = self.num_steps
+        return (*(_later(row, num_steps) for row in self.first), *self.joining)
+
+
+def _later(row: StepRow, num_tokens: int) -> StepRow:
+    return StepRow(row[0], row[1] + num_tokens, *row[2:])
 
 
 class SampledTokens(RowsOnDemand[VerifiedRow]):

@@ -169,7 +169,8 @@ class Sequence:
     arrival_s: when its request was added, by the engine's clock.
     prompt_report: None where none is requested, or it was sent; until then the whole prompt must be
     computed.
-    choices: of its request, once that is open.
+    choices: of its request, once that is open. decode_fields: the end of its last output of a
+    decode, from `speculation` on.
     open_length: up to this number of tokens only an end-of-sequence token ends it.
     """
 
@@ -195,6 +196,7 @@ class Sequence:
     head_draft: HeadDraft | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     open_length: int = 0
+    decode_fields: tuple[object, ...] = ()
     output_buffer: OutputBuffer = field(default_factory=lambda: OutputBuffer(interval=1))
     constraint: OutputConstraint | None = None
     prompt_report: PromptReport | None = field(init=False, default=None)

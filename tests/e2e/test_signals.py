@@ -155,7 +155,7 @@ def test_the_command_and_its_guard_load_neither_ray_nor_torch(tiny_model_dir, tm
 
 
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True, n=8)
-DRAIN_S = 2
+DRAIN_S = 0.5
 
 
 def end_of(pool, client):

@@ -74,7 +74,7 @@ def test_each_model_is_on_the_node_with_its_labels(service, undisturbed):
 def test_an_impossible_deployment_is_rejected(service, tiny_model_dir, tmp_path, flags, message):
     log = tmp_path / "log"
     second = serving(service.cluster, log, "--model", str(tiny_model_dir), *flags)
-    assert second.wait(60) == 1
+    assert second.wait(60) == 2
     assert message in log.read_text()
     assert not any(each["error"] for each in results_of(streams(service, num_tokens=5)))
 

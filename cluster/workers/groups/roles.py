@@ -58,9 +58,10 @@ DRAFT = Role(
 
 def num_tokens(step: StepInput | DraftStep) -> int:
     """Return the size of a step: tokens that its ranks run, one after the other for drafts."""
-    if isinstance(step.rows, RepeatedRows):
-        return len(step.rows)
-    num_tokens = sum(len(row.token_ids) for row in step.rows)
+    num_repeated, rows = 0, step.rows
+    if isinstance(rows, RepeatedRows):
+        num_repeated, rows = len(rows.first), rows.joining
+    num_tokens = num_repeated + sum(len(row.token_ids) for row in rows)
     if isinstance(step, DraftStep):
         drafted = (len(row.token_ids) + row.num_draft_tokens for row in step.drafts)
         num_tokens += sum(drafted) + sum(row.num_nodes for row in step.ahead)

@@ -14,12 +14,14 @@ from cluster.workers.messages.frames import (
     unpack_numbers,
     unpack_table,
 )
-from cluster.workers.messages.serialization import (
+from cluster.workers.messages.row_serialization import (
     decode_draft_probs,
-    decode_step,
-    encode_step,
     listed_width,
     pack_draft_probs,
+)
+from cluster.workers.messages.serialization import (
+    decode_step,
+    encode_step,
 )
 from specdec.types.draft_messages import (
     AheadDraft,

@@ -2,15 +2,13 @@
 
 Only numbers and short strings are decoded, so a message cannot carry code.
 
-A step of decodes without drafts, and its output, have a short form: they are most
-messages while speculation is off, and both ends encode and decode them between two forward passes.
+The output of a step of decodes without drafts has a short form, as its rows have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
-from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -29,14 +27,12 @@ from cluster.workers.messages.frames import (
     unpack_numbers,
     unpack_table,
 )
+from cluster.workers.messages.row_serialization import NUM_ROW_FRAMES, decode_rows, encode_rows
 from specdec.sequences.decode_rows import RepeatedRows, SampledTokens
 from specdec.types.messages import (
-    PLAIN_DRAFTING,
     BlockTableDelta,
-    DraftProbs,
     Logprobs,
     PromptLogprobs,
-    RowDrafting,
     SequenceAdmission,
     StepInput,
     StepRow,
@@ -57,54 +53,34 @@ _ERROR = b"error"
 
 
 def encode_step(step: StepInput) -> Frames:
-    """Encode as [header, rows [B, 10], tokens, masks, draftings, deltas [D, 3], blocks].
+    """Encode as [header, deltas [D, 3], blocks], then the rows that the rank lacks.
 
-    A row has the index of its RowDrafting among those of the step, where each record is once.
-    draftings: three frames, see `_encode_draftings`. The short form is [header, rows [B, 5]], then
-    deltas and blocks if there are any; for rows that repeat those before [header, deltas, blocks].
+    Without changes of block tables, deltas and blocks are left out. The header of rows that repeat
+    those before also has the ids of the sequences that left; only those that join are sent.
     """
     header = [step.step_id, step.released, [_encode_admission(each) for each in step.admitted]]
-    if isinstance(step.rows, RepeatedRows):
-        return [msgpack.packb(header), *_encode_deltas(step.block_table_deltas)]
-    if all(map(_is_plain_decode, step.rows)):
-        deltas = _encode_deltas(step.block_table_deltas) if step.block_table_deltas else ()
-        return [msgpack.packb(header), pack_table(map(_decode_row, step.rows)), *deltas]
-    draftings = dict.fromkeys([row.drafting for row in step.rows])
-    places = dict(zip(draftings, range(len(draftings)), strict=True))
-    return [
-        msgpack.packb(header),
-        pack_table(_step_row(row, places[row.drafting]) for row in step.rows),
-        pack_numbers(chain.from_iterable([row.token_ids for row in step.rows])),
-        pack_arrays((row.grammar_mask for row in step.rows), INT32),
-        *_encode_draftings(draftings),
-        *_encode_deltas(step.block_table_deltas),
-    ]
+    rows = step.rows
+    if isinstance(rows, RepeatedRows):
+        header.append(rows.left)
+        rows = rows.joining
+    deltas = _encode_deltas(step.block_table_deltas) if step.block_table_deltas else ()
+    return [msgpack.packb(header), *deltas, *encode_rows(rows)]
 
 
 def decode_step(frames: Sequence[bytes], before: Sequence[StepRow] = ()) -> StepInput:
     """Decode the frames of `encode_step`. before: the rows of the step that was sent before."""
     header, *others = frames
-    step_id, released, admitted = msgpack.unpackb(header, use_list=False)
-    step_rows: Sequence[StepRow]
-    step_deltas: tuple[BlockTableDelta, ...] = ()
-    if len(others) in (1, 3):
-        rows, *deltas = others
-        step_rows = tuple(_plain_decode(*fields) for fields in unpack_table(rows, 5))
-        step_deltas = tuple(_decode_deltas(*deltas)) if deltas else ()
-    elif len(others) == 2:
-        step_rows, step_deltas = RepeatedRows.after(before), tuple(_decode_deltas(*others))
-    else:
-        rows, tokens, masks, *draftings, changed, blocks = others
-        step_deltas = tuple(_decode_deltas(changed, blocks))
-        step_rows = tuple(
-            _decode_step_rows(unpack_table(rows, 10), tokens, masks, _decode_draftings(*draftings))
-        )
+    step_id, released, admitted, *repeated = msgpack.unpackb(header, use_list=False)
+    num_deltas = 0 if len(others) in NUM_ROW_FRAMES else 2
+    rows: Sequence[StepRow] = decode_rows(others[num_deltas:])
+    if repeated:
+        rows = RepeatedRows.after(before, repeated[0], tuple(rows))
     return StepInput(
         step_id=step_id,
         released=released,
         admitted=tuple(_admission(*fields) for fields in admitted),
-        block_table_deltas=step_deltas,
-        rows=step_rows,
+        block_table_deltas=tuple(_decode_deltas(*others[:2])) if num_deltas else (),
+        rows=rows,
     )
 
 
@@ -253,28 +229,6 @@ def _admission(
     )
 
 
-def _is_plain_decode(row: StepRow) -> bool:
-    """Return whether a row is one token after which another is sampled, and nothing else."""
-    return (
-        len(row.token_ids) == 1
-        and row.samples
-        and row.grammar_mask is None
-        and (row.drafting is PLAIN_DRAFTING or row.drafting == PLAIN_DRAFTING)
-    )
-
-
-def _decode_row(row: StepRow) -> tuple[int, ...]:
-    return row.seq_id, row.num_computed_tokens, row.token_ids[0], row.adapter_id, row.max_end
-
-
-def _plain_decode(
-    seq_id: int, num_computed_tokens: int, token: int, adapter_id: int, max_end: int
-) -> StepRow:
-    return StepRow(
-        seq_id, num_computed_tokens, (token,), 0, True, adapter_id=adapter_id, max_end=max_end
-    )
-
-
 def _is_one_token(row: VerifiedRow) -> bool:
     """Return whether a result is one token and nothing else."""
     return (
@@ -284,117 +238,6 @@ def _is_one_token(row: VerifiedRow) -> bool:
     )
 
 
-def _step_row(row: StepRow, drafting: int) -> tuple[int, ...]:
-    return (
-        row.seq_id,
-        row.num_computed_tokens,
-        len(row.token_ids),
-        row.num_draft_tokens,
-        row.samples,
-        drafting,
-        0 if row.grammar_mask is None else row.grammar_mask.shape[1],
-        row.num_lookahead_tokens,
-        row.adapter_id,
-        row.max_end,
-    )
-
-
-def _decode_step_rows(
-    table: list[Numbers], tokens: bytes, masks: bytes, draftings: Sequence[RowDrafting]
-) -> Iterator[StepRow]:
-    row_tokens = unpack_numbers(tokens, [row[2] for row in table])
-    take_mask = array_reader(masks, INT32)
-    for row, token_ids in zip(table, row_tokens, strict=True):
-        seq_id, computed, _, num_drafts, samples, drafting, num_words, *others = row
-        mask = take_mask(num_drafts + 1, num_words) if num_words else None
-        yield StepRow(
-            seq_id,
-            computed,
-            token_ids,
-            num_drafts,
-            bool(samples),
-            draftings[drafting],
-            mask,
-            *others,
-        )
-
-
-def _encode_draftings(draftings: Collection[RowDrafting]) -> Frames:
-    """Encode as [numbers, 2 arrays of probabilities].
-
-    The numbers of a record are their count, its four of the head, the shape of its probabilities,
-    the length of its tree, parents, and drafts by token.
-    """
-    return [
-        pack_numbers(chain.from_iterable(map(_drafting_numbers, draftings))),
-        *pack_draft_probs([each.probs for each in draftings]),
-    ]
-
-
-def _drafting_numbers(drafting: RowDrafting) -> Numbers:
-    probs, parents, by_token, *head = drafting
-    tree = parents or ()
-    num_probs, width = (0, 0) if probs is None else probs.probs.shape
-    numbers = (*head, num_probs, width, len(tree), *tree)
-    for token, *draft in by_token:
-        numbers += (token, len(draft), *draft)
-    return (len(numbers), *numbers)
-
-
-def _decode_draftings(numbers: bytes, listed: bytes, probs: bytes) -> list[RowDrafting]:
-    records = [*_drafting_records(*unpack_numbers(numbers, [len(numbers) // INT32.itemsize]))]
-    shapes = ((record[4], record[5]) for record in records)
-    all_probs = decode_draft_probs(shapes, listed, probs)
-    return [
-        _drafting(own_probs, record) for own_probs, record in zip(all_probs, records, strict=True)
-    ]
-
-
-def _drafting_records(numbers: Numbers) -> Iterator[Numbers]:
-    start = 0
-    while start < len(numbers):
-        end = start + 1 + numbers[start]
-        yield numbers[start + 1 : end]
-        start = end
-
-
-def _drafting(probs: DraftProbs | None, record: Numbers) -> RowDrafting:
-    end = 7 + record[6]
-    by_token = tuple(_drafts_by_token(record[end:])) if len(record) > end else ()
-    return RowDrafting(probs, record[7:end] or None, by_token, *record[:4])
-
-
-def _drafts_by_token(numbers: Numbers) -> Iterator[Numbers]:
-    start = 0
-    while start < len(numbers):
-        end = start + 2 + numbers[start + 1]
-        yield (numbers[start], *numbers[start + 2 : end])
-        start = end
-
-
-def pack_draft_probs(rows: Iterable[DraftProbs | None]) -> Frames:
-    """Return the tokens and the probabilities of rows that have some, as two frames."""
-    present = [row for row in rows if row is not None]
-    return [
-        pack_arrays((row.token_ids for row in present), INT32),
-        pack_arrays((row.probs for row in present), FLOAT32),
-    ]
-
-
-def decode_draft_probs(
-    shapes: Iterable[tuple[int, int]], listed: bytes, probs: bytes
-) -> Iterator[DraftProbs | None]:
-    """Yield an entry for each shape; None where the shape is [..., 0]."""
-    take_ids, take_probs = array_reader(listed, INT32), array_reader(probs, FLOAT32)
-    for shape in shapes:
-        yield DraftProbs(take_ids(*shape), take_probs(*shape)) if shape[1] else None
-
-
 def _listed(logprobs: Logprobs | None) -> tuple[int, int]:
     """Return the number of tokens listed at each position, and how many the request names."""
     return (0, 0) if logprobs is None else (logprobs.token_ids.shape[1], logprobs.num_given)
-
-
-def listed_width(listed: DraftProbs | None) -> int:
-    """Return the number of tokens listed at each position."""
-    return 0 if listed is None else listed.token_ids.shape[1]

@@ -70,28 +70,22 @@ def output_of(
     return tuple.__new__(EngineOutput, fields)  # in a fourth of the time of names, for each token
 
 
-class DecodeOutputs:
-    """Makes outputs of decodes without drafts, in half of the time of `output_of`.
+def output_of_decode(seq: Sequence, token_id: int) -> EngineOutput:
+    """Return the output for a new token of a decode, which does not end its sequence.
 
-    Only for sequences whose requests have no drafts meanwhile: the other fields stay as they are.
+    That of `output_of` in half of the time: most fields are those of the decode before, unless its
+    request has had drafts since.
     """
-
-    def __init__(self) -> None:
-        self._ends: dict[int, tuple[object, ...]] = {}  # the fields that stay, by sequence
-
-    def output_of(self, seq: Sequence, token_id: int) -> EngineOutput:
-        """Return the output for a new token of a sequence, which does not end with it."""
-        if seq.detokenizer is not None:
-            return output_of(seq, None, (token_id,))
-        end = self._ends.get(seq.seq_id)
-        if end is None:
-            output = output_of(seq, None, (token_id,))
-            self._ends[seq.seq_id] = output[_NUM_CHANGING:]
-            return output
-        choices = seq.choices
-        num_tokens = seq.num_prompt_tokens, choices.num_output_tokens
-        fields = (seq.request.request_id, (token_id,), "", None, *num_tokens, *end)
-        return tuple.__new__(EngineOutput, fields)
+    choices, end = seq.choices, seq.decode_fields
+    if seq.detokenizer is not None:
+        return output_of(seq, None, (token_id,))
+    if not end or end[0] is not choices.speculation:
+        output = output_of(seq, None, (token_id,))
+        seq.decode_fields = output[_NUM_CHANGING:]
+        return output
+    num_tokens = seq.num_prompt_tokens, choices.num_output_tokens
+    fields = (seq.request.request_id, (token_id,), "", None, *num_tokens, *end)
+    return tuple.__new__(EngineOutput, fields)
 
 
 def _new_text(

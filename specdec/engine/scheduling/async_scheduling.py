@@ -18,7 +18,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from specdec.engine.metrics.metrics import StepRecorder
-from specdec.engine.scheduling.decode_run import DecodeRun, RepeatedDecodes, Rows, sent_rows
+from specdec.engine.scheduling.anticipated import Anticipated
+from specdec.engine.scheduling.decode_run import RepeatedDecodes, Rows, sent_rows
 from specdec.engine.scheduling.scheduled_row import ScheduledRow
 from specdec.engine.scheduling.scheduler import Scheduler
 from specdec.engine.scheduling.speculator import Drafting
@@ -119,7 +120,7 @@ class StepsInFlight:
         changing: Iterable[Sequence]
         if isinstance(rows, RepeatedDecodes):
             assert rows.follows(self._steps[-1].rows), "a step repeats another one than the last"
-            changing = rows.growing
+            changing = rows.changing
         else:
             if self._has_adapters:
                 rows = sorted(rows, key=lambda each: each[1].adapter_id)
@@ -169,33 +170,6 @@ class StepsInFlight:
     def truncate(self, seq_id: int) -> None:
         """Record that a sequence's block table has become shorter."""
         self._worker.truncate(seq_id)
-
-
-def repeat_decodes(
-    in_flight: Rows, scheduler: Scheduler, block_size: int, max_model_len: int
-) -> Rows:
-    """Return the rows after a step of decodes, of the same sequences; none where others may join.
-
-    They are those that `schedule_ahead` and `rows_ahead` would find, without their cost for each
-    row: with speculation off most steps are such.
-    """
-    if isinstance(in_flight, RepeatedDecodes):
-        run, place = in_flight.run, in_flight.place + 1
-    elif len(in_flight) != scheduler.num_running or scheduler.may_grow:
-        return []
-    elif all(_is_decode(*each) for each in in_flight):
-        run, place = DecodeRun(in_flight, scheduler.batch, block_size, max_model_len), 0
-    else:
-        return []
-    if place >= run.num_steps or not scheduler.repeat_decodes(run.batch, run.growing(place)):
-        return []
-    return RepeatedDecodes(run, place)
-
-
-def _is_decode(seq: Sequence, row: StepRow) -> bool:
-    """Return whether the row after one in flight decodes a token and is known but for that."""
-    is_running = seq.status is SequenceStatus.RUNNING
-    return is_running and row.samples and not row.num_guesses and seq.constraint is None
 
 
 def _may_change(row: StepRow, block_size: int) -> bool:
@@ -260,33 +234,6 @@ def rows_ahead(
         return []  # it is reported when the step is scheduled again
 
 
-class Anticipated:
-    """Context in which sequences are in their state after the step in flight. Reusable.
-
-    Its tokens are pending, and all its drafts count as accepted.
-    """
-
-    def __init__(self, in_flight: Rows) -> None:
-        # Of each sequence: computed tokens before and after the step, pending tokens and drafts.
-        self._states: list[tuple[Sequence, int, int, int, int]] = []
-        for seq, row in in_flight:
-            if seq.status is SequenceStatus.RUNNING:
-                depth = row.draft_depth if row.num_draft_tokens else 0
-                num_pending = depth + 1 if row.samples else 0
-                computed = seq.num_computed_tokens, row.known_end + depth
-                self._states.append((seq, *computed, num_pending, depth))
-
-    def __enter__(self) -> None:
-        for seq, _, num_computed, num_pending, num_drafts in self._states:
-            seq.num_computed_tokens = num_computed
-            seq.num_pending, seq.num_pending_drafts = num_pending, num_drafts
-
-    def __exit__(self, *_: object) -> None:
-        for seq, num_computed, *_after in self._states:
-            seq.num_computed_tokens = num_computed
-            seq.num_pending = seq.num_pending_drafts = 0
-
-
 def _are_predictable(in_flight: Rows, *, holds_drafts: bool) -> bool:
     """Return whether the next row of each sequence depends on what the target's ranks have alone.
 
@@ -304,7 +251,11 @@ def ending_by_length(in_flight: Rows, max_model_len: int) -> set[int]:
 
     A row with guesses is not certain to yield a token: it is retried after bad logits.
     """
-    return {
+    ending = set()
+    if isinstance(in_flight, RepeatedDecodes):
+        ending = {seq.seq_id for seq in in_flight.run.ending(in_flight.place)}
+        in_flight = in_flight.others
+    return ending | {
         seq.seq_id
         for seq, row in in_flight
         if seq.status is SequenceStatus.RUNNING

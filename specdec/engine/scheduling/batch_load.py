@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from specdec.sequences.sequence import Sequence
 from specdec.types.control import SpeculationControl
+from specdec.types.drafts.draft_decision import PromptLoad
 
 
 class BatchLoad:
@@ -45,6 +46,21 @@ class BatchLoad:
     def prefilling(self) -> list[Sequence]:
         """Sequences with more than one token to compute."""
         return [seq for seq in self._prefilling if not seq.is_decoding]
+
+    def prompts(self, waiting: Iterable[Sequence], num_free_slots: int, most: int) -> PromptLoad:
+        """Return the prompts of the batch and of those `waiting` sequences that have free slots.
+
+        most: tokens of them in a step.
+        """
+        num_uncomputed = [seq.num_uncomputed_tokens for seq in self.prefilling]
+        num_tokens, num_sequences = sum(num_uncomputed), len(num_uncomputed)
+        for seq in waiting:
+            num_free_slots -= seq.num_uncomputed_tokens
+            if num_free_slots < 0:
+                break
+            num_tokens += seq.num_uncomputed_tokens
+            num_sequences += 1
+        return PromptLoad(min(num_tokens, most), num_sequences)
 
     def check_integrity(self, running: Collection[Sequence]) -> None:
         """Assert that the counts are those of the running sequences."""

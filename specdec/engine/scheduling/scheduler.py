@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections.abc
 from bisect import insort
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from itertools import islice
 from operator import attrgetter
 
@@ -45,8 +45,8 @@ class Scheduler:
         seats: limit of the adapters in a batch; None where no sequence has one.
         """
         self._config = config
-        self._draft_planner = DraftPlanner(config)
-        self._blocks = blocks
+        self.draft_planner = DraftPlanner(config)
+        self.blocks = blocks
         self._counts = counts or Counts()
         self._seats = seats
         self._waiting: list[Sequence] = []  # by rank
@@ -71,6 +71,11 @@ class Scheduler:
     def may_grow(self) -> bool:
         """Return whether a sequence waits while there is a seat."""
         return self.num_waiting > 0 and self._has_seat()
+
+    @property
+    def has_adapters(self) -> bool:
+        """Return whether sequences may have adapters."""
+        return self._seats is not None
 
     @property
     def has_predictions(self) -> bool:
@@ -111,7 +116,7 @@ class Scheduler:
         elif seq.status is SequenceStatus.RUNNING:
             self._leave(seq)
         seq.status = SequenceStatus.FINISHED
-        self._blocks.release(seq.seq_id)
+        self.blocks.release(seq.seq_id)
 
     @property
     def num_decoding(self) -> int:
@@ -125,23 +130,15 @@ class Scheduler:
     @property
     def prompts(self) -> PromptLoad:
         """The prompts that the next steps can run beside the decoding sequences."""
-        config = self._config
-        most = max(0, config.max_num_batched_tokens - len(self._running))
+        config, num_running = self._config, len(self._running)
+        most = max(0, config.max_num_batched_tokens - num_running)
         if config.max_prefill_tokens is not None:
             most = min(most, config.max_prefill_tokens)
-        num_uncomputed = [seq.num_uncomputed_tokens for seq in self.load.prefilling]
-        room = self._blocks.num_free_blocks * self._blocks.block_size
-        num_tokens, num_sequences = sum(num_uncomputed), len(num_uncomputed)
-        waiting: collections.abc.Iterable[Sequence] = self._waiting
+        waiting: Iterable[Sequence] = self._waiting
         if self._seats is not None:  # one without a seat may wait for long
             waiting = self._seats.that_may_join(waiting, self._running)
-        for seq in islice(waiting, max(0, config.max_num_seqs - len(self._running))):
-            room -= seq.num_uncomputed_tokens
-            if room < 0:
-                break
-            num_tokens += seq.num_uncomputed_tokens
-            num_sequences += 1
-        return PromptLoad(min(num_tokens, most), num_sequences)
+        joining = islice(waiting, max(0, config.max_num_seqs - num_running))
+        return self.load.prompts(joining, self.blocks.num_free_slots, most)
 
     def schedule(self, decision: Decision, control: SpeculationControl) -> list[ScheduledRow]:
         """Return the rows of the next step, each with its blocks reserved.
@@ -152,7 +149,7 @@ class Scheduler:
         """
         self._rows = {}
         self.preempted = []
-        self._draft_planner.begin_step(decision, control, has_predictions=self.has_predictions)
+        self.draft_planner.begin_step(decision, control, has_predictions=self.has_predictions)
         self._schedule_decodes(self._running)
         self._plan_guesses()
         if self._waiting or len(self._rows) < len(self._running):
@@ -164,7 +161,7 @@ class Scheduler:
     def _schedule_prompts(self) -> None:
         """Give prompts what the decoding sequences leave of the budget."""
         planned = list(self._rows.values())
-        budget = self._schedule_prefills(self._prefill_budget())
+        budget = self._schedule_prefills(self._running, self._prefill_budget())
         self._return_guesses(planned)
         self._admit_waiting(budget)
 
@@ -189,60 +186,62 @@ class Scheduler:
             are free; their blocks are not. holds_trees: whether the ranks hold trees.
         """
         self._rows = {}
-        self._draft_planner.begin_step(decision, control)
-        if not holds_trees and self._draft_planner.may_draft_trees(self._running):
+        self.draft_planner.begin_step(decision, control)
+        if not holds_trees and self.draft_planner.may_draft_trees(self._running):
             return []
         staying = [seq for seq in self._running if seq.seq_id not in ending]
-        if not have_blocks(staying, self._blocks, self._config.max_num_batched_tokens):
+        if not have_blocks(staying, self.blocks, self._config.max_num_batched_tokens):
             return []
         self._schedule_decodes(staying)
         self._plan_guesses()
         planned = list(self._rows.values())
-        budget = self._schedule_prefills(self._prefill_budget())
-        if budget > 0 and self._waiting and self._has_seat(ending):
-            in_flight = completed_keys(self._running, self._blocks)
-            if not self._admit_waiting(budget, ending, in_flight):
-                return []
+        if not self._schedule_prompts_ahead(self._running, ending):
+            return []
         self._reserve_guesses()
         is_as_planned = list(self._rows.values())[: len(planned)] == planned
         is_known = is_as_planned and self._reserve_next_drafts()
         return list(self._rows.values()) if is_known else []
 
-    def repeat_decodes(self, batch: int, growing: collections.abc.Collection[Sequence]) -> bool:
-        """Reserve the blocks of a step with the same sequences as the one in flight, if it can be.
+    def schedule_beside(
+        self, num_decodes: int, changing: collections.abc.Sequence[Sequence], ending: Set[int]
+    ) -> list[ScheduledRow] | None:
+        """Return the rows of prompts, as `schedule_ahead` would beside decodes without guesses.
 
-        In place of `schedule_ahead` where each of them decodes one token without drafts. Nothing
-        changes where the batch is another one or may grow, or where blocks may not suffice.
+        Reserves the blocks of all; returns None where the step cannot be known.
 
-        growing: the sequences that may need another block.
+        changing: the sequences that need a block, compute a prompt, or are `ending`.
         """
-        if batch != self.batch or self.may_grow or len(growing) > self._blocks.num_free_blocks:
-            return False
-        for seq in growing:
-            has_room = self._blocks.reserve(seq.seq_id, seq.num_tokens + 1)
-            assert has_room, "a token takes more than one block"
-        return True
+        self._rows = {}
+        going_on = [seq for seq in changing if seq.seq_id not in ending]
+        if not have_blocks(going_on, self.blocks, self._config.max_num_batched_tokens):
+            return None
+        for seq in going_on:
+            if seq.is_decoding:
+                self.blocks.reserve(seq.seq_id, seq.num_tokens)
+        is_known = self._schedule_prompts_ahead(changing, ending, num_decodes)
+        return list(self._rows.values()) if is_known else None
+
+    def _schedule_prompts_ahead(
+        self, running: Iterable[Sequence], ending: Set[int], num_decodes: int = 0
+    ) -> bool:
+        """Schedule prompts; return False where one may share a block that is in flight."""
+        budget = self._schedule_prefills(running, self._prefill_budget(num_decodes))
+        if budget <= 0 or not self._waiting or not self._has_seat(ending):
+            return True
+        return self._admit_waiting(budget, ending, completed_keys(running, self.blocks))
 
     def admit_only(self, seq: Sequence | None) -> None:
         """Let no other waiting sequence join the batch; None admits all again."""
         self._alone = seq
-
-    def next_chain_length(self, seq: Sequence) -> int:
-        """Return how long a chain of drafts may be in the step after the scheduled one."""
-        return self._draft_planner.next_chain_length(seq)
-
-    def may_draft(self, seq: Sequence) -> bool:
-        """Return whether the decision of the scheduled step lets a sequence draft."""
-        return self._draft_planner.may_draft(seq)
 
     def keep_batch(self) -> None:
         """Begin a step without preempted or new sequences; `schedule` and admissions add theirs."""
         self.preempted, self.newly_scheduled = [], []
         self.load.begin_step()
 
-    def _schedule_decodes(self, running: collections.abc.Iterable[Sequence]) -> None:
+    def _schedule_decodes(self, running: Iterable[Sequence]) -> None:
         """Schedule the next token of each decoding sequence, before any guess takes a block."""
-        block_size, rows = self._blocks.block_size, self._rows
+        block_size, rows = self.blocks.block_size, self._rows
         for seq in [seq for seq in running if seq.is_decoding]:
             if seq.num_computed_tokens % block_size:  # its last block has room
                 rows[seq.seq_id] = ScheduledRow(seq, 1)
@@ -257,10 +256,10 @@ class Scheduler:
 
         most: a lower limit of the step's guesses.
         """
-        if not self._draft_planner.may_have_guesses:
+        if not self.draft_planner.may_have_guesses:
             return
         sequences = [row.seq for row in self._decodes()]
-        for row in self._draft_planner.plan(sequences, most):
+        for row in self.draft_planner.plan(sequences, most):
             self._rows[row.seq.seq_id] = row
 
     def _return_guesses(self, planned: collections.abc.Sequence[ScheduledRow]) -> None:
@@ -276,11 +275,11 @@ class Scheduler:
 
         Guesses are optional: no sequence is preempted or kept waiting for their slots.
         """
-        if not self._draft_planner.may_have_guesses:
+        if not self.draft_planner.may_have_guesses:
             return
         for seq_id, row in self._rows.items():
             num_tokens = min(row.seq.num_tokens + row.num_guesses, self._config.max_model_len)
-            if row.num_guesses and not self._blocks.reserve(seq_id, num_tokens):
+            if row.num_guesses and not self.blocks.reserve(seq_id, num_tokens):
                 self._rows[seq_id] = ScheduledRow(row.seq, 1)
 
     def _reserve_next_drafts(self) -> bool:
@@ -288,27 +287,28 @@ class Scheduler:
 
         Its slots are optional too. Returns whether there were blocks for all of them.
         """
-        if not self._draft_planner.has_next_drafts:
+        if not self.draft_planner.has_next_drafts:
             return True
         has_room = True
         for seq_id, row in self._rows.items():
-            shape = self._draft_planner.next_draft_shape(row)
-            num_slots = self._draft_planner.num_slots_of_next_draft(row, shape)
-            if num_slots and not self._blocks.reserve(seq_id, num_slots):
+            shape = self.draft_planner.next_draft_shape(row)
+            num_slots = self.draft_planner.num_slots_of_next_draft(row, shape)
+            if num_slots and not self.blocks.reserve(seq_id, num_slots):
                 has_room, shape = False, chain(0)
             self._rows[seq_id] = row.with_next_draft(shape)
         return has_room
 
-    def _prefill_budget(self) -> int:
-        """Return how many prompt tokens the step may have beside its decoding sequences."""
+    def _prefill_budget(self, num_decodes: int = 0) -> int:
+        """Return how many prompt tokens a step may have beside scheduled rows and other decodes."""
         rows = self._rows.values()
-        num_taken = sum(row.num_tokens + row.num_guesses for row in rows)
+        num_taken = num_decodes + sum(row.num_tokens + row.num_guesses for row in rows)
         num_left = self._config.max_num_batched_tokens - num_taken
         limit = self._config.max_prefill_tokens
-        return num_left if limit is None or not rows else min(num_left, limit)
+        return num_left if limit is None or not num_taken else min(num_left, limit)
 
-    def _schedule_prefills(self, budget: int) -> int:
-        for seq in [seq for seq in self._running if not seq.is_decoding]:
+    def _schedule_prefills(self, sequences: Iterable[Sequence], budget: int) -> int:
+        """Schedule those of the sequences that compute a prompt; return what is left."""
+        for seq in [seq for seq in sequences if not seq.is_decoding]:
             if budget == 0:
                 break
             chunk = min(seq.num_uncomputed_tokens, budget)
@@ -328,7 +328,7 @@ class Scheduler:
             seq = self._next_to_admit(ending)
             if seq is None:
                 break
-            if lacks_block(seq, self._blocks, in_flight):
+            if lacks_block(seq, self.blocks, in_flight):
                 return False
             chunk = self._admit(seq, budget)
             if chunk == 0:
@@ -350,7 +350,7 @@ class Scheduler:
         """Move a waiting sequence into the batch; return its tokens in this step, 0 if it waits."""
         # Log-probabilities of the prompt are not cached: they need its forward pass.
         reuse = seq.prompt_report is None
-        cached = self._blocks.admit(seq.seq_id, seq.token_ids, budget, seq.block_keys, reuse=reuse)
+        cached = self.blocks.admit(seq.seq_id, seq.token_ids, budget, seq.block_keys, reuse=reuse)
         if cached is None:
             return 0
         self._waiting.remove(seq)
@@ -375,7 +375,7 @@ class Scheduler:
         """Reserve a row's blocks, preempting later sequences; return False if that fails."""
         seq = row.seq
         needed = seq.num_computed_tokens + row.num_tokens
-        while not self._blocks.reserve(seq.seq_id, needed):
+        while not self.blocks.reserve(seq.seq_id, needed):
             last = self._running[-1]
             if last is seq:
                 return False
@@ -392,7 +392,7 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         self._leave(seq)
         self._rows.pop(seq.seq_id, None)
-        self._blocks.release(seq.seq_id)
+        self.blocks.release(seq.seq_id)
         seq.status = SequenceStatus.WAITING
         seq.num_computed_tokens = 0
         insort(self._waiting, seq, key=_by_rank)

@@ -293,7 +293,8 @@ class Speculator:
         if self.policy is None or not is_as_decided:
             return
         if isinstance(rows, RepeatedRows):
-            self.policy.begin_step(0, 0, has_prefill=False)
+            has_prefill = any(len(row.token_ids) > 1 or not row.samples for row in rows.joining)
+            self.policy.begin_step(0, 0, has_prefill=has_prefill)
             return
         decoding = [row for row in rows if row.samples and row.num_known_tokens == 1]
         if not decoding:

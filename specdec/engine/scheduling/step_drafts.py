@@ -7,13 +7,9 @@ from dataclasses import replace
 
 from specdec.config.engine import EngineConfig
 from specdec.engine.metrics.metrics import StepRecorder
-from specdec.engine.scheduling.async_scheduling import (
-    Anticipated,
-    repeat_decodes,
-    rows_ahead,
-    schedule_ahead,
-)
-from specdec.engine.scheduling.decode_run import Rows
+from specdec.engine.scheduling.anticipated import Anticipated
+from specdec.engine.scheduling.async_scheduling import rows_ahead, schedule_ahead
+from specdec.engine.scheduling.decode_run import Rows, repeat_decodes
 from specdec.engine.scheduling.scheduled_row import ScheduledRow
 from specdec.engine.scheduling.scheduler import Scheduler
 from specdec.engine.scheduling.speculator import NO_DRAFTING, Drafting, Speculator
@@ -36,7 +32,7 @@ class StepDrafts:
         self._speculator = speculator
         self._recorder = recorder
         self._clock = clock
-        self._block_size, self._max_model_len = config.block_size, config.max_model_len
+        self._max_model_len = config.max_model_len
 
     def take(self, rows: list[ScheduledRow], decision: Decision) -> Drafting:
         """Take drafts for the eligible rows, those with room for 0 draft tokens included; time it.
@@ -67,10 +63,12 @@ class StepDrafts:
     def order_ahead(self, rows: Rows, decision: Decision) -> None:
         """Have the draft model go on after the rows that the target runs now."""
         if decision.num_draft_tokens and decision.ahead is not DraftAhead.OFF:
-            drafting = [(seq, row) for seq, row in rows if self._scheduler.may_draft(seq)]
+            drafting = [
+                (seq, row) for seq, row in rows if self._scheduler.draft_planner.may_draft(seq)
+            ]
             self._speculator.ahead(
                 drafting,
-                self._scheduler.next_chain_length,
+                self._scheduler.draft_planner.next_chain_length,
                 decision.ahead,
                 may_wait=decision.may_wait(len(rows)),
             )
@@ -80,7 +78,7 @@ class StepDrafts:
         if decision.allows_predictions and self._is_predicted(in_flight):
             return [], NO_DRAFTING  # the next drafts depend on the tokens
         if not decision.num_draft_tokens:
-            rows = repeat_decodes(in_flight, self._scheduler, self._block_size, self._max_model_len)
+            rows = repeat_decodes(in_flight, self._scheduler, self._max_model_len)
             if rows:
                 return rows, NO_DRAFTING
         anticipated = Anticipated(in_flight)
@@ -102,7 +100,7 @@ class StepDrafts:
 
     def _eligible(self, rows: list[ScheduledRow]) -> list[ScheduledRow]:
         """Return the rows to take drafts for; those of predicted output draft in any case."""
-        control, may_draft = self._speculator.control, self._scheduler.may_draft
+        control, may_draft = self._speculator.control, self._scheduler.draft_planner.may_draft
         return [
             row
             for row in rows

@@ -1,3 +1,4 @@
+# Modules: specdec.engine.scheduling.anticipated
 # Modules: specdec.engine.scheduling.step_drafts
 """Asynchronous scheduling: steps begun before the tokens of the one in flight are known."""
 

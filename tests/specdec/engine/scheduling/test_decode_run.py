@@ -1,6 +1,8 @@
 # Modules: specdec.engine.scheduling.decode_run, specdec.sequences.decode_rows
 """Steps that repeat the decodes of the step before: when they do, and what ends it."""
 
+from random import Random
+
 import pytest
 
 from specdec.engine.requests.outputs import TargetLostError
@@ -21,6 +23,22 @@ def test_repeated_rows_are_one_token_later_each_time():
     expected = [row._replace(num_computed_tokens=row.num_computed_tokens + 2) for row in FIRST]
     assert [*rows] == expected
     assert (rows[1], len(rows), rows[1:]) == (expected[1], 3, tuple(expected[1:]))
+
+
+def test_rows_leave_and_join_between_repeats():
+    rows = RepeatedRows.after(RepeatedRows.after(FIRST))
+    late, later = FIRST[0]._replace(seq_id=20, num_computed_tokens=33), FIRST[0]._replace(seq_id=21)
+    joined = RepeatedRows.after(rows, left=(8,), joining=(late,))
+    third = [row._replace(num_computed_tokens=row.num_computed_tokens + 3) for row in FIRST]
+    assert [*joined] == [third[0], third[2], late]
+    assert (len(joined), joined.left) == (3, (8,))
+    moved = late._replace(num_computed_tokens=34)
+    fourth = [row._replace(num_computed_tokens=row.num_computed_tokens + 1) for row in third]
+    after = RepeatedRows.after(joined, left=(7,), joining=(later,))
+    assert [*after] == [fourth[2], moved, later]
+    assert [*RepeatedRows.after(after, left=(20, 21))] == [
+        fourth[2]._replace(num_computed_tokens=fourth[2].num_computed_tokens + 1)
+    ]
 
 
 def test_sampled_tokens_are_rows_of_one_token():
@@ -98,7 +116,6 @@ def test_all_steps_of_a_run_but_the_first_are_repeats(tiny_model_dir):
 
 
 EVENTS = {
-    "a sequence ends": lambda run: run.abort("b"),
     "drafts are switched on": lambda run: run.engine.set_speculation(
         SpeculationControl("on", 32, 3)
     ),
@@ -121,15 +138,42 @@ def test_a_step_after_an_event_is_no_repeat_of_those_before(tiny_model_dir, even
     run.end()
 
 
-def test_a_sequence_that_joins_ends_the_run_and_begins_another(tiny_model_dir):
-    run = Engine(tiny_model_dir, max_num_seqs=4)
+def test_a_sequence_that_ends_leaves_the_others_repeated(tiny_model_dir):
+    run = Engine(tiny_model_dir)
     run.run_until_repeated()
-    run.add("late", [3, 1, 4, 1, 5])
+    run.abort("b")
     run.step()
-    assert not run.repeats[-1]
-    run.run_until_repeated()
-    assert len(run.target.steps[-1].rows) == 4
+    rows = run.target.steps[-1].rows
+    assert run.repeats[-1]
+    assert ([row.seq_id for row in rows], rows.left, rows.joining) == ([0, 2], (1,), ())
     run.end()
+
+
+def test_a_sequence_joins_with_its_prompt_and_then_its_first_token(tiny_model_dir):
+    run = Engine(tiny_model_dir, max_num_seqs=4, max_num_batched_tokens=7)
+    run.run_until_repeated()
+    run.step()
+    run.add("late", [3, 1, 4, 1, 5, 9])
+    joining = []
+    for _ in range(4):
+        run.step()
+        assert run.repeats[-1]
+        joining.append([len(row.token_ids) for row in run.target.steps[-1].rows.joining])
+    assert joining == [[4], [2], [1], []]
+    run.end()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_repeats_go_on_while_requests_of_any_length_come_and_go(tiny_model_dir, seed):
+    random = Random(seed)
+    run = Engine(tiny_model_dir, max_num_seqs=6, num_blocks=60)
+    for index in range(24):
+        prompt = [random.randrange(5, 300)] * random.randrange(1, 20)
+        run.add(f"r{index}", prompt, max_tokens=random.randrange(1, 25))
+        for _ in range(random.randrange(6)):
+            run.step()
+    run.end()
+    assert sum(run.repeats) > 0.9 * len(run.repeats)
 
 
 def test_a_sequence_that_waits_for_a_seat_does_not_end_the_run(tiny_model_dir):
@@ -141,7 +185,7 @@ def test_a_sequence_that_waits_for_a_seat_does_not_end_the_run(tiny_model_dir):
     run.end()
 
 
-def test_a_length_or_a_stop_token_ends_the_run(tiny_model_dir):
+def test_a_length_and_a_stop_token_end_sequences_of_a_run(tiny_model_dir):
     run = Engine(tiny_model_dir, max_num_seqs=5)
     run.add("short", [40] * 6, max_tokens=8)
     stop = run.target.continuation([41] * 6, 12)[-1]

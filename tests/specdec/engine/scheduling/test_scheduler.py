@@ -235,7 +235,7 @@ def test_a_decision_for_few_sequences_is_for_the_first_ones_that_can_draft():
     rows = scheduler.schedule(decision, CONTROL)
     assert [row.num_draft_tokens for row in rows] == [0, 2, 0, 2, 0, 0]
     assert [row.num_next_drafts for row in rows] == [0, 2, 0, 2, 0, 0]
-    assert [scheduler.may_draft(row.seq) for row in rows] == [
+    assert [scheduler.draft_planner.may_draft(row.seq) for row in rows] == [
         False,
         True,
         False,
