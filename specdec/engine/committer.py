@@ -105,8 +105,9 @@ class Committer:
                 if seq.status is SequenceStatus.RUNNING
             ]
         if rows.others:
-            results = _results(sampled[len(sequences) :])
-            committed += self._commit_rows(rows.others, results, {}, failed)
+            first = len(sequences)
+            others = zip(sampled.seq_ids[first:], sampled.token_ids[first:], strict=True)
+            committed += self._commit_rows(rows.others, dict(others), {}, failed)
         return committed
 
     def _commit_repeated(self, tokens: Iterable[tuple[Sequence, int]]) -> list[_CommittedRow]:
