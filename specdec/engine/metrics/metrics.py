@@ -113,11 +113,11 @@ class Histogram:
         self._total = 0.0
         self._lock = Lock()
 
-    def observe(self, value: float) -> None:
-        """Count one observation."""
+    def observe(self, value: float, count: int = 1) -> None:
+        """Count observations of the same value."""
         with self._lock:
-            self._counts[bisect_left(self._bounds, value)] += 1
-            self._total += value
+            self._counts[bisect_left(self._bounds, value)] += count
+            self._total += value * count
 
     def read(self) -> HistogramCounts:
         """Return a snapshot."""

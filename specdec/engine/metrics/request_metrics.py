@@ -93,8 +93,7 @@ class RequestMetrics:
             self._on_first(at)
         elif output.choice in self._last_at:
             step_s = (at - self._last_at[output.choice]) / output.num_steps
-            for _ in range(output.num_steps):
-                self._metrics[INTER_TOKEN].observe(step_s)
+            self._metrics[INTER_TOKEN].observe(step_s, output.num_steps)
         self._last_at[output.choice], self._last = at, output
         if self._num_tokens is not None:
             self._num_tokens[output.choice] += len(output.token_ids)
