@@ -128,6 +128,16 @@ def test_the_wheel_has_kernels_and_is_tested_without_a_compiler():
     assert "slim" in JOBS["bare"]["container"]
 
 
+def test_the_client_has_a_wheel_that_is_published_too():
+    build = JOBS["sdist"]["steps"]
+    assert any("tools.install.client_wheel dist" in each.get("run", "") for each in build)
+    [files] = [each["with"] for each in build if "upload-artifact" in each.get("uses", "")]
+    assert "dist/*.whl" in files["path"]
+    patterns = [each["with"].get("pattern") for each in JOBS["publish"]["steps"] if "with" in each]
+    assert files["name"].startswith("python-")
+    assert "python-*" in patterns
+
+
 def test_each_image_is_built_for_two_architectures_and_that_for_cpus_answers_on_both():
     built = JOBS["images"]["strategy"]["matrix"]["include"]
     runners = {(each["flavor"], each["platform"]): each["runner"] for each in built}
