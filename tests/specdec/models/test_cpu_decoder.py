@@ -126,9 +126,10 @@ def test_16_bit_types_are_more_accurate_than_torch(directory, dtype):
     ours = Sequences(load(directory, 16, dtype), 16).run((0, text, 0))[0]
     torch_model = load(directory, 16, dtype, kernels="torch")
     torchs = Sequences(torch_model, 16).run((0, text, 0))[0].float()
-    # Rounding may route a token to another expert of a mixture: the median, within its noise.
-    slack = 1.05 if torch_model.config.experts else 1.0
-    assert (ours - exact).norm(dim=1).median() < slack * (torchs - exact).norm(dim=1).median()
+    # In a mixture rounding may route a token to another expert, an error that later tokens keep.
+    compared = 0.2 if torch_model.config.experts else 0.5
+    error, torch_error = ((each - exact).norm(dim=1).quantile(compared) for each in (ours, torchs))
+    assert error < torch_error
 
 
 WEIGHTS = [*((dtype, None) for dtype in DTYPES), *product(DTYPES[:2], CPU_QUANTIZATION_METHODS)]
