@@ -78,7 +78,10 @@ def test_a_hundred_prompts_a_chat_and_their_counts(speculation, generated, capfd
 
 
 def test_a_program_for_vllm_with_its_metric_names(capsys):
-    """The calls and comparisons of vLLM's guide to speculative decoding, unchanged."""
+    """The calls and comparisons of vLLM's guide to speculative decoding, with a line more.
+
+    Drafts are switched on, since by default this machine's measurement decides.
+    """
     num_spec_tokens = 3
     llm = LLM(
         model=MODEL,
@@ -96,6 +99,7 @@ def test_a_program_for_vllm_with_its_metric_names(capsys):
         disable_log_stats=False,
         max_model_len=256,
     )
+    llm.set_speculation(mode="on")
     sampling_params = SamplingParams(temperature=0, max_tokens=64)
     prompts = ["1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2,"] * 2
     outputs = llm.generate(prompts, sampling_params=sampling_params)
