@@ -11,6 +11,7 @@ from cluster.cli.errors import EXIT_UNUSABLE, exits_as_unusable
 from cluster.cli.output import json_flag, print_stderr, show_json
 
 if TYPE_CHECKING:  # commands import these when they run
+    from cluster.cli.drafter_report import DrafterReport
     from specdec.config.engine import DTypeName, ModelImpl, ModelOptions
     from specdec.config.kv_cache import KVCacheDType
     from specdec.config.quantization import QuantizationMethod
@@ -113,6 +114,12 @@ def list_models(as_json: bool) -> None:
     is_flag=True,
     help="Divide a mixture of experts over the ranks by expert.",
 )
+@click.option(
+    "--drafters",
+    is_flag=True,
+    help="Also show the speed of each drafter of an alias on the CPU of this machine, and which "
+    "one is chosen; measured for some ten seconds unless it is stored.",
+)
 @json_flag
 def show_model(
     name: str,
@@ -123,6 +130,7 @@ def show_model(
     kv_cache_dtype: str,
     model_impl: str,
     enable_expert_parallel: bool,
+    drafters: bool,
     as_json: bool,
 ) -> None:
     """Show the architecture of model NAME, its decoder, memory and drafting methods.
@@ -147,7 +155,8 @@ def show_model(
     options = ModelOptions(cast("ModelImpl", model_impl), enable_expert_parallel)
     with exits_as_unusable():
         found = _report(name, precision, tensor_parallel_size, options)
-    _print_report(found, _decoder(found, fault), as_json=as_json)
+        speeds = _drafters(name, precision, kernels) if drafters else None
+    _print_report(found, _decoder(found, fault), speeds, as_json=as_json)
 
 
 def _report(name: str, precision: Precision, num_ranks: int, options: ModelOptions) -> ModelReport:
@@ -160,12 +169,27 @@ def _report(name: str, precision: Precision, num_ranks: int, options: ModelOptio
     return report_model(directory, precision, num_ranks, options, drafters)
 
 
-def _print_report(found: ModelReport, decoder: str, *, as_json: bool) -> None:
+def _drafters(name: str, precision: Precision, kernels: str) -> DrafterReport:
+    from cluster.cli.drafter_report import DrafterReport
+    from specdec.config.llm import LLMConfig
+    from specdec.llm.drafter_choice import measured_drafters
+
+    quantization = precision.quantization or "none"
+    settings = {"dtype": precision.dtype, "quantization": quantization, "kernels": kernels}
+    config = LLMConfig.from_mapping({"model": name, **settings})
+    return DrafterReport.of(*measured_drafters(config, print_stderr))
+
+
+def _print_report(
+    found: ModelReport, decoder: str, speeds: DrafterReport | None, *, as_json: bool
+) -> None:
     """Print a report, and exit with another code for a checkpoint with faults."""
     if as_json:
-        show_json(_fields(found, decoder))
+        drafters = {} if speeds is None else {"drafters": speeds.fields()}
+        show_json(_fields(found, decoder) | drafters)
     else:
-        click.echo("\n".join(f"{label:18}{value}" for label, value in _lines(found, decoder)))
+        lines = [f"{label:18}{value}" for label, value in _lines(found, decoder)]
+        click.echo("\n".join([*lines, *([] if speeds is None else ["", *speeds.lines()])]))
     if found.checkpoint.faults:
         click.get_current_context().exit(EXIT_UNUSABLE)
 

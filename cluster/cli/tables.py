@@ -23,7 +23,7 @@ def state_table(state: SpeculationState) -> str:
     ]
     rules = [_rule_line(state, index) for index in range(len(state.rules))]
     expiry = [] if state.expires_at is None else [f"until {state.expires_at:%Y-%m-%d %H:%M:%S} UTC"]
-    return "\n".join([*_aligned(rows), *rules, _last_change(state), *expiry])
+    return "\n".join([*aligned(rows), *rules, _last_change(state), *expiry])
 
 
 def _format_value(value: object) -> str:
@@ -81,7 +81,7 @@ def audit_table(page: AuditPage) -> str:
     if not page.entries:
         return "never changed"
     return "\n".join(
-        _aligned(
+        aligned(
             [
                 [
                     str(entry.version),
@@ -109,7 +109,7 @@ def replica_table(service: ServiceStatus) -> str:
     if not service.replicas:
         return "no replica has reported yet"
     heading = ["replica", "state", "up", "running", "waiting", "decoding", "kv", "speculation"]
-    lines = _aligned([heading, *(_replica_row(replica) for replica in service.replicas)])
+    lines = aligned([heading, *(_replica_row(replica) for replica in service.replicas)])
     if service.num_lost_replicas:
         lines.append(f"{service.num_lost_replicas} lost since the control plane started")
     return "\n".join(lines)
@@ -155,7 +155,7 @@ def _versions(report: DrafterReport) -> str:
     pinned = ", pinned" if report.is_pinned else ""
     heading = f"replica {report.replica_id}: {report.num_rollbacks} rolled back{pinned}"
     columns = ["version", "state", "drafts", "first accepted", "acceptance length", "head"]
-    return "\n".join([heading, *_aligned([columns, *map(_version_row, report.versions)])])
+    return "\n".join([heading, *aligned([columns, *map(_version_row, report.versions)])])
 
 
 def _version_row(version: DrafterVersion) -> list[str]:
@@ -183,7 +183,7 @@ def _adapters(report: AdapterReport) -> str:
     columns = ["name", "state", "rank", "requests", "tokens", "acceptance", "source"]
     columns += ["draft adapter"] * any(each.draft_source for each in report.adapters)
     rows = [columns, *(_adapter_row(each)[: len(columns)] for each in report.adapters)]
-    return "\n".join([heading, *(_aligned(rows) if count else ())])
+    return "\n".join([heading, *(aligned(rows) if count else ())])
 
 
 def _adapter_row(adapter: AdapterInfo) -> list[str]:
@@ -208,7 +208,7 @@ def _worker_table(worker: WorkerProfile) -> str:
         [each.name, str(each.num_calls), *map(_ms, (each.self_ms, each.total_ms, each.device_ms))]
         for each in worker.operations
     ]
-    return "\n".join([heading, *(_aligned([columns, *rows]) if rows else ())])
+    return "\n".join([heading, *(aligned([columns, *rows]) if rows else ())])
 
 
 def _ms(value: float) -> str:
@@ -227,7 +227,8 @@ def _duration(seconds: float) -> str:
     return f"{minutes}m{rest_s:02}s" if minutes else f"{rest_s}s"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return lines in which the cells of a column begin at the same place."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

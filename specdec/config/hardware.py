@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -47,6 +49,27 @@ def available_cpus() -> int:
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
+def cpu_share_of_others(
+    interval_s: float = 0.3, sleep: Callable[[float], None] = time.sleep
+) -> float:
+    """Return the share of this process's cores that other processes use meanwhile, 0 to 1."""
+    busy_s, own_s, began_at_s = _busy_s(), time.process_time(), time.monotonic()
+    sleep(interval_s)
+    elapsed_s = time.monotonic() - began_at_s
+    others_s = _busy_s() - busy_s - (time.process_time() - own_s)
+    return min(1.0, max(0.0, others_s / (elapsed_s * len(os.sched_getaffinity(0)))))
+
+
+def _busy_s() -> float:
+    """Return the seconds that the cores of this process have worked since the system started.
+
+    The time that a hypervisor gave to other virtual machines is included.
+    """
+    cores = os.sched_getaffinity(0)
+    times = [each for core, each in enumerate(psutil.cpu_times(percpu=True)) if core in cores]
+    return sum(sum(each) - each.idle - each.iowait - each.guest - each.guest_nice for each in times)
+
+
 def processor_name() -> str:
     """Return the model of the processor; its architecture where the system does not name it."""
     lines = _CPU_INFO.read_text(encoding="utf-8").splitlines() if _CPU_INFO.is_file() else []
@@ -59,6 +82,14 @@ def num_gpus() -> int:
     import torch  # here, as only GPU processes need it
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def gpu_name() -> str:
+    """Return the name of the first GPU. Raises InvalidValueError without a GPU."""
+    import torch
+
+    require_gpu()
+    return torch.cuda.get_device_name(0)
 
 
 def smallest_gpu_bytes() -> int:

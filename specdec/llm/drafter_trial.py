@@ -1,27 +1,36 @@
-"""Measures the steps of an alias's drafters: `python -m specdec.llm.drafter_trial`.
+"""Measures the drafters of an alias: `python -m specdec.llm.drafter_trial`.
 
-Standard input has the order of `specdec.llm.drafter_choice` as JSON; standard output gets a
-CostTable for each drafter, as JSON.
+Standard input has the order of `specdec.llm.drafter_measurement` as JSON; standard output gets
+DrafterSpeeds as JSON.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from specdec.config.hardware import available_memory_bytes
 from specdec.config.llm import LLMConfig
+from specdec.config.speculation.method_config import DraftPlace
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine_profiler import EngineProfiler
 from specdec.engine.memory.memory_plan import memory_plan
 from specdec.engine.models.model_resolution import resolve_models, with_resolved_dtype
+from specdec.llm.draft_process import DraftingTarget, DraftProcess
+from specdec.llm.drafter_speeds import Candidate, measure_rounds
 from specdec.llm.local_executor import LocalExecutor
+from specdec.models.drafters.card import SuiteAcceptance
 from specdec.models.resolve import print_progress
 from specdec.speculation.policy.cost_model import CostTable
+from specdec.speculation.policy.factory import measure_costs
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.ranks import Target
 
 _LIMITS = {"max_num_seqs": 1, "max_num_batched_tokens": 128, "max_model_len": 512}
 """A single stream, so that the profiler runs a few steps of each kind."""
@@ -32,45 +41,96 @@ def main() -> None:
     order: dict[str, Any] = json.load(sys.stdin)
     config = LLMConfig.from_mapping({**order["config"], **_LIMITS, "speculative_config": None})
     drafters = {name: SpeculativeConfig.of(**keys) for name, keys in order["drafters"].items()}
-    tables = measure(config, drafters)
-    json.dump({name: asdict(table) for name, table in tables.items()}, sys.stdout)
+    acceptance = {
+        name: [SuiteAcceptance(**each) for each in card]
+        for name, card in order["acceptance"].items()
+    }
+    with loaded(config, drafters) as candidates:
+        speeds = measure_rounds(candidates, acceptance, time.monotonic)
+    json.dump(asdict(speeds), sys.stdout)
 
 
-def measure(config: LLMConfig, drafters: Mapping[str, SpeculativeConfig]) -> dict[str, CostTable]:
-    """Return the seconds of steps with each drafter, by name; lookups are measured once.
+@contextmanager
+def loaded(
+    config: LLMConfig, drafters: Mapping[str, SpeculativeConfig]
+) -> Iterator[list[Candidate]]:
+    """Load the drafters, each with a target, within the context; all lookups are one candidate.
 
+    A draft model is two: in this process, and in a process of its own. Lookups share its target.
     Raises what loading raises.
     """
-    lookups = {name: each for name, each in drafters.items() if not _has_model(each)}
-    tables: dict[str, CostTable] = {}
-    if lookups:
-        longest = max(lookups.values(), key=lambda each: each.num_speculative_tokens)
-        tables = dict.fromkeys(lookups, step_costs(replace(config, speculative_config=longest)))
-    for name, each in drafters.items():
-        if name not in tables:
-            tables[name] = step_costs(replace(config, speculative_config=each))
-    return tables
+    places = {name: each.drafter.place for name, each in drafters.items()}
+    lookups = [name for name, place in places.items() if place is DraftPlace.ENGINE]
+    candidates, without_head = list[Candidate](), list[LoadedModels]()
+    with ExitStack() as stack:
+
+        def load(name: str) -> LoadedModels:
+            models = LoadedModels(replace(config, speculative_config=drafters[name]))
+            return stack.enter_context(closing(models))
+
+        for name in (each for each in drafters if each not in lookups):
+            models = load(name)
+            candidates.append(Candidate([name], models.costs))
+            if places[name] is DraftPlace.DRAFT_WORKER:
+                process = stack.enter_context(models.draft_process())
+                measure = partial(models.lookup_costs, models.most, process.draft)
+                candidates.append(Candidate([name], measure, is_apart=True))
+                without_head.append(models)
+        if lookups:
+            most = max(drafters[name].num_speculative_tokens for name in lookups)
+            models = without_head[0] if without_head else load(lookups[0])
+            candidates.append(Candidate(lookups, partial(models.lookup_costs, most)))
+        yield candidates
 
 
-def step_costs(config: LLMConfig) -> CostTable:
-    """Load the models of a configuration, and return the seconds of their steps."""
-    directories = resolve_models(config, print_progress)
-    models = directories.configs()
-    config = with_resolved_dtype(config, models)
-    plan = memory_plan(config, models, available_memory_bytes(), in_process=True)
-    # As in a service, whose ranks are other processes.
-    engine = replace(plan.engine, async_scheduling=config.async_scheduling)
-    executor = LocalExecutor(config, directories, replace(plan, engine=engine))
-    try:
-        profiler = EngineProfiler(engine, models.target, Tokenizer(directories.target))
-        drafting, measured = executor.drafting, (profiler.measure, profiler.text)
-        return executor.measure(lambda target: drafting.measure_costs(target, *measured))
-    finally:
-        executor.close()  # the next drafter needs the memory
+class LoadedModels:
+    """The models of a configuration, and the measurement of their steps."""
 
+    def __init__(self, config: LLMConfig) -> None:
+        """Load the models. Raises what that raises."""
+        directories = resolve_models(config, print_progress)
+        models = directories.configs()
+        config = with_resolved_dtype(config, models)
+        plan = memory_plan(config, models, available_memory_bytes(), in_process=True)
+        # As in a service, whose ranks are other processes.
+        self._engine = replace(plan.engine, async_scheduling=config.async_scheduling)
+        self._executor = LocalExecutor(config, directories, replace(plan, engine=self._engine))
+        self._profiler = EngineProfiler(self._engine, models.target, Tokenizer(directories.target))
 
-def _has_model(speculation: SpeculativeConfig) -> bool:
-    return speculation.head is not None or speculation.draft_model is not None
+    def close(self) -> None:
+        """Free the memory."""
+        self._executor.close()
+
+    def costs(self) -> CostTable:
+        """Return the seconds of steps, with drafts made in this process."""
+        drafting, profiler = self._executor.drafting, self._profiler
+        measured = profiler.measure, profiler.text
+        return self._executor.measure(lambda target: drafting.measure_costs(target, *measured))
+
+    def draft_process(self) -> DraftProcess:
+        """Start another process with the draft model."""
+        assert self._executor.draft_model is not None, "no draft model"
+        return DraftProcess(self._executor.draft_model, self.most)
+
+    def lookup_costs(self, most: int, draft: Callable[[int], None] | None = None) -> CostTable:
+        """Return the seconds of steps with up to `most` draft tokens, which are looked up.
+
+        draft: makes this many draft tokens, before each step that has them.
+        """
+        lookup = SpeculativeConfig.of("ngram", most)
+        measured = self._profiler.measure, self._profiler.text
+
+        def measure(target: Target) -> CostTable:
+            target = target if draft is None else DraftingTarget(target, draft)
+            return measure_costs(lookup, self._engine, target, None, None, *measured)[None].whole
+
+        return self._executor.measure(measure)
+
+    @property
+    def most(self) -> int:
+        """The draft tokens of the longest draft."""
+        assert self._engine.speculation is not None, "nothing drafts"
+        return self._engine.speculation.num_speculative_tokens
 
 
 if __name__ == "__main__":

@@ -50,13 +50,17 @@ def _on_thread(function: Callable[[], T]) -> T:
 
 
 class LocalExecutor:
-    """See Executor. A failed model is not restarted: there is no process to restart."""
+    """See Executor. A failed model is not restarted: there is no process to restart.
+
+    draft_model: the draft model as it was loaded; None without one.
+    """
 
     def __init__(self, config: LLMConfig, directories: ModelDirectories, plan: MemoryPlan) -> None:
         """Load the models and warm them up. Raises what loading raises."""
         self._config = config
         self._directories = directories
         self._plan = plan
+        self.draft_model: RankModel | None = None
         self._draft_worker: LocalDraftWorker | None = None
         self._draft: DraftModelProposer | None = None
         self._target: LocalTarget | None = _on_thread(self._load_target)
@@ -114,7 +118,9 @@ class LocalExecutor:
             head = HeadFiles(
                 directory, method.quantization, method.window, method.speculative_token_map
             )
-        runner = self._load(self._directories.target, self._plan.engine, quantization, head=head)
+        target, limits = self._directories.target, self._plan.engine
+        model = self._rank_model(target, limits, quantization, head=head)
+        runner = load_warm(model, TensorParallelGroup())
         assert isinstance(runner, TargetModelRunner)
         return LocalTarget(runner)
 
@@ -125,22 +131,23 @@ class LocalExecutor:
             return
         options = self._config.model_options
         vocabulary = DraftVocabulary.between(directory, self._directories.target, options)
-        runner = self._load(directory, limits, drafting.quantization, vocabulary.shared)
+        shared = vocabulary.shared
+        self.draft_model = self._rank_model(directory, limits, drafting.quantization, shared)
+        runner = load_warm(self.draft_model, TensorParallelGroup())
         assert isinstance(runner, DraftModelRunner)
         self._draft_worker = LocalDraftWorker(runner)
-        adapter = vocabulary.new_adapter()
-        self._draft = DraftModelProposer(self._draft_worker, limits, adapter)
+        self._draft = DraftModelProposer(self._draft_worker, limits, vocabulary.new_adapter())
 
-    def _load(
+    def _rank_model(
         self,
         directory: Path,
         limits: EngineConfig | DraftLimits,
         quantization: QuantizationMethod | None,
         vocabulary: VocabularyMap | None = None,
         head: HeadFiles | None = None,
-    ) -> TargetModelRunner | DraftModelRunner:
+    ) -> RankModel:
         config = self._config
-        spec = RankModel(
+        return RankModel(
             directory,
             config.resolved_dtype,
             limits,
@@ -151,4 +158,3 @@ class LocalExecutor:
             head,
             config.model_options if isinstance(limits, EngineConfig) else DEFAULT_MODEL_OPTIONS,
         )
-        return load_warm(spec, TensorParallelGroup())

@@ -1,0 +1,206 @@
+"""Speeds of an alias's drafters, from rounds in which they take turns, and the choice by them.
+
+How many draft tokens are accepted depends on model and text, and is in each drafter's card. What a
+step costs depends on the machine, and is measured. Both together give the expected tokens per
+second of one stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import harmonic_mean, median
+from typing import Any
+
+from specdec.config.model_aliases import ShippedDrafter
+from specdec.config.speculation.method_config import DraftPlace
+from specdec.config.speculation.methods import METHODS
+from specdec.models.drafters.card import SuiteAcceptance
+from specdec.speculation.policy.cost_model import CostTable
+from specdec.types.errors import InvalidValueError
+
+MAX_SPREAD = 0.1
+"""Largest difference between the middle rounds, relative to their median, of a measurement that is
+stored."""
+
+_MIN_ROUNDS, _MAX_ROUNDS = 5, 15
+_BUDGET_S = 12.0
+"""No further round starts after it, except the first five."""
+
+_BY_MEMORY = (DraftPlace.ENGINE, DraftPlace.TARGET, DraftPlace.DRAFT_WORKER)
+
+Acceptance = Mapping[str, Sequence[SuiteAcceptance]]
+"""The cards of drafters by name, each with the same suites and temperatures."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Drafters whose steps cost the same, and their measurement.
+
+    names: of the drafters. is_apart: whether a draft model runs in a process of its own.
+    """
+
+    names: Sequence[str]
+    measure: Callable[[], CostTable]
+    is_apart: bool = False
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Speed with a drafter, relative to none: the median of its rounds and the two beside it."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, rounds: Sequence[float]) -> Gain:
+        """Return the gain of at least three rounds."""
+        ordered = sorted(rounds)
+        middle = len(ordered) // 2
+        return cls(*ordered[middle - 1 : middle + 2])
+
+    @property
+    def spread(self) -> float:
+        """The difference between the three, relative to the median."""
+        return (self.high - self.low) / self.median
+
+
+@dataclass(frozen=True)
+class DrafterSpeeds:
+    """Speeds of one stream, by round.
+
+    plain: tokens per second without drafts. gains: speed with each drafter, over that without, in
+    the process of an `LLM`. apart: the same of draft models in a process of their own, as in a
+    service. Raises InvalidValueError for fewer than five rounds.
+    """
+
+    plain: Sequence[float]
+    gains: Mapping[str, Sequence[float]]
+    apart: Mapping[str, Sequence[float]]
+
+    def __post_init__(self) -> None:
+        for name, rounds in {"plain": self.plain, **self.gains, **self.apart}.items():
+            is_complete = len(rounds) == len(self.plain) >= _MIN_ROUNDS
+            if not is_complete or not all(0 < each < math.inf for each in rounds):
+                raise InvalidValueError(
+                    name, rounds, "a number above 0 for each of at least 5 rounds"
+                )
+
+    @property
+    def plain_tokens_per_s(self) -> float:
+        """Tokens per second without drafts, the median of the rounds."""
+        return median(self.plain)
+
+    def by_name(self, *, in_process: bool) -> dict[str, Gain]:
+        """Return the gains. in_process: whether a draft model runs in the target's process."""
+        rounds = self.gains if in_process else {**self.gains, **self.apart}
+        return {name: Gain.of(each) for name, each in rounds.items()}
+
+    def contenders(self, *, in_process: bool) -> dict[str, Gain]:
+        """Return the fastest drafter, and those that are as fast within the measured noise."""
+        gains = self.by_name(in_process=in_process)
+        fastest = max(gains.values(), key=lambda each: each.median)
+        return {name: each for name, each in gains.items() if each.high >= fastest.low}
+
+    @property
+    def spread(self) -> float:
+        """The largest spread of a drafter that may be the fastest, in an `LLM` or a service."""
+        either = (self.contenders(in_process=each) for each in (True, False))
+        return max(gain.spread for contenders in either for gain in contenders.values())
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the rounds agree, so that the choice may be stored."""
+        return self.spread <= MAX_SPREAD
+
+    def choose(self, drafters: Sequence[ShippedDrafter], *, in_process: bool) -> ShippedDrafter:
+        """Return the fastest drafter; of those within the noise the one with the least memory.
+
+        Where the rounds do not agree, it is the first of these in `drafters`.
+        """
+        contenders = self.contenders(in_process=in_process)
+        found = [each for each in drafters if each.name in contenders]
+        if not self.is_settled:
+            return found[0]
+        return min(found, key=lambda each: _BY_MEMORY.index(_place(each)))
+
+    def describe(self, chosen: ShippedDrafter, *, in_process: bool) -> str:
+        """Return the choice and its gain in a line for the log."""
+        gain = self.by_name(in_process=in_process)[chosen.name].median
+        line = (
+            f"drafter {chosen.name}: {gain:.2f} times the speed without drafts, "
+            f"{gain * self.plain_tokens_per_s:.0f} tokens/s expected of one stream"
+        )
+        if self.is_settled:
+            return line
+        return f"{line}; not stored, as rounds differ by {self.spread:.0%} (other load)"
+
+
+def measure_rounds(
+    candidates: Sequence[Candidate], acceptance: Acceptance, clock: Callable[[], float]
+) -> DrafterSpeeds:
+    """Measure all candidates in turn, five times, and further until the rounds agree.
+
+    The rounds end in any case after fifteen, or once twelve seconds have passed.
+    """
+    started_at_s, plain = clock(), list[float]()
+    gains: dict[str, list[float]] = {name: [] for name in acceptance}
+    apart: dict[str, list[float]] = {
+        name: [] for each in candidates if each.is_apart for name in each.names
+    }
+    while True:
+        tables = [each.measure() for each in candidates]
+        plain.append(1 / min(each.step_s(1, 0) for each in tables))
+        for each, table in zip(candidates, tables, strict=True):
+            for name in each.names:
+                (apart if each.is_apart else gains)[name].append(gain_of(table, acceptance[name]))
+        if len(plain) < _MIN_ROUNDS:
+            continue
+        speeds = DrafterSpeeds(plain, gains, apart)
+        is_over = len(plain) == _MAX_ROUNDS or clock() - started_at_s > _BUDGET_S
+        if speeds.is_settled or is_over:
+            return speeds
+
+
+def comparable(acceptance: Acceptance) -> dict[str, list[SuiteAcceptance]]:
+    """Return the suites and temperatures that all cards have."""
+    common = set.intersection(*({each.cell for each in card} for card in acceptance.values()))
+    return {
+        name: [each for each in card if each.cell in common] for name, card in acceptance.items()
+    }
+
+
+def gain_of(costs: CostTable, suites: Sequence[SuiteAcceptance]) -> float:
+    """Return the speed over all suites, relative to that without drafts; at least 1."""
+    return harmonic_mean([best_speedup(costs, each) for each in suites])
+
+
+def best_speedup(costs: CostTable, suite: SuiteAcceptance) -> float:
+    """Return the speed with the best draft length, relative to none; at least 1.
+
+    Relative to the same table, as other load on the machine may have changed between two tables.
+    """
+    plain_s = costs.step_s(1, 0)
+
+    def speedup(count: int) -> float:
+        share = suite.draft_share if count else 0.0
+        step_s = share * costs.step_s(1, count) + (1 - share) * plain_s
+        return suite.expected_tokens(count) * plain_s / step_s
+
+    return max(map(speedup, range(1 + len(suite.accepted_per_step))))
+
+
+def speeds_from(mapping: Mapping[str, Any], drafters: Sequence[ShippedDrafter]) -> DrafterSpeeds:
+    """Return the speeds that JSON has, of these drafters. Raises ValueError and TypeError."""
+    speeds = DrafterSpeeds(**mapping)
+    names = [each.name for each in drafters]
+    apart = [each.name for each in drafters if _place(each) is DraftPlace.DRAFT_WORKER]
+    if set(speeds.gains) != set(names) or set(speeds.apart) != set(apart):
+        raise InvalidValueError("gains", list(speeds.gains), f"those of {', '.join(names)}")
+    return speeds
+
+
+def _place(drafter: ShippedDrafter) -> DraftPlace:
+    return METHODS[drafter.method].place
