@@ -21,8 +21,7 @@ from specdec.speculation.policy.cost_model import CostTable
 from specdec.types.errors import InvalidValueError
 
 MAX_SPREAD = 0.1
-"""Largest difference between the middle rounds, relative to their median, of a measurement that is
-stored."""
+"""Largest spread of a measurement that is stored; see Gain."""
 
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 15
 _BUDGET_S = 12.0
@@ -48,7 +47,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Gain:
-    """Speed with a drafter, relative to none: the median of its rounds and the two beside it."""
+    """Speed with a drafter, relative to none: the median of its rounds, and their range.
+
+    low, high: of the rounds without the slowest and the fastest quarter.
+    """
 
     low: float
     median: float
@@ -56,14 +58,13 @@ class Gain:
 
     @classmethod
     def of(cls, rounds: Sequence[float]) -> Gain:
-        """Return the gain of at least three rounds."""
-        ordered = sorted(rounds)
-        middle = len(ordered) // 2
-        return cls(*ordered[middle - 1 : middle + 2])
+        """Return the gain of some rounds."""
+        ordered, dropped = sorted(rounds), len(rounds) // 4
+        return cls(ordered[dropped], median(ordered), ordered[-1 - dropped])
 
     @property
     def spread(self) -> float:
-        """The difference between the three, relative to the median."""
+        """The width of the range, relative to the median."""
         return (self.high - self.low) / self.median
 
 

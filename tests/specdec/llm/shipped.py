@@ -6,6 +6,7 @@ from dataclasses import replace
 from specdec.config.model_aliases import ALIASES, ShippedDrafter
 from specdec.engine.models import preflight
 from specdec.llm import drafter_choice
+from specdec.llm.drafter_speeds import DrafterSpeeds
 from specdec.models.weights.fingerprint import weights_fingerprint
 
 DRAFTERS = (
@@ -30,6 +31,7 @@ def shipped_aliases(model_dir, directory, monkeypatch, drafters=DRAFTERS):
     for module in (drafter_choice, preflight):
         monkeypatch.setattr(module, "resolve", lambda name, progress: model_dir)
     monkeypatch.setattr(drafter_choice, "drafter_directory", lambda name: directory / name)
+    monkeypatch.setattr(drafter_choice, "cpu_share_of_others", lambda: 0.0)
     monkeypatch.setenv("SPECDEC_CACHE_DIR", str(directory / "cache"))
     for drafter, accepted in zip(drafters, ([8, 4], [60, 40], [0, 0]), strict=False):
         result = {"num_steps": 80, "num_drafts": 80, "num_accepted": accepted}
@@ -37,3 +39,11 @@ def shipped_aliases(model_dir, directory, monkeypatch, drafters=DRAFTERS):
         (directory / drafter.name).mkdir()
         (directory / drafter.name / "card.json").write_text(json.dumps(card))
     return aliases
+
+
+def measured_speeds(config, drafters, acceptance, progress):
+    """Return speeds of five equal rounds: 1.1, 1.2 and so on; 1.05 of a draft model apart."""
+    names = [each.name for each in drafters]
+    apart = [each.name for each in drafters if each.method == "draft_model"]
+    gains = {name: ((11 + index) / 10,) * 5 for index, name in enumerate(names)}
+    return DrafterSpeeds((100.0,) * 5, gains, dict.fromkeys(apart, (1.05,) * 5))

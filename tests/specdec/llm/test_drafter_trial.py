@@ -1,37 +1,64 @@
 """Step times of drafters: a head costs more than a lookup, and a draft model too."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+
 from specdec.config.llm import LLMConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.llm import drafter_trial
 from tests.specdec.heads import fitted_medusa_dir
 
+LIMITS = {"max_num_seqs": 1, "max_num_batched_tokens": 128, "max_model_len": 128}
+
+
+def drafters(target, directory):
+    head = fitted_medusa_dir(target, directory, [list(range(3, 30))])
+    return {
+        "short": SpeculativeConfig.of("ngram", 1),
+        "head": SpeculativeConfig.of("medusa", 3, model=str(head)),
+        "model": SpeculativeConfig.of("draft_model", 2),
+        "long": SpeculativeConfig.of("suffix", 4),
+    }
+
+
+def config_of(directory):
+    return LLMConfig(str(directory), kernels="torch", speculative_config=None, **LIMITS)
+
 
 def test_each_kind_of_drafter_is_measured(tiny_model_dir, tmp_path, monkeypatch):
-    measured = []
-    real = drafter_trial.step_costs
-
-    def step_costs(config):
-        measured.append(config.speculative_config.method)
-        return real(config)
-
-    monkeypatch.setattr(drafter_trial, "step_costs", step_costs)
-    head = fitted_medusa_dir(tiny_model_dir, tmp_path, [list(range(3, 30))])
-    limits = {"max_num_seqs": 1, "max_num_batched_tokens": 128, "max_model_len": 128}
-    config = LLMConfig(str(tiny_model_dir), kernels="torch", speculative_config=None, **limits)
-    tables = drafter_trial.measure(
-        config,
-        {
-            "short": SpeculativeConfig.of("ngram", 1),
-            "long": SpeculativeConfig.of("suffix", 4),
-            "head": SpeculativeConfig.of("medusa", 3, model=str(head)),
-            "model": SpeculativeConfig.of("draft_model", 2),
-        },
-    )
-    assert measured == ["suffix", "medusa", "draft_model"]
-    assert tables["short"] is tables["long"]
-    assert tables["long"].draft_tokens == (0, 1, 2, 4)
-    assert tables["head"].draft_tokens == (0, 1, 3)
-    assert tables["model"].draft_tokens == (0, 1, 2)
+    drafted = []
+    process = nullcontext(SimpleNamespace(draft=drafted.append))
+    monkeypatch.setattr(drafter_trial.LoadedModels, "draft_process", lambda _: process)
+    found = drafters(tiny_model_dir, tmp_path)
+    with drafter_trial.loaded(config_of(tiny_model_dir), found) as candidates:
+        tables = {(*each.names, each.is_apart): each.measure() for each in candidates}
+    assert list(tables) == [
+        ("head", False),
+        ("model", False),
+        ("model", True),
+        ("short", "long", False),
+    ]
+    counts = [each.draft_tokens for each in tables.values()]
+    assert counts == [(0, 1, 3), (0, 1, 2), (0, 1, 2), (0, 1, 2, 4)]
+    assert set(drafted) == {1, 2}
     # The model drafts for itself, one token after the other.
-    own = tables["model"]
+    own = tables["model", False]
     assert own.step_s(1, 2) - own.step_s(1, 0) > own.step_s(1, 0)
+
+
+def test_lookups_alone_have_a_target(tiny_model_dir, tmp_path):
+    found = {"short": SpeculativeConfig.of("ngram", 1), "long": SpeculativeConfig.of("suffix", 4)}
+    with drafter_trial.loaded(config_of(tiny_model_dir), found) as [candidate]:
+        assert candidate.names == ["short", "long"]
+        assert candidate.measure().draft_tokens == (0, 1, 2, 4)
+
+
+@pytest.mark.slow  # a process that imports torch
+def test_a_draft_model_in_a_process_costs_its_drafts(tiny_model_dir):
+    found = {"model": SpeculativeConfig.of("draft_model", 2)}
+    with drafter_trial.loaded(config_of(tiny_model_dir), found) as [_, apart]:
+        assert apart.is_apart
+        costs = apart.measure()
+    assert costs.step_s(1, 2) - costs.step_s(1, 0) > costs.step_s(1, 0)
