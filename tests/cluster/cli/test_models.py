@@ -11,11 +11,15 @@ from safetensors.torch import load_file, save_file
 from cluster.cli.models import DTYPES, KERNELS, KV_DTYPES, QUANTIZATIONS
 from specdec.config.engine import DTYPE_BYTES, Kernels
 from specdec.config.kv_cache import KV_CACHE_DTYPES
+from specdec.config.llm import LLMConfig
 from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.llm import drafter_choice
+from specdec.llm.drafter_choice import with_fastest_drafter
 from specdec.models.resolve import packaged_directory
 from specdec.types.errors import ModelNotFoundError
 from specdec.worker import native_library_fault
 from tests.cluster.cli.conftest import fails_with, run_cli
+from tests.specdec.llm.shipped import measured_speeds, shipped_aliases
 from tests.specdec.models.families import save_family
 
 
@@ -77,6 +81,37 @@ def test_show_reports_decoder_memory_and_methods(tiny_model_dir):
 
 
 @pytest.mark.skipif(bool(native_library_fault()), reason="no C++ compiler")
+def test_show_reports_the_drafters_of_an_alias(tiny_model_dir, tmp_path, monkeypatch):
+    shipped_aliases(tiny_model_dir, tmp_path, monkeypatch)
+    monkeypatch.setattr("specdec.models.resolve.resolve", lambda name, progress: tiny_model_dir)
+    monkeypatch.setattr(drafter_choice, "measure_in_process", measured_speeds)
+    result = run_cli("models", "show", "tiny", "--drafters", "--quantization", "int8")
+    assert (result.exit_code, result.stdout.splitlines()[-5:]) == (
+        0,
+        [
+            "expected speed of one stream, medians of 5 alternating rounds",
+            "drafter      runs in  tokens/s  gain  rounds        chosen by",
+            "tiny-ngram   engine   120       1.20  1.20 to 1.20  service, LLM",
+            "tiny-lookup  engine   110       1.10  1.10 to 1.10",
+            "no drafts             100       1.00",
+        ],
+    )
+    assert result.stderr.startswith("measuring the drafters of tiny")
+    result = run_cli("models", "show", "tiny", "--drafters", "--quantization", "int8", "--json")
+    assert result.stderr == ""
+    assert [row["gain"] for row in json.loads(result.stdout)["drafters"]["rows"]] == [1.2, 1.1]
+    # A service with these settings reads what is stored.
+    config = LLMConfig(model="tiny", quantization="int8")
+    found = with_fastest_drafter(config, lambda _: None, pytest.fail)
+    assert found.speculative_config.method == "ngram"
+
+
+def test_show_has_no_drafters_of_another_model(tiny_model_dir):
+    result = run_cli("models", "show", str(tiny_model_dir), "--drafters")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "it must be an alias with drafters (smollm2-135m-instruct)" in result.stderr
+
+
 def test_show_reports_native_latent_attention(tmp_path):
     save_family(tmp_path, "deepseek-v3")
     report = json.loads(run_cli("models", "show", str(tmp_path), "--json").stdout)
