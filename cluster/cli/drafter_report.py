@@ -13,7 +13,7 @@ from specdec.config.speculation.methods import METHODS
 from specdec.llm.drafter_speeds import DrafterSpeeds
 
 _PLACES = {DraftPlace.ENGINE: "engine", DraftPlace.TARGET: "target's ranks"}
-_APART, _TOGETHER = "its own process", "process of LLM"
+_APART, _TOGETHER = "separate process", "process of LLM"
 _USERS = {"service": False, "LLM": True}  # whether a draft model runs in the target's process
 
 
@@ -35,7 +35,7 @@ class DrafterRow:
 
 @dataclass(frozen=True)
 class DrafterReport:
-    """Speeds of the drafters of an alias, fastest first. note: why no faster one is chosen."""
+    """Speeds of the drafters of an alias, fastest first. notes: what else decided the choice."""
 
     plain_tokens_per_s: float
     num_rounds: int
@@ -108,10 +108,11 @@ def _places(drafter: ShippedDrafter, *, is_apart: bool) -> Mapping[str, Sequence
 
 def _notes(drafters: Sequence[ShippedDrafter], speeds: DrafterSpeeds) -> Iterator[str]:
     """Yield what decided beside the speed."""
+    if not speeds.is_settled:
+        yield speeds.describe(drafters[0], in_process=False)
+        return
     for in_process in _USERS.values():
         contenders = speeds.contenders(in_process=in_process)
         chosen = speeds.choose(drafters, in_process=in_process)
-        if len(contenders) > 1 and speeds.is_settled:
+        if len(contenders) > 1:
             yield f"{chosen.name} has the least memory of the equally fast {', '.join(contenders)}"
-    if not speeds.is_settled:
-        yield f"not stored: rounds differ by {speeds.spread:.0%}, as under other load"

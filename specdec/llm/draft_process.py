@@ -1,4 +1,4 @@
-"""A draft model in a process of its own, as a service has it, for the measurement of its speed.
+"""A draft model in a separate process, as in a service, for the measurement of its speed.
 
 Its threads and those of the target compete for the cores, which costs more than the messages.
 """

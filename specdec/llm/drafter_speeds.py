@@ -37,7 +37,7 @@ Acceptance = Mapping[str, Sequence[SuiteAcceptance]]
 class Candidate:
     """Drafters whose steps cost the same, and their measurement.
 
-    names: of the drafters. is_apart: whether a draft model runs in a process of its own.
+    names: of the drafters. is_apart: whether a draft model runs in a separate process.
     """
 
     names: Sequence[str]
@@ -73,7 +73,7 @@ class DrafterSpeeds:
     """Speeds of one stream, by round.
 
     plain: tokens per second without drafts. gains: speed with each drafter, over that without, in
-    the process of an `LLM`. apart: the same of draft models in a process of their own, as in a
+    the process of an `LLM`. apart: the same of draft models in separate processes, as in a
     service. Raises InvalidValueError for fewer than five rounds.
     """
 
@@ -119,24 +119,24 @@ class DrafterSpeeds:
     def choose(self, drafters: Sequence[ShippedDrafter], *, in_process: bool) -> ShippedDrafter:
         """Return the fastest drafter; of those within the noise the one with the least memory.
 
-        Where the rounds do not agree, it is the first of these in `drafters`.
+        It is the first of `drafters`, the default, where the rounds do not agree.
         """
-        contenders = self.contenders(in_process=in_process)
-        found = [each for each in drafters if each.name in contenders]
         if not self.is_settled:
-            return found[0]
+            return drafters[0]
+        contenders = self.contenders(in_process=in_process)
+        found = (each for each in drafters if each.name in contenders)
         return min(found, key=lambda each: _BY_MEMORY.index(_place(each)))
 
     def describe(self, chosen: ShippedDrafter, *, in_process: bool) -> str:
         """Return the choice and its gain in a line for the log."""
+        if not self.is_settled:
+            reason = f"speeds differ by {self.spread:.0%} between rounds, as under other load"
+            return f"drafter {chosen.name}, the default: {reason}; they are not stored"
         gain = self.by_name(in_process=in_process)[chosen.name].median
-        line = (
+        return (
             f"drafter {chosen.name}: {gain:.2f} times the speed without drafts, "
             f"{gain * self.plain_tokens_per_s:.0f} tokens/s expected of one stream"
         )
-        if self.is_settled:
-            return line
-        return f"{line}; not stored, as rounds differ by {self.spread:.0%} (other load)"
 
 
 def measure_rounds(

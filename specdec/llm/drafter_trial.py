@@ -56,7 +56,7 @@ def loaded(
 ) -> Iterator[list[Candidate]]:
     """Load the drafters, each with a target, within the context; all lookups are one candidate.
 
-    A draft model is two: in this process, and in a process of its own. Lookups share its target.
+    A draft model is two: in this process, and in a separate one. Lookups share its target.
     Raises what loading raises.
     """
     places = {name: each.drafter.place for name, each in drafters.items()}

@@ -24,12 +24,12 @@ def speeds():
 def test_a_draft_model_has_a_row_for_each_place(speeds):
     assert DrafterReport.of(DRAFTERS, speeds).lines() == [
         "expected speed of one stream, medians of 5 alternating rounds",
-        "drafter    runs in          tokens/s  gain  rounds        chosen by",
-        "draft      process of LLM   200       2.00  2.00 to 2.00  LLM",
-        "head       target's ranks   160       1.60  1.60 to 1.60  service",
-        "draft      its own process  130       1.30  1.30 to 1.30",
-        "suffix     engine           120       1.20  1.20 to 1.20",
-        "no drafts                   100       1.00",
+        "drafter    runs in           tokens/s  gain  rounds        chosen by",
+        "draft      process of LLM    200       2.00  2.00 to 2.00  LLM",
+        "head       target's ranks    160       1.60  1.60 to 1.60  service",
+        "draft      separate process  130       1.30  1.30 to 1.30",
+        "suffix     engine            120       1.20  1.20 to 1.20",
+        "no drafts                    100       1.00",
     ]
 
 
@@ -44,5 +44,8 @@ def test_equally_fast_drafters_are_named(speeds):
 def test_rounds_that_differ_are_reported(speeds):
     wide = (1.2, 1.4, 1.6, 1.8, 2.0)
     report = DrafterReport.of(DRAFTERS, replace(speeds, apart={"draft": wide}))
-    assert report.lines()[-1] == "not stored: rounds differ by 25%, as under other load"
+    assert report.lines()[-1] == (
+        "drafter head, the default: speeds differ by 25% between rounds, as under other load; "
+        "they are not stored"
+    )
     assert not report.fields()["is_stored"]
