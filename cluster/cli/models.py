@@ -172,12 +172,14 @@ def _report(name: str, precision: Precision, num_ranks: int, options: ModelOptio
 def _drafters(name: str, precision: Precision, kernels: str) -> DrafterReport:
     from cluster.cli.drafter_report import DrafterReport
     from specdec.config.llm import LLMConfig
-    from specdec.llm.drafter_choice import measured_drafters
+    from specdec.config.model_aliases import ALIASES
+    from specdec.llm.drafter_choice import speeds_of_alias
 
     quantization = precision.quantization or "none"
     settings = {"dtype": precision.dtype, "quantization": quantization, "kernels": kernels}
     config = LLMConfig.from_mapping({"model": name, **settings})
-    return DrafterReport.of(*measured_drafters(config, print_stderr))
+    speeds = speeds_of_alias(config, print_stderr)
+    return DrafterReport.of(ALIASES[name].drafters, speeds)
 
 
 def _print_report(

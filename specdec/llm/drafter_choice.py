@@ -64,7 +64,7 @@ def with_fastest_drafter(
         progress(f"{fault}: drafting with ngram")
         return replace(config, speculative_config=SpeculativeConfig.of())
     try:
-        speeds = drafter_speeds(config, progress, measure)
+        speeds = _speeds(config, progress, measure)
     except TrialError as error:
         progress(f"{error}; drafting with {source.drafters[0].name}, the default")
         return config
@@ -74,10 +74,8 @@ def with_fastest_drafter(
     return replace(config, speculative_config=speculation)
 
 
-def measured_drafters(
-    config: LLMConfig, progress: Progress
-) -> tuple[Sequence[ShippedDrafter], DrafterSpeeds]:
-    """Return the drafters of an alias and their speeds, as `with_fastest_drafter` compares them.
+def speeds_of_alias(config: LLMConfig, progress: Progress) -> DrafterSpeeds:
+    """Return the speeds of an alias's drafters, as `with_fastest_drafter` compares them.
 
     Raises InvalidValueError for a model without drafters or with other weights than theirs,
     ModelNotFoundError and TrialError.
@@ -88,7 +86,7 @@ def measured_drafters(
         raise InvalidValueError("model", config.model, f"an alias with drafters ({known})")
     if (fault := _other_weights(config.model, source, progress)) is not None:
         raise TrialError(fault)
-    return source.drafters, drafter_speeds(config, progress)
+    return _speeds(config, progress, None)
 
 
 def _other_weights(name: str, source: PackagedModel, progress: Progress) -> str | None:
@@ -99,9 +97,7 @@ def _other_weights(name: str, source: PackagedModel, progress: Progress) -> str 
     return f"the weights in {directory} are not those that the drafters of {name} were made for"
 
 
-def drafter_speeds(
-    config: LLMConfig, progress: Progress, measure: MeasureSpeeds | None = None
-) -> DrafterSpeeds:
+def _speeds(config: LLMConfig, progress: Progress, measure: MeasureSpeeds | None) -> DrafterSpeeds:
     """Return the stored speeds of an alias's drafters, or measure them and store settled ones.
 
     Raises TrialError, and InvalidValueError for device cuda without a GPU.

@@ -32,8 +32,13 @@ from specdec.speculation.policy.factory import measure_costs
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.ranks import Target
 
-_LIMITS = {"max_num_seqs": 1, "max_num_batched_tokens": 128, "max_model_len": 512}
-"""A single stream, so that the profiler runs a few steps of each kind."""
+_LIMITS = {
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 128,
+    "max_model_len": 512,
+    "kv_cache_memory_gib": 0.25,
+}
+"""A single stream, so that the profiler runs a few steps of each kind, and memory for all."""
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from specdec.config.llm import LLMConfig
 from specdec.config.model_aliases import ShippedDrafter
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.llm import drafter_choice
-from specdec.llm.drafter_choice import measured_drafters, with_fastest_drafter
+from specdec.llm.drafter_choice import speeds_of_alias, with_fastest_drafter
 from specdec.llm.drafter_measurement import TrialError
 from specdec.types.errors import InvalidValueError
 from tests.specdec.llm.shipped import DRAFTERS, HEAD, measured_speeds, shipped_aliases
@@ -177,14 +177,13 @@ def test_without_a_gpu_device_cuda_is_refused_before_anything_is_measured(alias,
         with_fastest_drafter(LLMConfig(model="tiny", device="cuda"), print, pytest.fail)
 
 
-def test_the_measured_drafters_of_an_alias(tiny_model_dir, tmp_path, monkeypatch):
+def test_the_speeds_of_an_alias(tiny_model_dir, tmp_path, monkeypatch):
     aliases = shipped_aliases(tiny_model_dir, tmp_path, monkeypatch, (*DRAFTERS, HEAD))
     monkeypatch.setattr(drafter_choice, "measure_in_process", measured_speeds)
-    drafters, speeds = measured_drafters(LLMConfig(model="tiny"), lambda _: None)
-    assert drafters == (*DRAFTERS, HEAD)
+    speeds = speeds_of_alias(LLMConfig(model="tiny"), lambda _: None)
     assert speeds.gains["tiny-head"] == pytest.approx([1.3] * 5)
     aliases["tiny"] = replace(aliases["tiny"], weights_sha256="0" * 64)
     with pytest.raises(TrialError, match="not those that the drafters of tiny were made for"):
-        measured_drafters(LLMConfig(model="tiny"), lambda _: None)
+        speeds_of_alias(LLMConfig(model="tiny"), lambda _: None)
     with pytest.raises(InvalidValueError, match=r"must be an alias with drafters \(tiny\)"):
-        measured_drafters(LLMConfig(model=str(tiny_model_dir)), lambda _: None)
+        speeds_of_alias(LLMConfig(model=str(tiny_model_dir)), lambda _: None)
