@@ -23,9 +23,9 @@ from specdec.types.errors import InvalidValueError
 MAX_SPREAD = 0.1
 """Largest spread of a measurement that is stored; see Gain."""
 
-_MIN_ROUNDS, _MAX_ROUNDS = 5, 15
+_MIN_ROUNDS, _ROUNDS, _MAX_ROUNDS = 3, 5, 15
 _BUDGET_S = 12.0
-"""No further round starts after it, except the first five."""
+"""No further round starts after it, except the first three."""
 
 _BY_MEMORY = (DraftPlace.ENGINE, DraftPlace.TARGET, DraftPlace.DRAFT_WORKER)
 
@@ -74,7 +74,7 @@ class DrafterSpeeds:
 
     plain: tokens per second without drafts. gains: speed with each drafter, over that without, in
     the process of an `LLM`. apart: the same of draft models in separate processes, as in a
-    service. Raises InvalidValueError for fewer than five rounds.
+    service. Raises InvalidValueError for fewer than three rounds.
     """
 
     plain: Sequence[float]
@@ -86,7 +86,7 @@ class DrafterSpeeds:
             is_complete = len(rounds) == len(self.plain) >= _MIN_ROUNDS
             if not is_complete or not all(0 < each < math.inf for each in rounds):
                 raise InvalidValueError(
-                    name, rounds, "a number above 0 for each of at least 5 rounds"
+                    name, rounds, "a number above 0 for each of at least 3 rounds"
                 )
 
     @property
@@ -144,7 +144,7 @@ def measure_rounds(
 ) -> DrafterSpeeds:
     """Measure all candidates in turn, five times, and further until the rounds agree.
 
-    The rounds end in any case after fifteen, or once twelve seconds have passed.
+    The rounds end in any case after fifteen, or after three once twelve seconds have passed.
     """
     started_at_s, plain = clock(), list[float]()
     gains: dict[str, list[float]] = {name: [] for name in acceptance}
@@ -157,11 +157,11 @@ def measure_rounds(
         for each, table in zip(candidates, tables, strict=True):
             for name in each.names:
                 (apart if each.is_apart else gains)[name].append(gain_of(table, acceptance[name]))
-        if len(plain) < _MIN_ROUNDS:
+        is_late = clock() - started_at_s > _BUDGET_S
+        if len(plain) < (_MIN_ROUNDS if is_late else _ROUNDS):
             continue
         speeds = DrafterSpeeds(plain, gains, apart)
-        is_over = len(plain) == _MAX_ROUNDS or clock() - started_at_s > _BUDGET_S
-        if speeds.is_settled or is_over:
+        if speeds.is_settled or is_late or len(plain) == _MAX_ROUNDS:
             return speeds
 
 

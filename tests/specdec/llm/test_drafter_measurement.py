@@ -37,7 +37,7 @@ def test_an_order_is_understood(tiny_model_dir, monkeypatch, capsys):
     monkeypatch.setattr(drafter_speeds, "_BUDGET_S", 0.0)
     speeds = measure(torch_config(tiny_model_dir))
     assert speeds.gains.keys() == {each.name for each in DRAFTERS}
-    assert len(speeds.plain) == 5
+    assert len(speeds.plain) == 3
     assert speeds.apart == {}
 
 
