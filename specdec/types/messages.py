@@ -137,7 +137,7 @@ class StepRow(NamedTuple):
     num_lookahead_tokens: guesses after the drafts, which are run for the target's predictions
         after them and are never verified.
     adapter_id: of the adapter that the sequence runs with; BASE_MODEL for none.
-    max_end: for held drafts, the greatest `end` with which all drafts could become output.
+    max_end: of a pending row, the greatest `end` with which all its drafts could become output.
     """
 
     seq_id: int

@@ -6,7 +6,7 @@ commits this one. After a step without drafts, everything about the next step is
 tokens, and those the worker has; an n-gram lookup supplies a draft for each. After a step with
 drafts of a head, the worker also has the positions and the next drafts. If a token ends its
 sequence, the result of that sequence's next row is discarded. Waiting sequences join a step that is
-begun ahead as they join any other; `Scheduler.schedule_ahead` decides which.
+begun ahead as they join any other; `Scheduler.schedule_ahead` and `schedule_beside` decide which.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from specdec.engine.metrics.metrics import StepRecorder
 from specdec.engine.scheduling.anticipated import Anticipated
-from specdec.engine.scheduling.decode_run import RepeatedDecodes, Rows, sent_rows
+from specdec.engine.scheduling.decode_run import PENDING, RepeatedDecodes, Rows, sent_rows
 from specdec.engine.scheduling.scheduled_row import ScheduledRow
 from specdec.engine.scheduling.scheduler import Scheduler
 from specdec.engine.scheduling.speculator import Drafting
@@ -32,7 +32,6 @@ from specdec.types.drafters import CONFIGURED_VERSION
 from specdec.types.drafts.draft_decision import Decision
 from specdec.types.errors import GrammarError
 from specdec.types.messages import (
-    PENDING_TOKEN,
     PLAIN_DRAFTING,
     RowDrafting,
     StepInput,
@@ -41,8 +40,6 @@ from specdec.types.messages import (
     head_drafting,
 )
 from specdec.types.ranks import Target
-
-_PENDING = (PENDING_TOKEN,)
 
 
 class _Step(NamedTuple):
@@ -120,7 +117,7 @@ class StepsInFlight:
         changing: Iterable[Sequence]
         if isinstance(rows, RepeatedDecodes):
             assert rows.follows(self._steps[-1].rows), "a step repeats another one than the last"
-            changing = rows.changing
+            changing = rows.unknown
         else:
             if self._has_adapters:
                 rows = sorted(rows, key=lambda each: each[1].adapter_id)
@@ -241,7 +238,9 @@ def _are_predictable(in_flight: Rows, *, holds_drafts: bool) -> bool:
     does not know how many tokens they yield. A chunk of a prompt yields none.
     """
     return not any(
-        row.samples and (seq.constraint is not None or (row.num_guesses and not holds_drafts))
+        seq.status is SequenceStatus.RUNNING
+        and row.samples
+        and (seq.constraint is not None or (row.num_guesses and not holds_drafts))
         for seq, row in in_flight
     )
 
@@ -274,7 +273,7 @@ def _row_ahead(row: ScheduledRow, proposal: ProposalAhead | None, max_model_len:
     return StepRow(
         seq.seq_id,
         seq.num_computed_tokens,
-        _PENDING,
+        PENDING,
         0,
         True,
         _drafting_ahead(row, proposal),

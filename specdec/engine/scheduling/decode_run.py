@@ -21,7 +21,8 @@ from specdec.types.messages import PENDING_TOKEN, PLAIN_DRAFTING, StepRow, Verif
 
 Rows = collections.abc.Sequence[Row]
 
-_PENDING = (PENDING_TOKEN,)
+PENDING = (PENDING_TOKEN,)
+"""The tokens of a row after one in flight."""
 
 
 class DecodeRun:
@@ -33,13 +34,9 @@ class DecodeRun:
     """
 
     def __init__(
-        self,
-        sequences: list[Sequence],
-        last_places: list[int],
-        at_edge: list[list[Sequence]],
-        batch: int,
+        self, sequences: list[Sequence], last_places: list[int], at_edge: list[list[Sequence]]
     ) -> None:
-        self.sequences, self.batch = sequences, batch
+        self.sequences, self.batch = sequences, -1
         self.seq_ids = tuple([seq.seq_id for seq in sequences])
         self._last_places, self._at_edge = last_places, at_edge
         self._next_end = min(last_places, default=math.inf)
@@ -57,10 +54,9 @@ class DecodeRun:
         """Return the sequences that need another block in the step at a place."""
         return self._at_edge[place % len(self._at_edge)]
 
-    def changed(self, left: Set[int], joined: Rows, place: int, batch: int) -> DecodeRun:
+    def changed(self, left: Set[int], joined: Rows, place: int) -> DecodeRun:
         """Return the run without sequences that left, and with those of rows at a place."""
         if not left and not joined:
-            self.batch = batch
             return self
         sequences = [seq for seq in self.sequences if seq.seq_id not in left]
         ends = zip(self.seq_ids, self._last_places, strict=True)
@@ -70,7 +66,7 @@ class DecodeRun:
             sequences.append(seq)
             last_places.append(place + row.max_end - row.end)
             at_edge[(place - row.num_computed_tokens) % len(at_edge)].append(seq)
-        return DecodeRun(sequences, last_places, at_edge, batch)
+        return DecodeRun(sequences, last_places, at_edge)
 
 
 class RepeatedDecodes(collections.abc.Sequence[Row]):
@@ -86,7 +82,7 @@ class RepeatedDecodes(collections.abc.Sequence[Row]):
         self.place = rows.num_steps if isinstance(rows, RepeatedRows) else 0
 
     @property
-    def changing(self) -> list[Sequence]:
+    def unknown(self) -> list[Sequence]:
         """The sequences of which a rank may lack something."""
         return [*self.run.growing(self.place), *(seq for seq, _ in self.others)]
 
@@ -122,8 +118,9 @@ class _Following:
     """What a step in flight leaves to the next one.
 
     left: ids of sequences whose rows are not repeated. ending: sequences that end by their length.
-    joined: rows that are repeated from now on. decodes: the first ones that can be. others: rows of
-    running sequences that are not of the run. num_running: all running sequences with a row.
+    in_flight: rows of running sequences that are not of the run. joined: those of them that are
+    repeated from now on. decodes: new rows, which can be repeated later. num_running: running
+    sequences with a row in flight.
     """
 
     def __init__(self, before: RepeatedDecodes, batch: int, max_model_len: int) -> None:
@@ -134,7 +131,7 @@ class _Following:
         self.num_running = len(run.sequences) - len(self.left)
         self.ending = run.ending(before.place) if run.ends_at(before.place) else []
         self.left.update([seq.seq_id for seq in self.ending])
-        self.others: list[Row] = []
+        self.in_flight: list[Row] = []
         self.joined: list[Row] = []
         self.decodes: list[Row] = []
         for seq, row in before.others:
@@ -142,7 +139,7 @@ class _Following:
                 self.left.add(seq.seq_id)
                 continue
             self.num_running += 1
-            self.others.append((seq, row))
+            self.in_flight.append((seq, row))
             self._add(seq, row, seq.max_length(max_model_len))
 
     def _add(self, seq: Sequence, row: StepRow, max_length: int) -> None:
@@ -160,38 +157,38 @@ class _Following:
         """Return whether no row depends on tokens that only the target knows."""
         return not any(
             row.num_guesses or (row.samples and seq.constraint is not None)
-            for seq, row in self.others
+            for seq, row in self.in_flight
         )
 
     def keeps_order(self, before: RepeatedDecodes, num_waiting: int) -> bool:
         """Return whether rows next to each other in flight surely stay so."""
-        is_one_kind = len(self.others) == max(len(self.joined), len(self.decodes))
+        is_one_kind = len(self.in_flight) in (len(self.joined), len(self.decodes))
         return is_one_kind and not before.run.sequences and not num_waiting
 
     def changing(self, growing: collections.abc.Iterable[Sequence]) -> list[Row]:
         """Return the rows in flight of sequences that change, `growing` of the run among them."""
         of_run = [*(seq for seq in growing if seq.seq_id not in self.left), *self.ending]
-        listed = {seq.seq_id for seq, _ in self.others}
+        listed = {seq.seq_id for seq, _ in self.in_flight}
         decodes = [
-            (seq, StepRow(seq.seq_id, seq.num_computed_tokens, _PENDING, 0, True))
+            (seq, StepRow(seq.seq_id, seq.num_computed_tokens, PENDING, 0, True))
             for seq in of_run
             if seq.seq_id not in listed
         ]
-        return decodes + self.others
+        return decodes + self.in_flight
 
 
 def repeat_decodes(in_flight: Rows, scheduler: Scheduler, max_model_len: int) -> Rows:
     """Return the rows after a step without guesses; none where they are not found here.
 
-    They are those that `schedule_ahead` and `rows_ahead` would find, at the cost of what changes.
+    Those that `schedule_ahead` and `rows_ahead` would find, at the cost of what changes.
     """
     before, blocks = in_flight, scheduler.blocks
     if not isinstance(before, RepeatedDecodes):
-        run = DecodeRun([], [], [[] for _ in range(blocks.block_size)], scheduler.batch)
+        run = DecodeRun([], [], [[] for _ in range(blocks.block_size)])
         before = RepeatedDecodes(run, [row for _, row in in_flight], in_flight)
     run = before.run
-    is_same = not before.others and run.batch == scheduler.batch and not run.ends_at(before.place)
-    if not is_same or scheduler.may_grow:
+    is_whole = run.batch == scheduler.batch and len(run.sequences) == scheduler.num_running
+    if not is_whole or before.others or run.ends_at(before.place) or scheduler.may_grow:
         return _changed_rows(before, scheduler, max_model_len)
     growing = run.growing(before.place + 1)
     if len(growing) > blocks.num_free_blocks:
@@ -210,7 +207,7 @@ def _changed_rows(before: RepeatedDecodes, scheduler: Scheduler, max_model_len: 
     if scheduler.has_adapters and not following.keeps_order(before, scheduler.num_waiting):
         return []
     run, left, place = before.run, following.left, before.place
-    run = run.changed(left, following.joined, place, scheduler.batch)
+    run = run.changed(left, following.joined, place)
     decodes = following.decodes
     num_decodes = len(run.sequences) + len(decodes)
     changing = following.changing(before.run.growing(place + 1))
@@ -244,5 +241,5 @@ def _is_running(seq: Sequence) -> bool:
 def _decode_after(row: StepRow, max_end: int) -> StepRow:
     """Return the row of the token that a row yields."""
     return StepRow(
-        row.seq_id, row.end, _PENDING, 0, True, PLAIN_DRAFTING, None, 0, row.adapter_id, max_end
+        row.seq_id, row.end, PENDING, 0, True, PLAIN_DRAFTING, None, 0, row.adapter_id, max_end
     )

@@ -205,9 +205,7 @@ class Scheduler:
     def schedule_beside(
         self, num_decodes: int, changing: collections.abc.Sequence[Sequence], ending: Set[int]
     ) -> list[ScheduledRow] | None:
-        """Return the rows of prompts, as `schedule_ahead` would beside decodes without guesses.
-
-        Reserves the blocks of all; returns None where the step cannot be known.
+        """Return the rows of prompts beside decodes that go on, as in `schedule_ahead`, or None.
 
         changing: the sequences that need a block, compute a prompt, or are `ending`.
         """
@@ -218,6 +216,8 @@ class Scheduler:
         for seq in going_on:
             if seq.is_decoding:
                 self.blocks.reserve(seq.seq_id, seq.num_tokens)
+                if not seq.num_pending:  # the last token of a prompt
+                    self._rows[seq.seq_id] = ScheduledRow(seq, 1)
         is_known = self._schedule_prompts_ahead(changing, ending, num_decodes)
         return list(self._rows.values()) if is_known else None
 
@@ -308,7 +308,7 @@ class Scheduler:
 
     def _schedule_prefills(self, sequences: Iterable[Sequence], budget: int) -> int:
         """Schedule those of the sequences that compute a prompt; return what is left."""
-        for seq in [seq for seq in sequences if not seq.is_decoding]:
+        for seq in sorted([seq for seq in sequences if not seq.is_decoding], key=_by_rank):
             if budget == 0:
                 break
             chunk = min(seq.num_uncomputed_tokens, budget)

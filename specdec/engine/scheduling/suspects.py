@@ -23,13 +23,12 @@ class Suspects:
 
     def __init__(self) -> None:
         self._waiting: list[Sequence] = []  # by rank; the first one runs alone
-        # Ids of the sequences in flight that have not decoded since.
-        self._at_last_loss: frozenset[int] = frozenset()
+        self._at_last_loss: set[Sequence] = set()  # in flight then, and have not decoded since
 
     @property
     def current(self) -> Sequence | None:
         """The suspect that runs alone now; None while all sequences may run."""
-        while self._waiting and self._waiting[0].status is SequenceStatus.FINISHED:
+        while self._waiting and _has_ended(self._waiting[0]):
             self._waiting.pop(0)
         return self._waiting[0] if self._waiting else None
 
@@ -39,12 +38,12 @@ class Suspects:
         if current is not None and current in in_flight:
             self._clear(current)
             return current
-        repeated = [seq for seq in in_flight if seq.seq_id in self._at_last_loss]
+        repeated = [seq for seq in in_flight if seq in self._at_last_loss]
         if repeated:
             logger.warning("%d sequences run alone: two losses in a row", len(repeated))
         self._waiting = sorted({*self._waiting, *repeated}, key=attrgetter("rank"))
         if in_flight:
-            self._at_last_loss = frozenset(seq.seq_id for seq in in_flight)
+            self._at_last_loss = set(in_flight)
         return None
 
     def complete(self, rows: Rows) -> bool:
@@ -55,13 +54,18 @@ class Suspects:
         current = self.current
         if current is None and not self._at_last_loss:
             return False
-        decoded = {seq.seq_id for seq, row in rows if row.samples and row.num_known_tokens == 1}
+        decoded = {seq for seq, row in rows if row.samples and row.num_known_tokens == 1}
         self._at_last_loss -= decoded
-        if current is None or current.seq_id not in decoded:
+        self._at_last_loss -= {each for each in self._at_last_loss if _has_ended(each)}
+        if current is None or current not in decoded:
             return False
         self._clear(current)
         return self.current is not None
 
     def _clear(self, seq: Sequence) -> None:
         self._waiting.remove(seq)
-        self._at_last_loss -= {seq.seq_id}
+        self._at_last_loss.discard(seq)
+
+
+def _has_ended(seq: Sequence) -> bool:
+    return seq.status is SequenceStatus.FINISHED

@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from specdec.engine.requests.outputs import TargetLostError
+from specdec.engine.scheduling import step_drafts
 from specdec.sequences.decode_rows import RepeatedRows, SampledTokens
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
@@ -163,17 +164,61 @@ def test_a_sequence_joins_with_its_prompt_and_then_its_first_token(tiny_model_di
     run.end()
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_repeats_go_on_while_requests_of_any_length_come_and_go(tiny_model_dir, seed):
+@pytest.mark.parametrize("length", range(1, 14))
+def test_a_prompt_that_joins_is_computed_at_once(tiny_model_dir, length):
+    """Also one of which a chunk leaves a single token: 5 and 9 in chunks of 4."""
+    run = Engine(tiny_model_dir, max_num_seqs=4, max_num_batched_tokens=7)
+    run.run_until_repeated()
+    run.step()
+    run.add("late", [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9][:length])
+    for _ in range(2 + -(-length // 4)):
+        run.step()
+        assert run.repeats[-1]
+    assert run.found["late"].token_ids
+    run.end()
+
+
+def random_run(directory, seed):
+    """Run requests of any length that come, go and share prefixes, in an engine of any size."""
     random = Random(seed)
-    run = Engine(tiny_model_dir, max_num_seqs=6, num_blocks=60)
+    run = Engine(
+        directory,
+        num_blocks=300,
+        max_num_seqs=random.choice((3, 4, 8)),
+        max_num_batched_tokens=random.choice((8, 11, 64)),
+        max_prefill_tokens=random.choice((None, 4, 5)),
+        enable_prefix_caching=random.choice((True, False)),
+    )
     for index in range(24):
-        prompt = [random.randrange(5, 300)] * random.randrange(1, 20)
+        prompt = [random.randrange(5, 9)] * random.randrange(1, 30)
         run.add(f"r{index}", prompt, max_tokens=random.randrange(1, 25))
         for _ in range(random.randrange(6)):
             run.step()
+        if random.random() < 0.2:
+            run.abort(f"r{random.randrange(index + 1)}")
     run.end()
-    assert sum(run.repeats) > 0.9 * len(run.repeats)
+    return run
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_steps_are_those_without_repeats(tiny_model_dir, monkeypatch, seed):
+    def what_runs(run):
+        return [
+            (
+                sorted(row[:5] for row in step.rows),
+                sorted(step.released),
+                sorted(each.seq_id for each in step.admitted),
+                sorted((each.seq_id, each.start) for each in step.block_table_deltas),
+            )
+            for step in run.target.steps
+        ]
+
+    run = random_run(tiny_model_dir, seed)
+    assert sum(run.repeats) > 0.6 * len(run.repeats)
+    monkeypatch.setattr(step_drafts, "repeat_decodes", lambda *_: [])
+    plain = random_run(tiny_model_dir, seed)
+    assert sum(plain.repeats) == 0
+    assert what_runs(run) == what_runs(plain)
 
 
 def test_a_sequence_that_waits_for_a_seat_does_not_end_the_run(tiny_model_dir):

@@ -307,3 +307,11 @@ def test_a_suspect_that_has_ended_is_dropped():
         suspects.record_loss(seqs)
     seqs[0].status = SequenceStatus.FINISHED
     assert suspects.current is seqs[1]
+
+
+def test_no_rows_are_read_once_all_of_a_loss_have_decoded_or_ended():
+    suspects, (first, second) = Suspects(), (sequence(0), sequence(1))
+    suspects.record_loss([first, second])
+    second.status = SequenceStatus.FINISHED  # aborted, or ended with its prompt's token
+    assert not suspects.complete(decoded(first))
+    assert not suspects.complete(iter(pytest.fail, None)), "an iterator that fails when it is read"
