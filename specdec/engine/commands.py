@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import queue
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """A call to run on the engine's thread.
 
     result: receives its return value or error. on_end: called there with its error, if any.
@@ -42,6 +43,62 @@ class Outcome(NamedTuple):
     command: Command
     value: Any
     error: Exception | None = None
+
+
+class CommandQueue:
+    """Commands of one thread, in order. None stands for the end of the thread.
+
+    The thread takes a command as soon as it looks for one. While it waits, the commands of one
+    iteration of the event loop wake it once, so that they share a step and its overhead.
+    """
+
+    def __init__(self, event_loop: asyncio.AbstractEventLoop) -> None:
+        self._event_loop = event_loop
+        self._commands: deque[Command | None] = deque()
+        self._is_waiting = False  # set before the thread looks for a last time
+        self._is_wake_due = False
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # one too many does no harm
+
+    def put(self, command: Command | None) -> None:
+        """Add a command, and wake the thread. Thread-safe."""
+        self._commands.append(command)
+        self._wake()
+
+    def put_with_others(self, command: Command) -> None:
+        """Add a command, and wake the thread at the end of the event loop's iteration."""
+        self._commands.append(command)
+        if not self._is_wake_due:
+            self._is_wake_due = True
+            self._event_loop.call_soon(self._wake_due)
+
+    def __bool__(self) -> bool:
+        return bool(self._commands)
+
+    def get(self) -> Command | None:
+        """Return the next command, of which there is one."""
+        return self._commands.popleft()
+
+    def drain(self) -> Iterator[Command | None]:
+        """Remove all commands. Thread-safe."""
+        with suppress(IndexError):
+            while True:
+                yield self._commands.popleft()
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait for a command; it may return without one. timeout_s: None for no limit."""
+        self._is_waiting = True
+        if not self._commands:
+            with suppress(queue.Empty):
+                self._wakes.get(timeout=timeout_s)
+        self._is_waiting = False
+
+    def _wake_due(self) -> None:
+        self._is_wake_due = False
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._is_waiting:
+            self._wakes.put(None)
 
 
 def settle(outcomes: Sequence[Outcome]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import queue
 import sys
 import threading
 import time
@@ -13,7 +12,7 @@ from contextlib import suppress
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from specdec.engine.commands import Command, Outcome, refuse, settle
+from specdec.engine.commands import Command, CommandQueue, Outcome, refuse, settle
 from specdec.engine.engine import Engine
 from specdec.engine.requests.engine_client import EngineClient
 from specdec.engine.requests.outputs import TargetLostError
@@ -85,7 +84,7 @@ class EngineThread(EngineClient):
         super().__init__(engine.config, lambda: engine.tokenizer)
         self._remote = RemoteStreams()
         self.event_loop = asyncio.get_running_loop()
-        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._commands = CommandQueue(self.event_loop)
         self._outcomes: list[Outcome] = []  # of commands, not returned yet
         self.failure: TargetFailedError | None = None  # why the engine stopped for good
         self.is_recovering = False  # streams are paused while the target restarts
@@ -108,7 +107,8 @@ class EngineThread(EngineClient):
 
     def _add(self, request: EngineRequest, *, is_admitted: bool) -> asyncio.Future[None]:
         del is_admitted  # checked before
-        return self.call(lambda: self._engine.add(request), is_brief=True)
+        put = self._commands.put_with_others
+        return self._call(lambda: self._engine.add(request), put, is_brief=True)
 
     def _drop(self, unique_id: str) -> None:
         self.post(lambda: self._engine.abort(unique_id), is_brief=True)
@@ -133,7 +133,8 @@ class EngineThread(EngineClient):
             self._engine.add(request)
             self._remote.open(request.request_id, request.params.n, sink)
 
-        self._put(Command(add, on_end=on_end, is_brief=True))
+        self._commands.put(Command(add, on_end=on_end, is_brief=True))
+        self._refuse_if_ended()
 
     def withdraw(self, unique_id: str) -> None:
         """End a request of another process. Thread-safe."""
@@ -201,19 +202,24 @@ class EngineThread(EngineClient):
         """Run a function on the engine's thread, between two steps, without waiting for it."""
         self._commands.put(Command(function, is_brief=is_brief))
 
-    def _put(self, command: Command) -> None:
-        """Queue a command, which is settled even if the thread ends meanwhile."""
-        self._commands.put(command)
-        if self._has_ended:
-            self._refuse_commands()
-
     def call(self, function: Callable[[], T], *, is_brief: bool = False) -> asyncio.Future[T]:
         """Run a function on the engine's thread, between two steps; return its result to come."""
+        return self._call(function, self._commands.put, is_brief=is_brief)
+
+    def _call(
+        self, function: Callable[[], T], put: Callable[[Command], None], *, is_brief: bool
+    ) -> asyncio.Future[T]:
         if self._is_closed:
             raise NotReadyError("the service is shutting down")
         result: asyncio.Future[T] = self.event_loop.create_future()
-        self._put(Command(function, result, is_brief=is_brief))
+        put(Command(function, result, is_brief=is_brief))
+        self._refuse_if_ended()
         return result
+
+    def _refuse_if_ended(self) -> None:
+        """Settle a command that was queued when the thread had ended."""
+        if self._has_ended:
+            self._refuse_commands()
 
     def _run(self) -> None:
         """Run commands and steps; after an error of ours all work is refused."""
@@ -229,26 +235,14 @@ class EngineThread(EngineClient):
             self._update_stats(now=True)
 
     def _run_commands(self) -> bool:
-        """Run the queued commands, blocking while there is no other work; return False to stop."""
-        while True:
-            try:
-                command = self._next_command()
-            except queue.Empty:
-                return True
+        """Run the queued commands, and return their results; return False to stop."""
+        while self._commands:
+            command = self._commands.get()
             if command is None:
                 return False
             self._execute(command)
-
-    def _next_command(self) -> Command | None:
-        """Return a queued command, or the next one where there is no other work.
-
-        Raises queue.Empty. The results of the commands before it are returned before a wait.
-        """
-        with suppress(queue.Empty):
-            return self._commands.get_nowait()
         self._settle_commands()
-        is_idle, timeout_s = self._idle()
-        return self._commands.get(block=is_idle, timeout=timeout_s)
+        return True
 
     def _settle_commands(self) -> None:
         """Return the results of commands, after the stats that include them."""
@@ -273,7 +267,10 @@ class EngineThread(EngineClient):
         return self.failure is None and not self.is_recovering and self._engine.has_work
 
     def _advance(self) -> None:
-        """Expire requests and run a step."""
+        """Expire requests and run a step, or wait for a command where there is no step."""
+        is_idle, timeout_s = self._idle()
+        if is_idle:
+            self._commands.wait(timeout_s)
         if (self._can_step or self.is_recovering) and (
             expired := self._remote.expire(self._engine.expire(time.monotonic()))
         ):
@@ -332,11 +329,9 @@ class EngineThread(EngineClient):
     def _refuse_commands(self) -> None:
         """Settle the commands left in the queue. Thread-safe."""
         error = self.failure or NotReadyError("the service is shutting down")
-        with suppress(queue.Empty):
-            while True:
-                command = self._commands.get_nowait()
-                if command is not None:
-                    refuse(command, error, self._notify)
+        for command in self._commands.drain():
+            if command is not None:
+                refuse(command, error, self._notify)
 
     def _recover(self, error: TargetFailedError) -> None:
         if self.is_recovering or self.failure is not None:

@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
 
-from specdec.engine.commands import Command
+from specdec.engine.commands import Command, CommandQueue
 from specdec.engine.engine_thread import EngineThread
 from specdec.types.deadline import Deadline
 from specdec.types.errors import AbortedError, DeadlineExceededError, TargetFailedError
@@ -130,8 +131,34 @@ async def test_stats_that_cannot_be_made_end_the_engine_and_settle_every_command
 
 async def test_commands_after_an_error_of_the_thread_are_refused_with_the_failure(loop):
     async with Held(loop):
-        loop._put(Command(int, on_end=lambda error: 1 // 0))
+        loop._commands.put(Command(int, on_end=lambda error: 1 // 0))
         queued = brief_call(loop, int)
     for each in (queued, loop.call(int)):
         with pytest.raises(TargetFailedError, match="engine error"):
             await asyncio.wait_for(each, 10)
+
+
+async def test_commands_of_one_iteration_of_the_event_loop_wake_the_thread_once():
+    commands = CommandQueue(asyncio.get_running_loop())
+
+    def take():
+        commands.wait(10)
+        return len([*commands.drain()])
+
+    taken = asyncio.ensure_future(asyncio.to_thread(take))
+    while not commands._is_waiting:
+        await asyncio.sleep(0.001)
+    for _ in range(3):
+        commands.put_with_others(Command(int))
+        time.sleep(0.01)  # in which the thread would take the first one alone
+    assert await asyncio.wait_for(taken, 5) == 3
+
+
+async def test_a_command_of_another_thread_wakes_the_thread_at_once():
+    commands = CommandQueue(asyncio.get_running_loop())
+    waiting = asyncio.ensure_future(asyncio.to_thread(commands.wait, 10))
+    while not commands._is_waiting:
+        await asyncio.sleep(0.001)
+    await asyncio.to_thread(commands.put, Command(int))
+    await asyncio.wait_for(waiting, 5)
+    assert commands
