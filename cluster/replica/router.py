@@ -139,7 +139,7 @@ class Router(ABC):
         request_id = call.request_id or secrets.token_hex(8)
         current_request_id.set(request_id)
         measured = self._instrumentation.begin(request_id, call)
-        async with deadline.enforce() if deadline else nullcontext():
+        with deadline.enforce() if deadline and _takes_time(call) else nullcontext():
             try:
                 client = self._client_for(call.model)
                 if not is_admitted:
@@ -257,3 +257,11 @@ class Router(ABC):
 
     def _check_model(self, model: str) -> None:
         self._adapter_of(model)
+
+
+def _takes_time(call: GenerateRequest) -> bool:
+    """Return whether a text has to be encoded or a grammar compiled, while others run."""
+    is_encoded = isinstance(call.prompt, tuple) and isinstance(call.prompt[0], int)
+    params = call.params
+    has_more = params.structured_output is not None or params.speculation.prediction is not None
+    return has_more or not is_encoded

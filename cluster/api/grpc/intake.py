@@ -17,6 +17,7 @@ import grpc
 from grpc import StatusCode
 
 from cluster.api.base.errors import OVERLOAD_RETRY_AFTER_S
+from specdec.types.deadline import TimeLimit
 
 MAX_RECEIVING = 8
 """Messages that are received at the same time. Those of small requests arrive with the call."""
@@ -128,7 +129,7 @@ class Intake(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no t
     async def _receive(self, context: Any, places: asyncio.Semaphore) -> Any:
         """Read the message from the context: grpc's iterator would keep it in a reference cycle."""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            with TimeLimit(self._timeout_s, TimeoutError):
                 async with places:
                     message = await context.read()
         except TimeoutError:

@@ -6,7 +6,6 @@ after the last message of a stream.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,7 @@ from grpc import StatusCode, method_handlers_generic_handler
 
 from cluster.api.base.errors import status_of
 from protos.specdec.v1 import admin_pb2, inference_pb2
+from specdec.types.deadline import TimeLimit
 from specdec.types.errors import OverloadedError
 
 _RESPONSES = {
@@ -151,7 +151,7 @@ def refuse_malformed(
 async def _write(message: Any, grpc_context: Any) -> bool:
     """Send a message; set the status and return False if the client does not read in time."""
     try:
-        async with asyncio.timeout(WRITE_TIMEOUT_S):
+        with TimeLimit(WRITE_TIMEOUT_S, TimeoutError):
             await grpc_context.write(message)
     except TimeoutError:
         text = f"the client has not read its stream for {WRITE_TIMEOUT_S:g} s"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ from cluster.api.base.anthropic_errors import failure_response
 from cluster.api.base.byte_budget import HeldBytes
 from cluster.api.base.openai_errors import failure_of
 from cluster.api.http.limits import HttpLimits
+from specdec.types.deadline import TimeLimit
 from specdec.types.errors import BodyTooLargeError, SlowBodyError
 
 _MAX_DISCARDED_BYTES = 64 * 1024
@@ -61,11 +61,8 @@ class BoundedBody:
         """
         if self._is_complete:
             return await self._receive()
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                message = await self._receive()
-        except TimeoutError:
-            raise SlowBodyError(BODY_TIMEOUT_S) from None
+        with TimeLimit(self._timeout_s, lambda: SlowBodyError(BODY_TIMEOUT_S)):
+            message = await self._receive()
         if message["type"] == "http.request":
             self._num_bytes += len(message.get("body", b""))
             self._is_complete = not message.get("more_body", False)

@@ -63,9 +63,9 @@ class BoundedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse what has arrived."""
         self._num_unparsed += len(data)
-        if self._is_between_requests and self._header_timer is None:
-            self._start_header_timer()
         super().data_received(data)
+        if self._is_between_requests and self._header_timer is None:  # in a header block
+            self._start_header_timer()
         if self._num_unparsed > MAX_HEADER_BYTES and not self.transport.is_closing():
             self._refuse()
 

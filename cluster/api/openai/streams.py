@@ -6,8 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
@@ -19,7 +18,7 @@ from cluster.api.base.keep_alive import KeepAlive
 from cluster.api.base.sse import COMMENT, STREAM_HEADERS
 from cluster.api.openai.thinking_budget import ThinkingBudget, generate_within_budget
 from cluster.replica.router import Router
-from specdec.types.deadline import Deadline
+from specdec.types.deadline import CancelScope, Deadline, TimeLimit
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput
 
@@ -32,8 +31,7 @@ DONE = b"data: [DONE]\n\n"
 _RAW_HEADERS = StreamingResponse((), 200, STREAM_HEADERS, "text/event-stream").raw_headers
 
 
-@dataclass(frozen=True)
-class PromptOutput:
+class PromptOutput(NamedTuple):
     """An output with the index of its prompt."""
 
     prompt: int
@@ -42,6 +40,10 @@ class PromptOutput:
 
 class ClientDisconnectedError(ClientDisconnect):
     """The client closed the connection before the response was complete."""
+
+
+class _NotReadError(Exception):
+    """The client did not read its stream in time."""
 
 
 def generate_outputs(
@@ -136,7 +138,7 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
         watch.close()
 
 
-class DisconnectWatch:
+class DisconnectWatch(CancelScope):
     """Task that waits for the disconnect of a request's client.
 
     A context manager, which may be entered several times: a disconnect cancels its body, which then
@@ -145,30 +147,24 @@ class DisconnectWatch:
 
     def __init__(self, receive: Receive) -> None:
         """Start the task. Needs `close`."""
+        super().__init__(ClientDisconnectedError)
         self._watch = asyncio.create_task(_wait_for_disconnect(receive))
 
     def __enter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None, "not in a task"
-        self._task, self._num_cancelled = task, task.cancelling()
-        self._is_entered, self._has_left = True, False
+        super().__enter__()
         self._watch.add_done_callback(self._cancel)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._watch.remove_done_callback(self._cancel)
-        self._is_entered = False  # for a call that is scheduled already
-        is_own = self._has_left and self._task.uncancel() <= self._num_cancelled
-        if is_own and kind is not None and issubclass(kind, asyncio.CancelledError):
-            raise ClientDisconnectedError from None
+        super().__exit__(kind)
 
     def close(self) -> None:
         """End the task."""
         self._watch.cancel()
 
     def _cancel(self, watch: asyncio.Task[None]) -> None:
-        if self._is_entered and not (self._has_left or watch.cancelled()):
-            self._has_left = True
-            self._task.cancel()
+        if not watch.cancelled():
+            self.cancel()
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
@@ -225,14 +221,11 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end or the client disconnects; Serve cancels then."""
         watch = self.watch = self.watch or DisconnectWatch(receive)
-        time_to_send = asyncio.timeout(self._deadline.remaining_s + self._grace_s)
+        time_to_send_s = self._deadline.remaining_s + self._grace_s
         try:
-            async with time_to_send:
-                with suppress(ClientDisconnectedError), watch:
-                    await self._respond(send)
-        except TimeoutError:
-            if not time_to_send.expired():
-                raise
+            with TimeLimit(time_to_send_s, _NotReadError), suppress(ClientDisconnectedError), watch:
+                await self._respond(send)
+        except _NotReadError:
             logger.warning("stream closed: the client has stopped reading")
         finally:
             await self.aclose()
