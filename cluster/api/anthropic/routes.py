@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from cluster.api.anthropic.conversion import to_chat
@@ -12,6 +12,7 @@ from cluster.api.anthropic.messages import prepare_messages
 from cluster.api.anthropic.schema import CountTokensRequest, MessagesRequest
 from cluster.api.base.anthropic_errors import error_body
 from cluster.api.base.authentication import ApiKeys
+from cluster.api.base.json_body import ApiRequest
 from cluster.api.base.openai_errors import Failure
 from cluster.api.openai.generation import generate_response
 from cluster.api.openai.request_handler import RequestHandler
@@ -39,12 +40,12 @@ def messages_routes(
     routes = APIRouter(route_class=handler.route_class())
 
     @routes.post("/v1/messages")
-    async def messages(body: MessagesRequest, request: Request) -> Response:
+    async def messages(body: MessagesRequest, request: ApiRequest) -> Response:
         """Generate the next message of a conversation, streamed with `stream`."""
         return await generate_response(handler, prepare_messages, body, request)
 
     @routes.post("/v1/messages/count_tokens")
-    async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
+    async def count_tokens(body: CountTokensRequest, request: ApiRequest) -> Response:
         """Count the tokens of a conversation, exactly as for a message."""
         router = handler.get_router()
         router.check_admission(check_model(body.model or ""), 1)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping
 from json import JSONDecodeError
 from typing import Any
 
 from fastapi import Request
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
 
+from cluster.api.base.authentication import Lease
 from cluster.api.base.openai_errors import invalid_value
 from cluster.api.base.openai_schema import RequestModel
 from specdec.types.errors import InvalidValueError
@@ -35,14 +36,20 @@ def read_json(body: bytes) -> Any:
 class ApiRequest(Request):
     """A request with plain headers, whose JSON has a limited depth. `LimitBodies` limits its size.
 
-    Of several headers with the same name it has the first one.
+    headers: by their names in lower case; of several with the same name the first one.
+    request_id: of logs, answers and their header. lease: held until the answer is complete.
+    get_names: returns the names that errors call fields by; None where the body was not read.
     """
 
-    @cached_property
-    def headers(self) -> Mapping[str, str]:  # type: ignore[override]
-        """The headers by their names in lower case."""
-        pairs = reversed(self.scope["headers"])
-        return {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
+    headers: Mapping[str, str] = {}  # type: ignore[assignment]  # a property of the base class
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        super().__init__(scope, receive)
+        pairs = reversed(scope["headers"])
+        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
+        self.request_id = ""
+        self.lease = Lease()
+        self.get_names: Callable[[], Mapping[str, str]] | None = None
 
     @property
     def cookies(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from cluster.api.base.openai_errors import Failure
@@ -121,7 +122,9 @@ def params_for_prompt(params: SamplingParams, index: int, *, is_seed_given: bool
     that equal prompts have different answers: the random numbers are keyed by the seed.
     """
     assert params.seed is not None, "with_seed has set the seed"
-    return params if is_seed_given else params.with_seed((params.seed + index) % SEED_LIMIT)
+    if is_seed_given or index == 0:
+        return params
+    return params.with_seed((params.seed + index) % SEED_LIMIT)
 
 
 def generate_call(
@@ -201,13 +204,6 @@ class UsageMeter:
         stats = SpeculationStats.sum(output.speculation for output in outputs)
         predicted = SpeculationStats.sum(output.prediction for output in outputs)
         verifier = outputs[-1].verifier if outputs else _DEFAULT_VERIFIER
-        speculation = SpeculationUsage(
-            **vars(stats),
-            acceptance_rate=stats.acceptance_rate,
-            mean_acceptance_length=stats.mean_acceptance_length,
-            verifier=verifier,
-            is_lossless=verifier not in LOSSY_VERIFIERS,
-        )
         return Usage(
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
@@ -219,9 +215,20 @@ class UsageMeter:
                 reasoning_tokens=num_reasoning_tokens,
                 accepted_prediction_tokens=predicted.num_accepted_tokens,
                 rejected_prediction_tokens=predicted.num_rejected_tokens,
-                speculation=speculation,
+                speculation=_speculation_usage(stats, verifier),
             ),
         )
+
+
+@lru_cache(maxsize=16)  # most requests have no drafts
+def _speculation_usage(stats: SpeculationStats, verifier: VerifierName) -> SpeculationUsage:
+    return SpeculationUsage(
+        **vars(stats),
+        acceptance_rate=stats.acceptance_rate,
+        mean_acceptance_length=stats.mean_acceptance_length,
+        verifier=verifier,
+        is_lossless=verifier not in LOSSY_VERIFIERS,
+    )
 
 
 class ResponseBuilder(ABC):

@@ -13,8 +13,9 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from fastapi import Request, Response
+from fastapi import Response
 
+from cluster.api.base.json_body import ApiRequest
 from cluster.api.base.openai_errors import failure_of
 from cluster.api.base.sse import EMPTY_LINE
 from cluster.api.openai.builders import RequestContext, ResponseBuilder, offload
@@ -114,7 +115,7 @@ async def generate_response(
     handler: RequestHandler,
     prepare: Callable[[Router, Body, RequestContext], Awaitable[ResponseBuilder]],
     body: Body,
-    request: Request,
+    request: ApiRequest,
     request_id: str | None = None,
 ) -> Response:
     """Answer a request; abort it before the next step when the client disconnects.
@@ -123,23 +124,26 @@ async def generate_response(
     engine's error for an invalid request, also before a stream starts.
     """
     context = handler.context(request, request_id)
-    names = request.state.field_names = {**body.api_names, **body.sent_names()}
+    get_names: Callable[[], Mapping[str, str]] = lambda: {**body.api_names, **body.sent_names()}  # noqa: E731
+    request.get_names = get_names
     router, watch = handler.get_router(), DisconnectWatch(request.receive)
 
     async def answer() -> Response:
         handler.get_keys().check_priority(authorization_of(request), body.priority)
-        async with context.deadline.enforce():
+        with context.deadline.enforce():
             builder = await prepare(router, body, context)
         generate = partial(_outputs, router, builder, context.deadline)
         if not body.stream:
             return await _complete(builder, generate())
-        return await _stream(handler, builder, generate, context.deadline, names)
+        return await _stream(handler, builder, generate, context.deadline, get_names)
 
     response: Response | None = None
     try:
         with watch:
             response = await answer()
-        response.headers.update(warning_headers(context.warnings, names))
+        names = get_names() if context.warnings else {}
+        if headers := warning_headers(context.warnings, names):
+            response.headers.update(headers)
     except BaseException:
         watch.close()
         if isinstance(response, EventStream):
@@ -157,13 +161,13 @@ async def _stream(
     builder: ResponseBuilder,
     generate: Callable[[Callable[[], None]], AsyncGenerator[PromptOutput, None]],
     deadline: Deadline,
-    names: Mapping[str, str],
+    get_names: Callable[[], Mapping[str, str]],
 ) -> EventStream:
     """Return the response once the engine has admitted the requests, or raise their error."""
     interval_s = handler.get_router().config.sse_keep_alive_s
     outputs = PendingOutputs(generate)
     await (outputs.wait_until_admitted() if interval_s else outputs.wait_for_first())
-    events = _events(handler, builder, outputs, names)
+    events = _events(handler, builder, outputs, get_names)
     return EventStream(
         events, outputs, deadline, keep_alive_s=interval_s, comment=builder.keep_alive
     )
@@ -197,7 +201,7 @@ async def _events(
     handler: RequestHandler,
     builder: ResponseBuilder,
     outputs: PendingOutputs,
-    names: Mapping[str, str],
+    get_names: Callable[[], Mapping[str, str]],
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream."""
     async with aclosing(outputs):
@@ -216,7 +220,7 @@ async def _events(
             for data in await offload(builder.closing, is_large=builder.names is not None):
                 yield data
         except Exception as error:
-            failure = failure_of(error, names=names)
+            failure = failure_of(error, names=get_names())
             handler.count(failure)
             for data in builder.failed(failure):
                 yield data

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cluster.api.base.authentication import ApiKeys, Lease
+from cluster.api.base.authentication import ApiKeys
 from cluster.api.base.errors import CLIENT_CLOSED_REQUEST
 from cluster.api.base.json_body import ApiRequest
 from cluster.api.base.openai_errors import Failure, failure_of
@@ -35,9 +35,10 @@ from specdec.types.deadline import Deadline
 from specdec.types.errors import InvalidValueError, SpecdecError, UnknownModelError
 
 REQUEST_ID_HEADER = "x-request-id"
+_RAW_ID_HEADER = REQUEST_ID_HEADER.encode()
 TIMEOUT_HEADER = "x-request-timeout-s"
 
-RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
+RouteHandler = Callable[[ApiRequest], Coroutine[Any, Any, Response]]
 
 
 async def declare_headers(
@@ -71,32 +72,30 @@ class RequestHandler:
         return type("HandledRoute", (HandledRoute,), {"handler": self})
 
     async def respond(
-        self, request: Request, handle: RouteHandler, model: type[RequestModel] | None
+        self, request: ApiRequest, handle: RouteHandler, model: type[RequestModel] | None
     ) -> Response:
         """Run `handle`; return its response or an error in OpenAI's format, with the request id."""
-        request.state.request_id = f"req-{secrets.token_hex(12)}"
         is_embedded = self.get_router().config.ingress == "embedded"  # Serve adds the id itself
-        lease = Lease()
         try:
             self._identify(request)
-            lease = self._admit(request)
+            self._admit(request)
             if request.method == "POST":
                 require_same_origin(request)
-            request.state.lease = lease
             response = await handle(request)
         except Exception as error:
-            lease.release()  # before the response, which can fail, too
-            names = getattr(request.state, "field_names", model.api_names if model else {})
+            request.lease.release()  # before the response, which can fail, too
+            names = request.get_names() if request.get_names else model.api_names if model else {}
             response = self._failed(_unwrapped(error), model, names)
         except BaseException:
-            lease.release()
+            request.lease.release()
             raise
         if isinstance(response, EventStream):
-            response.lease = lease
+            response.lease = request.lease
         else:
-            lease.release()
+            request.lease.release()
         if is_embedded:
-            response.headers[REQUEST_ID_HEADER] = request.state.request_id
+            kept = [each for each in response.raw_headers if each[0] != _RAW_ID_HEADER]  # of a peer
+            response.raw_headers = [*kept, (_RAW_ID_HEADER, request.request_id.encode())]
         return response
 
     def _failed(
@@ -113,31 +112,32 @@ class RequestHandler:
         """Return the response of a request that has sent no status yet."""
         return failure.respond()
 
-    def context(self, request: Request, request_id: str | None) -> RequestContext:
+    def context(self, request: ApiRequest, request_id: str | None) -> RequestContext:
         """Return the id and deadline of a request; `request_id` is the one in its body."""
         if request_id is not None:
-            request.state.request_id = check_request_id(request_id)
+            request.request_id = check_request_id(request_id)
         limit_s = self.get_router().config.request_timeout_s
         timeout_s = min(_timeout_s(request.headers.get(TIMEOUT_HEADER)), limit_s)
-        return RequestContext(request.state.request_id, Deadline.after(timeout_s))
+        return RequestContext(request.request_id, Deadline.after(timeout_s))
 
     def count(self, failure: Failure) -> None:
         """Count an error in the metrics."""
         self.get_router().metrics.count_failure(failure.grpc_code)
 
-    def _identify(self, request: Request) -> None:
+    def _identify(self, request: ApiRequest) -> None:
+        request.request_id = f"req-{secrets.token_hex(12)}"
         given = request.headers.get(REQUEST_ID_HEADER)
         if given:
-            request.state.request_id = check_request_id(given)
-        current_request_id.set(request.state.request_id)
+            request.request_id = check_request_id(given)
+        current_request_id.set(request.request_id)
 
-    def _admit(self, request: Request) -> Lease:
+    def _admit(self, request: ApiRequest) -> None:
         """Check the API key; a POST request takes a slot of the key."""
         authorization = authorization_of(request)
         if request.method == "POST":
-            return self.get_keys().admit(authorization)
-        self.get_keys().check(authorization)
-        return Lease()
+            request.lease = self.get_keys().admit(authorization)
+        else:
+            self.get_keys().check(authorization)
 
 
 def _unwrapped(error: Exception) -> Exception:
@@ -161,23 +161,37 @@ class HandledRoute(APIRoute):
         kind = self.body_field.field_info.annotation if self.body_field else None
         return kind if isinstance(kind, type) and issubclass(kind, RequestModel) else None
 
-    def get_route_handler(self) -> RouteHandler:
-        """Return the function that answers a request."""
-        handler, model = self.handler, self.model
-        if model is None:
-            handle = super().get_route_handler()
-        else:
-            _require_plain(self)
-            handle = _reading(model, self.endpoint)
-        if handler.get_applications is not None:
-            handle = _forwarding(handle, handler.get_applications)
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the function that answers a request which FastAPI has routed."""
+        handler, handle, model = self.handler, self._handle(), self.model
 
         async def respond(request: Request) -> Response:
-            is_own = isinstance(request, ApiRequest)  # not where FastAPI has made it
-            own = request if is_own else ApiRequest(request.scope, request.receive)
+            own = ApiRequest(request.scope, request.receive)
             return await handler.respond(own, handle, model)
 
         return respond
+
+    @property
+    def direct(self) -> ASGIApp:
+        """The application that answers a request without FastAPI."""
+        handler, handle, model = self.handler, self._handle(), self.model
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            response = await handler.respond(ApiRequest(scope, receive), handle, model)
+            await response(scope, receive, send)
+
+        return app
+
+    def _handle(self) -> RouteHandler:
+        """Return the function that a request passes to, once it is admitted."""
+        if self.model is None:
+            handle: RouteHandler = super().get_route_handler()
+        else:
+            _require_plain(self)
+            handle = _reading(self.model, self.endpoint)
+        if self.handler.get_applications is not None:
+            handle = _forwarding(handle, self.handler.get_applications)
+        return handle
 
 
 def _require_plain(route: APIRoute) -> None:
@@ -194,8 +208,7 @@ def _reading(
 ) -> RouteHandler:
     """Return a handler that reads the body for `endpoint`."""
 
-    async def handle(request: Request) -> Response:
-        assert isinstance(request, ApiRequest), "made by the route"
+    async def handle(request: ApiRequest) -> Response:
         return await endpoint(body=await request.read(model), request=request)
 
     return handle
@@ -204,19 +217,11 @@ def _reading(
 def direct_routes(*routers: APIRouter) -> dict[str, ASGIApp]:
     """Return the applications that answer a POST request by its path, without FastAPI."""
     return {
-        route.path: _responding(route.get_route_handler())
+        route.path: route.direct
         for router in routers
         for route in router.routes
         if isinstance(route, HandledRoute) and route.model is not None
     }
-
-
-def _responding(respond: RouteHandler) -> ASGIApp:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        response = await respond(ApiRequest(scope, receive))
-        await response(scope, receive, send)
-
-    return app
 
 
 def authorization_of(request: Request) -> str | None:
@@ -230,14 +235,14 @@ def _forwarding(
 ) -> RouteHandler:
     """Wrap `handle`: forward to the application that serves the model and counts the request."""
 
-    async def handle_or_forward(request: Request) -> Response:
+    async def handle_or_forward(request: ApiRequest) -> Response:
         try:
             return await handle(request)
         except UnknownModelError as error:
             peer = await find_peer(get_applications(), request, error.requested)
             if peer is None:
                 raise
-            request.state.lease.undo()
+            request.lease.undo()
             forwarded = ForwardedRequest.of(request, await request.body())
             return await cancel_on_disconnect(request, forward(peer, forwarded))
 

@@ -7,9 +7,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi import APIRouter, Depends, Path, Response
 
 from cluster.api.base.authentication import ApiKeys
+from cluster.api.base.json_body import ApiRequest
 from cluster.api.base.openai_errors import ApiError
 from cluster.api.base.openai_schema import ErrorBody, ResponseModel
 from cluster.api.openai.chat import prepare_chat
@@ -109,40 +110,40 @@ def _refusal(message: str) -> Callable[[], Awaitable[Response]]:
 
 def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
     @routes.post("/v1/chat/completions", responses=_answers(ChatCompletion, "chunks"))
-    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    async def chat_completions(body: ChatRequest, request: ApiRequest) -> Response:
         """Generate the next message of a chat, streamed with `stream`."""
         return await generate_response(handler, prepare_chat, body, request, body.request_id)
 
     @routes.post("/v1/completions", responses=_answers(Completion, "completions"))
-    async def completions(body: CompletionRequest, request: Request) -> Response:
+    async def completions(body: CompletionRequest, request: ApiRequest) -> Response:
         """Complete a text, streamed with `stream`."""
         return await generate_response(handler, prepare_completion, body, request, body.request_id)
 
     @routes.post("/v1/responses", responses=_answers(ResponseBody, "response events"))
-    async def responses(body: ResponsesRequest, request: Request) -> Response:
+    async def responses(body: ResponsesRequest, request: ApiRequest) -> Response:
         """Generate a response, without stored state."""
         return await generate_response(handler, prepare_response, body, request)
 
     @routes.post("/v1/responses/input_tokens", responses=_answers(InputTokens))
-    async def input_tokens(body: ResponsesRequest, request: Request) -> Response:
+    async def input_tokens(body: ResponsesRequest, request: ApiRequest) -> Response:
         """Count the input tokens of a response."""
         router = handler.get_router()
-        request.state.field_names = {**body.api_names, **body.sent_names()}
+        request.get_names = lambda: {**body.api_names, **body.sent_names()}
         count = await count_prompt(handler, response_chat(router, body), request)
         return _json(InputTokens(object="response.input_tokens", input_tokens=count))
 
 
-async def count_prompt(handler: RequestHandler, chat: ChatRequest, request: Request) -> int:
+async def count_prompt(handler: RequestHandler, chat: ChatRequest, request: ApiRequest) -> int:
     """Return the number of tokens of a chat's prompt. Raise the errors of its fields."""
     router, context = handler.get_router(), handler.context(request, None)
     call = service_requests.TokenizeRequest(_conversation(router, chat), chat.model or "", False)
-    async with context.deadline.enforce():
+    with context.deadline.enforce():
         return len(await cancel_on_disconnect(request, router.tokenize(call)))
 
 
 def _add_tokens(routes: APIRouter, handler: RequestHandler) -> None:
     @routes.post("/tokenize", responses=_answers(TokenizeAnswer))
-    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+    async def tokenize(body: TokenizeRequest, request: ApiRequest) -> Response:
         """Tokenize a text or a chat, exactly as a prompt."""
         router, context = handler.get_router(), handler.context(request, None)
         router.check_admission(check_model(body.model or ""), 1)
@@ -152,19 +153,19 @@ def _add_tokens(routes: APIRouter, handler: RequestHandler) -> None:
         )
         if isinstance(prompt, Conversation):
             context.warnings.extend(template_warnings(prompt, router.text.chat_template))
-        async with context.deadline.enforce():
+        with context.deadline.enforce():
             token_ids = await cancel_on_disconnect(request, router.tokenize(call))
             answer = await asyncio.to_thread(_tokens, router, token_ids, body.return_token_strs)
         answer.headers.update(warning_headers(context.warnings, {}))
         return answer
 
     @routes.post("/detokenize", responses=_answers(DetokenizeAnswer))
-    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+    async def detokenize(body: DetokenizeRequest, request: ApiRequest) -> Response:
         """Decode tokens to a text."""
         router, context = handler.get_router(), handler.context(request, None)
         router.check_admission(check_model(body.model or ""), 1)
         call = service_requests.DetokenizeRequest(tuple(body.tokens), body.model or "")
-        async with context.deadline.enforce():
+        with context.deadline.enforce():
             text = await cancel_on_disconnect(request, router.detokenize(call))
         return _json(DetokenizeAnswer(prompt=text))
 

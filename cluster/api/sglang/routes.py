@@ -9,10 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from cluster.api.base.authentication import ApiKeys, Lease
+from cluster.api.base.authentication import ApiKeys
+from cluster.api.base.json_body import ApiRequest
 from cluster.api.base.operator_service import OperatorService
 from cluster.api.openai.generation import generate_response
 from cluster.api.openai.request_handler import RequestHandler, authorization_of
@@ -63,7 +64,7 @@ class OperatorHandler(RequestHandler):
 
     get_admin: Callable[[], OperatorService] = field(kw_only=True)
 
-    def is_operator(self, request: Request) -> bool:
+    def is_operator(self, request: ApiRequest) -> bool:
         """Return whether a request has the operators' credential."""
         try:
             self.get_admin().access.check(authorization_of(request))
@@ -71,19 +72,19 @@ class OperatorHandler(RequestHandler):
             return False
         return True
 
-    def _admit(self, request: Request) -> Lease:
-        is_token = self.get_admin().access.has_token and self.is_operator(request)
-        return Lease() if is_token else super()._admit(request)
+    def _admit(self, request: ApiRequest) -> None:
+        if not (self.get_admin().access.has_token and self.is_operator(request)):
+            super()._admit(request)
 
 
 def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
     @routes.post("/generate")
-    async def generate(body: GenerateRequest, request: Request) -> Response:
+    async def generate(body: GenerateRequest, request: ApiRequest) -> Response:
         """Complete one prompt or several, streamed with `stream`."""
         return await generate_response(handler, prepare_generate, body, request)
 
     @routes.get("/health_generate")
-    async def health_generate(request: Request) -> Response:
+    async def health_generate(request: ApiRequest) -> Response:
         """Generate one token; an error if that is not possible. A full queue is no error."""
         router, context = handler.get_router(), handler.context(request, None)
 
@@ -102,13 +103,13 @@ def _add_abort(
     routes: APIRouter, handler: OperatorHandler, get_admin: Callable[[], OperatorService]
 ) -> None:
     @routes.post("/abort_request")
-    async def abort_request(body: AbortRequest, request: Request) -> Response:
+    async def abort_request(body: AbortRequest, request: ApiRequest) -> Response:
         """End the client's requests with this id, or all requests for an operator, everywhere."""
         body.check_together()
         if body.abort_all and not handler.is_operator(request):
             raise UnauthenticatedError
         order = AbortOrder(body.rid, current_caller.get(), is_for_all=body.abort_all)
-        async with handler.context(request, None).deadline.enforce():
+        with handler.context(request, None).deadline.enforce():
             await get_admin().orders.abort(order)
         return Response(status_code=200)
 
@@ -117,9 +118,9 @@ def _add_replica_orders(
     routes: APIRouter, handler: RequestHandler, get_admin: Callable[[], OperatorService]
 ) -> None:
     @routes.post("/flush_cache")
-    async def flush_cache(request: Request, body: FlushRequest | None = None) -> Response:
+    async def flush_cache(request: ApiRequest, body: FlushRequest | None = None) -> Response:
         """Empty the prefix cache of every replica, unless its requests run or wait."""
-        async with handler.context(request, None).deadline.enforce():
+        with handler.context(request, None).deadline.enforce():
             is_flushed = await get_admin().orders.flush_caches()
         if is_flushed:
             return Response("Cache flushed.\n", media_type="text/plain")

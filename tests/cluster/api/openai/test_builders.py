@@ -5,9 +5,9 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from fastapi import Request
 
 from cluster.api.base.authentication import ApiKeys
+from cluster.api.base.json_body import ApiRequest
 from cluster.api.openai.builders import MANY_TOKENS, ResponseBuilder, UsageMeter, offload, with_seed
 from cluster.api.openai.completion import completion_params
 from cluster.api.openai.conversation import configured_tool_format
@@ -104,8 +104,7 @@ def test_the_timeout_is_the_smaller_of_the_header_and_the_configuration(asked, t
     router = SimpleNamespace(config=SimpleNamespace(request_timeout_s=60.0))
     handler = RequestHandler(lambda: router, ApiKeys)
     headers = [] if asked is None else [(b"x-request-timeout-s", asked.encode())]
-    request = Request({"type": "http", "headers": headers})
-    request.state.request_id = "made-up"
+    request = ApiRequest({"type": "http", "headers": headers}, receive=None)
     assert handler.context(request, None).deadline.timeout_s == timeout_s
     assert handler.context(request, "in-the-body").request_id == "in-the-body"
 
