@@ -106,18 +106,22 @@ class StepRecorder(Protocol):
 class Histogram:
     """Thread-safe histogram."""
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        """bounds: inclusive upper bounds of the buckets, ascending."""
+    def __init__(self, bounds: tuple[float, ...], lock: Lock | None = None) -> None:
+        """bounds: inclusive upper bounds of the buckets, ascending. lock: shared with others."""
         self._bounds = tuple(map(float, bounds))
         self._counts = [0] * (len(bounds) + 1)
         self._total = 0.0
-        self._lock = Lock()
+        self._lock = lock or Lock()
 
     def observe(self, value: float, count: int = 1) -> None:
         """Count observations of the same value."""
         with self._lock:
-            self._counts[bisect_left(self._bounds, value)] += count
-            self._total += value * count
+            self.add(value, count)
+
+    def add(self, value: float, count: int = 1) -> None:
+        """Count observations for a caller that holds the lock."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._total += value * count
 
     def read(self) -> HistogramCounts:
         """Return a snapshot."""
@@ -133,7 +137,10 @@ class Metrics:
 
     def __init__(self) -> None:
         self.num_requests = 0  # received, each choice counted as one
-        self._histograms = {name: Histogram(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
+        self._lock = Lock()  # of all histograms, as a request ends with an observation in each
+        self._histograms = {
+            name: Histogram(bounds, self._lock) for name, (_, bounds) in HISTOGRAMS.items()
+        }
         self.ended = Counter(dict.fromkeys([*(each.value for each in FinishReason), ABORTED], 0))
         self._num_tokens = 0  # up to the last step
         self.failed: Counter[str] = Counter()  # calls by the name of their gRPC status code
@@ -142,6 +149,12 @@ class Metrics:
     def __getitem__(self, name: str) -> Histogram:
         """Return a histogram by its name without the prefix."""
         return self._histograms[name]
+
+    def observe(self, values: Mapping[str, float]) -> None:
+        """Count one observation in each histogram that is named."""
+        with self._lock:
+            for name, value in values.items():
+                self._histograms[name].add(value)
 
     def count_end(self, finish_reason: str) -> None:
         """Count a request that ended; the reason is a FinishReason's value or ABORTED."""

@@ -122,38 +122,39 @@ class RequestMetrics:
 
     def _on_first(self, at: float) -> None:
         self.first_at = at
-        self._metrics[FIRST_TOKEN].observe(at - self.arrived_at)
+        values = {FIRST_TOKEN: at - self.arrived_at}
         if self.scheduled_at is not None:
-            self._metrics[PREFILL_TIME].observe(at - self.scheduled_at)
+            values[PREFILL_TIME] = at - self.scheduled_at
+        self._metrics.observe(values)
 
     def _on_end(self, output: EngineOutput, reason: str, at: float) -> None:
         assert self.first_at is not None, "an end without a token"
         self._has_ended = True
-        self._metrics[END_TO_END].observe(at - self.arrived_at)
-        self._metrics[DECODE_TIME].observe(at - self.first_at)
-        self._metrics[PROMPT_TOKENS].observe(output.num_prompt_tokens)
-        self._metrics[GENERATION_TOKENS].observe(output.num_output_tokens)
-        self._observe_longest(output, at - self.first_at)
+        counts = self._num_tokens
+        longest = output.num_output_tokens if counts is None else max(counts.values())
+        decode_s = at - self.first_at
+        values: dict[str, float] = {
+            END_TO_END: at - self.arrived_at,
+            DECODE_TIME: decode_s,
+            PROMPT_TOKENS: output.num_prompt_tokens,
+            GENERATION_TOKENS: output.num_output_tokens,
+            MAX_GENERATION_TOKENS: longest,
+            TIME_PER_OUTPUT_TOKEN: decode_s / max(1, longest - 1),
+        }
         if self.scheduled_at is not None:
-            self._metrics[INFERENCE_TIME].observe(at - self.scheduled_at)
+            values[INFERENCE_TIME] = at - self.scheduled_at
         if self._params is not None:
-            self._observe_params(self._params)
+            values[PARAMS_N] = self._params.n
+            if self._params.max_tokens is not None:
+                values[PARAMS_MAX_TOKENS] = self._params.max_tokens
+        self._metrics.observe(values)
         self._metrics.count_end(reason)
         self._log_end(reason, at)
 
-    def _observe_longest(self, output: EngineOutput, decode_s: float) -> None:
-        counts = self._num_tokens
-        longest = output.num_output_tokens if counts is None else max(counts.values())
-        self._metrics[MAX_GENERATION_TOKENS].observe(longest)
-        self._metrics[TIME_PER_OUTPUT_TOKEN].observe(decode_s / max(1, longest - 1))
-
-    def _observe_params(self, params: SamplingParams) -> None:
-        self._metrics[PARAMS_N].observe(params.n)
-        if params.max_tokens is not None:
-            self._metrics[PARAMS_MAX_TOKENS].observe(params.max_tokens)
-
     def _log_end(self, reason: str, at: float) -> None:
         """Log one line with numbers only; prompts and outputs are private."""
+        if not logger.isEnabledFor(logging.INFO):
+            return
         fields: dict[str, object] = {"request_id": self._request_id, "finish_reason": reason}
         if self._last is not None and self.first_at is not None:
             speculation = self._last.speculation

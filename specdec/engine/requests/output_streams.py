@@ -97,13 +97,17 @@ class OutputStream:
 
 
 class OutputStreams:
-    """Distributes the outputs of an engine to its requests, on one event loop."""
+    """Distributes the outputs of an engine to its requests, on one event loop.
+
+    num_sequences: choices that have not ended; any thread may read it.
+    """
 
     def __init__(self, prefix: str = "") -> None:
         """prefix: of the serial number in each unique id."""
         self._prefix = prefix
         self._streams: dict[str, OutputStream] = {}
         self._num_choices: dict[str, int] = {}  # that have not ended, by request
+        self.num_sequences = 0
         self._serial = itertools.count()
         self._none_left = asyncio.Event()
         self._none_left.set()
@@ -118,11 +122,6 @@ class OutputStreams:
         """Open streams, with those whose last output has not been read."""
         return len(self._streams)
 
-    @property
-    def num_sequences(self) -> int:
-        """Choices that have not ended. Thread-safe."""
-        return sum(tuple(self._num_choices.values()))  # copied atomically
-
     def open(
         self,
         request: EngineRequest,
@@ -134,6 +133,7 @@ class OutputStreams:
         unique_id = f"{request.request_id}/{self._prefix}{next(self._serial)}"
         stream = self._streams[unique_id] = OutputStream(metrics, caller)
         self._num_choices[unique_id] = request.params.n
+        self.num_sequences += request.params.n
         self._none_left.clear()
         if deadline is not None:
             loop = asyncio.get_running_loop()
@@ -145,9 +145,13 @@ class OutputStreams:
         stream = self._streams.pop(unique_id)
         if stream.timer is not None:
             stream.timer.cancel()
-        self._num_choices.pop(unique_id, None)
+        self._end(unique_id)
         if not self._streams:
             self._none_left.set()
+
+    def _end(self, unique_id: str) -> None:
+        """Count the choices of a request no longer; of one that has ended there are none."""
+        self.num_sequences -= self._num_choices.pop(unique_id, 0)
 
     async def wait_for(self, unique_id: str, admission: asyncio.Future[None]) -> None:
         """Wait until the engine has a request. Raises its refusal, or what ended it before."""
@@ -176,10 +180,11 @@ class OutputStreams:
             self._deliver(output, now_s)
 
     def _deliver(self, output: EngineOutput, now_s: float) -> None:
-        if output.finish_reason is not None and output.request_id in self._num_choices:
-            self._num_choices[output.request_id] -= 1
         if output.is_last:
-            self._num_choices.pop(output.request_id, None)
+            self._end(output.request_id)
+        elif output.finish_reason is not None and output.request_id in self._num_choices:
+            self._num_choices[output.request_id] -= 1
+            self.num_sequences -= 1
         stream = self._streams.get(output.request_id)
         if stream is None:
             return  # its reader has closed it, and the abort is queued
@@ -194,7 +199,7 @@ class OutputStreams:
     def expire(self, unique_ids: list[str]) -> None:
         """Fail requests that were queued past their deadline."""
         for unique_id in unique_ids:
-            self._num_choices.pop(unique_id, None)
+            self._end(unique_id)
             stream = self._streams.get(unique_id)
             if stream is not None:
                 error = OverloadedError("the request waited in the queue past its deadline")
@@ -210,5 +215,6 @@ class OutputStreams:
     def fail(self, error: Exception) -> None:
         """End all streams with an error."""
         self._num_choices.clear()
+        self.num_sequences = 0
         for stream in self._streams.values():
             stream.fail(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from specdec.config.speculation.speculative import SpeculativeConfig
@@ -155,13 +156,16 @@ def _verifier(
         if name in ("threshold", "confidence"):
             text = tokenizer.decode(prompt[-MAX_CHARS:])  # most tokens have at least one character
             threshold = preset_for(text, is_structured=params.structured_output is not None)
-    return Verifier(
+    return _make_verifier(
         name=name,
         epsilon=_first(options.typical_epsilon, service.typical_epsilon),
         delta=_first(options.typical_delta, service.typical_delta),
         threshold=threshold if not isinstance(threshold, str) else ACCEPTANCE_PRESETS[threshold],
         synthetic_rates=service.synthetic_rates if name == "synthetic" else (),
     )
+
+
+_make_verifier = lru_cache(maxsize=128)(Verifier)  # requests share few of them
 
 
 def _first(requested: _Value | None, default: _Value) -> _Value:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, Self, TypeVar, overload
 
 from specdec.types.sampling.sampling_params import (
     ACCEPTANCE_PRESETS,
@@ -13,6 +13,27 @@ from specdec.types.sampling.sampling_params import (
     LOSSY_VERIFIERS,
     VerifierName,
 )
+
+V = TypeVar("V")
+
+
+class derived(Generic[V]):  # noqa: N801  # used like `property`
+    """Property that is computed once, without the lock of Python 3.11's `cached_property`."""
+
+    def __init__(self, compute: Callable[[Any], V]) -> None:
+        self._compute, self.__doc__ = compute, compute.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> V: ...
+
+    def __get__(self, instance: object | None, owner: type) -> V | Self:
+        if instance is None:
+            return self
+        value = vars(instance)[self._compute.__name__] = self._compute(instance)
+        return value
 
 
 @dataclass(frozen=True)
@@ -69,46 +90,46 @@ class SamplingRules:
     scale_draft_temperature: bool = False
     draft_confidence_threshold: float | None = None
 
-    @cached_property
+    @derived
     def is_greedy(self) -> bool:
         """Return whether sampling is an argmax, for which all lossless verifiers are equal."""
         return self.temperature == 0 and self.verifier.name not in LOSSY_VERIFIERS
 
-    @cached_property
+    @derived
     def acting_verifier(self) -> VerifierName:
         """Name of the verifier in effect."""
         return "coupled" if self.is_greedy else self.verifier.name
 
-    @cached_property
+    @derived
     def needs_draft_probs(self) -> bool:
         """Return whether drafts need the distributions that they were drawn from."""
         return self.acting_verifier in ("rejection", "block")
 
-    @cached_property
+    @derived
     def needs_confidences(self) -> bool:
         """Return whether drafts need the draft model's probability of each of their tokens."""
         return self.acting_verifier == "confidence"
 
-    @cached_property
+    @derived
     def listed_tokens(self) -> ListedTokens | None:
         """Tokens that are listed at each position of the output; None for no log-probabilities."""
         return (
             None if self.logprobs is None else ListedTokens(self.logprobs, self.logprob_token_ids)
         )
 
-    @cached_property
+    @derived
     def listed_prompt_tokens(self) -> ListedTokens | None:
         """Tokens that are listed at each position of the prompt; None for no log-probabilities."""
         count = self.prompt_logprobs
         return None if count is None else ListedTokens(count, self.logprob_token_ids)
 
-    @cached_property
+    @derived
     def has_penalties(self) -> bool:
         """Return whether logits depend on the counts of earlier tokens."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         return penalties != (1, 0, 0)
 
-    @cached_property
+    @derived
     def needs_tokens(self) -> bool:
         """Return whether the worker needs a sequence's tokens, those in cached blocks included."""
         return self.has_penalties or bool(self.bad_words) or self.prompt_logprobs is not None
