@@ -67,6 +67,7 @@ def network_of(host: str) -> str:
     return f"{IPv6Address(int(address) >> 64 << 64)}/64" if mapped is None else str(mapped)
 
 
+@lru_cache(maxsize=128)
 def network_of_peer(peer: str) -> str:
     """Return `network_of` the host in grpc's name of a peer, such as ipv6:%5B::1%5D:52140."""
     _, _, host_and_port = unquote(peer).partition(":")

@@ -40,8 +40,16 @@ class Access(NamedTuple):
 
 def authorization(grpc_context: Any) -> str | None:
     """Return the credential of a call, None where it has none."""
-    value: str | None = dict(grpc_context.invocation_metadata() or ()).get("authorization")
-    return value
+    return _authorization_in(grpc_context.invocation_metadata())
+
+
+def _authorization_in(metadata: Any) -> str | None:
+    """Return the last credential in the metadata of a call."""
+    found = None
+    for name, value in metadata or ():
+        if name == "authorization":
+            found = value
+    return found
 
 
 def admit(servicer: Any, grpc_context: Any) -> Lease:
@@ -75,7 +83,7 @@ def has_access(keys: ApiKeys, admin: AdminAccess, method: str, metadata: Any) ->
     The servicers check it again: for what a call occupies, and the status that it gets.
     """
     check = {_INFERENCE: keys.check, _ADMIN: admin.check}.get(method.split("/")[1])
-    credential = dict(metadata or ()).get("authorization")
+    credential = _authorization_in(metadata)
     try:
         if check is not None:
             check(credential)

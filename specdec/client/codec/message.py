@@ -109,13 +109,18 @@ class MessageCodec(Generic[MessageT, RecordT]):
         self._flat = {name: part for name, part in options.parts.items() if name not in named}
         self._by_name = {each.name: each for each in self._all_fields()}
         without_presence = [each for each in self._fields if not each.has_presence]
-        self._implicit = [] if options.zero_is_default else without_presence
+        implicit = [] if options.zero_is_default else without_presence
+        self._converted = [each for each in implicit if each.convert not in _PLAIN]
         with_presence = {each.attribute for each in self._fields if each.has_presence}
-        self._absent = {
+        self._absent: dict[str, Any] = {
             attribute: None
             for attribute in with_presence | options.oneofs.keys()
             if self._defaults[attribute] is MISSING
         }
+        empty = message_type()
+        for each in implicit:
+            if each.convert in _PLAIN:
+                self._absent[each.attribute] = each.convert.decode(getattr(empty, each.name))
 
     @property
     def unmapped(self) -> set[str]:
@@ -147,9 +152,9 @@ class MessageCodec(Generic[MessageT, RecordT]):
         """
         values = {**self._absent, **given}
         present = {descriptor.name: value for descriptor, value in message.ListFields()}
-        for name, attribute, convert, _, _ in self._implicit:
-            if name not in present:
-                values[attribute] = convert.decode(getattr(message, name))
+        for each in self._converted:
+            if each.name not in present:
+                values[each.attribute] = each.convert.decode(getattr(message, each.name))
         for name, value in present.items():
             known = self._by_name.get(name)
             if known is not None and (value or not self._options.zero_is_default):
@@ -202,6 +207,8 @@ class MessageCodec(Generic[MessageT, RecordT]):
 _UNCHANGED = Converter(lambda value: value, lambda value: value)
 _LIST = Converter(_UNCHANGED.encode, tuple)
 _MAP = Converter(_UNCHANGED.encode, dict)
+_PLAIN = (_UNCHANGED, _LIST, _MAP)
+"""Conversions of which an absent field always has the same result; it is never changed."""
 
 
 def enum_converter(enum: EnumDescriptor) -> Converter:

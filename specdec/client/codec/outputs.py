@@ -6,6 +6,7 @@ Written out field by field: a stream converts a message for every step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from protos.specdec.v1 import inference_pb2 as pb
@@ -21,7 +22,7 @@ from specdec.types.responses import (
     TokenLogprob,
     Usage,
 )
-from specdec.types.sampling.sampling_params import LOSSY_VERIFIERS
+from specdec.types.sampling.sampling_params import LOSSY_VERIFIERS, VerifierName
 
 if TYPE_CHECKING:  # numpy comes with them, and the client does without it
     from specdec.types.messages import Logprobs
@@ -188,13 +189,18 @@ def _encode_usage(output: EngineOutput) -> pb.Usage:
     return pb.Usage(
         prompt_tokens=output.num_prompt_tokens,
         completion_tokens=output.num_output_tokens,
-        speculation=_STATS.encode(
-            output.speculation,
-            verifier=_VERIFIERS.encode(output.verifier),
-            is_lossless=output.verifier not in LOSSY_VERIFIERS,
-        ),
+        speculation=_encode_speculation(output.speculation, output.verifier),
         accepted_prediction_tokens=output.prediction.num_accepted_tokens,
         rejected_prediction_tokens=output.prediction.num_rejected_tokens,
+    )
+
+
+@lru_cache(maxsize=16)  # most requests have no drafts
+def _encode_speculation(stats: SpeculationStats, verifier: VerifierName) -> pb.SpeculationUsage:
+    return _STATS.encode(
+        stats,
+        verifier=_VERIFIERS.encode(verifier),
+        is_lossless=verifier not in LOSSY_VERIFIERS,
     )
 
 
