@@ -124,25 +124,22 @@ async def generate_response(
     engine's error for an invalid request, also before a stream starts.
     """
     context = handler.context(request, request_id)
-    get_names: Callable[[], Mapping[str, str]] = lambda: {**body.api_names, **body.sent_names()}  # noqa: E731
-    request.get_names = get_names
+    get_names = request.get_names = partial(_names, body)
     router, watch = handler.get_router(), DisconnectWatch(request.receive)
 
     async def answer() -> Response:
         handler.get_keys().check_priority(authorization_of(request), body.priority)
         with context.deadline.enforce():
             builder = await prepare(router, body, context)
-        generate = partial(_outputs, router, builder, context.deadline)
         if not body.stream:
-            return await _complete(builder, generate())
-        return await _stream(handler, builder, generate, context.deadline, get_names)
+            return await _complete(builder, _outputs(router, builder, context.deadline))
+        return await _stream(handler, builder, context.deadline, get_names)
 
     response: Response | None = None
     try:
         with watch:
             response = await answer()
-        names = get_names() if context.warnings else {}
-        if headers := warning_headers(context.warnings, names):
+        if headers := warning_headers(context.warnings, get_names):
             response.headers.update(headers)
     except BaseException:
         watch.close()
@@ -156,16 +153,20 @@ async def generate_response(
     return response
 
 
+def _names(body: GenerationRequest) -> Mapping[str, str]:
+    """Return the client's names of fields, by the engine's."""
+    return {**body.api_names, **body.sent_names()}
+
+
 async def _stream(
     handler: RequestHandler,
     builder: ResponseBuilder,
-    generate: Callable[[Callable[[], None]], AsyncGenerator[PromptOutput, None]],
     deadline: Deadline,
     get_names: Callable[[], Mapping[str, str]],
 ) -> EventStream:
     """Return the response once the engine has admitted the requests, or raise their error."""
     interval_s = handler.get_router().config.sse_keep_alive_s
-    outputs = PendingOutputs(generate)
+    outputs = PendingOutputs(partial(_outputs, handler.get_router(), builder, deadline))
     await (outputs.wait_until_admitted() if interval_s else outputs.wait_for_first())
     events = _events(handler, builder, outputs, get_names)
     return EventStream(

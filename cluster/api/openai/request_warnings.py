@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specdec.text.chat_template import ChatTemplate
@@ -29,13 +29,18 @@ def template_warnings(conversation: Conversation, template: ChatTemplate) -> lis
     return [RequestWarning(f"chat_template_kwargs.{name}", text) for name in unknown]
 
 
-def warning_headers(warnings: Sequence[RequestWarning], names: Mapping[str, str]) -> dict[str, str]:
+def warning_headers(
+    warnings: Sequence[RequestWarning], get_names: Callable[[], Mapping[str, str]]
+) -> dict[str, str]:
     """Return the header with the first eight warnings, as a JSON list in ASCII; {} without any.
 
-    names: those of fields in the request, by the engine's.
+    get_names: returns those of fields in the request, by the engine's.
     """
+    if not warnings:
+        return {}
+    names = get_names()
     texts = [
         f"{names.get(each.field, each.field)[:_MAX_NAME_CHARS]}: {each.text}"
         for each in warnings[:_MAX_WARNINGS]
     ]
-    return {WARNINGS_HEADER: json.dumps(texts)} if texts else {}
+    return {WARNINGS_HEADER: json.dumps(texts)}

@@ -156,7 +156,7 @@ def _add_tokens(routes: APIRouter, handler: RequestHandler) -> None:
         with context.deadline.enforce():
             token_ids = await cancel_on_disconnect(request, router.tokenize(call))
             answer = await asyncio.to_thread(_tokens, router, token_ids, body.return_token_strs)
-        answer.headers.update(warning_headers(context.warnings, {}))
+        answer.headers.update(warning_headers(context.warnings, dict))
         return answer
 
     @routes.post("/detokenize", responses=_answers(DetokenizeAnswer))

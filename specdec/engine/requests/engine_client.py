@@ -1,4 +1,4 @@
-"""The streams of requests to an engine, wherever that runs."""
+"""The streams of requests to an engine, wherever that runs, and their texts."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from collections.abc import AsyncGenerator, Callable
 
 from specdec.config.engine import EngineConfig
 from specdec.engine.metrics.request_metrics import RequestMetrics
-from specdec.engine.requests.open_requests import require_room
 from specdec.engine.requests.output_streams import OutputStreams
-from specdec.engine.requests.output_text import OutputText
 from specdec.sequences.sequence import EngineRequest
+from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.deadline import Deadline
-from specdec.types.errors import NotReadyError
+from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError
 from specdec.types.request import OWN_PROCESS, Caller
-from specdec.types.responses import EngineOutput
+from specdec.types.responses import EngineOutput, FinishReason
+
+_MANY_TOKENS = 1024
+"""The text of more tokens takes over a millisecond."""
 
 
 class EngineClient(ABC):
@@ -112,7 +114,7 @@ class EngineClient(ABC):
         self.require_room(num_choices)
 
     def require_room(self, num_choices: int = 1) -> None:
-        """Raise OverloadedError if `num_choices` more do not fit; see open_requests.require_room.
+        """Raise OverloadedError if `num_choices` more do not fit; see `require_room`.
 
         Does not block. It spares the encoding of a request under overload; `generate` checks again.
         """
@@ -125,3 +127,59 @@ class EngineClient(ABC):
     def abort_where(self, is_ended: Callable[[str, Caller], bool]) -> None:
         """End streams likewise. is_ended: of a request's id and its caller."""
         self._streams.abort(is_ended)
+
+
+def require_room(config: EngineConfig, num_present: int, num_choices: int) -> None:
+    """Raise OverloadedError for a request whose choices do not fit into batch and queue now.
+
+    Raises InvalidValueError where they never fit.
+    """
+    most = config.max_num_seqs + config.max_queue_len
+    if num_choices > most:
+        limit = f"at most {most} (max_num_seqs and max_queue_len together)"
+        raise InvalidValueError("n", num_choices, limit)
+    if num_present + num_choices > most:
+        count = f"{num_present} of {most} requests run or wait, each choice counted as one"
+        raise OverloadedError(f"{count}; this one has {num_choices}")
+
+
+class OutputText:
+    """Makes the text of the choices of a request without stop strings.
+
+    The engine makes that of the others, since a stop string ends a sequence in the step that
+    completes it.
+    """
+
+    def __init__(self, request: EngineRequest, tokenizer: Tokenizer) -> None:
+        assert not request.params.stop, "the engine makes the text"
+        self._request = request
+        self._tokenizer = tokenizer
+        self._includes_end = request.params.include_stop_str_in_output
+        self._texts: dict[int, IncrementalDetokenizer] = {}  # by choice
+
+    async def completed(self, output: EngineOutput) -> EngineOutput:
+        """Return an output with its text, made on another thread if it is long; see `complete`."""
+        if len(output.token_ids) <= _MANY_TOKENS:
+            return self.complete(output)
+        return await asyncio.to_thread(self.complete, output)
+
+    def complete(self, output: EngineOutput) -> EngineOutput:
+        """Return an output with its text. Each choice's outputs come in order, each once."""
+        text = self._texts.get(output.choice) or self._begin(output.choice)
+        token_ids = output.token_ids
+        if output.finish_reason is None:
+            return output._replace(text=text.decode(token_ids), text_lengths=text.lengths)
+        if output.finish_reason is FinishReason.STOP and not self._includes_end:
+            text.extend(token_ids[:-1])  # the last one ends the text
+            text.skip()
+        else:
+            text.extend(token_ids)
+        return output._replace(text=text.flush(), text_lengths=text.lengths)
+
+    def _begin(self, choice: int) -> IncrementalDetokenizer:
+        request = self._request
+        text = IncrementalDetokenizer.of(self._tokenizer, request.params, request.prompt_token_ids)
+        if request.resume_token_ids:
+            text.decode(request.resume_token_ids)
+        self._texts[choice] = text
+        return text

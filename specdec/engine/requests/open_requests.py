@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from specdec.config.engine import EngineConfig
 from specdec.engine.requests.outputs import output_of
 from specdec.engine.scheduling.async_scheduling import StepsInFlight
 from specdec.engine.scheduling.scheduler import Scheduler
 from specdec.engine.scheduling.speculator import Speculator
 from specdec.sequences.output_buffer import BufferedTokens
 from specdec.sequences.sequence import Choices, EngineRequest, Sequence
-from specdec.types.errors import InvalidValueError, OverloadedError, SpecdecError
+from specdec.types.errors import SpecdecError
 from specdec.types.responses import EngineOutput
 
 
@@ -73,17 +72,3 @@ class OpenRequests:
         seq.lookahead = seq.head_draft = None
         self._steps.release(seq.seq_id)
         self._speculator.release(seq.seq_id)
-
-
-def require_room(config: EngineConfig, num_present: int, num_choices: int) -> None:
-    """Raise OverloadedError for a request whose choices do not fit into batch and queue now.
-
-    Raises InvalidValueError where they never fit.
-    """
-    most = config.max_num_seqs + config.max_queue_len
-    if num_choices > most:
-        limit = f"at most {most} (max_num_seqs and max_queue_len together)"
-        raise InvalidValueError("n", num_choices, limit)
-    if num_present + num_choices > most:
-        count = f"{num_present} of {most} requests run or wait, each choice counted as one"
-        raise OverloadedError(f"{count}; this one has {num_choices}")

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from specdec.engine.requests.open_requests import require_room
+from specdec.engine.requests.engine_client import require_room
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.messages import VerifiedRow

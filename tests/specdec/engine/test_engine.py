@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from specdec.engine.requests.open_requests import require_room
+from specdec.engine.requests.engine_client import require_room
 from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.proposers.cascade import CascadeProposer, Stage
 from specdec.text.tokenizer import Tokenizer

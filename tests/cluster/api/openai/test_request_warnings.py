@@ -68,9 +68,9 @@ async def test_a_tokenized_chat_has_the_warnings_of_its_request(http):
 
 
 def test_a_header_is_short_and_ascii():
-    assert warning_headers([], {}) == {}
+    assert warning_headers([], dict) == {}
     warnings = [RequestWarning("größe\r\nset-cookie: a" * 99, "gone")] * 99
-    [(_, value)] = warning_headers(warnings, {}).items()
+    [(_, value)] = warning_headers(warnings, dict).items()
     assert len(value) < 4096
     assert value.isascii()
     assert value.isprintable()

@@ -1,11 +1,11 @@
-# Modules: specdec.engine.requests.stop_checker, specdec.engine.requests.output_text
+# Modules: specdec.engine.requests.stop_checker, specdec.engine.requests.engine_client
 """Ends of sequences on a target without a model, with drafts and without."""
 
 from dataclasses import replace
 
 import pytest
 
-from specdec.engine.requests.output_text import OutputText
+from specdec.engine.requests.engine_client import OutputText
 from specdec.engine.requests.stop_checker import append, extend, open_length
 from specdec.sequences.sequence import Sequence
 from specdec.text.detokenizer import IncrementalDetokenizer
