@@ -19,9 +19,9 @@ from cluster.api.dashboard import make_dashboard
 from cluster.api.dashboard.routes import SECURITY_HEADERS
 from cluster.api.http.admin import admin_routes, lora_routes
 from cluster.api.http.bodies import LimitBodies
-from cluster.api.http.hosts import CheckHost
 from cluster.api.http.limits import HttpLimits
 from cluster.api.http.metrics import metric_routes
+from cluster.api.http.origin import CheckHost
 from cluster.api.openai.request_handler import direct_routes
 from cluster.api.openai.routes import openai_routes
 from cluster.api.sglang.routes import sglang_routes

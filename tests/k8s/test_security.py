@@ -6,7 +6,7 @@ import json
 import pytest
 import yaml
 
-from cluster.api.http.hosts import AllowedHosts
+from cluster.api.http.origin import AllowedHosts
 from cluster.api.serve_proxy.http import MAX_BODY_VARIABLE
 from cluster.app import application_settings
 from cluster.config.serve_config import ServeConfig

@@ -29,8 +29,8 @@ from cluster.api.front_ends.router_client import FrontEndRouter, RouterClient
 from cluster.api.front_ends.shared_counters import SharedCounters
 from cluster.api.grpc.servicers import InferenceServicer
 from cluster.api.http.bodies import LimitBodies
-from cluster.api.http.hosts import CheckHost
 from cluster.api.http.limits import HttpLimits
+from cluster.api.http.origin import CheckHost
 from cluster.api.ingress import EmbeddedIngress
 from cluster.observability import logs
 from cluster.workers.rank.heap import freeze_heap

@@ -26,8 +26,8 @@ from cluster.api.http.admin_json import (
     read_unload,
     to_json,
 )
-from cluster.api.http.csrf import require_own_reader, require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, find_peer, forward
+from cluster.api.http.origin import require_own_reader, require_same_origin
 from cluster.control.client import StatsStreams
 from cluster.replica.limits import check_model
 from specdec.types.adapters import AdapterOrder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cluster.api.base.byte_budget import ByteBudget
-from cluster.api.http.hosts import AllowedHosts
+from cluster.api.http.origin import AllowedHosts
 from cluster.config.serve_config import ServeConfig
 
 

@@ -20,8 +20,8 @@ from cluster.api.base.errors import CLIENT_CLOSED_REQUEST
 from cluster.api.base.json_body import ApiRequest
 from cluster.api.base.openai_errors import Failure, failure_of
 from cluster.api.base.openai_schema import RequestModel
-from cluster.api.http.csrf import require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, find_peer, forward
+from cluster.api.http.origin import require_same_origin
 from cluster.api.openai.builders import RequestContext
 from cluster.api.openai.streams import (
     EventStream,

@@ -1,4 +1,4 @@
-# Modules: cluster.api.http.admin_json, cluster.api.http.csrf
+# Modules: cluster.api.http.admin_json, cluster.api.http.origin
 """AdminService over HTTP, down to a ControlPlane in this process."""
 
 import asyncio

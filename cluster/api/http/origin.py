@@ -1,17 +1,25 @@
-"""Check of the host name that a request is addressed to, against DNS rebinding.
+"""Checks against pages of other sites in a client's browser: DNS rebinding, and forged requests.
 
-A page of another site can have its name resolved to this service's address: the browser then takes
-service and page for one site. Its requests still carry the name of that site in `Host`. A name that
-is an IP address cannot be resolved to another one, so addresses are always allowed; where API keys
-are required, such a page has none. gRPC needs no check: browsers do not send HTTP/2 without TLS,
-and with TLS the certificate does not have the name of another site.
+DNS rebinding: a page of another site can have its name resolved to this service's address: the
+browser then takes service and page for one site. Its requests still carry the name of that site in
+`Host`. A name that is an IP address cannot be resolved to another one, so addresses are always
+allowed; where API keys are required, such a page has none. gRPC needs no check: browsers do not
+send HTTP/2 without TLS, and with TLS the certificate does not have the name of another site.
+
+Cross-site request forgery (CSRF): a page of any site can make a browser post a form to this
+service. Only JSON is accepted: a browser sends it to another origin only after a CORS preflight. If
+a browser sends `Sec-Fetch-Site` or `Origin`, the page must be of this service; programs other than
+browsers send neither. The page cannot read the response to a GET, but each of its streams takes a
+watcher's place.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterable
+from urllib.parse import urlsplit
 
+from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.api.base.anthropic_errors import failure_response
@@ -19,8 +27,10 @@ from cluster.api.base.openai_errors import failure_of
 from cluster.api.http.forwarding import is_forwarded
 from cluster.config.network import ANY_HOST, host_names, is_ip_address
 from cluster.config.serve_config import ServeConfig
-from specdec.types.errors import UnknownHostError
+from specdec.types.errors import ForeignPageError, InvalidValueError, UnknownHostError
 
+_JSON = "application/json"
+_ALLOWED_SITES = ("same-origin", "none")  # none: the user, not a page, made the request
 _LOOPBACK_NAMES = ("localhost", "*.localhost")
 
 
@@ -77,3 +87,35 @@ class CheckHost:
                 await failure_response(failure_of(error), scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def require_same_origin(request: Request) -> None:
+    """Raise ForeignPageError for another site's page, InvalidValueError unless the body is JSON.
+
+    A request without body and content type is not a form.
+    """
+    _require_own_page(request)
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != _JSON and (content_type or _has_body(request)):
+        raise InvalidValueError("content-type", content_type, _JSON)
+
+
+def require_own_reader(request: Request) -> None:
+    """Raise ForeignPageError where another site's page, not a link in it, sends a GET request."""
+    if request.headers.get("sec-fetch-dest") != "document":
+        _require_own_page(request)
+
+
+def _has_body(request: Request) -> bool:
+    headers = request.headers
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
+def _require_own_page(request: Request) -> None:
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None:
+        is_same = site in _ALLOWED_SITES
+    else:
+        is_same = origin is None or urlsplit(origin).netloc == request.headers.get("host")
+    if not is_same:
+        raise ForeignPageError
