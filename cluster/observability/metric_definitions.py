@@ -37,6 +37,11 @@ def _of_report(spec: MetricSpec[EngineReport]) -> MetricSpec[ReplicaStatus]:
     )
 
 
+def _memory(name: str, meaning: str, field: str) -> MetricSpec[ReplicaStatus]:
+    """Read a metric of a replica's memory; no series where it is not known."""
+    return gauge(name, meaning, lambda status: getattr(status.report.memory, field, None))
+
+
 REPLICA_METRICS: tuple[MetricSpec[ReplicaStatus], ...] = (
     *map(_of_report, ENGINE_METRICS),
     _of_report(
@@ -63,6 +68,12 @@ REPLICA_METRICS: tuple[MetricSpec[ReplicaStatus], ...] = (
         counter("draft_worker_restarts", "Restarts of the draft model.", "num_draft_restarts")
     ),
     _of_report(counter("target_restarts", "Restarts of the target.", "num_target_restarts")),
+    # Memory.
+    _memory("replica_resident_memory_bytes", "Of the Router and the ranks.", "process_bytes"),
+    _memory("node_memory_bytes", "Of the replica's node or control group.", "node_bytes"),
+    _memory("node_memory_used_bytes", "The part of it in use.", "node_used_bytes"),
+    _memory("gpu_memory_bytes", "Of the replica's GPUs.", "gpu_bytes"),
+    _memory("gpu_memory_used_bytes", "The part of it in use.", "gpu_used_bytes"),
     gauge("replica_uptime_seconds", "Since the replica began to serve.", "uptime_s"),
     gauge(
         "replica_report_age_seconds",

@@ -6,6 +6,9 @@ import time
 from contextlib import suppress
 from datetime import UTC, datetime
 
+import ray
+
+from cluster.replica.memory import MemoryMeter
 from cluster.replica.orders import AbortOrder
 from cluster.replica.ray_executor import ReplicaExecutor
 from cluster.replica.report import ReplicaLoad, decision_news
@@ -68,6 +71,8 @@ class Serving:
         self._thread = engine.thread
         self._models = models
         self._load = load
+        self._memory = MemoryMeter()
+        self._address = str(ray.util.get_node_ip_address())
 
     @property
     def why_not_ready(self) -> str:
@@ -131,6 +136,7 @@ class Serving:
             drafter_version=stats.drafter_version,
             mode=stats.mode,
             is_draft_worker_up=self._models.is_draft_up,
+            memory=self._memory.read(self._models.places_on(self._address)),
             block_size=stats.block_size,
             num_kv_blocks=stats.num_kv_blocks,
             max_loras=stats.max_loras,

@@ -31,6 +31,7 @@ from specdec.types.reports.stats import Counts
 if TYPE_CHECKING:  # they import Ray, which reads the environment when it is imported
     from ray.util.placement_group import PlacementGroup
 
+    from cluster.workers.group_spec import RankPlace
     from cluster.workers.groups.supervisors import DraftSupervisor, Supervisor, TargetSupervisor
     from cluster.workers.shared_draft.draft_seats import DraftSeats
 
@@ -144,6 +145,12 @@ class ReplicaExecutor:
             num_late_drafts=draft.num_late_drafts if draft else 0,
         )
         return own if draft is None else own.plus(draft.counts)
+
+    def places_on(self, address: str) -> list[RankPlace]:
+        """Return where the ranks on a node run, without those that replicas share."""
+        models = [each for each in (self._target, self._draft) if each is not None]
+        places = (place for each in models for place in each.places)
+        return [place for place in places if place.address == address]
 
     @property
     def profiled(self) -> dict[str, Supervisor[Any, Any]]:

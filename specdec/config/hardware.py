@@ -42,6 +42,12 @@ def available_memory_bytes() -> int:
     return min(available, max(0, limit - used + _reclaimable_bytes()))
 
 
+def memory_bytes() -> int:
+    """Return the memory of the machine or the control group, whichever is smaller."""
+    total, limit = psutil.virtual_memory().total, _read_int("memory.max")
+    return total if limit is None else min(total, limit)
+
+
 def available_cpus() -> int:
     """Return the number of cores of this process, within the control group's CPU quota."""
     cores = len(os.sched_getaffinity(0))

@@ -85,6 +85,7 @@ class Committer:
             prompts = {part.seq_id: part for part in verified.prompt_logprobs}
             committed = self._commit_rows(rows, _results(verified.rows), prompts, failed)
         self._speculator.end_step()
+        self.drafts.end_step()
         outputs = [output for _, output in committed if output is not None]
         if len(outputs) < len(committed):
             outputs += self._joining_outputs(committed)

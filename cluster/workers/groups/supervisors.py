@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Generic, TypeVar
 
+from cluster.workers.group_spec import RankPlace
 from cluster.workers.groups.backoff import Backoff
 from cluster.workers.groups.roles import OutputT, StepT
 from cluster.workers.groups.spare import SpareRanks
@@ -78,6 +79,12 @@ class Supervisor(Generic[StepT, OutputT]):
         """The number of ranks; 0 from a loss until the restart."""
         group = self._group
         return 0 if group is None else group.num_ranks
+
+    @property
+    def places(self) -> Sequence[RankPlace]:
+        """Where the ranks run; none from a loss until the restart, nor of shared ranks."""
+        group = self._group
+        return () if group is None else group.ranks.places
 
     def mark_lost(self) -> None:
         """Kill the group and stop using it, also for profiles.

@@ -252,6 +252,17 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
         "Versions of the draft head that were replaced for their acceptance.",
         "num_drafter_rollbacks",
     ),
+    counter(
+        "spec_decode_num_drafted_steps",
+        "Forward passes of the target that verified a draft.",
+        "num_drafted_steps",
+    ),
+    counters(
+        "spec_decode_num_reached_tokens_per_pos",
+        "Draft tokens by position of which all earlier ones of the draft were accepted.",
+        "position",
+        lambda c: _indexed(c.reached_by_position),
+    ),
     counter("spec_decode_num_lookahead_tokens", "Lookahead tokens run.", "num_lookahead_tokens"),
     counter(
         "spec_decode_num_catch_up_tokens",
@@ -308,6 +319,12 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
         "Seconds of the same steps, by the profile of the start.",
         "num_draft_tokens",
         "profiled_s",
+    ),
+    counter("decode_spent_seconds", "Seconds of decode steps, with waiting for drafts.", "spent_s"),
+    counter(
+        "decode_undrafted_seconds",
+        "Estimated seconds of the tokens of the same steps without drafts.",
+        "undrafted_s",
     ),
     gauge(
         "speculation_estimated_speedup", "Estimated speedup over no drafts.", "estimated_speedup"

@@ -151,6 +151,7 @@ class Speculator:
             counts.decided_lengths = self.policy.log.lengths
             observed = self.policy.observed
             counts.measured_s, counts.profiled_s = observed.measured, observed.profiled
+            counts.spent_s, counts.undrafted_s = observed.spent, observed.undrafted
 
     @property
     def holds_drafts(self) -> bool:

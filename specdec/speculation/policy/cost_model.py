@@ -175,10 +175,15 @@ class _Cell:
 
 @dataclass
 class StepSeconds(Additive):
-    """Seconds of observed steps, and those that the table has for them, by number of drafts."""
+    """Seconds of observed steps, and those that the table has for them, by number of drafts.
+
+    spent: of all, with the waiting for drafts. undrafted: estimated for their tokens without any.
+    """
 
     measured: dict[str, float] = field(default_factory=dict)
     profiled: dict[str, float] = field(default_factory=dict)
+    spent: float = 0.0
+    undrafted: float = 0.0
 
     def add(self, num_draft_tokens: int, measured_s: float, profiled_s: float) -> None:
         """Count one step."""

@@ -7,6 +7,7 @@ seconds by batch size and draft shape.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -62,6 +63,14 @@ def _is_valid(
     return is_of_the_kind and now_s - known.at_s < holds_s
 
 
+class StepTiming(NamedTuple):
+    """When a step ended, its seconds, and those that it has waited for drafts before."""
+
+    ended_at_s: float
+    seconds: float
+    waited_s: float
+
+
 class ExpectedGoodput:
     """Expected output tokens per second of steps, by number of sequences and draft shape.
 
@@ -73,6 +82,35 @@ class ExpectedGoodput:
         self.costs = costs
         self._estimate: GoodputEstimate | None = None
         self._beside_prompts: _BesidePrompts | None = None
+        self._cost_shares: dict[tuple[int, DraftShape], tuple[float, float]] = {}  # time and share
+
+    def observe(
+        self, num_decoding: int, shape: DraftShape, timing: StepTiming, num_accepted: int
+    ) -> None:
+        """Record the seconds of a step without prefill, and what its tokens take without drafts.
+
+        num_accepted: draft tokens, of all sequences.
+        """
+        self.costs.observe(num_decoding, shape, timing.seconds, timing.ended_at_s)
+        undrafted_s = timing.seconds
+        if shape.num_draft_tokens:
+            share = self._cost_share(num_decoding, shape, timing.ended_at_s)
+            undrafted_s *= share * (1 + num_accepted / num_decoding)
+        self.costs.observed.spent += timing.seconds + timing.waited_s
+        self.costs.observed.undrafted += undrafted_s
+
+    def _cost_share(self, num_decoding: int, shape: DraftShape, now_s: float) -> float:
+        """Return the seconds of a step without drafts over those with them: at most 1.
+
+        The ratio filters slow steps: what slows one down is slow without drafts too. It is computed
+        twice a second for each kind of step.
+        """
+        at_s, share = self._cost_shares.get((num_decoding, shape), (-math.inf, 1.0))
+        if now_s - at_s >= _ESTIMATE_HOLDS_S:
+            plain_s = self.costs.step_s(num_decoding, chain(0), now_s)
+            share = min(1.0, plain_s / self.costs.step_s(num_decoding, shape, now_s))
+            self._cost_shares[num_decoding, shape] = now_s, share
+        return share
 
     def of(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> list[float]:
         """Return the expected tokens per second over the batch, for each shape."""

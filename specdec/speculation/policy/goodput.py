@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from specdec.speculation.policy.acceptance import AcceptanceEstimator
 from specdec.speculation.policy.cost_model import CostModel, StepSeconds
-from specdec.speculation.policy.expected_goodput import ExpectedGoodput, GoodputEstimate
+from specdec.speculation.policy.expected_goodput import ExpectedGoodput, GoodputEstimate, StepTiming
 from specdec.speculation.policy.probe import Probe, num_probed
 from specdec.speculation.policy.reviews import Reviews
 from specdec.types.drafts.draft_decision import (
@@ -190,14 +190,16 @@ class GoodputChooser:
         seconds: float,
         now_s: float,
         *,
+        waited_s: float = 0.0,
         is_typical: bool = True,
     ) -> None:
         """Record the seconds of a step, whose drafts have been observed.
 
-        is_typical: False for a step that is no evidence of what the shape costs, as with prompts.
+        waited_s: for drafts, before it. is_typical: False if it does not show what the shape costs.
         """
         if is_typical:
-            self._costs.observe(num_decoding, shape, seconds, now_s)
+            timing = StepTiming(now_s, seconds, waited_s)
+            self._expected.observe(num_decoding, shape, timing, self._num_accepted)
         if self._probe.shape is not None:
             lost_s = 0.0 if self._has_prompts else self._lost_s(num_decoding, seconds, now_s)
             self._probe.observe(lost_s, is_typical=is_typical)

@@ -282,10 +282,15 @@ class SpeculationPolicy:
             return
         now_s = self._clock()
         seconds, shape = now_s - self._decided_at_s, self._decision.shape
-        if shape.ahead is not DraftAhead.OFF:  # waiting is estimated by the hit rate
-            seconds -= self._waited_s or 0.0
+        is_ahead = shape.ahead is not DraftAhead.OFF  # waiting is then estimated by the hit rate
+        waited_s = (self._waited_s or 0.0) if is_ahead else 0.0
         self._observer.observe_step(
-            self._num_decoding, shape, seconds, now_s, is_typical=self._is_timed
+            self._num_decoding,
+            shape,
+            seconds - waited_s,
+            now_s,
+            waited_s=waited_s,
+            is_typical=self._is_timed,
         )
 
     def forget_step(self) -> None:

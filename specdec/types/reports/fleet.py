@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from specdec.types.control import SpeculationState
@@ -20,6 +20,22 @@ class DecisionNews:
 
 
 @dataclass(frozen=True)
+class MemoryUse:
+    """Memory of a replica's processes, of its node and of its GPUs.
+
+    process_bytes: resident, of the Router and of the ranks on its node. node_bytes and
+    node_used_bytes: of the machine or of the control group, the smaller one. gpu_bytes and
+    gpu_used_bytes: of the GPUs of those ranks, by all processes; 0 without a GPU.
+    """
+
+    process_bytes: int
+    node_bytes: int
+    node_used_bytes: int
+    gpu_bytes: int = 0
+    gpu_used_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class ReplicaReport(EngineReport):
     """The state of a replica, as it reports it.
 
@@ -27,7 +43,8 @@ class ReplicaReport(EngineReport):
 
     reason: why it is not ready; empty if it is. speculation_version: of the settings in force; None
     before the first. decision_reason: empty before the first decision.
-    is_draft_worker_up: None without a draft model.
+    is_draft_worker_up: None without a draft model. memory: None before it was read; a report that
+    differs in nothing else is no news.
     """
 
     replica_id: str
@@ -39,6 +56,7 @@ class ReplicaReport(EngineReport):
     decision_reason: str = ""
     decision_changes: tuple[DecisionNews, ...] = ()
     is_draft_worker_up: bool | None = None
+    memory: MemoryUse | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

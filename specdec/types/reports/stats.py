@@ -197,7 +197,11 @@ class Counts(Additive):
     tokens_by_adapter, drafts_by_adapter: generated tokens, and verified drafts, by the name of the
         adapter; of a limited number of names.
     measured_s, profiled_s: seconds of steps without prefill under policy `goodput`, by their number
-        of draft tokens, and those that the table profiled at start-up has for them.
+        of draft tokens, and those that the table profiled at start-up has for them. spent_s:
+        the sum of the former, with the seconds of waiting for drafts. undrafted_s: those that the
+        same tokens are estimated to take without drafts.
+    num_drafted_steps: steps that verified a draft. reached_by_position: draft tokens by position of
+        which all earlier ones of their draft were accepted.
 
     Fields from decided_lengths on are exported over HTTP only.
     """
@@ -231,6 +235,10 @@ class Counts(Additive):
     drafts_by_adapter: Mapping[str, SpeculationStats] = field(default_factory=dict)
     measured_s: Mapping[str, float] = field(default_factory=dict)
     profiled_s: Mapping[str, float] = field(default_factory=dict)
+    spent_s: float = 0.0
+    undrafted_s: float = 0.0
+    num_drafted_steps: int = 0
+    reached_by_position: tuple[int, ...] = ()
     ahead: AheadCounts = field(default_factory=AheadCounts)
 
 
@@ -242,11 +250,19 @@ class DraftCounter:
 
     def __init__(self) -> None:
         self._drafts: Counter[tuple[str, int, int]] = Counter()  # by method, drafted and accepted
+        self._num_steps = 0
+        self._has_drafts = False  # in the present step
 
     def record(self, method: str, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """Count one verified draft, of which a prefix was accepted; an empty one is not counted."""
         if num_draft_tokens:
             self._drafts[method, num_draft_tokens, num_accepted_tokens] += 1
+            self._has_drafts = True
+
+    def end_step(self) -> None:
+        """Count the step if it had a draft."""
+        self._num_steps += self._has_drafts
+        self._has_drafts = False
 
     def added_to(self, counts: Counts) -> Counts:
         """Return a copy of `counts` with the fields about drafts filled in."""
@@ -257,7 +273,18 @@ class DraftCounter:
         total.speculation = SpeculationStats(num_drafts, sum(drafted), sum(accepted))
         total.drafted_by_position, total.accepted_by_position = drafted, accepted
         total.drafted_by_method, total.accepted_by_method = drafted_by_method, accepted_by_method
+        total.num_drafted_steps, total.reached_by_position = self._num_steps, self._reached()
         return total
+
+    def _reached(self) -> tuple[int, ...]:
+        """Return the drafted tokens by position whose predecessors were all accepted."""
+        ends = Counter({0: 0})  # of the reached positions
+        for (_, num_drafted, num_accepted), count in self._drafts.items():
+            ends[min(num_drafted, num_accepted + 1)] += count
+        most = max(ends)
+        return tuple(
+            sum(ends[end] for end in range(place, most + 1)) for place in range(1, most + 1)
+        )
 
     def _by_method(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
         """Return the drafted and the accepted tokens by method and position."""

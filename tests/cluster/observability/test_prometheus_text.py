@@ -25,6 +25,7 @@ from specdec.client import (
 )
 from specdec.engine.metrics.metrics import Metrics
 from specdec.types.control import SpeculationControl
+from specdec.types.reports.fleet import MemoryUse
 from specdec.types.reports.stats import AdaptersInUse, AheadCounts, SpeculationStats
 from tests.cluster.scraped import OPEN_METRICS, families, open_families, samples
 
@@ -50,6 +51,7 @@ FULL = ReplicaReport(
     drafter_version=2,
     mode="auto",
     is_draft_worker_up=False,
+    memory=MemoryUse(10, 100, 30, 80, 20),
     block_size=16,
     num_kv_blocks=400,
     max_loras=2,
@@ -65,6 +67,10 @@ FULL = ReplicaReport(
         decided_lengths=(1, 0, 0, 7),
         measured_s={"3": 0.5},
         profiled_s={"3": 0.25},
+        spent_s=0.75,
+        undrafted_s=1.5,
+        num_drafted_steps=2,
+        reached_by_position=(3, 2, 1),
         drafted_by_method={"ngram": (1, 1), "draft_model": (2, 2, 2)},
         accepted_by_method={"ngram": (1, 0), "draft_model": (2, 2, 1)},
         ended={"length": 2, "stop": 0, "abort": 1},
@@ -182,6 +188,15 @@ def test_the_hand_worked_values_of_a_report():
         ("speculation_steps_total", "0"): 1,
         ("decode_step_seconds_total", "3"): 0.5,
         ("decode_step_profiled_seconds_total", "3"): 0.25,
+        ("decode_spent_seconds_total",): 0.75,
+        ("decode_undrafted_seconds_total",): 1.5,
+        ("spec_decode_num_drafted_steps_total",): 2,
+        ("spec_decode_num_reached_tokens_per_pos_total", "1"): 2,
+        ("replica_resident_memory_bytes",): 10,
+        ("node_memory_bytes",): 100,
+        ("node_memory_used_bytes",): 30,
+        ("gpu_memory_bytes",): 80,
+        ("gpu_memory_used_bytes",): 20,
         ("speculation_decisions_total", "goodput"): 7,
         ("speculation_decisions_total", "threshold"): 0,
         ("speculation_estimated_speedup",): 1.5,

@@ -150,6 +150,15 @@ def test_a_head_is_loaded_by_the_ranks_of_the_target(tiny_model_dir, tmp_path, s
     models.close()
 
 
+def test_it_knows_where_the_ranks_of_a_node_run(models, started):
+    assert models.places_on("here") == [], "before the start"
+    models.load(PLACEMENT)
+    assert models.places_on("here") == [RankPlace("here", 7, None)] * 2
+    assert models.places_on("elsewhere") == []
+    models.mark_target_lost()
+    assert models.places_on("here") == [RankPlace("here", 7, None)]
+
+
 def test_they_start_at_the_same_time(models, started, monkeypatch):
     """Neither is made before the other one is being made."""
     both = threading.Barrier(2, timeout=10)

@@ -4,6 +4,7 @@
 import random
 import time
 from bisect import bisect_left
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -84,6 +85,37 @@ def test_an_estimate_depends_on_the_batch_size_and_the_shape():
     )
     assert chooser.estimate(0.2, 3, chain(0)).tokens_per_s == pytest.approx(3 / 0.12)
     assert chooser.estimate(0.3, 3, chain(1)).speedup == pytest.approx(1.7 * 0.12 / 0.20)
+
+
+def test_a_hand_worked_gain_of_steps():
+    """Three sequences with 3 accepted drafts take 2 plain steps of 0.10 s in one of 0.15 s."""
+    chooser = GoodputChooser(CostModel(CostTable((3,), (0, 1), ((0.10, 0.15),))))
+    chooser.choose(0.0, 3, chains(1))
+    chooser.observe_drafts(1, 1, 0.0, num_drafts=3)
+    chooser.observe_step(3, chain(1), seconds=0.15, now_s=0.15, waited_s=0.05)
+    assert chooser.observed.spent == pytest.approx(0.15 + 0.05)
+    assert chooser.observed.undrafted == pytest.approx(2 * 0.10)
+    chooser.observe_step(3, chain(1), seconds=0.3, now_s=0.3, is_typical=False)
+    assert chooser.observed.spent == pytest.approx(0.2), "beside a prompt"
+    chooser.choose(0.3, 3, chains(0))
+    chooser.observe_step(3, chain(0), seconds=0.12, now_s=0.5)
+    assert chooser.observed.spent == pytest.approx(0.32)
+    assert chooser.observed.undrafted == pytest.approx(0.32), "no gain without drafts"
+
+
+@pytest.mark.parametrize(("acceptance", "num_decoding"), [(GOOD, 1), (GOOD, 8), (BAD, 8)])
+def test_the_gain_of_steps_is_about_that_over_a_service_without_drafts(
+    clock, acceptance, num_decoding
+):
+    """The profile has no batch of 8, and steps without drafts hardly run: both cause an error."""
+    policy = auto_policy(clock, SMALL.table(MOST), MOST)
+    service = SyntheticService(SMALL, acceptance, clock)
+    service.run(policy, num_decoding, 15)  # the learning phase is not counted
+    before = replace(policy.observed)
+    tokens_per_s = service.run(policy, num_decoding, 60)
+    measured = tokens_per_s / fixed_goodputs(SMALL, acceptance, num_decoding, seconds=60)[0]
+    gain = (policy.observed.undrafted - before.undrafted) / (policy.observed.spent - before.spent)
+    assert gain == pytest.approx(measured, rel=0.15 if num_decoding == 8 else 0.05)
 
 
 @pytest.mark.parametrize("curve", [GPU, SMALL], ids=["gpu", "small"])

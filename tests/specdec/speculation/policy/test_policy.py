@@ -272,7 +272,7 @@ class RecordingChooser(GoodputChooser):
     def observe_drafts(self, num_asked, num_accepted, now_s, *, is_tree=False, num_drafts=1):
         self.drafts += [(num_asked, num_accepted)] * num_drafts
 
-    def observe_step(self, num_decoding, shape, seconds, now_s, *, is_typical):
+    def observe_step(self, num_decoding, shape, seconds, now_s, *, waited_s, is_typical):
         if is_typical:
             self.steps.append((num_decoding, shape.num_draft_tokens, round(seconds, 3)))
 

@@ -9,6 +9,16 @@ def test_tokens_are_counted_by_position_of_drafts_of_different_lengths():
     counts = drafts.added_to(Counts())
     assert counts.accepted_by_position == (3, 2, 1, 1)
     assert counts.drafted_by_position == (4, 3, 3, 2)
+    assert counts.reached_by_position == (4, 2, 2, 1), "after accepted tokens alone"
+
+
+def test_a_step_is_counted_once_if_it_has_a_draft():
+    drafts = DraftCounter()
+    for lengths in [(3, 1), (0, 0), (), (0, 2)]:
+        for length in lengths:
+            drafts.record("ngram", length, 0)
+        drafts.end_step()
+    assert drafts.added_to(Counts()).num_drafted_steps == 2
 
 
 def test_a_draft_is_counted_in_the_totals_and_for_its_method():
