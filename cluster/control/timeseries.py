@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from typing import NamedTuple
 
 from specdec.engine.metrics.metrics import FIRST_TOKEN, INTER_TOKEN
 from specdec.types.reports.fleet import FleetStatistics, ReplicaReport
 from specdec.types.reports.stats import Counts, HistogramCounts
 
 WINDOW_S = 10.0
-"""Of the request rate, and of the rates in charts."""
+"""Of the request rate, and of what is measured about speculation and latency."""
 
 KEPT_S = 900.0
 _PERIOD_S = 0.9
 """Less than a second, because a caller with that period is sometimes early."""
 
-_POSITION_WINDOW_S = 60.0
+_EDGE_WINDOW_S = 3.0
+"""Of the rates in charts; shorter where traffic has begun or ended, which is no slope."""
+
+_LAST_MINUTE_S = 60.0
+
+REJECTED = "RESOURCE_EXHAUSTED"
+SERVER_ERRORS = frozenset({"INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "UNKNOWN", "DATA_LOSS"})
+_NOT_CLIENTS = SERVER_ERRORS | {REJECTED, "CANCELLED"}
 
 
 class RequestRate:
@@ -71,12 +78,38 @@ class Percentiles:
 
 
 @dataclass(frozen=True)
+class FleetMemory:
+    """Memory of all replicas: see MemoryUse. node_usage: of the fullest node, from 0 to 1."""
+
+    process_bytes: int
+    node_usage: float
+    gpu_bytes: int
+    gpu_used_bytes: int
+
+    @classmethod
+    def of(cls, reports: Iterable[ReplicaReport]) -> FleetMemory | None:
+        """Return the sums over replicas; None where no replica has read its memory."""
+        known = [report.memory for report in reports if report.memory is not None]
+        if not known:
+            return None
+        return cls(
+            process_bytes=sum(each.process_bytes for each in known),
+            node_usage=max(each.node_used_bytes / each.node_bytes for each in known),
+            gpu_bytes=sum(each.gpu_bytes for each in known),
+            gpu_used_bytes=sum(each.gpu_used_bytes for each in known),
+        )
+
+
+@dataclass(frozen=True)
 class Figures:
     """One point of every chart. Unknown values are None, such as the acceptance without drafts.
 
-    time_s: since 1970. Rates, percentiles and acceptance are of the seconds before it.
-    num_chosen_tokens: mean over the replicas. acceptance_by_position: of the last minute, because
-    late positions are rare. estimated_speedup: over no drafts, by the cost of steps.
+    time_s: since 1970. Rates, percentiles, steps and drafts are of the ten seconds before it,
+    arrivals_per_s and generated_per_s of three, or since the fleet was idle. speedup: over no
+    drafts, by the cost of steps. reached_by_position, accepted_by_position: see Counts; of the last
+    minute, because late positions are rare. num_errors, num_rejected, num_client_errors: calls that
+    failed in the last minute, with a status of 5xx, 429 and another one. num_restarts: of models,
+    and lost replicas, since the control plane started. memory: None before a report has it.
     """
 
     time_s: float
@@ -87,29 +120,55 @@ class Figures:
     kv_cache_usage: float
     requests_per_s: float
     tokens_per_s: float
+    arrivals_per_s: float
+    generated_per_s: float
     first_token_s: Percentiles | None
     inter_token_s: Percentiles | None
-    num_chosen_tokens: float
-    acceptance_rate: float | None
+    num_steps: int
+    num_drafted_steps: int
+    speedup: float | None
+    mean_draft_length: float | None
     mean_acceptance_length: float | None
-    acceptance_by_position: tuple[float, ...]
-    estimated_speedup: float | None
+    acceptance_rate: float | None
+    reached_by_position: tuple[int, ...]
+    accepted_by_position: tuple[int, ...]
+    num_errors: int
+    num_rejected: int
+    num_client_errors: int
+    num_restarts: int
+    memory: FleetMemory | None
 
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """Totals of the fleet at one time. counts: since the history began."""
+    """Totals of the fleet at one time.
+
+    counts: since the history began. is_idle: whether no replica has a request.
+    """
 
     time_s: float
     counts: Counts
+    is_idle: bool
+
+
+class _Counted(NamedTuple):
+    """What the fleet has counted in some seconds, more than 0."""
+
+    counts: Counts
+    seconds: float
+
+    @classmethod
+    def between(cls, begin: _Snapshot, end: _Snapshot) -> _Counted:
+        """Return what was counted between two snapshots."""
+        return cls(end.counts.minus(begin.counts), end.time_s - begin.time_s)
 
 
 class FleetHistory:
     """The last 15 minutes of the fleet, at most one point per second, by replicas' counters.
 
     Counters of a replica are used from its second report on, so replicas that join, leave or return
-    cause no jump. Rates are over the last ten seconds, or over the time since the previous point
-    where that is longer: an idle fleet has few points.
+    cause no jump. A window reaches back to the previous point where that is older: an idle fleet
+    has few points.
     """
 
     def __init__(self) -> None:
@@ -128,11 +187,13 @@ class FleetHistory:
             self._snapshots.clear()
             self._points.clear()
         total = self._count(now)
-        self._snapshots.append(_Snapshot(time_s, total))
+        reports = [each.report for each in now.status.replicas]
+        is_idle = not any(each.num_running or each.num_waiting for each in reports)
+        self._snapshots.append(_Snapshot(time_s, total, is_idle))
         if len(self._snapshots) > 1:
             self._points.append(self._point(now))
         # One snapshot from before the longest window is kept.
-        while len(self._snapshots) > 2 and self._snapshots[1].time_s <= time_s - _POSITION_WINDOW_S:
+        while len(self._snapshots) > 2 and self._snapshots[1].time_s <= time_s - _LAST_MINUTE_S:
             self._snapshots.popleft()
         while self._points and self._points[0].time_s < time_s - KEPT_S:
             self._points.popleft()
@@ -154,26 +215,27 @@ class FleetHistory:
         return total.plus(Counts.sum(new))
 
     def _point(self, now: FleetStatistics) -> Figures:
-        last = self._snapshots[-1]
-        begin = self._snapshot_before(last.time_s - WINDOW_S)
-        minute_ago = self._snapshot_before(last.time_s - _POSITION_WINDOW_S)
-        return _figures(
-            now,
-            recent=last.counts.minus(begin.counts),
-            seconds=last.time_s - begin.time_s,
-            last_minute=last.counts.minus(minute_ago.counts),
+        *_, before, last = self._snapshots
+        edge = before if last.is_idle else self._before(last.time_s - _EDGE_WINDOW_S, is_edge=True)
+        recent, minute = (
+            self._before(last.time_s - seconds) for seconds in (WINDOW_S, _LAST_MINUTE_S)
         )
+        return _figures(now, *(_Counted.between(begin, last) for begin in (edge, recent, minute)))
 
-    def _snapshot_before(self, time_s: float) -> _Snapshot:
-        """Return the latest snapshot up to a time; the oldest if all are later."""
-        old = [each for each in self._snapshots if each.time_s <= time_s]
-        return old[-1] if old else self._snapshots[0]
+    def _before(self, time_s: float, *, is_edge: bool = False) -> _Snapshot:
+        """Return the latest snapshot up to a time; the oldest if all are later.
+
+        is_edge: or a later one at which the fleet was idle.
+        """
+        *earlier, _ = self._snapshots
+        old = [each for each in earlier if each.time_s <= time_s or (is_edge and each.is_idle)]
+        return old[-1] if old else earlier[0]
 
 
-def _figures(now: FleetStatistics, recent: Counts, seconds: float, last_minute: Counts) -> Figures:
-    """Return the point of `now`. recent: counted in the `seconds` before it, more than 0."""
+def _figures(now: FleetStatistics, edge: _Counted, recent: _Counted, minute: _Counted) -> Figures:
+    """Return the point of `now`, of three windows before it."""
     reports = [each.report for each in now.status.replicas]
-    drafted = recent.speculation
+    totals, drafted, counts = now.totals, recent.counts.speculation, recent.counts
     return Figures(
         time_s=now.at.timestamp(),
         num_replicas=len(reports),
@@ -182,32 +244,34 @@ def _figures(now: FleetStatistics, recent: Counts, seconds: float, last_minute: 
         num_waiting=sum(report.num_waiting for report in reports),
         kv_cache_usage=_mean([report.kv_cache_usage for report in reports]),
         requests_per_s=now.requests_per_s,
-        tokens_per_s=recent.num_generated_tokens / seconds,
-        first_token_s=Percentiles.of(recent.histograms.get(FIRST_TOKEN)),
-        inter_token_s=Percentiles.of(recent.histograms.get(INTER_TOKEN)),
-        num_chosen_tokens=_mean([report.num_chosen_tokens for report in reports]),
-        acceptance_rate=drafted.acceptance_rate if drafted.num_drafts else None,
+        tokens_per_s=counts.num_generated_tokens / recent.seconds,
+        arrivals_per_s=edge.counts.num_requests / edge.seconds,
+        generated_per_s=edge.counts.num_generated_tokens / edge.seconds,
+        first_token_s=Percentiles.of(counts.histograms.get(FIRST_TOKEN)),
+        inter_token_s=Percentiles.of(counts.histograms.get(INTER_TOKEN)),
+        num_steps=counts.num_steps,
+        num_drafted_steps=counts.num_drafted_steps,
+        speedup=counts.undrafted_s / counts.spent_s if counts.spent_s else None,
+        mean_draft_length=drafted.num_draft_tokens / drafted.num_drafts
+        if drafted.num_drafts
+        else None,
         mean_acceptance_length=drafted.mean_acceptance_length if drafted.num_drafts else None,
-        acceptance_by_position=_by_position(last_minute),
-        estimated_speedup=_speedup(reports),
+        acceptance_rate=drafted.acceptance_rate if drafted.num_drafts else None,
+        reached_by_position=minute.counts.reached_by_position,
+        accepted_by_position=minute.counts.accepted_by_position,
+        num_errors=_num_failed(minute.counts, SERVER_ERRORS),
+        num_rejected=_num_failed(minute.counts, {REJECTED}),
+        num_client_errors=_num_failed(minute.counts, minute.counts.failed.keys() - _NOT_CLIENTS),
+        num_restarts=totals.num_target_restarts
+        + totals.num_draft_restarts
+        + now.status.num_lost_replicas,
+        memory=FleetMemory.of(reports),
     )
 
 
-def _by_position(counts: Counts) -> tuple[float, ...]:
-    """Return the acceptance rate at each position that was drafted."""
-    pairs = zip_longest(counts.drafted_by_position, counts.accepted_by_position, fillvalue=0)
-    return tuple(accepted / drafted for drafted, accepted in pairs if drafted)
-
-
-def _speedup(reports: Iterable[ReplicaReport]) -> float | None:
-    """Return the mean over replicas with an estimate, weighted by their decoding requests."""
-    known = [
-        (report.num_decoding, report.estimated_speedup)
-        for report in reports
-        if report.estimated_speedup is not None and report.num_decoding
-    ]
-    weight = sum(num_decoding for num_decoding, _ in known)
-    return sum(count * speedup for count, speedup in known) / weight if weight else None
+def _num_failed(counts: Counts, codes: Collection[str]) -> int:
+    """Return the calls that failed with one of these gRPC status codes."""
+    return sum(counts.failed.get(code, 0) for code in codes)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -11,6 +11,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.browser.scripted_fleet import running_fleet
+from tests.e2e.conftest import free_ports
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = [
     "--no-sandbox",
@@ -19,7 +22,8 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+SIZES = pytest.mark.parametrize("size", [WIDE, NARROW], ids=["1280", "390"])
 AXE = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
 
 
@@ -43,6 +47,12 @@ def browser():
         chromium.close()
 
 
+@pytest.fixture
+def fleet(tiny_model_dir, tmp_path):
+    with running_fleet(tiny_model_dir, tmp_path, free_ports(1)[0]) as running:
+        yield running
+
+
 class Visit:
     """A page at one URL, with its console errors and the hosts that it connected to."""
 
@@ -63,14 +73,20 @@ class Visit:
 
 @pytest.fixture
 def visit(browser, tmp_path):
-    """Opens a page of a given size; asserts at the end that it has no errors."""
+    """Opens a page of a given size; asserts at the end that it has no errors.
+
+    script: runs before those of the page.
+    """
 
     @contextmanager
-    def open_page(url: str, size: dict[str, int] = WIDE, **options: object) -> Iterator[Visit]:
+    def open_page(
+        url: str, size: dict[str, int] = WIDE, script: str = "", **options: object
+    ) -> Iterator[Visit]:
         context = browser.new_context(
             viewport=size, has_touch=size is NARROW, is_mobile=size is NARROW, **options
         )
         context.set_default_timeout(15_000)
+        context.add_init_script(script)
         page = context.new_page()
         visit = Visit(page, url)
         try:

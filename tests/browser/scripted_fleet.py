@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,48 +33,84 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import InvalidValueError
+from specdec.types.reports.fleet import MemoryUse
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import EngineOutput, FinishReason
 from tests.cluster.admin_service import LocalHandle, operator_service
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=5)
+GIB = 2**30
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 ANSWER = "The river begins as a thread of cold water under the stones, and it carries boats. " * 4
 
 
+STEPS_PER_S = 12.0
+"""Of a replica that decodes."""
+
+ACCEPTANCE = (0.85, 0.8, 0.75, 0.7, 0.65)
+"""Of a draft token by position, if those before it were accepted."""
+
+MEMORY = MemoryUse(3 * GIB, 24 * GIB, 15 * GIB, 80 * GIB, 62 * GIB)
+
+LATENCY_SHARES = (0.6, 0.3, 0.1)
+"""Of the observations in a bucket and the two after it."""
+
+
 @dataclass
 class ScriptedReplica:
-    """A replica that applies the state of the ControlPlane, at a load that the test sets."""
+    """A replica that applies the state of the ControlPlane, at a load that the test sets.
+
+    drafted_share: of the steps while speculation is on, and speedup: of all steps; a share below 1
+    also has decisions that change in each report. failed: calls by gRPC status code. is_stuck:
+    whether it ignores new settings.
+    """
 
     replica_id: str
     requests_per_s: float = 0.0
     num_decoding: int = 0
+    drafted_share: float = 1.0
+    speedup: float = 1.9
     is_ready: bool = True
+    reason_not_ready: str = "the model is starting again"
     is_draft_worker_up: bool | None = True
+    num_restarts: int = 0
+    memory: MemoryUse | None = MEMORY
+    failed: Counter[str] = field(default_factory=Counter)
     state: SpeculationState | None = None
-    counts: Counts = field(default_factory=Counts)
     changes: list[DecisionNews] = field(default_factory=list)
     counted_at_s: float = field(default_factory=time.monotonic)
+    counted: Counter[Any] = field(default_factory=Counter)  # not rounded
+    is_flipped: bool = False
+    is_stuck: bool = False
 
     async def apply(self, state: SpeculationState) -> None:
-        self.state = state
+        if not self.is_stuck:
+            self.state = state
+
+    @property
+    def control(self) -> SpeculationControl:
+        return CONFIGURED if self.state is None else self.state.in_force
+
+    @property
+    def is_on(self) -> bool:
+        control = self.control
+        is_within = control.mode == "auto" and self.num_decoding <= control.threshold
+        return control.mode == "on" or is_within
 
     @property
     def num_chosen_tokens(self) -> int:
-        control = CONFIGURED if self.state is None else self.state.in_force
-        is_on = control.mode == "on" or (
-            control.mode == "auto" and self.num_decoding <= control.threshold
-        )
-        return control.num_speculative_tokens if is_on else 0
+        return self.control.num_speculative_tokens if self.is_on and not self.is_flipped else 0
 
     @property
     def reason(self) -> str:
-        control = CONFIGURED if self.state is None else self.state.in_force
+        control = self.control
         if control.is_by_rule:
             return "rule"
         if control.mode != "auto":
             return "operator"
-        return "goodput" if self.num_decoding <= control.threshold else "threshold"
+        if self.num_decoding > control.threshold:
+            return "threshold"
+        return "probe" if self.is_flipped else "goodput"
 
     def report(self) -> ReplicaReport:
         self._count()
@@ -81,7 +118,7 @@ class ScriptedReplica:
         return ReplicaReport(
             self.replica_id,
             is_ready=self.is_ready,
-            reason="" if self.is_ready else "the model is starting again",
+            reason="" if self.is_ready else self.reason_not_ready,
             num_running=self.num_decoding + (self.num_decoding > 0),
             num_waiting=max(0, self.num_decoding - 8),
             num_decoding=self.num_decoding,
@@ -90,40 +127,70 @@ class ScriptedReplica:
             speculation_version=None if self.state is None else self.state.version,
             num_chosen_tokens=self.num_chosen_tokens,
             decision_reason=self.reason,
-            decision_changes=tuple(self.changes),
-            counts=self.counts,
-            estimated_speedup=(1.0 + 0.2 * self.num_chosen_tokens) if self.num_decoding else None,
+            decision_changes=tuple(self.changes[-32:]),
+            counts=self._counts(),
             is_draft_worker_up=self.is_draft_worker_up,
+            memory=self.memory,
         )
 
     def _count(self) -> None:
+        """Count what happened since the last report."""
         now_s = time.monotonic()
         seconds, self.counted_at_s = now_s - self.counted_at_s, now_s
-        drafts = round(12 * self.num_decoding * seconds)
-        length = self.num_chosen_tokens
-        accepted = [round(drafts * 0.85 ** (1 + i)) for i in range(length)] if drafts else []
-        drafted = [drafts] * length
-        speculation = SpeculationStats(drafts if length else 0, sum(drafted), sum(accepted))
-        new = Counts(
-            num_requests=round(self.requests_per_s * seconds),
-            num_generated_tokens=drafts + sum(accepted),
-            num_steps=drafts,
-            speculation=speculation,
-            accepted_by_position=tuple(accepted),
-            drafted_by_position=tuple(drafted),
+        counted = self.counted
+        counted["requests"] += self.requests_per_s * seconds
+        if not self.num_decoding:
+            return
+        share = self.drafted_share if self.is_on else 0.0
+        steps = STEPS_PER_S * seconds
+        counted["steps"] += steps
+        counted["drafted steps"] += steps * share
+        counted["spent"] += seconds
+        counted["undrafted"] += seconds * (self.speedup if share else 1.0)
+        counted["tokens"] += steps * self.num_decoding
+        reached = steps * self.num_decoding * share
+        counted["drafts"] += reached
+        for position in range(self.control.num_speculative_tokens):
+            counted["drafted", position] += steps * self.num_decoding * share
+            counted["reached", position] += reached
+            reached *= ACCEPTANCE[position]
+            counted["accepted", position] += reached
+            counted["tokens"] += reached
+
+    def _counts(self) -> Counts:
+        counted = {name: int(value) for name, value in self.counted.items()}
+
+        def by_position(kind: str) -> tuple[int, ...]:
+            return tuple(counted.get((kind, index), 0) for index in range(len(ACCEPTANCE)))
+
+        drafted, accepted = by_position("drafted"), by_position("accepted")
+        return Counts(
+            num_requests=counted["requests"],
+            num_generated_tokens=counted.get("tokens", 0),
+            num_steps=counted.get("steps", 0),
+            num_drafted_steps=counted.get("drafted steps", 0),
+            spent_s=self.counted["spent"],
+            undrafted_s=self.counted["undrafted"],
+            speculation=SpeculationStats(counted.get("drafts", 0), sum(drafted), sum(accepted)),
+            drafted_by_position=drafted,
+            reached_by_position=by_position("reached"),
+            accepted_by_position=accepted,
             histograms={
-                FIRST_TOKEN: self._histogram(self.requests_per_s * seconds, first=4),
-                INTER_TOKEN: self._histogram(drafts, first=2),
+                FIRST_TOKEN: self._histogram(self.counted["requests"], first=4),
+                INTER_TOKEN: self._histogram(self.counted["steps"] * 10, first=2),
             },
+            failed=dict(self.failed),
+            num_target_restarts=self.num_restarts,
         )
-        self.counts = self.counts.plus(new)
 
     def _histogram(self, number: float, first: int) -> HistogramCounts:
         shares = [0.0] * (len(BOUNDS_S) + 1)
-        shares[first : first + 3] = [0.6, 0.35, 0.05]
+        shares[first : first + 3] = LATENCY_SHARES
         return HistogramCounts(BOUNDS_S, tuple(round(number * share) for share in shares), 0.0)
 
     def _decide(self) -> None:
+        flips = self.reason in ("goodput", "probe") and self.drafted_share < 1
+        self.is_flipped = flips and not self.is_flipped
         last = self.changes[-1] if self.changes else None
         if last is None or (last.num_draft_tokens, last.reason) != (
             self.num_chosen_tokens,
@@ -199,6 +266,11 @@ class RunningFleet:
 
     def run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(10)
+
+    async def drop_streams(self) -> None:
+        """Close every connection, as a network that fails."""
+        for connection in list(self.server.server_state.connections):
+            connection.transport.abort()
 
 
 @contextmanager

@@ -1,10 +1,17 @@
 """Points of charts and request rates, from counts that were worked by hand."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
-from cluster.control.timeseries import KEPT_S, FleetHistory, Percentiles, RequestRate
+from cluster.control.timeseries import (
+    KEPT_S,
+    FleetHistory,
+    FleetMemory,
+    Percentiles,
+    RequestRate,
+)
 from specdec.client import (
     Counts,
     FleetStatistics,
@@ -16,6 +23,7 @@ from specdec.client import (
 )
 from specdec.engine.metrics.metrics import FIRST_TOKEN
 from specdec.types.control import SpeculationControl
+from specdec.types.reports.fleet import MemoryUse
 from specdec.types.reports.stats import SpeculationStats
 from tests.clock import Clock
 
@@ -29,14 +37,26 @@ def counted(times=1):
     return Counts(
         num_requests=20 * times,
         num_generated_tokens=300 * times,
+        num_steps=40 * times,
+        num_drafted_steps=30 * times,
+        spent_s=2.0 * times,
+        undrafted_s=3.0 * times,
+        failed={
+            "RESOURCE_EXHAUSTED": 4 * times,
+            "INTERNAL": 1 * times,
+            "UNAVAILABLE": 2 * times,
+            "INVALID_ARGUMENT": 5 * times,
+            "NOT_FOUND": 1 * times,
+            "CANCELLED": 9 * times,
+        },
         speculation=SpeculationStats(50 * times, 150 * times, 75 * times),
-        drafted_by_position=(50 * times, 50 * times, 50 * times),
+        reached_by_position=(50 * times, 40 * times, 20 * times),
         accepted_by_position=(45 * times, 20 * times, 10 * times),
         histograms={FIRST_TOKEN: HistogramCounts((0.1, 0.2), (0, 20 * times, 0), 0.0)},
     )
 
 
-def fleet(after_s, requests_per_s=0.0, **counts_by_replica):
+def fleet(after_s, requests_per_s=0.0, totals=None, **counts_by_replica):
     """Return the fleet `after_s` after the start; a replica decodes the number in its name."""
     replicas = tuple(
         ReplicaStatus(
@@ -47,8 +67,6 @@ def fleet(after_s, requests_per_s=0.0, **counts_by_replica):
                 num_decoding=int(name[-1]),
                 num_waiting=1,
                 kv_cache_usage=int(name[-1]) / 10,
-                num_chosen_tokens=4,
-                estimated_speedup=1.0 + int(name[-1]),
                 counts=counts,
             ),
             uptime_s=after_s,
@@ -57,34 +75,56 @@ def fleet(after_s, requests_per_s=0.0, **counts_by_replica):
         for name, counts in counts_by_replica.items()
     )
     at = datetime.fromtimestamp(START_S + after_s, UTC)
-    return FleetStatistics(at, ServiceStatus(replicas, STATE, 0), requests_per_s, Counts())
+    status = ServiceStatus(replicas, STATE, num_lost_replicas=1)
+    return FleetStatistics(at, status, requests_per_s, totals or Counts())
 
 
 def test_a_point_of_a_hand_worked_case():
     history = FleetHistory()
     history.add(fleet(0, a2=counted()))
     assert history.since(0) == ()
-    history.add(fleet(10, requests_per_s=2.0, a2=counted(2)))
+    totals = Counts(num_target_restarts=2, num_draft_restarts=3)
+    history.add(fleet(10, requests_per_s=2.0, totals=totals, a2=counted(2)))
     (point,) = history.since(0)
     assert point.time_s == START_S + 10
     assert (point.num_running, point.num_decoding, point.num_waiting) == (3, 2, 1)
     assert (point.requests_per_s, point.tokens_per_s) == (2.0, 30.0)
+    assert (point.arrivals_per_s, point.generated_per_s) == (2.0, 30.0), "since the point before"
+    assert (point.num_steps, point.num_drafted_steps, point.speedup) == (40, 30, 1.5)
     assert (point.acceptance_rate, point.mean_acceptance_length) == (0.5, 2.5)
-    assert point.acceptance_by_position == (0.9, 0.4, 0.2)
+    assert point.mean_draft_length == 3.0
+    assert (point.reached_by_position, point.accepted_by_position) == ((50, 40, 20), (45, 20, 10))
+    assert (point.num_errors, point.num_rejected, point.num_client_errors) == (3, 4, 6)
+    assert point.num_restarts == 2 + 3 + 1, "of both models, and a lost replica"
     assert point.first_token_s == Percentiles(*map(pytest.approx, (0.15, 0.195, 0.199)))
     assert point.inter_token_s is None
-    assert (point.num_chosen_tokens, point.estimated_speedup) == (4.0, 3.0)
+    assert point.memory is None
 
 
-def test_replicas_are_summed_and_the_speedup_is_weighted_by_load():
+def test_replicas_are_summed_and_the_speedup_is_weighted_by_time():
     history = FleetHistory()
     history.add(fleet(0, a3=counted(), b1=Counts(), c0=Counts()))
-    history.add(fleet(10, a3=counted(2), b1=counted(), c0=Counts()))
+    other = replace(counted(), spent_s=6.0, undrafted_s=6.0)
+    history.add(fleet(10, a3=counted(2), b1=other, c0=Counts()))
     (point,) = history.since(0)
     assert (point.num_replicas, point.num_decoding) == (3, 4)
     assert point.tokens_per_s == 60.0
     assert point.kv_cache_usage == pytest.approx(0.4 / 3)
-    assert point.estimated_speedup == (3 * 4.0 + 1 * 2.0) / 4, "c decodes nothing"
+    assert point.speedup == (3.0 + 6.0) / (2.0 + 6.0)
+
+
+def test_memory_is_summed_and_the_fullest_node_counts():
+    history = FleetHistory()
+    history.add(fleet(0, a0=Counts()))
+    uses = MemoryUse(10, 100, 30, 80, 20), MemoryUse(5, 200, 180, 80, 79)
+    both = fleet(1, a0=Counts(), b0=Counts(), c0=Counts())
+    a, b, c = both.status.replicas
+    known = [
+        replace(each, report=replace(each.report, memory=use))
+        for each, use in zip((a, b), uses, strict=True)
+    ]
+    history.add(replace(both, status=replace(both.status, replicas=(*known, c))))
+    assert history.since(0)[-1].memory == FleetMemory(15, 0.9, 160, 99)
 
 
 def test_replicas_that_join_leave_or_return_cause_no_jump():
@@ -100,11 +140,32 @@ def test_rates_are_over_ten_seconds_and_positions_over_a_minute():
     history = FleetHistory()
     for second in range(31):
         history.add(fleet(second, a1=counted(2 if second >= 5 else 1)))
-    rates = [point.tokens_per_s for point in history.since(START_S + 9)]
-    assert rates[:6] == [30.0, 30.0, 30.0, 30.0, 30.0, 0.0]
+    points = history.since(START_S + 9)
+    assert [point.tokens_per_s for point in points][:6] == [30.0, 30.0, 30.0, 30.0, 30.0, 0.0]
+    edges = [(point.time_s - START_S, point.generated_per_s) for point in history.since(0)]
+    assert [at for at, rate in edges if rate] == [5, 6, 7], "three seconds: no slope in the chart"
+    assert {rate for _, rate in edges if rate} == {100.0}
+    assert [point.num_errors for point in points] == [3] * len(points), "a minute"
     last = history.since(START_S + 29)[-1]
     assert (last.acceptance_rate, last.mean_acceptance_length) == (None, None)
-    assert last.acceptance_by_position == (0.9, 0.4, 0.2)
+    assert (last.mean_draft_length, last.speedup, last.num_steps) == (None, None, 0)
+    assert last.accepted_by_position == (45, 20, 10)
+
+
+def test_traffic_that_begins_and_ends_is_no_slope():
+    """Busy from second 3 to 10: with 30 tokens in each of them."""
+    history = FleetHistory()
+    for second in range(16):
+        counts = Counts(num_generated_tokens=30 * min(7, max(0, second - 3)))
+        now = fleet(second, a1=counts)
+        if not 3 < second <= 10:
+            (status,) = now.status.replicas
+            idle = replace(status.report, num_running=0, num_waiting=0)
+            idle_status = replace(now.status, replicas=(replace(status, report=idle),))
+            now = replace(now, status=idle_status)
+        history.add(now)
+    rates = [point.generated_per_s for point in history.since(0)]
+    assert rates == [0, 0, 0, *[30] * 7, 0, 0, 0, 0, 0]
 
 
 def test_there_is_a_point_per_second_for_15_minutes():

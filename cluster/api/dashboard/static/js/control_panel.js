@@ -1,9 +1,8 @@
-// The control panel: the state in force, the form that changes it, and conflicting changes.
+// The control panel: the form that changes it, and conflicting changes.
 
 import { callJson } from "./api.js";
-import { byId, make, setText } from "./dom.js";
+import { byId, setText } from "./dom.js";
 import { dateTime, secondsOf, short } from "./format.js";
-import { reasonText } from "./lists.js";
 import { RuleEditor, ruleText } from "./rules.js";
 
 const SPECULATION = "../v1/admin/speculation";
@@ -46,23 +45,6 @@ export class ControlPanel {
       if (this.#isEdited()) this.#showConflict();
       else this.#fill(state);
     }
-  }
-
-  /** Shows the latest decisions of the replicas. */
-  showDecisions(replicas) {
-    const box = byId("control-state");
-    const drafting = replicas.filter((replica) => replica.num_chosen_tokens > 0);
-    const isOn = drafting.length > 0;
-    box.dataset.on = String(isOn);
-    const lengths = drafting.map((replica) => replica.num_chosen_tokens);
-    const [low, high] = [Math.min(...lengths), Math.max(...lengths)];
-    const k = low === high ? `k = ${low}` : `k = ${low} to ${high}`;
-    const share = isOn && drafting.length < replicas.length ? ` on ${drafting.length} of ${replicas.length} replicas` : "";
-    const head = isOn ? `On${share}, ${k}` : "Off";
-    const reasons = new Set(replicas.map((replica) => reasonText(replica.decision_reason)).filter(Boolean));
-    const details = [...reasons].join("; ") || "no decision yet";
-    if (box.textContent === head + details) return;
-    box.replaceChildren(make("b", {}, head), details);
   }
 
   #showState() {

@@ -30,6 +30,12 @@ export function percent(value) {
   return value === null || value === undefined ? NOTHING : `${Math.round(100 * value)} %`;
 }
 
+/** Bytes in GiB or MiB: 1.23 GiB, 512 MiB. */
+export function bytes(value) {
+  if (value === null || value === undefined) return NOTHING;
+  return value < 2 ** 30 ? `${short(value / 2 ** 20)} MiB` : `${short(value / 2 ** 30)} GiB`;
+}
+
 /** The two largest units: 42 s, 3 min 5 s, 2 h 7 min, 4 d 1 h. */
 export function duration(value) {
   const total = Math.max(0, Math.floor(value));

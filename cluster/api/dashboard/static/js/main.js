@@ -6,7 +6,7 @@ import { ControlPanel } from "./control_panel.js";
 import { byId, setText } from "./dom.js";
 import { follow } from "./events.js";
 import { showAudit, showDecisions, showReplicas } from "./lists.js";
-
+import { showChange, showHealth, showNoHealth, showSpeculation } from "./summary.js";
 import { startTheme } from "./theme.js";
 import { Tiles } from "./tiles.js";
 import { askForToken, startTokenDialog, tokenProblem } from "./token.js";
@@ -29,18 +29,18 @@ follow((signal) => call("events", { signal }), onEvent, onConnectionState);
 function onEvent({ name, data }) {
   if (name === "hello") setText(byId("model"), data.model);
   if (name !== "now") return;
-  if (data.figures.length > 0) {
-    charts.load(data.figures);
-    tiles.show(data.figures.at(-1));
-  }
+  if (data.figures.length > 0) charts.load(data.figures);
+  if (charts.last !== undefined) tiles.show(charts.last);
   showFleet(data.status);
 }
 
 function showFleet({ replicas, num_lost_replicas: numLost, speculation }) {
   controlPanel.update(speculation);
-  controlPanel.showDecisions(replicas.map(({ report }) => report));
+  showHealth(replicas, charts.last, charts.numRestarts);
+  showSpeculation(speculation, replicas, charts.last);
+  showChange(speculation, auditEntries[0], replicas);
   showReplicas(replicas, numLost);
-  showDecisions(decisionsOf(replicas), replicas.length > 1);
+  showDecisions(replicas.map(({ report }) => report));
   if (speculation.version !== lastVersion) {
     lastVersion = speculation.version;
     loadAudit();
@@ -49,14 +49,6 @@ function showFleet({ replicas, num_lost_replicas: numLost, speculation }) {
     lastPreviewMs = performance.now();
     controlPanel.preview();
   }
-}
-
-/** Returns the decisions of all replicas, latest first. */
-function decisionsOf(replicas) {
-  const decisions = replicas.flatMap(({ report }) =>
-    report.decision_changes.map((change) => ({ ...change, replica_id: report.replica_id })),
-  );
-  return decisions.sort((a, b) => Date.parse(b.at) - Date.parse(a.at)).slice(0, 100);
 }
 
 /** Loads the newest page of the audit log or, with a page token, the next older one. */
@@ -77,6 +69,7 @@ async function onConnectionState(state, error) {
     return;
   }
   pill.dataset.state = "lost";
+  showNoHealth(charts.last?.time_s ?? null);
   if (error?.needsToken) {
     setText(pill, "Token required");
     await askForToken(tokenProblem());

@@ -4,13 +4,14 @@ import { make, makeSvg, setText } from "./dom.js";
 import { NOTHING, clock } from "./format.js";
 
 const HEIGHT = 132;
+const TICKS_S = [10, 15, 30, 60, 120, 180, 300];
 const DASHES = { 1: [], 2: [7, 4], 3: [2, 3] };
 
 /**
  * @typedef {object} Line
  * @property {string} label
  * @property {(sample: object) => number | null} read
- * @property {boolean} [steps] draw a step function: a value holds until the next one
+ * @property {boolean} [holds] a value holds until the next one, not since the one before
  */
 
 /** A chart in #charts, with one to three lines of the same unit. */
@@ -53,7 +54,8 @@ export class Plot {
    * @param {number} to Unix time in seconds
    */
   show(samples, from, to) {
-    const columns = this.spec.lines.map((line) => samples.map((sample) => line.read(sample)));
+    // uPlot draws lines across undefined values, and gaps where they are null.
+    const columns = this.spec.lines.map((line) => samples.map((sample) => line.read(sample) ?? null));
     this.chart.batch(() => {
       this.chart.setData([samples.map((sample) => sample.time_s), ...columns], false);
       this.chart.setScale("x", { min: from, max: to });
@@ -88,7 +90,7 @@ export class Plot {
       cursor: { y: false, sync: { key: "specdec" }, points: { size: 6 }, drag: { setScale: false } },
       scales: { x: { time: true }, y: { range: this.spec.range ?? fromZero } },
       axes: [
-        { ...axis, size: 22, space: 70, values: formatTicks },
+        { ...axis, size: 22, space: 64, incrs: TICKS_S, values: formatTicks },
         { ...axis, size: 46, space: 28, values: (_, splits) => splits.map((split) => this.spec.format(split)) },
       ],
       series: [{}, ...this.spec.lines.map((line, index) => this.#series(line, index))],
@@ -112,7 +114,7 @@ export class Plot {
       dash: DASHES[index + 1],
       points: { show: false },
       spanGaps: false,
-      paths: line.steps ? uPlot.paths.stepped({ align: 1 }) : undefined,
+      paths: uPlot.paths.stepped({ align: line.holds ? 1 : -1 }), // a slope would be no measurement
     };
   }
 }

@@ -1,20 +1,28 @@
 // The tiles with the current values.
 
 import { byId, make, setText } from "./dom.js";
-import { NOTHING, percent, seconds, short } from "./format.js";
+import { NOTHING, bytes, percent, seconds, short } from "./format.js";
 
-const times = (value) => (value === null ? NOTHING : `${short(value)}×`);
+function ofDrafts({ mean_draft_length: length }) {
+  return length === null ? "no drafts" : `of ${short(length)} tokens/draft`;
+}
+
+function memoryShares({ memory }) {
+  if (memory === null) return NOTHING;
+  const gpu = memory.gpu_bytes > 0 ? `GPU ${percent(memory.gpu_used_bytes / memory.gpu_bytes)}` : "no GPU";
+  return `node ${percent(memory.node_usage)}, ${gpu}`;
+}
 
 /** Title, value, unit and second line of each tile, from the latest sample. */
 const TILES = [
-  ["Requests", (now) => short(now.requests_per_s), "/s", (now) => `${short(now.num_replicas)} replica${now.num_replicas === 1 ? "" : "s"}`],
+  ["Requests", (now) => short(now.requests_per_s), "/s", (now) => `${short(now.num_running)} running`],
   ["Decoding", (now) => short(now.num_decoding), "", (now) => `${short(now.num_waiting)} waiting`],
   ["Throughput", (now) => short(now.tokens_per_s), "tokens/s", () => "all replicas"],
   ["First token", (now) => seconds(now.first_token_s?.p50), "", (now) => `p95 ${seconds(now.first_token_s?.p95)}`],
   ["Inter-token", (now) => seconds(now.inter_token_s?.p50), "", (now) => `p95 ${seconds(now.inter_token_s?.p95)}`],
-  ["Draft tokens", (now) => short(now.num_chosen_tokens), "per step", (now) => `${short(now.mean_acceptance_length)} tokens/draft`],
-  ["Acceptance", (now) => percent(now.acceptance_rate), "", (now) => `speed-up ${times(now.estimated_speedup)}`],
+  ["Acceptance", (now) => percent(now.acceptance_rate), "", ofDrafts],
   ["KV cache", (now) => percent(now.kv_cache_usage), "", () => "in use"],
+  ["Memory", (now) => bytes(now.memory?.process_bytes), "", memoryShares],
 ];
 
 export class Tiles {
