@@ -1,5 +1,6 @@
 """Tests of the dashboard on the real service, with both ingresses and real requests."""
 
+import operator
 import re
 import threading
 from contextlib import contextmanager
@@ -7,7 +8,8 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from specdec.client import Client
+from specdec.client import AdminClient, Client, ClientError, SpeculationChange
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.browser.conftest import NARROW, WIDE
 from tests.browser.pages import expect_text, set_mode, tile
@@ -25,6 +27,15 @@ def service(request, tiny_model_dir, tmp_path_factory):
     flags = ["--ingress", request.param, "--speculative-config", CONFIG]
     with running_service(tiny_model_dir, log, *flags) as running:
         yield running
+
+
+@pytest.fixture
+def always_drafting(service):
+    """The service with speculation in mode on, as long as the test runs."""
+    with AdminClient(service.grpc_address) as admin:
+        admin.set_speculation(SpeculationChange(mode="on"))
+        yield service
+        admin.set_speculation(SpeculationChange(reset=True))
 
 
 @contextmanager
@@ -47,6 +58,39 @@ def load(address, num_streams=3):
         is_over.set()
         for thread in threads:
             thread.join()
+
+
+def test_the_counts_are_those_that_clients_received(always_drafting, visit):
+    """Of 12 requests of a fresh service, one that is too long, and its processes.
+
+    Of two tokens, which are about as likely, a lookup guesses some.
+    """
+    params = SamplingParams(
+        temperature=1.0, max_tokens=60, ignore_eos=True, logit_bias={10: 100.0, 11: 100.0}
+    )
+    service = always_drafting
+    with Client(service.grpc_address) as client, visit(service.http_url) as opened:
+        page = opened.page
+        expect_text(tile(page, "Requests"), "^0 ")
+        stats = SpeculationStats.sum(
+            client.generate(PROMPT, params).usage.speculation for _ in range(12)
+        )
+        with pytest.raises(ClientError):
+            client.generate([1] * 100_000, params)
+        expect_text(page.locator("#health-facts"), "0 errors.*0 rejected.*1 client error in 1 min")
+        expect_text(page.locator(".bars li").first, f"of {stats.num_drafts}$")
+        bars = page.locator(".bars li > span:last-child").all_inner_texts()
+        counts = [[int(number) for number in text.split(" of ")] for text in bars]
+        accepted, reached = zip(*counts, strict=True)
+        assert sum(accepted) == stats.num_accepted_tokens > 0
+        assert all(map(operator.le, reached[1:], accepted)), "fewer where the next is not drafted"
+        length = f"{stats.num_draft_tokens / stats.num_drafts:.3g}"
+        expect_text(page.locator(".chart", has_text="Tokens per draft").locator("b").first, length)
+        processes = [*service.processes("TargetWorker"), *service.processes(":Router")]
+        resident = sum(process.memory_info().rss for process in processes) / 2**20
+        value, unit = tile(page, "Memory").inner_text().split()
+        shown = float(value) * (1024 if unit == "GiB" else 1)
+        assert shown == pytest.approx(resident, rel=0.05)
 
 
 def num_aborted(service):
