@@ -23,9 +23,9 @@ _EDGE_WINDOW_S = 3.0
 
 _LAST_MINUTE_S = 60.0
 
-REJECTED = "RESOURCE_EXHAUSTED"
-SERVER_ERRORS = frozenset({"INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "UNKNOWN", "DATA_LOSS"})
-_NOT_CLIENTS = SERVER_ERRORS | {REJECTED, "CANCELLED"}
+_REJECTED = "RESOURCE_EXHAUSTED"
+_SERVER_ERRORS = frozenset({"INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "UNKNOWN", "DATA_LOSS"})
+_NOT_CLIENTS = _SERVER_ERRORS | {_REJECTED, "CANCELLED"}
 
 
 class RequestRate:
@@ -259,8 +259,8 @@ def _figures(now: FleetStatistics, edge: _Counted, recent: _Counted, minute: _Co
         acceptance_rate=drafted.acceptance_rate if drafted.num_drafts else None,
         reached_by_position=minute.counts.reached_by_position,
         accepted_by_position=minute.counts.accepted_by_position,
-        num_errors=_num_failed(minute.counts, SERVER_ERRORS),
-        num_rejected=_num_failed(minute.counts, {REJECTED}),
+        num_errors=_num_failed(minute.counts, _SERVER_ERRORS),
+        num_rejected=_num_failed(minute.counts, {_REJECTED}),
         num_client_errors=_num_failed(minute.counts, minute.counts.failed.keys() - _NOT_CLIENTS),
         num_restarts=totals.num_target_restarts
         + totals.num_draft_restarts

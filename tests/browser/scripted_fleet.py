@@ -275,7 +275,12 @@ class RunningFleet:
 
 @contextmanager
 def running_fleet(
-    model: Path, state_dir: Path, port: int, num_replicas: int = 2, token: str | None = None
+    model: Path,
+    state_dir: Path,
+    port: int,
+    num_replicas: int = 2,
+    token: str | None = None,
+    configured: SpeculationControl | None = CONFIGURED,
 ) -> Iterator[RunningFleet]:
     """Serve on an event loop in a thread until the block ends."""
     loop = asyncio.new_event_loop()
@@ -285,7 +290,7 @@ def running_fleet(
     def run(coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(10)
 
-    fleet = run(_start(loop, model, state_dir, port, num_replicas, token))
+    fleet = run(_start(loop, model, state_dir, port, num_replicas, token, configured))
     reports = asyncio.run_coroutine_threadsafe(_report_periodically(fleet), loop)
     try:
         yield fleet
@@ -304,9 +309,10 @@ async def _start(
     port: int,
     num_replicas: int,
     token: str | None,
+    configured: SpeculationControl | None,
 ) -> RunningFleet:
     limits = OverrideLimits()
-    plane = ControlPlane(CONFIGURED, ControlStore(state_dir, "tiny-llama"), limits=limits)
+    plane = ControlPlane(configured, ControlStore(state_dir, "tiny-llama"), limits=limits)
     replicas = [ScriptedReplica(f"replica-{index}") for index in range(num_replicas)]
     link = ControlClient(LocalHandle(plane), replicas[0].apply, replicas[0].report)
     router = ScriptedRouter(model)

@@ -204,14 +204,18 @@ def test_an_invalid_request_shows_its_error_and_focuses_the_input(fleet, visit):
         assert page.get_by_label("Max tokens").evaluate("e => e === document.activeElement")
 
 
-def test_a_lost_connection_is_shown_and_reestablished(fleet, visit):
-    with visit(fleet.url) as opened:
+@SIZES
+def test_a_lost_connection_is_shown_and_reestablished(fleet, visit, size):
+    with visit(fleet.url, size) as opened:
         page = opened.page
         expect_text(page.locator("#link"), "Live")
         page.context.set_offline(True)
         page.route("**/events", lambda route: route.abort())
         fleet.run(fleet.drop_streams())
         expect_text(page.locator("#link"), "Connection lost")
+        pill, theme = (page.locator(name).bounding_box() for name in ("#link", "#theme"))
+        assert pill["x"] + pill["width"] <= theme["x"], "a word is cut"
+        assert page.locator("#link").evaluate("e => e.scrollWidth <= e.clientWidth")
         page.context.set_offline(False)
         page.unroute("**/events")
         expect_text(page.locator("#link"), "Live")

@@ -7,6 +7,8 @@ import pytest
 from specdec.client import SpeculationChange
 from tests.browser.conftest import SIZES
 from tests.browser.pages import expect_text, legend, set_load, tile
+from tests.browser.scripted_fleet import running_fleet
+from tests.e2e.conftest import free_ports
 
 NOTHING = "\u2013"
 GAIN = "1.9\u00d7 the speed without drafts"
@@ -98,6 +100,7 @@ def test_without_load_there_is_no_draft_length(fleet, visit):
     with visit(fleet.url) as opened:
         page = opened.page
         expect_text(page.locator("#replicas tr").first, "5highest expected throughput")
+        expect_text(page.locator("#gain"), GAIN)
         set_load(fleet, 0, 0)
         expect_card(page, "speculation", "", "^Auto: idle$", "^no steps$")
         expect_text(page.locator("#replicas tr").first, f"0{NOTHING}{NOTHING}0$")
@@ -118,7 +121,16 @@ def test_no_drafts_have_a_reason_and_no_warning(fleet, visit):
         expect_card(page, "speculation", "", "^Auto: no drafts$", reason)
 
 
-def test_the_last_change_says_who_what_why_and_where(fleet, visit):
+def test_a_service_without_a_drafter_has_no_mode(tiny_model_dir, tmp_path, visit):
+    port = free_ports(1)[0]
+    with running_fleet(tiny_model_dir, tmp_path, port, configured=None) as fleet:
+        set_load(fleet)
+        with visit(fleet.url) as opened:
+            drafts = "^this service has no drafter$"
+            expect_card(opened.page, "speculation", "", "^None: no drafts$", drafts)
+
+
+def test_the_last_change_has_author_values_reason_and_where_it_applies(fleet, visit):
     with visit(fleet.url) as opened:
         page = opened.page
         expect_card(page, "change", "", "^None$", "^as configured$")

@@ -101,9 +101,9 @@ export class Charts {
     return this.samples.at(-1);
   }
 
-  /** Restarts within the samples. */
+  /** Restarts within the samples; another control plane counts from 0. */
   get numRestarts() {
-    return this.last === undefined ? 0 : this.last.num_restarts - this.samples[0].num_restarts;
+    return this.last === undefined ? 0 : Math.max(0, this.last.num_restarts - this.samples[0].num_restarts);
   }
 
   restyle() {

@@ -1,4 +1,4 @@
-// The control panel: the form that changes it, and conflicting changes.
+// The control panel: the form that changes the settings, and conflicting changes.
 
 import { callJson } from "./api.js";
 import { byId, setText } from "./dom.js";

@@ -74,6 +74,6 @@ async function onConnectionState(state, error) {
     setText(pill, "Token required");
     await askForToken(tokenProblem());
   } else {
-    setText(pill, error?.status === 503 ? "Service not ready, retrying" : "Connection lost, retrying");
+    setText(pill, error?.status === 503 ? "Not ready" : "Connection lost");
   }
 }

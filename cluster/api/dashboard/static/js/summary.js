@@ -55,13 +55,20 @@ export function showSpeculation(state, replicas, sample) {
   byId("speculation-card").dataset.kind = kind;
 }
 
-function modeText({ in_force: control, configured, active_rule: rule }) {
-  if (configured.mode === "off" && configured.num_speculative_tokens === 0) return "None";
+/** Returns whether the service can draft at all. */
+function hasDrafter({ configured }) {
+  return configured.mode !== "off" || configured.num_speculative_tokens > 0;
+}
+
+function modeText(state) {
+  if (!hasDrafter(state)) return "None";
+  const { in_force: control, active_rule: rule } = state;
   const names = { auto: "Auto", on: `On, k = ${control.num_speculative_tokens}`, off: "Off" };
   return names[control.mode] + (rule === null ? "" : ` by rule ${rule + 1}`);
 }
 
 function drafting(state, replicas, sample) {
+  if (!hasDrafter(state)) return { kind: "", gain: "no drafts", details: "this service has no drafter" };
   const isOff = state.in_force.mode === "off" && numApplied(state, replicas) === replicas.length;
   if (isOff) return { kind: "", gain: "no drafts", details: "turned off" };
   if (sample === undefined || sample.num_steps === 0) return { kind: "", gain: "idle", details: "no steps" };
