@@ -11,6 +11,7 @@ AHEAD_HITS = "spec_decode_ahead_hits_total"
 AHEAD_MISSES = "spec_decode_ahead_misses_total"
 DRAFTS = "spec_decode_num_drafts_total"
 ACCEPTED_AT = "spec_decode_num_accepted_tokens_per_pos_total"
+REACHED_AT = "spec_decode_num_reached_tokens_per_pos_total"
 DRAFTED_BY = "spec_decode_num_draft_tokens_by_method_total"
 ACCEPTED_BY = "spec_decode_num_accepted_tokens_by_method_total"
 DRAFTS_OF = "spec_decode_num_drafts_by_version_total"
@@ -96,6 +97,20 @@ SPECULATION = Row(
             most=1,
         ),
         Panel(
+            "Conditional acceptance by position",
+            "Of the draft tokens whose predecessors were all accepted, the fraction accepted too.",
+            (Query(ratio(ACCEPTED_AT, REACHED_AT, "position"), "{{position}}"),),
+            "percentunit",
+            most=1,
+        ),
+        Panel(
+            "Steps with drafts",
+            "Fraction of the target's forward passes that verified a draft.",
+            (Query(ratio("spec_decode_num_drafted_steps_total", "engine_steps_total"), "steps"),),
+            "percentunit",
+            most=1,
+        ),
+        Panel(
             "Head probe",
             "Acceptance of a draft head's first tokens in the probe at start-up; below 40 % the "
             "head was probably misread, or belongs to another target.",
@@ -120,9 +135,12 @@ SPECULATION = Row(
         ),
         Panel(
             "Estimated speed-up",
-            "Tokens per second relative to no drafts; below 1, drafting is slower. docs/metrics.md "
-            "documents the estimate.",
-            (Query(series("speculation_estimated_speedup"), "{{replica}}"),),
+            "Tokens per second relative to no drafts, of all steps and of the last decision; below "
+            "1, drafting is slower. docs/metrics.md documents the estimates.",
+            (
+                Query(ratio("decode_undrafted_seconds_total", "decode_spent_seconds_total"), "all"),
+                Query(series("speculation_estimated_speedup"), "{{replica}}"),
+            ),
             "x",
         ),
         Panel(
