@@ -107,6 +107,8 @@ class EngineConfig:
         text was divided into steps.
     compare_ranks: whether several ranks compare their tokens and drafts in each step.
     kv_cache_dtype: of keys and values; auto: the data type of the model.
+    keeps_guesses: whether the target's recurrent layers keep the inputs of the guesses of a row,
+        which are then at most max_row_guesses.
     """
 
     max_model_len: int
@@ -125,6 +127,7 @@ class EngineConfig:
     kv_cache_dtype: KVCacheDType = "auto"
     speculation: SpeculativeConfig | None = None
     adapters: AdapterLimits | None = None
+    keeps_guesses: bool = False
 
     def __post_init__(self) -> None:
         require_range("max_model_len", self.max_model_len, 1, 2**24)
@@ -139,6 +142,11 @@ class EngineConfig:
         require_range("max_prefill_tokens", self.max_prefill_tokens, 1, 2**20)
         blocks_of_longest = -(-self.max_model_len // self.block_size)
         require_range("num_blocks", self.num_blocks, blocks_of_longest, 2**31)
+
+    @property
+    def max_row_guesses(self) -> int:
+        """Most guesses of a row, unless a request asks for more draft tokens than configured."""
+        return 0 if self.speculation is None else self.speculation.max_row_guesses
 
     @property
     def head_needs_tokens(self) -> bool:

@@ -278,11 +278,15 @@ class Committer:
     def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[EngineOutput]:
         """Fail a request without publishing KV; a row with guesses is retried without them.
 
-        Guesses can corrupt a whole row: attention multiplies their NaN values by 0.
+        Guesses can corrupt a whole row: attention multiplies their NaN values by 0. The states of
+        recurrent layers, which are committed after its known token, are then computed again.
         """
         if row.guesses:
             self._requests.stop_drafting(seq)
-            self._drop_rejected(seq)
+            if self._model.recurrent is None:
+                self._drop_rejected(seq)
+            else:
+                self._requests.recompute(seq)
             return []
         return [self._requests.fail(seq, self._logits_error(seq, row))]
 

@@ -44,7 +44,7 @@ class NativeDecoder:
         kinds = zip(cast(_Layers, model.layers), model.config.ropes, model.windows, strict=True)
         layers = [
             self._weights.layer(
-                each.attention,
+                each.paged_attention,
                 each.mlp_norm,
                 cast(MLP | SparseMLP, each.mlp),
                 input_norm=each.input_norm,

@@ -8,8 +8,9 @@ vocabulary, and reads only these from the checkpoint. Hidden states are equal on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +87,8 @@ class CausalDecoder(nn.Module):
         if self.kv_dtype.itemsize == 1:
             _use_kv_scales(self.layers, reader)
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.norm = read_norm(reader, "model.norm", size, eps, config.traits)
+        final_norm = f"model.{config.traits.names.final_norm}"
+        self.norm = read_norm(reader, final_norm, size, eps, config.traits)
         self.rotaries = _rotaries(config, max_model_len, reader)
         self.rotary = self.rotaries[config.rope]
         self.backend = reader.backend
@@ -108,13 +110,13 @@ class CausalDecoder(nn.Module):
         return self._adapters.places if isinstance(self._adapters, GroupedAdapters) else None
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
-        """Return zeros [num_layers, num_slots, 2, this rank's KV heads, head_dim].
+        """Return zeros [layers with attention, num_slots, 2, this rank's KV heads, head_dim].
 
         With latents the third dimension is 1, as `PagedAttention.kv_parts`. Zeros, because padding
         reads slots that were never written.
         """
         of_token = (self.attention.kv_parts, len(self.heads.kv), self.head_dim)
-        shape = (len(self.layers), num_slots, *of_token)
+        shape = (self.config.num_attention_layers, num_slots, *of_token)
         return torch.zeros(shape, dtype=self.kv_dtype, device=self.device)
 
     def forward(self, batch: ForwardBatch, kv_cache: Tensor) -> Tensor:
@@ -189,12 +191,22 @@ class CausalDecoder(nn.Module):
         if self._embedding_scale != 1.0:
             x = x * self._embedding_scale
         tapped = x.new_empty(len(x), len(taps), x.shape[1])
-        kinds = zip(self.layers, self.windows, self.config.ropes, strict=True)
-        for index, (layer, window, rope) in enumerate(kinds):
+        contexts = self._contexts(rotations, kv_cache, plans)
+        for index, (layer, context) in enumerate(zip(self.layers, contexts, strict=True)):
             _copy_to_taps(x, index, taps, tapped)
-            x = layer(x, rotations[rope], kv_cache[index], self.attention, plans[window])
+            x = layer(x, *context)
         _copy_to_taps(x, len(self.layers), taps, tapped)
         return HiddenStates(self.norm(x), tapped)
+
+    def _contexts(
+        self,
+        rotations: Mapping[Rope | None, Rotation | None],
+        kv_cache: Tensor,
+        plans: Mapping[int | None, AttentionPlan],
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield what each layer takes beside the residual stream."""
+        for window, rope, cache in zip(self.windows, self.config.ropes, kv_cache, strict=True):
+            yield rotations[rope], cache, self.attention, plans[window]
 
     def move_kv(self, kv_cache: Tensor, moves: Sequence[SlotMove]) -> None:
         """See Decoder."""
@@ -245,6 +257,7 @@ def _read_layers(
     config: ModelConfig, reader: CheckpointReader, heads: HeadShard, group: TensorParallelGroup
 ) -> nn.ModuleList:
     with_experts = () if config.experts is None else config.experts.layers
+    recurrent = () if config.recurrent is None else config.recurrent.layers
     return nn.ModuleList(
         DecoderLayer(
             config,
@@ -253,6 +266,7 @@ def _read_layers(
             heads,
             group,
             has_experts=index in with_experts,
+            is_recurrent=index in recurrent,
         )
         for index in range(config.num_layers)
     )

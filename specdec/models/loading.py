@@ -23,6 +23,7 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.determinism import require_deterministic
 from specdec.models.dtypes import kv_dtype_of
+from specdec.models.hybrid import HybridDecoder
 from specdec.models.llama import CausalDecoder
 from specdec.models.lora.updates import AdapterStore
 from specdec.models.weights.checkpoint import CPU, CheckpointReader, open_checkpoint
@@ -146,13 +147,26 @@ def load_model(
         return _load_transformers(
             directory, config, group, dtype, sizes, device, kernels, output_tokens, kv_cache_dtype
         )
+    if config.recurrent is not None:
+        kernels = _kernels_of_hybrids(kernels, device)
     backend = _select_backend(kernels, device, group, quantization, deterministic=deterministic)
     _require_kv_kernels(backend, device, kv_cache_dtype)
     reader = open_checkpoint(directory, dtype, quantization, device, backend)
     _require_tensors(config, reader, directory, group)
     kv_dtype = kv_dtype_of(dtype, kv_cache_dtype)
-    model = CausalDecoder(config, reader, group, *sizes, output_tokens, kv_dtype)
+    decoder = CausalDecoder if config.recurrent is None else HybridDecoder
+    model = decoder(config, reader, group, *sizes, output_tokens, kv_dtype)
     return NativeDecoder(model) if backend is KernelBackend.CPU else model
+
+
+def _kernels_of_hybrids(kernels: Kernels, device: torch.device) -> Kernels:
+    """Return the kernels of a model with recurrent layers. Raises InvalidValueError for others."""
+    reason = "recurrent layers have no kernels but torch's"
+    if device.type != "cpu":
+        raise InvalidValueError("device", device.type, f"cpu: {reason} on a CPU")
+    if kernels not in ("auto", "torch"):
+        raise InvalidValueError("kernels", kernels, f"auto or torch: {reason}")
+    return "torch"
 
 
 def _require_tensors(

@@ -30,6 +30,7 @@ class SequenceAdmission:
     token_ids: its tokens so far, prompt and output; empty where no rule, grammar or head needs
         them.
     grammar: for a draft worker, the grammar of its drafts; a target receives masks instead.
+    is_trial: whether its rows may begin anywhere, because their results are not used.
     """
 
     seq_id: int
@@ -37,6 +38,7 @@ class SequenceAdmission:
     rules: SamplingRules
     token_ids: tuple[int, ...] = ()
     grammar: StructuredOutput | None = None
+    is_trial: bool = False
 
 
 @dataclass(frozen=True)

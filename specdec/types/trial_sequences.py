@@ -36,7 +36,7 @@ class TrialSequences:
     def admissions(self) -> tuple[SequenceAdmission, ...]:
         """The admission of each."""
         return tuple(
-            SequenceAdmission(seq_id, len(text), _GREEDY, text)
+            SequenceAdmission(seq_id, len(text), _GREEDY, text, is_trial=True)
             for seq_id, text in enumerate(self.texts)
         )
 

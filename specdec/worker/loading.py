@@ -19,12 +19,14 @@ from specdec.config.engine import (
     ModelOptions,
 )
 from specdec.config.quantization import QuantizationMethod
+from specdec.kernels.reference.state_pool import StatePool
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.dtypes import DTYPES
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head, require_finite
 from specdec.models.heads.networks.base import DraftHead
+from specdec.models.hybrid import HybridDecoder
 from specdec.models.loading import Decoder, load_model
 from specdec.models.token_map import token_map_of
 from specdec.models.weights.checkpoint import CPU
@@ -140,6 +142,7 @@ def _load_target(
         vocab_size=model_config.vocab_size,
         has_padding_block=_runs_on_device(spec),
         adapters=adapters,
+        states=_states_of(model, config),
         head=None if spec.head is None else _load_head(spec.head, model_config, model),
         on_device=on_device,
         graphs=_graphs(spec, model) if on_device else None,
@@ -147,6 +150,13 @@ def _load_target(
     if target.graph_report is not None:
         logger.info("decodes run on the device: %s", target.graph_report.describe())
     return target
+
+
+def _states_of(model: Decoder, config: EngineConfig) -> StatePool | None:
+    """Return the states of a target's recurrent layers; None without such layers."""
+    if not isinstance(model, HybridDecoder):
+        return None
+    return model.enable_states(config.max_num_seqs, config.max_row_guesses)
 
 
 def _load_head(files: HeadFiles, model_config: ModelConfig, model: Decoder) -> ServedHead:

@@ -8,6 +8,7 @@ import torch
 
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.gpu.graph_sizes import ragged_token_counts
+from specdec.kernels.reference.state_pool import StatePool
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
 from specdec.sampling.vocab_shard import VocabShard
@@ -37,10 +38,12 @@ class ModelRunner:
         vocab_size: int,
         has_padding_block: bool = False,
         adapters: RankAdapters | None = None,
+        states: StatePool | None = None,
     ) -> None:
         """Allocate the KV pool: `num_blocks` of `block_size` tokens.
 
         has_padding_block: whether a block follows them that no sequence has, for padded tokens.
+        states: of recurrent layers, of as many sequences as there can be; None without such layers.
         """
         self.model = model
         self.adapters = adapters
@@ -50,7 +53,7 @@ class ModelRunner:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.kv_cache = model.new_kv_cache((num_blocks + has_padding_block) * block_size)
-        self._batch_state = BatchState(block_size, self.kv_cache.device, model.vocab_slice)
+        self._batch_state = BatchState(block_size, self.kv_cache.device, model.vocab_slice, states)
 
     @property
     def _shard(self) -> VocabShard:

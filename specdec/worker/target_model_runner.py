@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specdec.config.engine import EngineConfig
 from specdec.kernels.reference.forward_batch import ForwardBatch, SlotMove
+from specdec.kernels.reference.state_pool import StatePool
 from specdec.kernels.sample import row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.heads.networks.base import DraftHead
@@ -78,15 +79,16 @@ class TargetModelRunner(ModelRunner):
         vocab_size: int,
         has_padding_block: bool = False,
         adapters: RankAdapters | None = None,
+        states: StatePool | None = None,
         head: ServedHead | None = None,
         on_device: bool = False,
         graphs: GraphBackend | None = None,
     ) -> None:
         """Allocate the KV pool, and capture graphs; with several ranks a collective call.
 
-        has_padding_block: as in ModelRunner. on_device: whether the device runs decodes, prompts
-        and drafts, which takes a DeviceDecoder and a padding block. graphs: captures these steps;
-        None to launch the operators of each step one by one.
+        has_padding_block, states: as in ModelRunner. on_device: whether the device runs decodes,
+        prompts and drafts, which takes a DeviceDecoder and a padding block. graphs: captures these
+        steps; None to launch the operators of each step one by one.
         """
         super().__init__(
             model,
@@ -96,6 +98,7 @@ class TargetModelRunner(ModelRunner):
             vocab_size=vocab_size,
             has_padding_block=has_padding_block,
             adapters=adapters,
+            states=states,
         )
         self.head = None if head is None else self._head_runner(head.head, limits)
         self.head_versions = None

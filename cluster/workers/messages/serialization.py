@@ -204,7 +204,7 @@ def _encode_admission(admission: SequenceAdmission) -> list[Any]:
     grammar = None if admission.grammar is None else vars(admission.grammar)
     rules, verifier = _rule_values(admission.rules), _verifier_values(admission.rules.verifier)
     known = admission.seq_id, admission.num_prompt_tokens
-    return [*known, rules, verifier, admission.token_ids, grammar]
+    return [*known, rules, verifier, admission.token_ids, grammar, admission.is_trial]
 
 
 _RULES = [each.name for each in fields(SamplingRules) if each.name != "verifier"]
@@ -219,6 +219,7 @@ def _admission(
     verifier: Sequence[Any],
     token_ids: tuple[int, ...],
     grammar: dict[str, Any] | None,
+    is_trial: bool,
 ) -> SequenceAdmission:
     return SequenceAdmission(
         seq_id,
@@ -226,6 +227,7 @@ def _admission(
         SamplingRules(**dict(zip(_RULES, rules, strict=True)), verifier=Verifier(*verifier)),
         token_ids,
         None if grammar is None else StructuredOutput(**grammar),
+        is_trial,
     )
 
 

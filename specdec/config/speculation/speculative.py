@@ -318,6 +318,12 @@ class SpeculativeConfig:
         return max(self.num_speculative_tokens, adaptive)
 
     @property
+    def max_row_guesses(self) -> int:
+        """Most guesses of a row of a chain of drafts, likewise."""
+        longest = self.batch_budget_max if self.batch_budget else 0
+        return max(self.max_chain_tokens, longest) + self.num_lookahead_tokens
+
+    @property
     def length_rule(self) -> LengthRule | None:
         """Return how a sequence's draft length follows its acceptance; None for a fixed length."""
         return self._length_rule if self.adaptive_length else None

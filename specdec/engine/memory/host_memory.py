@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from specdec.config.llm import LLMConfig
 from specdec.engine.memory.kv_pools import KvPool, NumBlocks, fill
-from specdec.engine.memory.weight_memory import extra_draft_bytes, extra_weight_bytes, require_room
+from specdec.engine.memory.weight_memory import (
+    extra_draft_bytes,
+    extra_weight_bytes,
+    require_room,
+    state_bytes,
+)
 from specdec.engine.models.model_resolution import Models
 from specdec.speculation.proposers import proposer_memory
 from specdec.types.errors import OutOfMemoryError
@@ -117,15 +122,17 @@ def _check(
 
 
 def _target_bytes_without_kv(config: LLMConfig, models: Models, *, in_process: bool) -> int:
-    """Return the bytes of the target's weights, of processes other than draft ranks, and proposers.
+    """Return the bytes of the target's weights and states, of processes, and of proposers.
 
-    In the caller's process there is one process for all; else each rank and the service have one.
+    In the caller's process there is one process for all; else each rank and the service have one,
+    without draft ranks.
     """
     processes = (config.tensor_parallel_size + 1) * PROCESS_BYTES + _CONTROL_PLANE_BYTES
     memory = proposer_memory(config.speculative_config)
     return (
         models.target.weight_bytes(config.resolved_dtype, config.quantization_method)
         + extra_weight_bytes(config, models)
+        + state_bytes(config, models.target)
         + (PROCESS_BYTES if in_process else processes)
         + memory.fixed_bytes
         + config.max_num_seqs * memory.bytes_per_sequence

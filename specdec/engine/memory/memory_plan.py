@@ -12,6 +12,7 @@ from specdec.config.llm import LLMConfig
 from specdec.engine.memory.gpu_memory import divide_gpu, divide_gpus
 from specdec.engine.memory.host_memory import divide_host, divide_hosts
 from specdec.engine.memory.kv_pools import KvPool, draft_pool, target_pool
+from specdec.engine.memory.weight_memory import state_bytes
 from specdec.engine.models.model_limits import check_model_limits, draft_adapter_limits
 from specdec.engine.models.model_resolution import Models
 from specdec.types.errors import InvalidValueError
@@ -19,10 +20,14 @@ from specdec.types.errors import InvalidValueError
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The limits of the engine and of the draft model, which share a machine's memory."""
+    """The limits of the engine and of the draft model, which share a machine's memory.
+
+    state_bytes: of the states of recurrent layers.
+    """
 
     engine: EngineConfig
     draft: DraftLimits | None
+    state_bytes: int = 0
 
     def describe(self) -> str:
         """Return the sizes in one line for the log."""
@@ -30,6 +35,8 @@ class MemoryPlan:
         text = f"KV of {engine.num_blocks} blocks of {engine.block_size} tokens"
         if self.draft is not None:
             text += f" ({self.draft.num_blocks} for the draft model)"
+        if self.state_bytes:
+            text += f", states of {self.state_bytes / 2**20:.1f} MiB (so no prefix cache)"
         limits = f"{engine.max_num_seqs} sequences of at most {engine.max_model_len} tokens"
         return f"{text}, {limits}"
 
@@ -71,13 +78,14 @@ def memory_plan(
     return MemoryPlan(
         _engine_config(config, target, num_blocks.target, in_process=in_process),
         None if draft is None else _draft_limits(config, draft, num_blocks.draft),
+        state_bytes(config, models.target),
     )
 
 
 def _engine_config(
     config: LLMConfig, pool: KvPool, num_blocks: int, *, in_process: bool
 ) -> EngineConfig:
-    speculation = config.speculative_config
+    speculation, is_hybrid = config.speculative_config, pool.model.recurrent is not None
     return EngineConfig(
         max_model_len=pool.max_model_len,
         num_blocks=num_blocks,
@@ -86,7 +94,7 @@ def _engine_config(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_prefill_tokens=config.prefill_limit,
         max_queue_len=config.max_queue_len,
-        enable_prefix_caching=config.enable_prefix_caching,
+        enable_prefix_caching=config.enable_prefix_caching and not is_hybrid,
         stream_interval=config.stream_interval,
         # In the process of the caller only a GPU runs a step while the engine schedules the next,
         # and a draft model does not run while the target does.
@@ -97,6 +105,7 @@ def _engine_config(
         kv_cache_dtype=config.kv_cache_dtype,
         speculation=speculation.without_drafts_ahead if in_process and speculation else speculation,
         adapters=config.adapter_limits,
+        keeps_guesses=is_hybrid,
     )
 
 

@@ -84,6 +84,16 @@ def _smaller_weights(
     return {setting: int(share * size) for setting, size in found.items()}
 
 
+def state_bytes(config: LLMConfig, model: ModelConfig) -> int:
+    """Return the bytes of the states of a target's recurrent layers on all ranks; 0 without any."""
+    if model.recurrent is None:
+        return 0
+    speculation, dtype = config.speculative_config, config.resolved_dtype
+    num_guesses = 0 if speculation is None else speculation.max_row_guesses
+    of_sequence = model.recurrent.state_bytes(dtype, config.tensor_parallel_size, num_guesses)
+    return config.max_num_seqs * of_sequence
+
+
 def head_bytes_per_token(config: LLMConfig, models: Models) -> int:
     """Return the bytes of a token in a draft head on all ranks: of its KV and what that needs."""
     head, size = models.head, config.tensor_parallel_size

@@ -7,6 +7,7 @@ from specdec.config.llm import LLMConfig
 from specdec.config.quantization import CHECKPOINT_QUANTIZATIONS
 from specdec.engine.models.model_resolution import Models
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.recurrent import Recurrent
 from specdec.types.errors import InvalidValueError
 
 _REASON = "the model runs by transformers' code"
@@ -27,6 +28,11 @@ def check_model_limits(config: LLMConfig, models: Models) -> None:
             raise InvalidValueError("speculative_config.method", config.head.name, limit)
         if config.kernels == "native":
             raise InvalidValueError("kernels", config.kernels, f"auto or torch: {_REASON}")
+    if models.target.recurrent is not None:
+        _check_hybrid(config, models.target.recurrent)
+    if models.draft is not None and models.draft.recurrent is not None:
+        limit = "a model without recurrent layers, whose states draft models do not roll back"
+        raise InvalidValueError("speculative_config.model", models.draft.architecture, limit)
     _require_stored_quantization(config, models.target)
     if config.enable_expert_parallel:
         require_experts(models.target, config.tensor_parallel_size)
@@ -35,6 +41,22 @@ def check_model_limits(config: LLMConfig, models: Models) -> None:
         field = "speculative_config.draft_tensor_parallel_size"
         require_plan(field, models.draft, drafting.draft_tensor_parallel_size)
         _require("speculative_config.quantization", drafting.quantization, None)
+
+
+def _check_hybrid(config: LLMConfig, recurrent: Recurrent) -> None:
+    """Raise InvalidValueError for a setting that a model with recurrent layers does not have."""
+    reason = "recurrent layers run by torch on a CPU alone"
+    if config.device != "cpu":
+        raise InvalidValueError("device", config.device, f"cpu: {reason}")
+    if config.kernels not in ("auto", "torch"):
+        raise InvalidValueError("kernels", config.kernels, f"auto or torch: {reason}")
+    if config.enable_lora:
+        limit = "false: no adapter updates the projections of recurrent layers"
+        raise InvalidValueError("enable_lora", True, limit)
+    if config.head is not None:
+        limit = "a method without a draft head: none is trained for recurrent layers"
+        raise InvalidValueError("speculative_config.method", config.head.name, limit)
+    recurrent.units(0, config.tensor_parallel_size)
 
 
 def draft_adapter_limits(config: LLMConfig, draft: ModelConfig) -> AdapterLimits | None:

@@ -62,6 +62,11 @@ class OpenRequests:
         seq.head_draft = None
         self._scheduler.load.stop_drafting(seq)
 
+    def recompute(self, seq: Sequence) -> None:
+        """Compute a running sequence again from its first token."""
+        self._scheduler.preempt(seq)
+        self.release(seq)
+
     def fail(self, seq: Sequence, error: SpecdecError) -> EngineOutput:
         """End all choices of the request of a sequence that cannot go on."""
         self.abort(seq.request.request_id)

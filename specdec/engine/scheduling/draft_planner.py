@@ -26,6 +26,10 @@ class DraftPlanner:
     def __init__(self, config: EngineConfig) -> None:
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._max_model_len = config.max_model_len
+        self._keeps_guesses = config.keeps_guesses
+        self._most_guesses = (
+            config.max_row_guesses if config.keeps_guesses else config.max_model_len
+        )
         speculation = config.speculation
         self._length_rule = speculation.length_rule if speculation else None
         self._has_confidences = speculation is not None and speculation.uses_confidences
@@ -211,9 +215,13 @@ class DraftPlanner:
         return seq.params.speculation.num_speculative_tokens if may_choose else None
 
     def _may_draft_tree(self, seq: Sequence) -> bool:
-        """Return whether a tree is decided, for a sequence that takes the decision."""
+        """Return whether a tree is decided, for a sequence that takes the decision.
+
+        Recurrent layers keep guesses in their order: they have the first path of a tree alone.
+        """
         return (
             self._decision.shape.is_tree
+            and not self._keeps_guesses
             and seq.rules.acting_verifier == "coupled"
             and self._own_draft_tokens(seq) is None
         )
@@ -235,4 +243,5 @@ class DraftPlanner:
         Of pending drafts none may be accepted; if more are, `StepRow.max_end` cuts held drafts.
         """
         num_tokens = seq.num_tokens - seq.num_pending_drafts
-        return max(0, seq.max_length(self._max_model_len) - num_tokens - 1)
+        num_left = seq.max_length(self._max_model_len) - num_tokens - 1
+        return max(0, min(num_left, self._most_guesses))

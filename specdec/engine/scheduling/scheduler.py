@@ -106,7 +106,7 @@ class Scheduler:
         """Preempt every running sequence, as when the KV cache is lost, and return them."""
         self.preempted = []
         while self._running:
-            self._preempt(self._running[-1])
+            self.preempt(self._running[-1])
         return self.preempted
 
     def finish(self, seq: Sequence) -> None:
@@ -379,7 +379,7 @@ class Scheduler:
             last = self._running[-1]
             if last is seq:
                 return False
-            self._preempt(last)
+            self.preempt(last)
         self._rows[seq.seq_id] = row
         return True
 
@@ -389,12 +389,12 @@ class Scheduler:
         self.load.leave(seq)
         self.batch += 1
 
-    def _preempt(self, seq: Sequence) -> None:
+    def preempt(self, seq: Sequence) -> None:
+        """Free the blocks of a running sequence, which is then computed again."""
         self._leave(seq)
         self._rows.pop(seq.seq_id, None)
         self.blocks.release(seq.seq_id)
-        seq.status = SequenceStatus.WAITING
-        seq.num_computed_tokens = 0
+        seq.status, seq.num_computed_tokens = SequenceStatus.WAITING, 0
         insort(self._waiting, seq, key=_by_rank)
         self.preempted.append(seq)
         self._counts.num_preemptions += 1

@@ -29,6 +29,8 @@ class Chunk(NamedTuple):
     (`types.drafts.draft_tree`); the base is the token before the first one. A tree may have more
     nodes than the chunk has tokens: the KV of its first nodes exists.
     adapter_id: of the adapter that the pass runs the tokens with; BASE_MODEL for none.
+    num_guesses: last tokens that may be rejected after the pass. state_slot: of the sequence's
+    states in recurrent layers. Other layers need neither.
     """
 
     token_ids: Sequence[int]
@@ -36,6 +38,8 @@ class Chunk(NamedTuple):
     block_table: Sequence[int] | array[int]
     parents: Parents | None = None
     adapter_id: int = BASE_MODEL
+    num_guesses: int = 0
+    state_slot: int = 0
 
     @property
     def end(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from specdec.config.json_values import unsupported
 from specdec.models.config.layer_patterns import RopeRule, WindowRule, no_windows, one_rope
+from specdec.models.config.recurrent import Recurrent
 from specdec.models.config.traits import LLAMA, Activation, DecoderTraits, Experts, Latent
 
 Feature = str | bool
@@ -25,6 +26,14 @@ def _no_experts(raw: Mapping[str, Any], num_layers: int) -> None:
 
 def _no_latent(raw: Mapping[str, Any]) -> None:
     del raw
+
+
+def _no_recurrent(raw: Mapping[str, Any], num_layers: int) -> None:
+    del raw, num_layers
+
+
+def _as_given(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    return raw
 
 
 def _whole_heads(raw: Mapping[str, Any]) -> float:
@@ -46,7 +55,8 @@ class Architecture:
     windows, ropes: by layer. rotary_fraction: the part of each head that is rotated.
     traits: how the layers differ; called with config.json and these defaults. experts: the mixture
         of experts, if there is one; called with the number of layers too. latent: sizes of latent
-        attention, if it is that.
+        attention, if it is that. recurrent: the layers without attention, if there are any.
+    canonical: returns config.json, with these defaults, under the usual keys.
     notes: what the family has beside Llama, for the documentation.
     """
 
@@ -67,6 +77,8 @@ class Architecture:
     traits: Callable[[Mapping[str, Any]], DecoderTraits] = _llama_traits
     experts: Callable[[Mapping[str, Any], int], Experts | None] = _no_experts
     latent: Callable[[Mapping[str, Any]], Latent | None] = _no_latent
+    recurrent: Callable[[Mapping[str, Any], int], Recurrent | None] = _no_recurrent
+    canonical: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_given
 
     def activation(self, raw: Mapping[str, Any]) -> Activation:
         """Return the activation function. Raises UnsupportedModelError for another one."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.config.engine import ModelImpl
-from specdec.config.json_values import require_keys, unsupported
+from specdec.config.json_values import count, require_keys, unsupported
 from specdec.models.config.architecture import Architecture
 from specdec.models.config.registry import (
     ARCHITECTURES,
@@ -25,6 +25,7 @@ from specdec.types.sampling.sampling_params import SamplingDefaults, SamplingPar
 DecoderFields = tuple[str, Architecture, Mapping[str, Any]]
 """The name of a decoder's architecture, what is known of it, and the keys of its config.json."""
 
+_MAX_LAYERS = 10_000
 _SPELLINGS = {"max_tokens": "max_new_tokens"}
 
 _REQUIRED_KEYS = (
@@ -115,6 +116,14 @@ def text_config(raw: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
     return nested | {key: raw[key] for key in shared if raw.get(key) is not None}
 
 
+def num_layers_of(raw: Mapping[str, Any]) -> int:
+    """Return the number of layers. Raises UnsupportedModelError."""
+    num_layers = count(raw, "num_hidden_layers")
+    if num_layers > _MAX_LAYERS:
+        raise unsupported("num_hidden_layers", num_layers, f"at most {_MAX_LAYERS}")
+    return num_layers
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a file; None without one. Raises UnsupportedModelError."""
     if not path.is_file():
@@ -136,4 +145,4 @@ def decoder_of(whole: str, raw: Mapping[str, Any]) -> DecoderFields:
         raw = text_config(raw, family.model_type)
     fields = {**family.config_defaults, **raw}
     require_keys(fields, (*_REQUIRED_KEYS, family.norm_eps_key))
-    return architecture, family, fields
+    return architecture, family, family.canonical(fields)

@@ -17,7 +17,7 @@ def decoder_tensors(config: ModelConfig) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {"model.embed_tokens.weight": table}
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = table
-    shapes |= dict(_norm(config, "model.norm", config.hidden_size))
+    shapes |= dict(_norm(config, f"model.{config.traits.names.final_norm}", config.hidden_size))
     for index in range(config.num_layers):
         shapes |= {
             f"model.layers.{index}.{name}": shape
@@ -48,23 +48,30 @@ def layer_tensors(
     """Return the tensors of a layer. input_size: of attention, if not `hidden_size`."""
     traits, hidden = config.traits, config.hidden_size
     shapes: dict[str, Shape] = {}
-    names = ["input_layernorm"] * traits.has_input_norms
+    names = [traits.names.input_norm] * traits.has_input_norms
     names += [traits.names.mlp_norm] * (traits.has_input_norms and not traits.is_parallel)
     if traits.has_output_norms:
         names += [traits.names.attention_output_norm, traits.names.mlp_output_norm]
     for name in names:
         shapes |= dict(_norm(config, name, hidden))
-    attention = (
-        _heads(config, input_size or hidden)
-        if config.latent is None
-        else _latents(config, config.latent)
-    )
-    shapes |= {f"self_attn.{name}": shape for name, shape in attention}
+    shapes |= dict(_mixer(config, index, input_size or hidden))
     experts, mlp = config.experts, traits.names.mlp
     if experts is None or index not in experts.layers:
         has_bias = config.has_mlp_bias
         return shapes | dict(_mlp(config, mlp, config.intermediate_size, has_bias=has_bias))
     return shapes | dict(_mixture(config, experts, mlp))
+
+
+def _mixer(config: ModelConfig, index: int, input_size: int) -> _Tensors:
+    """Yield the tensors of a layer's attention, or of the recurrence in its place."""
+    recurrent, prefix = config.recurrent, "self_attn"
+    if recurrent is not None and index in recurrent.layers:
+        tensors, prefix = recurrent.kind.tensors(config.hidden_size), recurrent.kind.prefix
+    elif config.latent is not None:
+        tensors = _latents(config, config.latent)
+    else:
+        tensors = _heads(config, input_size)
+    yield from ((f"{prefix}.{name}", shape) for name, shape in tensors)
 
 
 def _norm(config: ModelConfig, name: str, size: int) -> _Tensors:
@@ -91,12 +98,14 @@ def _heads(config: ModelConfig, input_size: int) -> _Tensors:
     query, kv = config.num_heads * dim, config.num_kv_heads * dim
     has_bias = config.has_qkv_bias
     yield from _linears(traits.names.qkv, [query, kv, kv], input_size, has_bias=has_bias)
-    yield from _linear("o_proj", config.hidden_size, query, has_bias=config.has_output_bias)
+    output = traits.names.attention_output
+    yield from _linear(output, config.hidden_size, query, has_bias=config.has_output_bias)
     if traits.has_sinks:
         yield "sinks", (config.num_heads,)
     if not config.has_qk_norm:
         return
-    for name, heads in (("q_norm", config.num_heads), ("k_norm", config.num_kv_heads)):
+    counts = (config.num_heads, config.num_kv_heads)
+    for name, heads in zip(traits.names.qk_norms, counts, strict=True):
         match traits.qk_norm:
             case QkNorm.HEAD:
                 yield from _norm(config, name, dim)

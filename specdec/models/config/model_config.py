@@ -19,12 +19,7 @@ from specdec.config.engine import (
     kv_element_bytes,
 )
 from specdec.config.hf_overrides import with_overrides
-from specdec.config.json_values import (
-    count,
-    fraction,
-    head_dim_of,
-    unsupported,
-)
+from specdec.config.json_values import count, fraction, head_dim_of, unsupported
 from specdec.config.kv_cache import KVCacheDType
 from specdec.config.quantization import WEIGHT_BITS, QuantizationMethod
 from specdec.models.config.architecture import has
@@ -32,12 +27,14 @@ from specdec.models.config.config_files import (
     DecoderFields,
     decoder_of,
     needs_transformers,
+    num_layers_of,
     read_json,
     read_sampling_defaults,
     supported_architecture,
 )
 from specdec.models.config.end_tokens import read_eos_token_ids, read_tokenizer_end
 from specdec.models.config.layer_patterns import LayerRopes, Windows, main_rope
+from specdec.models.config.recurrent import Recurrent
 from specdec.models.config.registry import TEXT_MODELS
 from specdec.models.config.rope import DefaultRope, LongRope, Rope, read_rope
 from specdec.models.config.stored_weights import StoredWeights, stored_weights
@@ -52,8 +49,6 @@ from specdec.types.errors import ModelNotFoundError, UnsupportedModelError, reas
 from specdec.types.sampling.sampling_params import SamplingDefaults
 from specdec.types.sharding import HeadShard
 
-_MAX_LAYERS = 10_000
-
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -67,6 +62,7 @@ class ModelConfig:
     text_part_of: the architecture of a model that also reads images, of which this is the text
         model; None for others.
     traits: how the layers differ from Llama's. experts: in place of the MLP of some layers.
+    recurrent: the layers without attention; None where all have it.
     latent: sizes of latent attention; all heads then share a key of head_dim, which is num_kv_heads
         1; None for other attention.
     stored_quantization: method by which the weights in the files are quantized, of config.json;
@@ -105,6 +101,7 @@ class ModelConfig:
     traits: DecoderTraits = LLAMA
     experts: Experts | None = None
     latent: Latent | None = None
+    recurrent: Recurrent | None = None
     text_part_of: str | None = None
     transformers: TransformersModel | None = None
     stored_quantization: str | None = None
@@ -178,7 +175,7 @@ class ModelConfig:
         architecture, family, raw = decoder
         hidden_size, num_heads = count(raw, "hidden_size"), count(raw, "num_attention_heads")
         latent = family.latent(raw)
-        windows = family.windows(raw, _num_layers(raw))
+        windows = family.windows(raw, num_layers_of(raw))
         ropes = family.ropes(raw, windows)
         return cls(
             architecture=architecture,
@@ -191,6 +188,7 @@ class ModelConfig:
             num_kv_heads=1 if latent else count(raw, "num_key_value_heads", num_heads),
             head_dim=latent.key_dim if latent else head_dim_of(raw, hidden_size, num_heads),
             latent=latent,
+            recurrent=family.recurrent(raw, len(windows)),
             rms_norm_eps=fraction(raw, family.norm_eps_key),
             rope=main_rope(ropes, windows) or read_rope(raw),
             layer_ropes=ropes,
@@ -260,16 +258,18 @@ class ModelConfig:
         if self.transformers is not None:
             return self.transformers.num_parameters
         query, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        qkv_biases = self.has_qkv_bias * (query + 2 * kv)
+        attention = self.has_qkv_bias * (query + 2 * kv) + self.has_output_bias * self.hidden_size
         inner = self.intermediate_size * (1 + self.traits.has_gate)
-        biases = qkv_biases + self.has_output_bias * self.hidden_size
-        biases += self.has_mlp_bias * (inner + self.hidden_size)
+        biases = self.has_mlp_bias * (inner + self.hidden_size)
         qk_norms = 2 * self.head_dim if self.traits.qk_norm is QkNorm.HEAD else query + kv
         norm_size = self.hidden_size * (1 + self.traits.has_norm_bias)
-        norms = self.traits.num_layer_norms * norm_size + self.has_qk_norm * qk_norms
+        norms = self.traits.num_layer_norms * norm_size
+        attention += self.has_qk_norm * qk_norms + self.num_heads * self.traits.has_sinks
         embeddings = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         vectors = self.num_layers * (biases + norms) + norm_size
-        vectors += self.num_layers * self.num_heads * self.traits.has_sinks
+        vectors += self.num_attention_layers * attention
+        if self.recurrent is not None:
+            vectors += self.recurrent.num_vector_weights(self.hidden_size)
         if self.latent is not None:
             latents = self.latent.rank + (self.latent.query_rank or 0)
             expansion = self.latent.num_expansion_weights(self.num_heads)
@@ -310,6 +310,11 @@ class ModelConfig:
         return int(self._num_matrix_elements * WEIGHT_BITS[quantization] / 8) + rest * element_bytes
 
     @property
+    def num_attention_layers(self) -> int:
+        """Layers with attention, and so with KV."""
+        return self.num_layers - len(self.recurrent.layers if self.recurrent else ())
+
+    @property
     def mlp_matrices(self) -> int:
         """Matrices [intermediate_size, hidden_size] of an MLP."""
         return 2 + self.traits.has_gate
@@ -324,7 +329,7 @@ class ModelConfig:
     @property
     def has_llama_layers(self) -> bool:
         """Return whether all layers are Llama's, as those of drafters that are trained here."""
-        is_dense = self.experts is None and self.latent is None and self.transformers is None
+        is_dense = (self.experts, self.latent, self.recurrent, self.transformers) == (None,) * 4
         return is_dense and self.traits == LLAMA and set(self.ropes) == {self.rope}
 
     @property
@@ -332,8 +337,10 @@ class ModelConfig:
         """Weights of linear layers and the output head, which quantization applies to."""
         attention = self.num_attention_weights(self.num_heads, self.num_kv_heads)
         hidden_units = sum(map(self.num_hidden_units, range(self.num_layers)))
-        mlps = self.mlp_matrices * self.hidden_size * hidden_units
-        return self.num_layers * attention + mlps + self.vocab_size * self.hidden_size
+        others = self.mlp_matrices * self.hidden_size * hidden_units
+        if self.recurrent is not None:
+            others += self.recurrent.num_matrix_weights(self.hidden_size)
+        return self.num_attention_layers * attention + others + self.vocab_size * self.hidden_size
 
     def num_attention_weights(self, num_heads: int, num_kv_heads: int) -> int:
         """Return the weights of the linear layers of a layer's attention, with these heads."""
@@ -387,11 +394,4 @@ class ModelConfig:
     def kv_values_per_token(self, num_kv_heads: int) -> int:
         """Return the numbers in the KV of one token over all layers, for these KV heads."""
         parts = 2 if self.latent is None else 1  # the value of a latent is a part of its key
-        return parts * self.num_layers * num_kv_heads * self.head_dim
-
-
-def _num_layers(raw: Mapping[str, Any]) -> int:
-    num_layers = count(raw, "num_hidden_layers")
-    if num_layers > _MAX_LAYERS:
-        raise unsupported("num_hidden_layers", num_layers, f"at most {_MAX_LAYERS}")
-    return num_layers
+        return parts * self.num_attention_layers * num_kv_heads * self.head_dim

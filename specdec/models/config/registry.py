@@ -25,6 +25,7 @@ from specdec.models.config.family_traits import (
     stablelm_traits,
     starcoder2_traits,
 )
+from specdec.models.config.hybrids import HYBRIDS
 from specdec.models.config.layer_patterns import (
     last_layers_windows,
     one_window,
@@ -316,6 +317,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             traits=exaone4_traits,
         ),
         **MIXTURES,
+        **HYBRIDS,
     }
 )
 """The architectures by the name that config.json has for them."""

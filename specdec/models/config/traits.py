@@ -49,18 +49,22 @@ class TensorNames:
 
     qkv, gate_up: a single name holds the rows of all its projections, in this order. mlp: prefix of
     the MLP. router: of a mixture; choice_bias: of its bias in choices. gate_up and down are also
-    those of each expert.
+    those of each expert. final_norm: of the decoder.
     """
 
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    qk_norms: tuple[str, str] = ("q_norm", "k_norm")
+    attention_output: str = "o_proj"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
     mlp: str = "mlp"
     router: str = "gate"
     choice_bias: str = "gate.e_score_correction_bias"
+    input_norm: str = "input_layernorm"
     mlp_norm: str = "post_attention_layernorm"
     attention_output_norm: str = "post_attention_layernorm"
     mlp_output_norm: str = "post_feedforward_layernorm"
+    final_norm: str = "norm"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from specdec.models.config.registry import SAME_DECODERS, SUPPORTED_ARCHITECTURES, TEXT_MODELS
 
-_STATE_SPACE = ("mamba", "rwkv", "ssm", "zamba", "jamba", "recurrent", "hyena", "xlstm", "lfm2")
+_STATE_SPACE = ("mamba", "rwkv", "ssm", "zamba", "jamba", "recurrent", "hyena", "xlstm")
 _STATE_KEYS = ("ssm_cfg", "state_size", "mamba_d_state", "mamba_num_heads", "ssm_state_size")
 _LINEAR_KEYS = ("linear_num_key_heads", "linear_attn_config", "linear_conv_kernel_dim")
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

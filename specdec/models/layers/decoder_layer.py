@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +25,7 @@ from specdec.models.layers.mlp import MLP
 from specdec.models.layers.norm import RMSNorm, read_norm
 from specdec.models.layers.qk_norm import read_qk_norms
 from specdec.models.layers.rotary import rotary_halves
+from specdec.models.layers.short_convolution import ShortConvolutionLayer
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.sharding import HeadShard, head_rows
 
@@ -57,7 +60,7 @@ class Attention(nn.Module):
             self.sinks = reader.read(f"{prefix}.sinks", (config.num_heads,), rows=own)
         self.o_proj = RowParallelLinear(
             reader,
-            f"{prefix}.o_proj",
+            f"{prefix}.{config.traits.names.attention_output}",
             (config.hidden_size, query_size),
             head_rows(heads.query, config.head_dim),
             group,
@@ -161,8 +164,21 @@ def layer_attention(
     )
 
 
+def _read_recurrence(
+    config: ModelConfig, reader: CheckpointReader, prefix: str, group: TensorParallelGroup
+) -> ShortConvolutionLayer:
+    recurrent = config.recurrent
+    assert recurrent is not None
+    kind, own = recurrent.kind, recurrent.units(group.rank, group.size)
+    name = f"{prefix}.{kind.prefix}"
+    return ShortConvolutionLayer(kind, config.hidden_size, reader, name, own, group)
+
+
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each with a residual connection, and norms by the family's traits."""
+    """Attention and MLP, each with a residual connection, and norms by the family's traits.
+
+    attention: a recurrence in its place where `is_recurrent`.
+    """
 
     def __init__(
         self,
@@ -173,6 +189,7 @@ class DecoderLayer(nn.Module):
         group: TensorParallelGroup,
         *,
         has_experts: bool = False,
+        is_recurrent: bool = False,
     ) -> None:
         super().__init__()
         traits, names = config.traits, config.traits.names
@@ -185,9 +202,13 @@ class DecoderLayer(nn.Module):
 
         has_mlp_norm = traits.has_input_norms and not traits.is_parallel
         self.traits = traits
-        self.input_norm = norm("input_layernorm", exists=traits.has_input_norms)
-        kind = Attention if config.latent is None else LatentAttention
-        self.attention = kind(config, reader, f"{prefix}.self_attn", heads, group)
+        self.input_norm = norm(names.input_norm, exists=traits.has_input_norms)
+        self.attention: Attention | LatentAttention | ShortConvolutionLayer
+        if is_recurrent:
+            self.attention = _read_recurrence(config, reader, prefix, group)
+        else:
+            kind = Attention if config.latent is None else LatentAttention
+            self.attention = kind(config, reader, f"{prefix}.self_attn", heads, group)
         self.attention_output_norm = norm(
             names.attention_output_norm, exists=traits.has_output_norms
         )
@@ -203,16 +224,12 @@ class DecoderLayer(nn.Module):
         if self._fused_norm is not None and isinstance(self.mlp, MLP):
             self.mlp.overwrite_residual()  # which the fused norm has made, and nothing else reads
 
-    def forward(
-        self,
-        x: Tensor,  # [T, hidden_size]
-        rotation: Rotation | None,
-        kv_cache: Tensor,
-        attention: PagedAttention,
-        plan: AttentionPlan,
-    ) -> Tensor:
-        """Return [T, hidden_size]."""
-        context, normed = (rotation, kv_cache, attention, plan), self.input_norm(x)
+    def forward(self, x: Tensor, *context: Any) -> Tensor:
+        """Return [T, hidden_size]; x: the same shape.
+
+        context: what `attention` takes after the residual.
+        """
+        normed = self.input_norm(x)
         output: Tensor
         if self._fused_norm is not None:
             x, normed = self._fused_norm.add(x, self.attention(normed, None, *context))
@@ -230,6 +247,12 @@ class DecoderLayer(nn.Module):
     def grouped_attention(self) -> Attention:
         """The attention of a layer without latents, as native kernels and draft heads need it."""
         assert isinstance(self.attention, Attention), "the layer has latent attention"
+        return self.attention
+
+    @property
+    def paged_attention(self) -> Attention | LatentAttention:
+        """The attention of a layer that is not recurrent, as native kernels need it."""
+        assert isinstance(self.attention, Attention | LatentAttention), "the layer is recurrent"
         return self.attention
 
     def _join(self, residual: Tensor, x: Tensor) -> Tensor:

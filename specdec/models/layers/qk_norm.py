@@ -20,7 +20,7 @@ def read_qk_norms(
     """Read the norms of this rank's query and key heads. prefix: of attention's tensors."""
     shards = config.head_shards(group.size)
     own = shards[group.rank]
-    query, key = f"{prefix}.q_norm", f"{prefix}.k_norm"
+    query, key = (f"{prefix}.{name}" for name in config.traits.names.qk_norms)
     eps, dim = config.rms_norm_eps, config.head_dim
     match config.traits.qk_norm:
         case QkNorm.HEAD:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import heappop, heappush
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, SlotMove
 from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS, RowArgmax
+from specdec.kernels.reference.state_pool import StatePool
 from specdec.sampling.device.device_sampler import SamplingKind, kind_of
 from specdec.sampling.logits_processors import BatchLogitsProcessor, LogitsProcessor
 from specdec.sampling.sampler import SamplingBatch
@@ -37,6 +39,7 @@ class SequenceState:
     verifies_on_device: whether chains of drafts are verified by equality, or by chance.
     num_tokens, last_token: its length and last token after the last row that sampled. held_draft,
     held_parents: what a head has drafted after them, and its tree; None for a chain.
+    state_slot: of its states in recurrent layers.
     """
 
     admission: SequenceAdmission
@@ -50,6 +53,7 @@ class SequenceState:
     last_token: int = 0
     held_draft: tuple[int, ...] = ()
     held_parents: tuple[int, ...] | None = None
+    state_slot: int = 0
 
     @classmethod
     def of(cls, admission: SequenceAdmission, tokens: range) -> SequenceState:
@@ -103,6 +107,18 @@ class SequenceState:
         if self.history is not None:
             self.history.extend(token_ids)
 
+    def chunk(self, row: StepRow) -> Chunk:
+        """Return the tokens of a row for a forward pass."""
+        return Chunk(
+            row.token_ids,
+            row.num_computed_tokens,
+            self.block_table,
+            row.drafting.parents,
+            row.adapter_id,
+            row.num_guesses,
+            self.state_slot,
+        )
+
     def apply(self, delta: BlockTableDelta) -> None:
         """Replace the end of the block table."""
         self.block_table = self.block_table[: delta.start] + array("i", delta.block_ids)
@@ -152,21 +168,37 @@ class TokenSpan:
 class BatchState:
     """State of the sequences of one rank, updated by step messages only."""
 
-    def __init__(self, block_size: int, device: torch.device, tokens: range) -> None:
-        """Start empty; inputs are made on `device`, and this rank computes logits of `tokens`."""
+    def __init__(
+        self,
+        block_size: int,
+        device: torch.device,
+        tokens: range,
+        states: StatePool | None = None,
+    ) -> None:
+        """Start empty; inputs are made on `device`, and this rank computes logits of `tokens`.
+
+        states: of recurrent layers; None without such layers.
+        """
         self._block_size = block_size
         self._device = device
         self._tokens = tokens
         self._states: dict[int, SequenceState] = {}
         self._with_prompt_logprobs: set[int] = set()
+        self._recurrent = states
+        self._free_slots = [] if states is None else list(range(states.num_slots))
 
     def update(self, step: StepInput) -> None:
         """Apply the releases, admissions and block table deltas of a step."""
         for seq_id in step.released:
-            del self._states[seq_id]
+            released = self._states.pop(seq_id)
+            if self._recurrent is not None:
+                heappush(self._free_slots, released.state_slot)
             self._with_prompt_logprobs.discard(seq_id)
         for admission in step.admitted:
-            self._states[admission.seq_id] = SequenceState.of(admission, self._tokens)
+            state = self._states[admission.seq_id] = SequenceState.of(admission, self._tokens)
+            if self._recurrent is not None:
+                state.state_slot = heappop(self._free_slots)
+                self._recurrent.reset(state.state_slot, is_checked=not admission.is_trial)
             if admission.rules.prompt_logprobs is not None:
                 self._with_prompt_logprobs.add(admission.seq_id)
         for delta in step.block_table_deltas:
@@ -192,7 +224,10 @@ class BatchState:
 
     def append_output(self, row: StepRow, token_ids: Sequence[int]) -> None:
         """Append the new output tokens of a row; see SequenceState."""
-        self._states[row.seq_id].append_output(row, token_ids)
+        state = self._states[row.seq_id]
+        state.append_output(row, token_ids)
+        if not token_ids and self._recurrent is not None:
+            self._recurrent.spoil(state.state_slot)
 
     def hold_drafts(self, verified: Sequence[VerifiedRow]) -> None:
         """Keep what a head has drafted for the next step."""
@@ -266,17 +301,7 @@ class BatchState:
 
     def forward_batch(self, rows: Sequence[StepRow]) -> ForwardBatch:
         """Build the flat batch of the tokens of `rows`."""
-        chunks = [
-            Chunk(
-                row.token_ids,
-                row.num_computed_tokens,
-                self._states[row.seq_id].block_table,
-                row.drafting.parents,
-                row.adapter_id,
-            )
-            for row in rows
-        ]
-        return ForwardBatch(chunks, self._block_size)
+        return ForwardBatch([self._states[row.seq_id].chunk(row) for row in rows], self._block_size)
 
     def compaction(
         self, rows: Sequence[StepRow], tokens: Mapping[int, tuple[int, ...]]

@@ -242,6 +242,27 @@ FAMILIES = {
 }
 """Names of the tests: the family in transformers, and changes of its configuration."""
 
+HYBRIDS = {
+    "lfm2": (
+        "Lfm2",
+        {
+            "num_hidden_layers": 5,
+            "full_attn_idxs": [1, 3],
+            "conv_L_cache": 4,
+            "conv_bias": True,
+            "block_multiple_of": 7,
+            "block_ffn_dim_multiplier": 1.3,
+            "rope_parameters": {"rope_theta": 1000.0, "rope_type": "default"},
+        },
+    ),
+    "lfm2-plain": (
+        "Lfm2",
+        {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}
+        | {"tie_word_embeddings": False},
+    ),
+}
+"""Families with recurrent layers, likewise; torch alone runs them."""
+
 NOT_BY_TRANSFORMERS = {
     "phi3": "LongRoPE",
     "phi3-short": "LongRoPE",
@@ -300,7 +321,7 @@ def config_class(family):
 
 def save_family(directory, name, **changes):
     """Write a tiny random model of a family, without dimensions that divide by two."""
-    family, own = FAMILIES[name]
+    family, own = {**FAMILIES, **HYBRIDS}[name]
     config = config_class(family)(**{**SIZES, **own, **changes})
     model = random_model(getattr(transformers, f"{family}ForCausalLM"), config, seed=3)
     if family.startswith("Gemma"):  # stores weights of norms less one

@@ -6,6 +6,7 @@ from specdec.config.engine import DEFAULT_MODEL_OPTIONS
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.cpu_decoder import NativeDecoder
+from specdec.models.hybrid import HybridDecoder
 from specdec.models.loading import load_model
 
 BLOCK_SIZE = 4
@@ -13,7 +14,9 @@ BLOCK_SIZE = 4
 
 def batch_of(parts):
     """Build a batch; parts: (token_ids, start, block_table); tokens before start have KV."""
-    chunks = [Chunk(ids[start:], start, table) for ids, start, table in parts]
+    chunks = [
+        Chunk(ids[start:], start, table, state_slot=table[0]) for ids, start, table in parts
+    ]
     return ForwardBatch(chunks, BLOCK_SIZE)
 
 
@@ -52,6 +55,8 @@ def mixed_logits(
     """
     model = load(directory, group, dtype, quantization, **how)
     cache = model.new_kv_cache(40 * BLOCK_SIZE)
+    if isinstance(model, HybridDecoder):
+        model.enable_states(40, 0)
     first, second = list(range(3, 20)), list(range(39, 24, -1))
     a, b = (each[:length] for each, length in zip(ids, lengths, strict=True))
     chunk, prefill, other = len(a) - 4, len(a) - 1, len(b) - 7

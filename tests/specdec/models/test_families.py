@@ -22,6 +22,7 @@ from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.families import (
     FAMILIES,
+    HYBRIDS,
     LLAMA_LIKE,
     WINDOW,
     WITH_ALL_TRAITS,
@@ -84,7 +85,7 @@ def family(request, saved):
 
 
 def test_every_architecture_is_tested():
-    tested = {f"{family}ForCausalLM" for family, _ in FAMILIES.values()}
+    tested = {f"{family}ForCausalLM" for family, _ in (FAMILIES | HYBRIDS).values()}
     assert tested == set(SUPPORTED_ARCHITECTURES)
 
 

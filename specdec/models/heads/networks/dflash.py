@@ -254,7 +254,8 @@ class DFlashHead(nn.Module):
         contexts: Sequence[_Context],
         kv_cache: Tensor,  # [num_slots, 2, num_kv_heads, head_dim]
     ) -> Tensor:
-        query, kv = _query_and_kv(layer.grouped_attention, layer.input_norm(x), rotation)
+        attention = layer.grouped_attention
+        query, kv = _query_and_kv(attention, layer.input_norm(x), rotation)
         kind, size = self.visibilities[index], self.shape.block_size
         attended = [
             self._attend(own_query, torch.cat([kv_cache[each.slots], own_kv]), each.masks[kind])
@@ -262,7 +263,7 @@ class DFlashHead(nn.Module):
                 contexts, query.split(size), kv.split(size), strict=True
             )
         ]
-        x = layer.attention.o_proj(torch.cat(attended).flatten(1), x)
+        x = attention.o_proj(torch.cat(attended).flatten(1), x)
         output: Tensor = layer.mlp(layer.mlp_norm(x), x)
         return output
 

@@ -181,8 +181,9 @@ class NativeHead:
 
     def _layer(self, layer: nn.Module, rotary: RotaryEmbedding, window: int | None) -> LayerStruct:
         assert isinstance(layer, DecoderLayer | FirstLayer | UnnormalizedLayer)
+        attention = layer.paged_attention if isinstance(layer, DecoderLayer) else layer.attention
         return self._weights.layer(
-            layer.attention,
+            attention,
             layer.mlp_norm,
             cast(MLP | SparseMLP, layer.mlp),
             input_norm=layer.input_norm if isinstance(layer, DecoderLayer) else None,

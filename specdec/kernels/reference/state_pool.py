@@ -1,0 +1,207 @@
+"""States of the recurrent layers of a rank's sequences, with exact rollback of guesses.
+
+A state is *committed* at a position of its sequence, up to which every token is known. Beside it
+are the inputs of the guesses after this position, the *tail*. Rollback writes nothing: a row that
+begins r tokens after the position first replays the first r inputs of the tail, which were
+accepted, and the others are dropped. Replay costs no projection, and the tail a vector of each
+guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
+
+
+class StateSpan(NamedTuple):
+    """The tokens that a pass runs through the recurrent layers for one row.
+
+    first: place of the first input in the extended ones, which are `window` earlier inputs, then
+    the replayed and the new ones. num_replayed: of the tail. num_known: new tokens that are no
+    guesses. num_kept: guesses whose inputs are the tail after the pass.
+    """
+
+    slot: int
+    first: int
+    num_replayed: int
+    num_tokens: int
+    num_known: int
+    num_kept: int
+
+    @property
+    def num_run(self) -> int:
+        """Inputs that the recurrence runs."""
+        return self.num_replayed + self.num_tokens
+
+    @property
+    def num_committed(self) -> int:
+        """Inputs after which the state is committed."""
+        return self.num_replayed + self.num_known
+
+
+@dataclass(frozen=True)
+class StatePlan:
+    """The part of a pass that is the same for all recurrent layers.
+
+    Its extended inputs, [N, num_inputs], are those of all rows, one after the other; see StateSpan.
+    """
+
+    spans: Sequence[StateSpan]
+    window: int
+    slot_size: int  # inputs of a slot: the window and the longest tail
+    device: torch.device
+
+    @cached_property
+    def num_inputs(self) -> int:
+        """N."""
+        return sum(self.window + span.num_run for span in self.spans)
+
+    @cached_property
+    def stored(self) -> Tensor:
+        """Index in the pool of the inputs that it has of the rows."""
+        return self._indices(
+            range(span.slot * self.slot_size, span.slot * self.slot_size + count)
+            for span, count in self._num_stored()
+        )
+
+    @cached_property
+    def stored_places(self) -> Tensor:
+        """Their places in the extended inputs."""
+        return self._indices(range(span.first, span.first + n) for span, n in self._num_stored())
+
+    @cached_property
+    def new_places(self) -> Tensor:
+        """The places of the tokens of the pass, [T]."""
+        return self._indices(
+            range(self.begin(span) + span.num_replayed, self.begin(span) + span.num_run)
+            for span in self.spans
+        )
+
+    @cached_property
+    def kept(self) -> Tensor:
+        """Index in the pool of the inputs that it has after the pass."""
+        return self._indices(
+            range(span.slot * self.slot_size, span.slot * self.slot_size + count)
+            for span, count in self._num_kept()
+        )
+
+    @cached_property
+    def kept_places(self) -> Tensor:
+        """Their places in the extended inputs."""
+        starts = ((span.first + span.num_committed, count) for span, count in self._num_kept())
+        return self._indices(range(start, start + count) for start, count in starts)
+
+    def begin(self, span: StateSpan) -> int:
+        """Return the place of the first input that the recurrence runs for a row."""
+        return span.first + self.window
+
+    def _num_stored(self) -> Iterator[tuple[StateSpan, int]]:
+        return ((span, self.window + span.num_replayed) for span in self.spans)
+
+    def _num_kept(self) -> Iterator[tuple[StateSpan, int]]:
+        return ((span, self.window + span.num_kept) for span in self.spans)
+
+    def _indices(self, ranges: Iterator[range]) -> Tensor:
+        return torch.tensor([index for each in ranges for index in each], device=self.device)
+
+
+@dataclass
+class _Slot:
+    """num_committed: position of the state. num_tail: inputs of guesses after it.
+
+    is_checked: whether each row must begin at an accepted token.
+    """
+
+    num_committed: int = 0
+    num_tail: int = 0
+    is_checked: bool = True
+
+
+class StatePool:
+    """The states of at most `num_slots` sequences, which `BatchState` gives slots.
+
+    inputs: [layers, num_slots, window + max_guesses, num_inputs], in the dtype of the model.
+    memory: [layers, num_slots, *memory], float32.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        window: int,
+        num_inputs: int,
+        memory: Sequence[int],
+        *,
+        num_slots: int,
+        max_guesses: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Allocate the pool. max_guesses: of a row, of which the tail has room."""
+        self.window, self.max_guesses = window, max_guesses
+        shape = (num_layers, num_slots, window + max_guesses, num_inputs)
+        self.inputs = torch.zeros(shape, dtype=dtype, device=device)
+        self.memory = torch.zeros((num_layers, num_slots, *memory), device=device)
+        self._slots = [_Slot() for _ in range(num_slots)]
+
+    @property
+    def num_slots(self) -> int:
+        return len(self._slots)
+
+    def reset(self, slot: int, *, is_checked: bool = True) -> None:
+        """Begin a sequence in a slot, at position 0.
+
+        is_checked: False where rows may begin anywhere, as those of profiles do.
+        """
+        self._slots[slot] = _Slot(is_checked=is_checked)
+        self.inputs[:, slot].zero_()
+        self.memory[:, slot].zero_()
+
+    def spoil(self, slot: int) -> None:
+        """Record that the last row of a sequence has invalid logits: its state may be invalid.
+
+        The result of a row after it is never used.
+        """
+        self._slots[slot].is_checked = False
+
+    def plan(self, batch: ForwardBatch) -> StatePlan:
+        """Plan a pass, which commits states; call it once for each pass."""
+        spans, first = list[StateSpan](), 0
+        for chunk in batch.chunks:
+            spans.append(self._advance(chunk, first))
+            first += self.window + spans[-1].num_run
+        slot_size = self.window + self.max_guesses
+        return StatePlan(spans, self.window, slot_size, self.inputs.device)
+
+    def _advance(self, chunk: Chunk, first: int) -> StateSpan:
+        """Return the span of a row, after which its slot is committed."""
+        assert chunk.parents is None, "a tree of drafts on recurrent layers"
+        slot, num_tokens = self._slots[chunk.state_slot], len(chunk.token_ids)
+        num_replayed = chunk.start - slot.num_committed
+        if not slot.is_checked:
+            num_replayed = max(0, min(num_replayed, slot.num_tail))
+        assert 0 <= num_replayed <= slot.num_tail, "a row begins outside the accepted tokens"
+        num_known = num_tokens - chunk.num_guesses
+        assert num_known > 0, "a row of guesses alone"
+        slot.num_committed = chunk.start + num_known
+        slot.num_tail = min(chunk.num_guesses, self.max_guesses)
+        return StateSpan(
+            chunk.state_slot, first, num_replayed, num_tokens, num_known, slot.num_tail
+        )
+
+    def extend(self, layer: int, inputs: Tensor, plan: StatePlan) -> Tensor:
+        """Return the extended inputs of a layer, [N, num_inputs]; inputs: of the pass's tokens."""
+        extended = inputs.new_empty(plan.num_inputs, inputs.shape[1])
+        extended[plan.stored_places] = self.inputs[layer].flatten(0, 1)[plan.stored]
+        extended[plan.new_places] = inputs
+        return extended
+
+    def keep(self, layer: int, extended: Tensor, plan: StatePlan) -> None:
+        """Store the inputs of a layer that later rows need, of the extended ones."""
+        self.inputs[layer].flatten(0, 1)[plan.kept] = extended[plan.kept_places]

@@ -1,0 +1,118 @@
+"""Sizes of recurrent layers: short convolutions, and the gated delta rule.
+
+Such a layer has no keys and values. It maps its *inputs*, a vector of each token, to outputs by a
+state of the sequence: the last inputs, which a causal convolution reads, and a *memory*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from specdec.config.engine import DTYPE_BYTES, DTypeName
+from specdec.types.errors import InvalidValueError
+from specdec.types.sharding import partition
+
+_MEMORY_BYTES = 4
+"""Of a number of a memory, which is float32 in every model."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """State of one recurrent layer of a sequence on a rank.
+
+    window: earlier inputs that its convolution reads. num_inputs: numbers of a token's input.
+    memory: shape of the memory; (0,) without one.
+    """
+
+    window: int
+    num_inputs: int
+    memory: Shape
+
+    def num_bytes(self, dtype: DTypeName, num_guesses: int) -> int:
+        """Return the bytes of the state, and of the inputs of guesses that are not verified."""
+        inputs = (self.window + num_guesses) * self.num_inputs * DTYPE_BYTES[dtype]
+        return inputs + prod(self.memory) * _MEMORY_BYTES
+
+
+@dataclass(frozen=True)
+class ShortConvolution:
+    """Gated causal convolution of each channel over a few tokens (LFM2, arXiv 2511.23404).
+
+    has_bias: of its projections and of the convolution.
+    """
+
+    num_channels: int
+    kernel_size: int
+    has_bias: bool
+    prefix: str = "conv"
+
+    @property
+    def num_units(self) -> int:
+        """Units that ranks divide: the channels."""
+        return self.num_channels
+
+    def state(self, own: range) -> StateShape:
+        """Return the state of a rank that has `own` channels."""
+        return StateShape(self.kernel_size - 1, len(own), (0,))
+
+    def tensors(self, hidden_size: int) -> Iterator[tuple[str, Shape]]:
+        """Yield the tensors of a layer, after its prefix."""
+        channels = self.num_channels
+        sizes: dict[str, Shape] = {
+            "in_proj": (3 * channels, hidden_size),
+            "conv": (channels, 1, self.kernel_size),
+            "out_proj": (hidden_size, channels),
+        }
+        for name, shape in sizes.items():
+            yield f"{name}.weight", shape
+            if self.has_bias:
+                yield f"{name}.bias", shape[:1]
+
+    def num_matrix_weights(self, hidden_size: int, num_units: int) -> int:
+        """Return the weights of the linear layers of `num_units` units."""
+        return 4 * num_units * hidden_size
+
+
+RecurrentKind = ShortConvolution
+"""A recurrence, with its sizes."""
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """The layers of a decoder that have a recurrence in place of attention."""
+
+    layers: frozenset[int]
+    kind: RecurrentKind
+
+    def units(self, rank: int, tensor_parallel_size: int) -> range:
+        """Return the units of a rank. Raises InvalidValueError for more ranks than units."""
+        count = self.kind.num_units
+        if tensor_parallel_size > count:
+            limit = f"at most {count}, the units of a recurrent layer"
+            raise InvalidValueError("tensor_parallel_size", tensor_parallel_size, limit)
+        return partition(count, tensor_parallel_size)[rank]
+
+    def state_bytes(
+        self, dtype: DTypeName, tensor_parallel_size: int = 1, num_guesses: int = 0
+    ) -> int:
+        """Return the bytes of a sequence's states in all layers, on all ranks together.
+
+        num_guesses: most guesses of a row, whose inputs are kept until they are verified.
+        """
+        ranks = range(tensor_parallel_size)
+        states = (self.kind.state(self.units(rank, tensor_parallel_size)) for rank in ranks)
+        return len(self.layers) * sum(each.num_bytes(dtype, num_guesses) for each in states)
+
+    def num_matrix_weights(self, hidden_size: int) -> int:
+        """Return the weights of the linear layers of all recurrent layers."""
+        of_layer = self.kind.num_matrix_weights(hidden_size, self.kind.num_units)
+        return len(self.layers) * of_layer
+
+    def num_vector_weights(self, hidden_size: int) -> int:
+        """Return the weights of all recurrent layers that are not of linear layers."""
+        of_layer = sum(prod(shape) for _, shape in self.kind.tensors(hidden_size))
+        return len(self.layers) * of_layer - self.num_matrix_weights(hidden_size)

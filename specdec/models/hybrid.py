@@ -1,0 +1,91 @@
+"""Decoder some of whose layers have a recurrence in place of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import AttentionPlan, Rotation
+from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates
+from specdec.kernels.reference.state_pool import StatePlan, StatePool
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.recurrent import Recurrent
+from specdec.models.config.rope import Rope
+from specdec.models.llama import CausalDecoder
+from specdec.models.weights.checkpoint import CheckpointReader
+
+
+class HybridDecoder(CausalDecoder):
+    """One rank of a decoder with recurrent layers, whose states are in a pool beside the KV.
+
+    Chunks of a batch name the slots of their sequences' states.
+    """
+
+    _plan: StatePlan
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        reader: CheckpointReader,
+        group: TensorParallelGroup,
+        max_model_len: int,
+        block_size: int,
+        output_tokens: Sequence[int] | None = None,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
+        """See CausalDecoder."""
+        super().__init__(config, reader, group, max_model_len, block_size, output_tokens, kv_dtype)
+        self._units = self._recurrent.units(group.rank, group.size)
+        self.states = self._new_states(0, 0)
+
+    @property
+    def _recurrent(self) -> Recurrent:
+        assert self.config.recurrent is not None, "a hybrid has recurrent layers"
+        return self.config.recurrent
+
+    def enable_states(self, num_sequences: int, max_guesses: int) -> StatePool:
+        """Return the states of at most `num_sequences`; call it once, before the first pass.
+
+        max_guesses: of a row.
+        """
+        self.states = self._new_states(num_sequences, max_guesses)
+        return self.states
+
+    def _new_states(self, num_sequences: int, max_guesses: int) -> StatePool:
+        shape = self._recurrent.kind.state(self._units)
+        return StatePool(
+            len(self._recurrent.layers),
+            shape.window,
+            shape.num_inputs,
+            shape.memory,
+            num_slots=num_sequences,
+            max_guesses=max_guesses,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def forward_with_taps(
+        self, batch: ForwardBatch, kv_cache: Tensor, taps: Sequence[int]
+    ) -> HiddenStates:
+        """See Decoder."""
+        self._plan = self.states.plan(batch)
+        return super().forward_with_taps(batch, kv_cache, taps)
+
+    def _contexts(
+        self,
+        rotations: Mapping[Rope | None, Rotation | None],
+        kv_cache: Tensor,
+        plans: Mapping[int | None, AttentionPlan],
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield what the mixer of each layer takes: attention has KV, a recurrence states."""
+        num_attending, recurrent = 0, self._recurrent.layers
+        for index, (window, rope) in enumerate(zip(self.windows, self.config.ropes, strict=True)):
+            if index in recurrent:
+                yield self.states, index - num_attending, self._plan
+            else:
+                yield rotations[rope], kv_cache[num_attending], self.attention, plans[window]
+                num_attending += 1
