@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # commands import these when they run
     from specdec.config.engine import DTypeName, ModelImpl, ModelOptions
     from specdec.config.kv_cache import KVCacheDType
     from specdec.config.quantization import QuantizationMethod
-    from specdec.engine.models.model_report import ModelReport, Precision
+    from specdec.engine.models.model_report import ModelReport, Precision, RankMemory
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "int8", "w8a8", "int4")
@@ -209,6 +209,8 @@ def _decoder(report: ModelReport, fault: str | None) -> str:
     config = report.config
     if config.transformers is not None:
         return "transformers' modelling code, attention over specdec's KV cache"
+    if config.recurrent is not None:
+        return "torch on a CPU: recurrent layers have no other kernels; no prefix cache"
     if fault:
         return "Triton" if fault == "kernels is triton" else "torch: " + " ".join(fault.split())
     return "native C++ kernels"
@@ -262,7 +264,8 @@ def _lines(report: ModelReport, decoder: str) -> list[tuple[str, str]]:
                 f"rank {rank}",
                 f"{each.weight_bytes / 2**20:.1f} MiB of weights, "
                 f"{each.kv_bytes_per_token / 2**10:.1f} KiB of KV a token"
-                + (f", {each.num_experts} experts of each mixture" if each.num_experts else ""),
+                + (f", {each.num_experts} experts of each mixture" if each.num_experts else "")
+                + _states(each),
             )
             for rank, each in enumerate(report.ranks)
         ),
@@ -270,6 +273,14 @@ def _lines(report: ModelReport, decoder: str) -> list[tuple[str, str]]:
         *(("note", each) for each in report.checkpoint.notes),
         *(("fault", each) for each in report.checkpoint.faults[:_MAX_FAULTS]),
     ]
+
+
+def _states(rank: RankMemory) -> str:
+    """Describe the states of recurrent layers; empty without such layers."""
+    if not rank.state_bytes:
+        return ""
+    state, guess = (f"{each / 2**10:.1f} KiB" for each in (rank.state_bytes, rank.guess_bytes))
+    return f", {state} of states a sequence and {guess} more a draft token"
 
 
 def _end_tokens(report: ModelReport) -> str:

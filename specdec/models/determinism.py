@@ -17,7 +17,10 @@ def require_deterministic(
 
     On a CPU the native decoder has one for every part that it runs.
     """
-    faults = {"modelling code of transformers": config.transformers is not None}
+    faults = {
+        "modelling code of transformers": config.transformers is not None,
+        "recurrent layers": config.recurrent is not None,
+    }
     if device.type != "cpu":
         traits = config.traits
         faults |= {

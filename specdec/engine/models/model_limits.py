@@ -56,7 +56,7 @@ def _check_hybrid(config: LLMConfig, recurrent: Recurrent) -> None:
     if config.head is not None:
         limit = "a method without a draft head: none is trained for recurrent layers"
         raise InvalidValueError("speculative_config.method", config.head.name, limit)
-    recurrent.units(0, config.tensor_parallel_size)
+    recurrent.units(0, config.tensor_parallel_size)  # raises for more ranks than units
 
 
 def draft_adapter_limits(config: LLMConfig, draft: ModelConfig) -> AdapterLimits | None:

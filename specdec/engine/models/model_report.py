@@ -76,11 +76,14 @@ class RankMemory:
     """Memory of one rank, for weights and for the KV of a token.
 
     num_experts: of each mixture on the rank, whole or in part; 0 without a mixture.
+    state_bytes: of a sequence in recurrent layers; guess_bytes: of each draft token beside it.
     """
 
     weight_bytes: int
     kv_bytes_per_token: int
     num_experts: int = 0
+    state_bytes: int = 0
+    guess_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,8 @@ def report_model(
     if options.divides_by_expert:
         require_experts(config, tensor_parallel_size)
     require_plan("tensor_parallel_size", config, tensor_parallel_size)
+    if config.recurrent is not None:
+        precision = replace(precision, is_native=False)
     return ModelReport(
         directory=directory,
         config=config,
@@ -162,12 +167,16 @@ def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[Ran
     vocab = partition(config.vocab_size, size)
     kv_bytes_of_value = kv_element_bytes(precision.dtype, precision.kv_cache_dtype)
     for rank, heads in enumerate(config.head_shards(size)):
-        attention = config.num_layers * config.num_attention_weights(
+        attention = config.num_attention_layers * config.num_attention_weights(
             len(heads.query), len(heads.kv)
         )
         mlps = config.mlp_matrices * _hidden_units(config, rank, size)
         head = config.hidden_size * len(vocab[rank])
         matrices = attention + config.hidden_size * mlps
+        states = (0, 0)
+        if config.recurrent is not None:
+            matrices += config.recurrent.num_rank_weights(config.hidden_size, rank, size)
+            states = config.recurrent.rank_bytes(precision.dtype, rank, size)
         has_table = not config.tie_word_embeddings or precision.quantization is not None
         weights = int(matrices * _layer_bytes(config, precision))
         weights += int(head * _matrix_bytes(config, precision))
@@ -178,7 +187,7 @@ def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[Ran
         kv_bytes = config.kv_values_per_token(len(heads.kv)) * kv_bytes_of_value
         experts = config.experts
         num_experts = 0 if experts is None else len(experts.shard(rank, size).experts)
-        yield RankMemory(weights, kv_bytes, num_experts)
+        yield RankMemory(weights, kv_bytes, num_experts, *states)
 
 
 def _hidden_units(config: ModelConfig, rank: int, size: int) -> int:
@@ -229,6 +238,8 @@ def _fit(name: str, directory: Path, config: ModelConfig) -> MethodFit:
         return MethodFit(name, Fit.READY, "it reads the text alone")
     if config.transformers is not None and issubclass(method, HeadMethodConfig):
         return MethodFit(name, Fit.NO, "transformers' code runs no draft heads")
+    if config.recurrent is not None and issubclass(method, HeadMethodConfig):
+        return MethodFit(name, Fit.NO, "no draft head is trained for recurrent layers")
     if method.is_in_target:
         return _fit_of_own_layers(name, directory, config)
     if issubclass(method, HeadMethodConfig):

@@ -29,7 +29,7 @@ def copied_bytes(
     )
     of_one = config.num_attention_weights(config.num_heads, config.num_kv_heads)
     matrix_bytes = element_bytes if quantization is None else 1
-    copies = config.num_layers * (of_ranks - of_one) * matrix_bytes
+    copies = config.num_attention_layers * (of_ranks - of_one) * matrix_bytes
     if config.experts is not None:
         routers = len(config.experts.layers) * config.experts.count * config.hidden_size
         copies += num_more * routers * element_bytes

@@ -103,14 +103,24 @@ class Recurrent:
 
         num_guesses: most guesses of a row, whose inputs are kept until they are verified.
         """
-        ranks = range(tensor_parallel_size)
-        states = (self.kind.state(self.units(rank, tensor_parallel_size)) for rank in ranks)
-        return len(self.layers) * sum(each.num_bytes(dtype, num_guesses) for each in states)
+        size = tensor_parallel_size
+        ranks = (self.rank_bytes(dtype, rank, size) for rank in range(size))
+        return sum(state + num_guesses * guess for state, guess in ranks)
+
+    def rank_bytes(self, dtype: DTypeName, rank: int, tensor_parallel_size: int) -> tuple[int, int]:
+        """Return the bytes of a sequence's states on a rank, and of each guess beside them."""
+        state = self.kind.state(self.units(rank, tensor_parallel_size))
+        without, with_one = (len(self.layers) * state.num_bytes(dtype, count) for count in (0, 1))
+        return without, with_one - without
 
     def num_matrix_weights(self, hidden_size: int) -> int:
         """Return the weights of the linear layers of all recurrent layers."""
-        of_layer = self.kind.num_matrix_weights(hidden_size, self.kind.num_units)
-        return len(self.layers) * of_layer
+        return self.num_rank_weights(hidden_size, 0, 1)
+
+    def num_rank_weights(self, hidden_size: int, rank: int, tensor_parallel_size: int) -> int:
+        """Return those of a rank."""
+        own = self.units(rank, tensor_parallel_size)
+        return len(self.layers) * self.kind.num_matrix_weights(hidden_size, len(own))
 
     def num_vector_weights(self, hidden_size: int) -> int:
         """Return the weights of all recurrent layers that are not of linear layers."""

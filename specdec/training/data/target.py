@@ -136,6 +136,11 @@ class Target:
         self.directory, self.precision, self.device = directory, precision, device
         self.name = name or str(directory.resolve())
         self.config = ModelConfig.from_directory(directory)
+        if self.config.recurrent is not None:
+            architecture = self.config.architecture
+            raise UnsupportedModelError(
+                f"{architecture}: no drafter is trained for recurrent layers"
+            )
         self.decoder: Decoder = load_model(
             directory,
             self.config,

@@ -14,9 +14,7 @@ BLOCK_SIZE = 4
 
 def batch_of(parts):
     """Build a batch; parts: (token_ids, start, block_table); tokens before start have KV."""
-    chunks = [
-        Chunk(ids[start:], start, table, state_slot=table[0]) for ids, start, table in parts
-    ]
+    chunks = [Chunk(ids[start:], start, table, state_slot=table[0]) for ids, start, table in parts]
     return ForwardBatch(chunks, BLOCK_SIZE)
 
 
