@@ -145,4 +145,4 @@ def decoder_of(whole: str, raw: Mapping[str, Any]) -> DecoderFields:
         raw = text_config(raw, family.model_type)
     fields = {**family.config_defaults, **raw}
     require_keys(fields, (*_REQUIRED_KEYS, family.norm_eps_key))
-    return architecture, family, family.canonical(fields)
+    return architecture, family, fields

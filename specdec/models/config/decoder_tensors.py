@@ -97,7 +97,8 @@ def _heads(config: ModelConfig, input_size: int) -> _Tensors:
     traits, dim = config.traits, config.head_dim
     query, kv = config.num_heads * dim, config.num_kv_heads * dim
     has_bias = config.has_qkv_bias
-    yield from _linears(traits.names.qkv, [query, kv, kv], input_size, has_bias=has_bias)
+    sizes = [query * (1 + traits.has_attention_gate), kv, kv]
+    yield from _linears(traits.names.qkv, sizes, input_size, has_bias=has_bias)
     output = traits.names.attention_output
     yield from _linear(output, config.hidden_size, query, has_bias=config.has_output_bias)
     if traits.has_sinks:
@@ -148,5 +149,7 @@ def _mixture(config: ModelConfig, experts: Experts, prefix: str) -> _Tensors:
         expert, size = f"{prefix}.experts.{index}", experts.intermediate_size
         yield from _mlp(config, expert, size, has_bias=has_bias)
     if experts.shared_size:
-        shared = f"{prefix}.shared_experts"
+        shared = f"{prefix}.{names.shared}"
         yield from _mlp(config, shared, experts.shared_size, has_bias=has_bias)
+    if experts.has_shared_gate:
+        yield from _linear(f"{prefix}.{names.shared_gate}", 1, config.hidden_size)

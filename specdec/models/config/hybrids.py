@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import ChainMap
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from specdec.config.json_values import count, positive, unsupported
 from specdec.models.config.architecture import Architecture
-from specdec.models.config.recurrent import Recurrent, ShortConvolution
-from specdec.models.config.traits import DecoderTraits, TensorNames
+from specdec.models.config.family_traits import qwen3_moe_experts
+from specdec.models.config.layer_patterns import partial_rope
+from specdec.models.config.recurrent import (
+    GatedDelta,
+    Recurrent,
+    RecurrentKind,
+    ShortConvolution,
+)
+from specdec.models.config.rope import rotary_fraction
+from specdec.models.config.traits import DecoderTraits, Experts, TensorNames
 
-_FULL, _CONVOLUTION = "full_attention", "conv"
+_FULL, _CONVOLUTION, _LINEAR = "full_attention", "conv", "linear_attention"
+
+_MAX_KERNEL_SIZE = 64
+
+RecurrentRule = Callable[[Mapping[str, Any], int], Recurrent]
+
+_DELTA_DEFAULTS = {
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "rms_norm_eps": 1e-6,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "full_attention_interval": 4,
+}
+
+
+def _with(raw: Mapping[str, Any], **values: Any) -> Mapping[str, Any]:
+    """Return config.json with some values; of the other keys those that are read are read there."""
+    return ChainMap(values, cast(MutableMapping[str, Any], raw))
 
 
 def _lfm2_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -24,7 +55,7 @@ def _lfm2_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
             size = int(positive(raw, "block_ffn_dim_multiplier") * size)
             size = -(-size // multiple) * multiple
     is_tied = raw.get("tie_embedding", raw["tie_word_embeddings"])
-    return {**raw, "intermediate_size": size, "tie_word_embeddings": is_tied}
+    return _with(raw, intermediate_size=size, tie_word_embeddings=is_tied)
 
 
 def _lfm2_traits(raw: Mapping[str, Any]) -> DecoderTraits:
@@ -42,7 +73,7 @@ def _lfm2_traits(raw: Mapping[str, Any]) -> DecoderTraits:
     return DecoderTraits(names=names)
 
 
-def _lfm2_recurrent(raw: Mapping[str, Any], num_layers: int) -> Recurrent | None:
+def _lfm2_recurrent(raw: Mapping[str, Any], num_layers: int) -> Recurrent:
     attending = raw.get("full_attn_idxs")
     default = [
         _FULL if attending is None or index in attending else _CONVOLUTION
@@ -51,27 +82,74 @@ def _lfm2_recurrent(raw: Mapping[str, Any], num_layers: int) -> Recurrent | None
     kind = ShortConvolution(
         count(raw, "hidden_size"), count(raw, "conv_L_cache"), bool(raw.get("conv_bias"))
     )
-    if kind.kernel_size < 2:
-        raise unsupported("conv_L_cache", kind.kernel_size, "at least 2")
-    return recurrent_layers(raw.get("layer_types") or default, num_layers, _CONVOLUTION, kind)
+    _require_window("conv_L_cache", kind.kernel_size)
+    return _recurrent_layers(raw.get("layer_types") or default, num_layers, _CONVOLUTION, kind)
 
 
-def recurrent_layers(
-    types: object, num_layers: int, name: str, kind: ShortConvolution
-) -> Recurrent | None:
-    """Return the layers whose type has `name`; None without any.
+def _qwen3_5_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of Qwen 3.5 without the parts of its rotation that are equal in a text.
 
-    Raises UnsupportedModelError for other types than that and full attention, and without a layer
-    of full attention.
+    Multimodal rotation takes the frequencies of a head from three positions of a token.
     """
-    allowed = {_FULL, name}
-    if not isinstance(types, list) or len(types) != num_layers or not allowed.issuperset(types):
-        limit = f"{num_layers} times {' or '.join(sorted(allowed))}"
-        raise unsupported("layer_types", types, limit)
-    if _FULL not in types:
-        raise unsupported("layer_types", types, f"such that a layer has {_FULL}")
-    layers = frozenset(index for index, each in enumerate(types) if each == name)
-    return Recurrent(layers, kind) if layers else None
+    given = raw.get("rope_parameters")
+    if not isinstance(given, dict):
+        return raw
+    kept = {key: value for key, value in given.items() if not key.startswith("mrope_")}
+    return _with(raw, rope_parameters=kept)
+
+
+def _qwen3_next_traits(raw: Mapping[str, Any]) -> DecoderTraits:
+    del raw
+    names = TensorNames(shared="shared_expert")
+    return DecoderTraits(adds_one_to_norms=True, has_attention_gate=True, names=names)
+
+
+def _qwen3_next_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
+    found = qwen3_moe_experts(raw, num_layers)
+    if found is None or not found.layers:
+        return None
+    size = count(raw, "shared_expert_intermediate_size")
+    return replace(found, shared_size=size, has_shared_gate=True)
+
+
+def _delta(*, is_grouped: bool) -> RecurrentRule:
+    """Return the rule for Gated DeltaNet. is_grouped: as in GatedDelta."""
+
+    def recurrent(raw: Mapping[str, Any], num_layers: int) -> Recurrent:
+        kind = GatedDelta(
+            count(raw, "linear_num_key_heads"),
+            count(raw, "linear_num_value_heads"),
+            count(raw, "linear_key_head_dim"),
+            count(raw, "linear_value_head_dim"),
+            count(raw, "linear_conv_kernel_dim"),
+            is_grouped,
+        )
+        _require_window("linear_conv_kernel_dim", kind.kernel_size)
+        if kind.num_value_heads % kind.num_key_heads:
+            limit = f"a multiple of linear_num_key_heads ({kind.num_key_heads})"
+            raise unsupported("linear_num_value_heads", kind.num_value_heads, limit)
+        types = raw.get("layer_types")
+        if types is None:
+            every = count(raw, "full_attention_interval")
+            types = [_LINEAR if (index + 1) % every else _FULL for index in range(num_layers)]
+        return _recurrent_layers(types, num_layers, _LINEAR, kind)
+
+    return recurrent
+
+
+def _require_window(name: str, kernel_size: int) -> None:
+    if not 2 <= kernel_size <= _MAX_KERNEL_SIZE:
+        raise unsupported(name, kernel_size, f"from 2 to {_MAX_KERNEL_SIZE}")
+
+
+def _recurrent_layers(types: object, num_layers: int, name: str, kind: RecurrentKind) -> Recurrent:
+    """Return the layers whose type has `name`.
+
+    Raises UnsupportedModelError unless these and full attention are the types that occur.
+    """
+    if not isinstance(types, list) or len(types) != num_layers or {*types} != {_FULL, name}:
+        raise unsupported("layer_types", types, f"{num_layers} times {name} or {_FULL}, and both")
+    return Recurrent(frozenset(index for index, each in enumerate(types) if each == name), kind)
 
 
 HYBRIDS: Mapping[str, Architecture] = MappingProxyType(
@@ -98,6 +176,45 @@ HYBRIDS: Mapping[str, Architecture] = MappingProxyType(
             traits=_lfm2_traits,
             recurrent=_lfm2_recurrent,
             canonical=_lfm2_canonical,
+        ),
+        "Qwen3NextForCausalLM": Architecture(
+            "qwen3_next",
+            ("Qwen3-Next 80B-A3B", "Qwen3-Coder-Next"),
+            "Gated DeltaNet in place of attention on three of four layers; gated attention; a "
+            "mixture with a gated shared expert",
+            {
+                **_DELTA_DEFAULTS,
+                "intermediate_size": 5632,
+                "num_key_value_heads": 2,
+                "decoder_sparse_step": 1,
+                "moe_intermediate_size": 512,
+                "shared_expert_intermediate_size": 512,
+                "num_experts_per_tok": 10,
+                "num_experts": 512,
+                "norm_topk_prob": True,
+            },
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            qk_norm=True,
+            ropes=partial_rope,
+            rotary_fraction=rotary_fraction,
+            traits=_qwen3_next_traits,
+            experts=_qwen3_next_experts,
+            recurrent=_delta(is_grouped=True),
+        ),
+        "Qwen3_5ForCausalLM": Architecture(
+            "qwen3_5_text",
+            ("Qwen 3.5 dense (text)",),
+            "as Qwen3-Next, without a mixture",
+            {**_DELTA_DEFAULTS, "intermediate_size": 12288, "num_key_value_heads": 4},
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            qk_norm=True,
+            ropes=partial_rope,
+            rotary_fraction=rotary_fraction,
+            traits=_qwen3_next_traits,
+            recurrent=_delta(is_grouped=False),
+            canonical=_qwen3_5_canonical,
         ),
     }
 )

@@ -172,7 +172,8 @@ class ModelConfig:
     @classmethod
     def from_fields(cls, whole: str, decoder: DecoderFields, generation: Mapping[str, Any]) -> Self:
         """Read all but end tokens of what `supported_architecture` and `decoder_of` return."""
-        architecture, family, raw = decoder
+        architecture, family, fields = decoder
+        raw = family.canonical(fields)
         hidden_size, num_heads = count(raw, "hidden_size"), count(raw, "num_attention_heads")
         latent = family.latent(raw)
         windows = family.windows(raw, num_layers_of(raw))
@@ -258,7 +259,8 @@ class ModelConfig:
         if self.transformers is not None:
             return self.transformers.num_parameters
         query, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        attention = self.has_qkv_bias * (query + 2 * kv) + self.has_output_bias * self.hidden_size
+        attention = self.has_qkv_bias * (query * (1 + self.traits.has_attention_gate) + 2 * kv)
+        attention += self.has_output_bias * self.hidden_size
         inner = self.intermediate_size * (1 + self.traits.has_gate)
         biases = self.has_mlp_bias * (inner + self.hidden_size)
         qk_norms = 2 * self.head_dim if self.traits.qk_norm is QkNorm.HEAD else query + kv
@@ -276,7 +278,7 @@ class ModelConfig:
             vectors += self.num_layers * (latents + expansion)
         if self.experts is not None:  # their router stays in the model's dtype
             count, units = self.experts.count, self.experts.intermediate_size
-            of_layer = count * self.hidden_size
+            of_layer = (count + self.experts.has_shared_gate) * self.hidden_size
             if self.experts.has_bias:
                 of_layer += count * ((1 + self.traits.has_gate) * units + self.hidden_size + 1)
             if self.experts.routing is not None:
@@ -346,7 +348,8 @@ class ModelConfig:
         """Return the weights of the linear layers of a layer's attention, with these heads."""
         if self.latent is not None:
             return self.latent.num_projection_weights(self.hidden_size, num_heads)
-        return 2 * (num_heads + num_kv_heads) * self.head_dim * self.hidden_size
+        gates = num_heads * self.traits.has_attention_gate
+        return (2 * (num_heads + num_kv_heads) + gates) * self.head_dim * self.hidden_size
 
     def divided_by_expert(self) -> ModelConfig:
         """Return the model with whole experts on each rank; itself if it has none."""

@@ -77,7 +77,70 @@ class ShortConvolution:
         return 4 * num_units * hidden_size
 
 
-RecurrentKind = ShortConvolution
+@dataclass(frozen=True)
+class GatedDelta:
+    """Gated DeltaNet (arXiv 2412.06464): each key head serves as many value heads as the others.
+
+    is_grouped: whether the projections of a key head and its value heads follow each other in one
+    tensor (Qwen3-Next); else those of all heads do.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel_size: int
+    is_grouped: bool
+    prefix: str = "linear_attn"
+
+    @property
+    def num_units(self) -> int:
+        """Units that ranks divide: the key heads with their value heads."""
+        return self.num_key_heads
+
+    @property
+    def values_per_key(self) -> int:
+        """Value heads of a key head."""
+        return self.num_value_heads // self.num_key_heads
+
+    @property
+    def unit_channels(self) -> int:
+        """Queries, keys and values of a key head, which the convolution mixes."""
+        return 2 * self.key_dim + self.values_per_key * self.value_dim
+
+    @property
+    def unit_outputs(self) -> int:
+        """Values of a key head."""
+        return self.values_per_key * self.value_dim
+
+    def state(self, own: range) -> StateShape:
+        """Return the state of a rank that has `own` key heads."""
+        num_inputs = len(own) * (self.unit_channels + 2 * self.values_per_key)
+        memory = (len(own) * self.values_per_key, self.key_dim, self.value_dim)
+        return StateShape(self.kernel_size - 1, num_inputs, memory)
+
+    def tensors(self, hidden_size: int) -> Iterator[tuple[str, Shape]]:
+        """Yield the tensors of a layer, after its prefix."""
+        heads, outputs = self.num_value_heads, self.num_value_heads * self.value_dim
+        channels = self.num_key_heads * self.unit_channels
+        rows = {"in_proj_qkv": channels, "in_proj_z": outputs, "in_proj_b": heads}
+        rows["in_proj_a"] = heads
+        if self.is_grouped:
+            rows = {"in_proj_qkvz": channels + outputs, "in_proj_ba": 2 * heads}
+        yield from ((f"{name}.weight", (count, hidden_size)) for name, count in rows.items())
+        yield "conv1d.weight", (channels, 1, self.kernel_size)
+        yield "dt_bias", (heads,)
+        yield "A_log", (heads,)
+        yield "norm.weight", (self.value_dim,)
+        yield "out_proj.weight", (hidden_size, outputs)
+
+    def num_matrix_weights(self, hidden_size: int, num_units: int) -> int:
+        """Return the weights of the linear layers of `num_units` units."""
+        of_unit = self.unit_channels + 2 * self.unit_outputs + 2 * self.values_per_key
+        return num_units * of_unit * hidden_size
+
+
+RecurrentKind = ShortConvolution | GatedDelta
 """A recurrence, with its sizes."""
 
 

@@ -331,6 +331,7 @@ TEXT_MODELS: Mapping[str, str] = MappingProxyType(
     {
         "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
         "Mistral3ForConditionalGeneration": "MistralForCausalLM",
+        "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     }
 )
 """Models that read images too, and the architecture of their text model, which is served alone."""
@@ -339,6 +340,7 @@ _MODEL_TYPES = MappingProxyType(
     {each.model_type: name for name, each in ARCHITECTURES.items()}
     | {"mimo": "MiMoForCausalLM"}
     | {"gemma3": "Gemma3ForConditionalGeneration", "mistral3": "Mistral3ForConditionalGeneration"}
+    | {"qwen3_5": "Qwen3_5ForConditionalGeneration"}
 )
 
 

@@ -48,8 +48,9 @@ class TensorNames:
     """Names of a layer's tensors in a checkpoint.
 
     qkv, gate_up: a single name holds the rows of all its projections, in this order. mlp: prefix of
-    the MLP. router: of a mixture; choice_bias: of its bias in choices. gate_up and down are also
-    those of each expert. final_norm: of the decoder.
+    the MLP. router: of a mixture; choice_bias: of its bias in choices; shared, shared_gate: of its
+    shared experts and of their gate. gate_up and down are also those of each expert. final_norm: of
+    the decoder.
     """
 
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
@@ -59,6 +60,8 @@ class TensorNames:
     down: str = "down_proj"
     mlp: str = "mlp"
     router: str = "gate"
+    shared: str = "shared_experts"
+    shared_gate: str = "shared_expert_gate"
     choice_bias: str = "gate.e_score_correction_bias"
     input_norm: str = "input_layernorm"
     mlp_norm: str = "post_attention_layernorm"
@@ -144,7 +147,8 @@ class Experts:
     whether their probabilities are divided by their sum. intermediate_size: hidden units of each.
     layers: those that have experts. has_bias: of the router and the experts.
     routing: None for the experts with the largest probabilities. shared_size: hidden units of the
-    experts that each token has; 0 without any. is_divided_by_expert: whether a rank has whole
+    experts that each token has; 0 without any. has_shared_gate: whether their result is multiplied
+    by a gate of the token. is_divided_by_expert: whether a rank has whole
     experts (GShard, arXiv 2006.16668, section 3), rather than a share of the hidden units of each;
     shared experts are divided by hidden units in any case.
     """
@@ -157,6 +161,7 @@ class Experts:
     has_bias: bool = False
     routing: Routing | None = None
     shared_size: int = 0
+    has_shared_gate: bool = False
     is_divided_by_expert: bool = False
 
     @property
@@ -202,6 +207,7 @@ class DecoderTraits:
     is_rope_interleaved: whether rotary pairs are neighbours in the checkpoint; loading reorders
         them to halves.
     attention_scale: factor of scores; None: 1 / sqrt(head_dim).
+    has_attention_gate: whether the result of each query head is multiplied by a gate of each value.
     has_sinks: whether each head has a score that every softmax includes, without a value.
     attention_softcap: bound c of scores s, which become c * tanh(s / c); None: no bound.
     embedding_scale, residual_scale: factors of embeddings, and of the results of attention and MLP.
@@ -219,6 +225,7 @@ class DecoderTraits:
     is_rope_interleaved: bool = False
     qk_norm: QkNorm = QkNorm.HEAD
     attention_scale: float | None = None
+    has_attention_gate: bool = False
     has_sinks: bool = False
     attention_softcap: float | None = None
     embedding_scale: float = 1.0

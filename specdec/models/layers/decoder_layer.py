@@ -24,8 +24,8 @@ from specdec.models.layers.mixture import SparseMLP
 from specdec.models.layers.mlp import MLP
 from specdec.models.layers.norm import RMSNorm, read_norm
 from specdec.models.layers.qk_norm import read_qk_norms
+from specdec.models.layers.recurrent import RecurrentLayer, read_recurrent_layer
 from specdec.models.layers.rotary import rotary_halves
-from specdec.models.layers.short_convolution import ShortConvolutionLayer
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.sharding import HeadShard, head_rows
 
@@ -103,7 +103,9 @@ class Attention(nn.Module):
 
     def _project(self, x: Tensor) -> Tensor:
         """Return queries, keys and values [T, heads, head_dim], with norms not by attention."""
-        heads: Tensor = self.qkv_proj(x).view(len(x), -1, self.head_dim)
+        return self._with_norms(self.qkv_proj(x).view(len(x), -1, self.head_dim))
+
+    def _with_norms(self, heads: Tensor) -> Tensor:
         if self.has_qk_norm and self._fused_norms is None:
             query, key, _ = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
             query.copy_(self.query_norm(query))
@@ -117,14 +119,40 @@ class Attention(nn.Module):
         return QueryKeyNorms(query, key) if is_by_head else None
 
 
+class GatedAttention(Attention):
+    """Attention whose result is multiplied by a sigmoid of each value (arXiv 2505.06708)."""
+
+    def forward(
+        self,
+        x: Tensor,  # [T, hidden_size]
+        residual: Tensor | None,  # [T, hidden_size]
+        rotation: Rotation | None,
+        kv_cache: Tensor,
+        attention: PagedAttention,
+        plan: AttentionPlan,
+    ) -> Tensor:
+        """See Attention."""
+        projected = self.qkv_proj(x).view(len(x), -1, self.head_dim)
+        gated, others = projected.split((2 * self.num_heads, 2 * self.num_kv_heads), 1)
+        query, gate = gated.unflatten(1, (self.num_heads, 2)).unbind(2)  # each beside its gate
+        heads = self._with_norms(torch.cat((query, others), 1))
+        norms, scales = self._fused_norms, self.kv_scales
+        attended = attention.rotate_and_run(
+            heads, norms, rotation, kv_cache, plan, self.sinks, scales
+        )
+        output: Tensor = self.o_proj((attended * gate.sigmoid()).flatten(1), residual)
+        return output
+
+
 def _qkv_parts(config: ModelConfig, prefix: str, heads: HeadShard) -> list[WeightPart]:
     traits, dim = config.traits, config.head_dim
+    query = dim * (1 + traits.has_attention_gate)
     order = rotary_halves(dim, config.rotary_dim) if traits.is_rope_interleaved else None
     return weight_parts(
         prefix,
         traits.names.qkv,
-        [count * dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)],
-        [head_rows(own, dim) for own in (heads.query, heads.kv, heads.kv)],
+        [query * config.num_heads, *[dim * config.num_kv_heads] * 2],
+        [head_rows(heads.query, query), *[head_rows(heads.kv, dim)] * 2],
         has_bias=config.has_qkv_bias,
         orders=(order, order, None),
     )
@@ -164,14 +192,17 @@ def layer_attention(
     )
 
 
-def _read_recurrence(
-    config: ModelConfig, reader: CheckpointReader, prefix: str, group: TensorParallelGroup
-) -> ShortConvolutionLayer:
-    recurrent = config.recurrent
-    assert recurrent is not None
-    kind, own = recurrent.kind, recurrent.units(group.rank, group.size)
-    name = f"{prefix}.{kind.prefix}"
-    return ShortConvolutionLayer(kind, config.hidden_size, reader, name, own, group)
+def _read_attention(
+    config: ModelConfig,
+    reader: CheckpointReader,
+    prefix: str,
+    heads: HeadShard,
+    group: TensorParallelGroup,
+) -> Attention | LatentAttention:
+    if config.latent is not None:
+        return LatentAttention(config, reader, prefix, heads, group)
+    kind = GatedAttention if config.traits.has_attention_gate else Attention
+    return kind(config, reader, prefix, heads, group)
 
 
 class DecoderLayer(nn.Module):
@@ -203,12 +234,11 @@ class DecoderLayer(nn.Module):
         has_mlp_norm = traits.has_input_norms and not traits.is_parallel
         self.traits = traits
         self.input_norm = norm(names.input_norm, exists=traits.has_input_norms)
-        self.attention: Attention | LatentAttention | ShortConvolutionLayer
-        if is_recurrent:
-            self.attention = _read_recurrence(config, reader, prefix, group)
-        else:
-            kind = Attention if config.latent is None else LatentAttention
-            self.attention = kind(config, reader, f"{prefix}.self_attn", heads, group)
+        self.attention: Attention | LatentAttention | RecurrentLayer = (
+            read_recurrent_layer(config, reader, prefix, group)
+            if is_recurrent
+            else _read_attention(config, reader, f"{prefix}.self_attn", heads, group)
+        )
         self.attention_output_norm = norm(
             names.attention_output_norm, exists=traits.has_output_norms
         )

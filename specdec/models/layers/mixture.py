@@ -56,7 +56,10 @@ class SparseMLP(nn.Module):
         self.rule = _rule(config)
         self.shared: nn.Module | None = None
         if config.shared_size:
-            self.shared = read_expert(f"{prefix}.shared_experts", config.shared_size, group)
+            self.shared = read_expert(f"{prefix}.{names.shared}", config.shared_size, group)
+            if config.has_shared_gate:
+                gate = reader.read(f"{prefix}.{names.shared_gate}.weight", (1, hidden_size))
+                self.shared = _GatedExpert(self.shared, gate)
         self.own = config.shard(group.rank, group.size).experts
         sharing = TensorParallelGroup() if config.is_divided_by_expert else group
         own = (f"{prefix}.experts.{index}" for index in self.own)
@@ -108,6 +111,20 @@ class SparseMLP(nn.Module):
             return mixed
         mixed = self.group.all_reduce(mixed)
         return mixed if residual is None else residual + mixed
+
+
+class _GatedExpert(nn.Module):
+    """An expert whose result is multiplied by a sigmoid of the token."""
+
+    def __init__(self, expert: nn.Module, gate: Tensor) -> None:
+        """gate: [1, hidden_size]."""
+        super().__init__()
+        self.expert, self.gate = expert, gate
+
+    def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Return [T, hidden_size], plus the residual if given."""
+        output: Tensor = self.expert(x, None) * (x @ self.gate.t()).sigmoid()
+        return output if residual is None else residual + output
 
 
 def _rule(config: Experts) -> RoutingRule:

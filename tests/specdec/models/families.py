@@ -242,6 +242,24 @@ FAMILIES = {
 }
 """Names of the tests: the family in transformers, and changes of its configuration."""
 
+DELTA = {
+    "num_hidden_layers": 4,
+    "layer_types": [*["linear_attention"] * 2, "full_attention", "linear_attention"],
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 10,
+    "linear_value_head_dim": 14,
+    "linear_conv_kernel_dim": 4,
+    "rms_norm_eps": 1e-3,  # else norms of outputs near 0 enlarge rounding errors
+    "rope_parameters": {
+        "rope_theta": 1000.0,
+        "rope_type": "default",
+        "partial_rotary_factor": 0.5,
+    },
+}
+
+DELTA_FAMILIES = ("Qwen3Next", "Qwen3_5")
+
 HYBRIDS = {
     "lfm2": (
         "Lfm2",
@@ -260,6 +278,19 @@ HYBRIDS = {
         {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}
         | {"tie_word_embeddings": False},
     ),
+    "qwen3-next": (
+        "Qwen3Next",
+        {
+            **DELTA,
+            "attention_bias": True,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 25,
+            "shared_expert_intermediate_size": 31,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3.5": ("Qwen3_5", {**DELTA, "layer_types": None, "full_attention_interval": 2}),
 }
 """Families with recurrent layers, likewise; torch alone runs them."""
 
@@ -315,7 +346,7 @@ SIZES = {
 
 def config_class(family):
     """Return the configuration class of a family in transformers."""
-    name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    name = f"{family}TextConfig" if family in ("Gemma3", "Qwen3_5") else f"{family}Config"
     return getattr(transformers, name)
 
 
@@ -324,13 +355,17 @@ def save_family(directory, name, **changes):
     family, own = {**FAMILIES, **HYBRIDS}[name]
     config = config_class(family)(**{**SIZES, **own, **changes})
     model = random_model(getattr(transformers, f"{family}ForCausalLM"), config, seed=3)
-    if family.startswith("Gemma"):  # stores weights of norms less one
+    if family.startswith(("Gemma", *DELTA_FAMILIES)):  # stores weights of norms less one
         for parameter, weight in model.named_parameters():
-            if "norm" in parameter:
+            if "norm" in parameter and "linear_attn" not in parameter:
                 weight.data -= 1
     for name, bias in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             torch.nn.init.uniform_(bias, generator=torch.Generator().manual_seed(3))
+    if family.startswith(DELTA_FAMILIES):
+        for weight in model.model.layers.parameters():
+            if weight.ndim >= 2:  # with larger ones rounding errors grow with each layer
+                weight.data /= 2
     if family == "GptOss":
         for layer in model.model.layers:
             layer.mlp.experts.gate_up_proj.data *= 3  # some units are clamped

@@ -1,0 +1,121 @@
+"""The gated delta rule (Yang et al. 2025, arXiv 2412.06464), by its recurrence and in chunks.
+
+The memory S of a head is [key_dim, value_dim]. A token decays it by a factor a, and replaces a
+share b of what it has for the key k by the value v; then the query q reads it:
+
+    S <- a S;  S <- S + k (b (v - k S));  o = q S
+
+In chunks (section 3.3) this is a triangular system of each chunk, and products of matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.reference.state_pool import StatePlan, StateSpan
+
+_CHUNK_SIZE = 64
+
+_MAX_RECURRENT_TOKENS = 16
+"""Known tokens of a row that the recurrence runs one by one; it runs guesses in any case."""
+
+
+class DeltaInputs(NamedTuple):
+    """What the rule needs of N tokens, in float32; heads are those of values.
+
+    decay: logarithm of a. share: b.
+    """
+
+    query: Tensor  # [N, heads, key_dim], scaled
+    key: Tensor  # [N, heads, key_dim], normalized
+    value: Tensor  # [N, heads, value_dim]
+    decay: Tensor  # [N, heads]
+    share: Tensor  # [N, heads]
+
+    def at(self, places: Tensor | slice) -> DeltaInputs:
+        """Return those of some tokens."""
+        return DeltaInputs(*(each[places] for each in self))
+
+
+def run_gated_delta(inputs: DeltaInputs, memory: Tensor, plan: StatePlan) -> Tensor:
+    """Return the outputs of all extended inputs of a plan but the first `window`, and commit.
+
+    The outputs are [N, heads, value_dim]; they are those of the recurrence for the tokens that rows
+    run. A row has the same bits in any batch: its form depends on its own tokens alone, and the
+    recurrence of several rows multiplies and adds by element.
+
+    memory: [num_slots, heads, key_dim, value_dim], of which the plan's slots are changed.
+    """
+    outputs = inputs.value.new_zeros(inputs.value.shape)
+    stepped = list[tuple[int, StateSpan]]()  # each with its first input that the recurrence runs
+    for span in plan.spans:
+        first = span.first
+        if span.num_committed > _MAX_RECURRENT_TOKENS:
+            own = slice(first, first + span.num_committed)
+            outputs[own], memory[span.slot] = _run_chunks(inputs.at(own), memory[span.slot])
+            first += span.num_committed
+        if first < span.first + span.num_run:
+            stepped.append((first, span))
+    _run_steps(inputs, memory, stepped, outputs)
+    return outputs
+
+
+def _run_steps(
+    inputs: DeltaInputs,
+    memory: Tensor,
+    rows: Sequence[tuple[int, StateSpan]],
+    outputs: Tensor,
+) -> None:
+    """Run the recurrence of rows, from a place each, one token of every row at a time."""
+    rows = sorted(rows, key=lambda row: row[0] - row[1].first - row[1].num_run)  # longest first
+    lengths = [span.first + span.num_run - first for first, span in rows]
+    committed = [span.first + span.num_committed - first for first, span in rows]
+    states = memory[[span.slot for _, span in rows]]
+    for step in range(max(lengths, default=0)):
+        count = sum(length > step for length in lengths)
+        places = torch.tensor([first + step for first, _ in rows[:count]], device=memory.device)
+        outputs[places] = _step(inputs.at(places), states[:count])
+        for row, (_, span) in enumerate(rows[:count]):
+            if committed[row] == step + 1:
+                memory[span.slot] = states[row]
+
+
+def _step(token: DeltaInputs, states: Tensor) -> Tensor:
+    """Run one token of each of B rows; states: [B, heads, key_dim, value_dim], changed in place."""
+    states *= token.decay.exp()[..., None, None]
+    key = token.key[..., None]
+    known = (states * key).sum(-2)
+    states += key * ((token.value - known) * token.share[..., None])[..., None, :]
+    return (states * token.query[..., None]).sum(-2)
+
+
+def _run_chunks(inputs: DeltaInputs, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the outputs of consecutive tokens of a row, and the state after them."""
+    outputs = list[Tensor]()
+    for start in range(0, len(inputs.value), _CHUNK_SIZE):
+        own = inputs.at(slice(start, start + _CHUNK_SIZE))
+        found, state = _run_chunk(own, state)
+        outputs.append(found)
+    return torch.cat(outputs), state
+
+
+def _run_chunk(inputs: DeltaInputs, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the outputs of a chunk of C tokens [C, heads, value_dim], and the state after it."""
+    query, key, value = (each.transpose(0, 1) for each in inputs[:3])  # [heads, C, dim]
+    share = inputs.share.t()[..., None]  # [heads, C, 1]
+    total = inputs.decay.t().cumsum(1)  # [heads, C]
+    from_start = total.exp()[..., None]
+    between = (total[:, :, None] - total[:, None]).tril().exp().tril()  # [heads, C, C]
+    keys = (key @ key.transpose(1, 2)) * between
+    # Each token's value less what the state and the tokens before it in the chunk have for its key.
+    wanted = share * (value - from_start * (key @ state))
+    new = torch.linalg.solve_triangular(share * keys, wanted, upper=False, unitriangular=True)
+    scores = (query @ key.transpose(1, 2)) * between
+    outputs = from_start * (query @ state) + scores @ new
+    to_end = (total[:, -1:] - total).exp()[..., None]
+    state = total[:, -1].exp()[:, None, None] * state + (key * to_end).transpose(1, 2) @ new
+    return outputs.transpose(0, 1), state

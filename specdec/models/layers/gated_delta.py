@@ -1,0 +1,161 @@
+"""Gated DeltaNet (Yang et al. 2025, arXiv 2412.06464) in torch, as Qwen3-Next has it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.kernels.reference.convolution import causal_convolution
+from specdec.kernels.reference.gated_delta import DeltaInputs, run_gated_delta
+from specdec.kernels.reference.state_pool import StatePlan, StatePool
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config.recurrent import GatedDelta
+from specdec.models.layers.linear import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    WeightPart,
+    weight_parts,
+)
+from specdec.models.weights.checkpoint import CheckpointReader
+from specdec.types.sharding import head_rows
+
+_NORM_EPS = 1e-6
+"""Of the norms of queries and keys, which have no weights."""
+
+
+class _Projected(NamedTuple):
+    """Projections of T tokens: what the recurrence needs of them, and the gates of its outputs.
+
+    inputs: queries, keys and values, then the shares and the decays, [T, num_inputs].
+    """
+
+    inputs: Tensor
+    gates: Tensor  # [T, value heads * value_dim]
+
+
+class GatedDeltaLayer(nn.Module):
+    """The recurrence of this rank's key heads, whose outputs are normalized and gated by head."""
+
+    def __init__(
+        self,
+        config: GatedDelta,
+        hidden_size: int,
+        norm_eps: float,
+        reader: CheckpointReader,
+        prefix: str,
+        own: range,
+        group: TensorParallelGroup,
+    ) -> None:
+        """Read the weights of own key heads."""
+        super().__init__()
+        self.config, self.num_keys, self.norm_eps = config, len(own), norm_eps
+        self.num_values = len(own) * config.values_per_key
+        self.keys, self.outputs = len(own) * config.key_dim, len(own) * config.unit_outputs
+        self.in_proj = ColumnParallelLinear(reader, hidden_size, _parts(config, prefix, own))
+        self.conv = _read_convolution(config, reader, prefix, own)
+        heads, count = head_rows(own, config.values_per_key), config.num_value_heads
+        self.dt_bias, self.decay_rate = (
+            reader.read(f"{prefix}.{name}", (count,), rows=heads, dtype=torch.float32)
+            for name in ("dt_bias", "A_log")
+        )
+        self.decay_rate.exp_()
+        self.norm = reader.read(f"{prefix}.norm.weight", (config.value_dim,))
+        shape = (hidden_size, count * config.value_dim)
+        cols = head_rows(own, config.unit_outputs)
+        self.out_proj = RowParallelLinear(reader, f"{prefix}.out_proj", shape, cols, group)
+
+    def forward(
+        self,
+        x: Tensor,  # [T, hidden_size]
+        residual: Tensor | None,  # [T, hidden_size]
+        states: StatePool,
+        layer: int,
+        plan: StatePlan,
+    ) -> Tensor:
+        """Return [T, hidden_size], plus the residual if given. layer: its index in the pool."""
+        projected = self._project(x)
+        extended = states.extend(layer, projected.inputs, plan)
+        states.keep(layer, extended, plan)
+        found = run_gated_delta(self._delta_inputs(extended), states.memory[layer], plan)
+        outputs = self._normalize(found[plan.new_places - plan.window].to(x.dtype))
+        gates = F.silu(projected.gates.float())
+        output: Tensor = self.out_proj((outputs.flatten(1) * gates).to(x.dtype), residual)
+        return output
+
+    def _project(self, x: Tensor) -> _Projected:
+        projected: Tensor = self.in_proj(x)
+        config, count = self.config, self.num_values
+        if not config.is_grouped:
+            mixed = 2 * self.keys + self.outputs
+            channels, gates, rates = projected.split((mixed, self.outputs, 2 * count), 1)
+            return _Projected(torch.cat((channels, rates), 1), gates)
+        qkvz, ba = projected.split((projected.shape[1] - 2 * count, 2 * count), 1)
+        sizes = (config.key_dim, config.key_dim, config.unit_outputs, config.unit_outputs)
+        query, key, value, gates = qkvz.unflatten(1, (self.num_keys, -1)).split(sizes, 2)
+        share, decay = ba.unflatten(1, (self.num_keys, 2, -1)).unbind(2)
+        parts = (query, key, value, share, decay)
+        return _Projected(torch.cat([part.flatten(1) for part in parts], 1), gates.flatten(1))
+
+    def _delta_inputs(self, extended: Tensor) -> DeltaInputs:
+        """Return what the recurrence needs of all but the first extended inputs of a plan."""
+        config = self.config
+        channels, rates = extended.split((len(self.conv), 2 * self.num_values), 1)
+        mixed = F.silu(causal_convolution(channels, self.conv, None))
+        query, key, value = mixed.split((self.keys, self.keys, self.outputs), 1)
+        share, decay = rates[config.kernel_size - 1 :].float().chunk(2, 1)
+        return DeltaInputs(
+            self._by_value_head(query) * config.key_dim**-0.5,
+            self._by_value_head(key),
+            value.unflatten(1, (self.num_values, -1)),
+            -self.decay_rate * F.softplus(decay + self.dt_bias),
+            share.sigmoid(),
+        )
+
+    def _by_value_head(self, x: Tensor) -> Tensor:
+        """Return queries or keys, normalized, for each value head: [N, value heads, key_dim]."""
+        heads = x.unflatten(1, (self.num_keys, -1))
+        scale = torch.rsqrt(heads.square().sum(-1, keepdim=True) + _NORM_EPS)
+        repeated: Tensor = (heads * scale).repeat_interleave(self.config.values_per_key, 1)
+        return repeated
+
+    def _normalize(self, x: Tensor) -> Tensor:
+        """Return x [T, value heads, value_dim], normalized by head."""
+        values = x.float()
+        scale = torch.rsqrt(values.square().mean(-1, keepdim=True) + self.norm_eps)
+        return (values * scale).to(x.dtype) * self.norm
+
+
+def _parts(config: GatedDelta, prefix: str, own: range) -> list[WeightPart]:
+    """Return the projections of own key heads, in the order in which they are split again."""
+    count, unit = config.num_key_heads, config.values_per_key
+
+    def part(name: str, size: int) -> WeightPart:
+        return WeightPart(f"{prefix}.{name}", count * size, head_rows(own, size))
+
+    if config.is_grouped:
+        whole = config.unit_channels + config.unit_outputs
+        return [part("in_proj_qkvz", whole), part("in_proj_ba", 2 * unit)]
+    sizes = (config.key_dim, config.key_dim, config.unit_outputs)
+    rows = [head_rows(own, size) for size in sizes]
+    channels = weight_parts(
+        prefix, ("in_proj_qkv",), [count * size for size in sizes], rows, has_bias=False
+    )
+    others = {"in_proj_z": config.unit_outputs, "in_proj_b": unit, "in_proj_a": unit}
+    return [*channels, *(part(name, size) for name, size in others.items())]
+
+
+def _read_convolution(
+    config: GatedDelta, reader: CheckpointReader, prefix: str, own: range
+) -> Tensor:
+    """Return the weights of the queries, keys and values of own key heads, [channels, size]."""
+    shape, start, found = (config.num_key_heads * config.unit_channels, 1), 0, list[Tensor]()
+    for size in (config.key_dim, config.key_dim, config.unit_outputs):
+        rows = head_rows(own, size)
+        whole = (*shape, config.kernel_size)
+        of_all = range(start + rows.start, start + rows.stop)
+        found.append(reader.read(f"{prefix}.conv1d.weight", whole, rows=of_all).squeeze(1))
+        start += config.num_key_heads * size
+    return torch.cat(found)
