@@ -3,35 +3,38 @@
 
 import random
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
 from specdec.kernels.reference.state_pool import StatePool
 from specdec.types.sampling.sampling_params import SpeculationOptions
-from specdec.worker import LocalTarget, load_runner
-from specdec.worker.batch.batch_state import BatchState
 from tests.specdec.engines import (
     ScriptedProposer,
     draft_model,
     engine_config,
     local_engine,
-    make_engine,
     request,
     tokens_by,
 )
 from tests.specdec.fakes import run_ranks
-from tests.specdec.models.families import save_family
+from tests.specdec.models.families import HYBRIDS, save_family
 from tests.specdec.tiny import train_tokenizer
 
-FAMILY = "lfm2"
-NUM_TOKENS = 24
+NUM_TOKENS = 16
+QUICK = "qwen3-next"
+FAMILIES = [
+    name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in HYBRIDS
+]
+SMALL_POOL = {"max_model_len": 96, "num_blocks": 28}
+TEMPERATURES = pytest.mark.parametrize(
+    "temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8]
+)
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    directory = tmp_path_factory.mktemp(FAMILY)
-    save_family(directory, FAMILY)
+@pytest.fixture(scope="module", params=FAMILIES)
+def directory(request, tmp_path_factory):
+    directory = tmp_path_factory.mktemp(request.param)
+    save_family(directory, request.param)
     train_tokenizer(383).save_pretrained(directory)
     return directory
 
@@ -41,7 +44,7 @@ def hybrid_config(num_draft_tokens, **changes):
     return engine_config(num_draft_tokens, **(own | changes))
 
 
-def requests(count=8, temperature=0.0, **params):
+def requests(temperature=0.0, count=6, **params):
     """Return repetitive prompts, so that lookups find matches; some exceed a prefill chunk."""
     generator = random.Random(5)
     pieces = [[generator.randrange(3, 383) for _ in range(6)] for _ in range(count)]
@@ -69,7 +72,8 @@ def guesses(texts, seed=0):
     generator = random.Random(seed)
 
     def draft(token_ids, most):
-        text = next(each for each in texts if each[: len(token_ids)] == token_ids)
+        known = (each for each in texts if each[: len(token_ids)] == token_ids)
+        text = next(known, [])  # none of a text that a planted fault has changed
         found = text[len(token_ids) :][: generator.randrange(most + 1)]
         if found and generator.random() < 0.7:
             place = generator.randrange(len(found))
@@ -85,10 +89,10 @@ def with_guesses(directory, expected, each_of, config, group=None):
     return tokens_by(local_engine(directory, config, group, guesses(texts)), each_of)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@TEMPERATURES
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"num_blocks": 48}, {"async_scheduling": True, "max_num_seqs": 3}],
+    [{}, SMALL_POOL, {"async_scheduling": True, "max_num_seqs": 3}],
     ids=["batch", "preempted", "async"],
 )
 def test_drafts_change_no_token(directory, expected, temperature, changes):
@@ -99,14 +103,14 @@ def test_drafts_change_no_token(directory, expected, temperature, changes):
 def test_rejected_drafts_and_preemptions_occur(directory, expected):
     """The test above relies on it."""
     texts = [[*each.prompt, *expected[0.0][each.request_id]] for each in requests()]
-    engine = local_engine(directory, hybrid_config(5, num_blocks=48), None, guesses(texts))
+    engine = local_engine(directory, hybrid_config(5, **SMALL_POOL), None, guesses(texts))
     tokens_by(engine, requests())
     counts = engine.stats().counts
     assert counts.num_preemptions > 0
     assert 0 < counts.speculation.num_accepted_tokens < counts.speculation.num_draft_tokens
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@TEMPERATURES
 def test_ranks_generate_the_same(directory, expected, temperature):
     known, each_of = expected[temperature], requests(temperature=temperature)
 
@@ -116,7 +120,7 @@ def test_ranks_generate_the_same(directory, expected, temperature):
     assert run_ranks(2, generate) == [known] * 2
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@TEMPERATURES
 def test_a_draft_model_changes_no_token(directory, expected, tiny_model_dir, temperature):
     each_of = requests(temperature=temperature)
     proposer = draft_model(tiny_model_dir, kernels="torch")
@@ -124,10 +128,12 @@ def test_a_draft_model_changes_no_token(directory, expected, tiny_model_dir, tem
     assert tokens_by(engine, each_of) == expected[temperature]
 
 
-def test_ngram_drafts_are_accepted(directory, expected):
-    engine = local_engine(directory, hybrid_config(4))
+def test_lookups_for_steps_begun_ahead_change_no_token(directory, expected):
+    engine = local_engine(directory, hybrid_config(4, async_scheduling=True))
     assert tokens_by(engine, requests()) == expected[0.0]
-    assert engine.stats().counts.speculation.num_draft_tokens > 0
+    counts = engine.stats().counts
+    assert counts.speculation.num_draft_tokens > 0
+    assert counts.num_steps_ahead > 0
 
 
 def test_aborted_sequences_leave_no_state(directory, expected):
@@ -143,15 +149,85 @@ def test_aborted_sequences_leave_no_state(directory, expected):
     assert found == {each.request_id: known[each.request_id] for each in others}
 
 
-def _one_position_too_many(self, chunk, first):
-    """Replay an input of a rejected guess too, where there is one."""
-    span = _ADVANCE(self, chunk, first)
-    return span
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 40))]
+)
+def test_random_histories(directory, expected, seed):
+    """Requests are added and aborted at random, in a small pool, with and without drafts."""
+    generator, known = random.Random(seed), {}
+    texts = [
+        [*each.prompt, *expected[temperature][each.request_id]]
+        for temperature in expected
+        for each in requests(temperature)
+    ]
+    is_async, budget = generator.random() < 0.5, generator.choice((8, 20, 64))
+    config = hybrid_config(
+        generator.randrange(1, 6),
+        **SMALL_POOL,
+        max_num_seqs=4,
+        max_num_batched_tokens=budget,
+        async_scheduling=is_async,
+    )
+    proposer = guesses(texts, seed) if generator.random() < 0.7 else None
+    engine, found = local_engine(directory, config, None, proposer), dict[str, list[int]]()
+    for index in range(14):
+        temperature = generator.choice((0.0, 0.8))
+        each = generator.choice(requests(temperature))
+        options = SpeculationOptions(enabled=generator.random() < 0.8)
+        name = f"{each.request_id}-{index}"
+        known[name], found[name] = expected[temperature][each.request_id], []
+        params = replace(each.params, speculation=options)
+        engine.add(replace(each, request_id=name, params=params))
+        for _ in range(generator.randrange(8)):
+            for output in engine.step() if engine.has_work else ():
+                found[output.request_id] += output.token_ids
+            engine.check_integrity()
+        if generator.random() < 0.2:
+            engine.abort(generator.choice(list(found)))
+    while engine.has_work:
+        for output in engine.step():
+            found[output.request_id] += output.token_ids
+    assert all(tokens == known[name][: len(tokens)] for name, tokens in found.items())
+    assert sum(len(tokens) == NUM_TOKENS for tokens in found.values()) > 5
 
 
-def _of_another_sequence(self, slot, *, is_checked=True):
-    """Leave the state of the slot's last sequence."""
-    self._slots[slot] = type(self._slots[slot])(is_checked=is_checked)
+def committed_with_a_guess(self, chunk, first):
+    """Commit the state after the first guess too, as if it were rolled back by one less."""
+    span = ADVANCE(self, chunk, first)
+    return span._replace(
+        num_known=span.num_known + (span.num_kept > 0), num_kept=max(0, span.num_kept - 1)
+    )
 
 
-_ADVANCE = StatePool._advance
+def of_another_slot(self, layer, inputs, plan):
+    """Read the states of the sequence in the next slot."""
+    own = self.inputs, self.memory
+    self.inputs, self.memory = self.inputs.roll(1, 1), self.memory.roll(1, 1)
+    extended = EXTEND(self, layer, inputs, plan)
+    self.inputs, self.memory = own
+    return extended
+
+
+def of_the_last_sequence(self, slot, *, is_checked=True):
+    """Leave what the last sequence had in a slot."""
+    kept = self.inputs[:, slot].clone(), self.memory[:, slot].clone()
+    RESET(self, slot, is_checked=is_checked)
+    self.inputs[:, slot], self.memory[:, slot] = kept
+
+
+ADVANCE, EXTEND, RESET = StatePool._advance, StatePool.extend, StatePool.reset
+
+
+@pytest.mark.parametrize(
+    ("method", "fault"),
+    [
+        ("_advance", committed_with_a_guess),
+        ("extend", of_another_slot),
+        ("reset", of_the_last_sequence),
+    ],
+    ids=str,
+)
+def test_planted_faults_change_tokens(directory, expected, monkeypatch, method, fault):
+    monkeypatch.setattr(StatePool, method, fault)
+    config = hybrid_config(5, max_num_seqs=3)
+    assert with_guesses(directory, expected[0.0], requests(), config) != expected[0.0]

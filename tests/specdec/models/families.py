@@ -365,7 +365,7 @@ def save_family(directory, name, **changes):
     if family.startswith(DELTA_FAMILIES):
         for weight in model.model.layers.parameters():
             if weight.ndim >= 2:  # with larger ones rounding errors grow with each layer
-                weight.data /= 2
+                weight.data *= 0.4
     if family == "GptOss":
         for layer in model.model.layers:
             layer.mlp.experts.gate_up_proj.data *= 3  # some units are clamped

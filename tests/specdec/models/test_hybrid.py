@@ -1,0 +1,239 @@
+# Modules: specdec.models.config.hybrids, specdec.models.config.recurrent
+# Modules: specdec.models.layers.recurrent, specdec.models.layers.gated_delta
+# Modules: specdec.models.layers.short_convolution
+"""Reference tests: each family with recurrent layers against transformers."""
+
+from functools import cache
+from math import prod
+
+import pytest
+import torch
+
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config.decoder_tensors import decoder_tensors
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.hybrid import HybridDecoder
+from specdec.models.weights.checkpoint import open_checkpoint
+from specdec.models.weights.checks import check_tensors
+from specdec.types.errors import InvalidValueError, UnsupportedModelError
+from tests.specdec.engines import engine_config, local_engine, request, tokens_by
+from tests.specdec.fakes import run_ranks
+from tests.specdec.models.families import HYBRIDS, reference_model, save_family
+from tests.specdec.models.passes import BLOCK_SIZE, in_pass_order, load, mixed_logits
+from tests.specdec.tiny import train_tokenizer
+
+TOLERANCE = 1e-4
+NUM_TOKENS = 100
+"""More than a chunk of the gated delta rule."""
+
+
+@cache
+def reference(directory):
+    return reference_model(directory)
+
+
+def reference_logits(directory, ids):
+    with torch.inference_mode():
+        return reference(directory)(torch.tensor([ids])).logits[0]
+
+
+@pytest.fixture(scope="module", params=HYBRIDS)
+def directory(request, tmp_path_factory):
+    directory = tmp_path_factory.mktemp(request.param)
+    save_family(directory, request.param)
+    return directory
+
+
+def text(length=NUM_TOKENS, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 383, (length,), generator=generator).tolist()
+
+
+def assert_close(found, expected):
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+class Passes:
+    """Passes of one sequence, in slot 1 of two."""
+
+    def __init__(self, directory, max_guesses=8):
+        self.model = load(directory, TensorParallelGroup())
+        self.cache = self.model.new_kv_cache(128)
+        self.states = self.model.enable_states(2, max_guesses)
+        self.table = list(range(128 // BLOCK_SIZE))
+
+    @torch.inference_mode()
+    def run(self, token_ids, start, num_guesses=0):
+        chunk = Chunk(token_ids, start, self.table, num_guesses=num_guesses, state_slot=1)
+        hidden = self.model(ForwardBatch([chunk], BLOCK_SIZE), self.cache)
+        return self.model.compute_logits(hidden).clone()
+
+
+@pytest.mark.parametrize("size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+def test_logits_equal_transformers(directory, size):
+    ids = [text(40), text(40, seed=2)]
+    parts = run_ranks(size, lambda group: mixed_logits(directory, ids, group))
+    expected = in_pass_order([reference_logits(directory, each) for each in ids])
+    assert_close(torch.cat(parts, dim=1), expected)
+
+
+@pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_prompt_may_be_chunked_anywhere(directory, step):
+    ids, passes = text(), Passes(directory)
+    expected = reference_logits(directory, ids)
+    for border in range(1, NUM_TOKENS, step):
+        passes.states.reset(1)
+        logits = torch.cat((passes.run(ids[:border], 0), passes.run(ids[border:], border)))
+        assert_close(logits, expected)
+
+
+def test_guesses_leave_no_state(directory):
+    """Whatever number of guesses is accepted, and whatever the others were."""
+    ids, plain, passes = text(60), Passes(directory), Passes(directory)
+    plain.run(ids[:40], 0)
+    passes.run(ids[:40], 0)
+    expected = torch.cat([plain.run([token], 40 + index) for index, token in enumerate(ids[40:])])
+    start = 40
+    for num_accepted in (0, 3, 5, 1, 0, 4):
+        guesses = [*ids[start + 1 : start + 1 + num_accepted], *[7] * (5 - num_accepted)]
+        logits = passes.run([ids[start], *guesses], start, num_guesses=5)
+        own = slice(start - 40, start - 40 + num_accepted + 1)
+        assert_close(logits[: num_accepted + 1], expected[own])
+        start += num_accepted + 1
+    passes.run([ids[start]], start)
+    assert start + 1 == 60
+    assert_close(passes.states.memory[:, 1], plain.states.memory[:, 1])
+    window = slice(passes.states.window)
+    assert_close(passes.states.inputs[:, 1, window], plain.states.inputs[:, 1, window])
+
+
+def test_a_row_outside_of_the_accepted_tokens_is_an_error(directory):
+    passes = Passes(directory)
+    passes.run(text(20), 0)
+    passes.run(text(4), 20, num_guesses=3)
+    for start in (20, 25):
+        with pytest.raises(AssertionError, match="outside the accepted tokens"):
+            passes.run([5], start)
+    with pytest.raises(AssertionError, match="a tree"):
+        passes.states.plan(ForwardBatch([Chunk([5, 6], 21, passes.table, (-1, -1))], BLOCK_SIZE))
+
+
+def test_every_parameter_is_read_and_counted(directory):
+    config = ModelConfig.from_directory(directory)
+    reader = open_checkpoint(directory, torch.float32)
+    HybridDecoder(config, reader, TensorParallelGroup(), 128, BLOCK_SIZE)
+    assert (
+        config.num_parameters == reader.num_elements_read == reference(directory).num_parameters()
+    )
+    tensors = decoder_tensors(config)
+    found = check_tensors(reader.tensors, reader.weight_format, tensors)
+    assert (found.faults, found.unused, found.known_unused) == ((), "", "")
+    assert sum(map(prod, tensors.values())) == config.num_parameters
+
+
+@pytest.mark.slow
+def test_greedy_text_equals_transformers(directory):
+    """200 tokens, with drafts."""
+    train_tokenizer(383).save_pretrained(directory)
+    prompt = text(30)
+    config = engine_config(4, max_model_len=240, keeps_guesses=True, enable_prefix_caching=False)
+    found = tokens_by(local_engine(directory, config), [request("a", prompt, max_tokens=200)])["a"]
+    with torch.inference_mode():
+        expected = reference(directory).generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=200,
+            min_new_tokens=200,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    assert found == expected[0, 30:].tolist()
+
+
+def test_states_are_divided_over_ranks(directory):
+    recurrent = ModelConfig.from_directory(directory).recurrent
+    assert recurrent is not None
+    whole = recurrent.state_bytes("float32", 1, num_guesses=8)
+    for size in (2, 3):
+        assert recurrent.state_bytes("float32", size, num_guesses=8) == whole
+    pool = Passes(directory).states
+    tensors = (pool.inputs[:, 0], pool.memory[:, 0])
+    assert sum(each.numel() for each in tensors) * 4 == whole
+    too_many = recurrent.kind.num_units + 1
+    with pytest.raises(InvalidValueError, match=f"tensor_parallel_size.*{too_many}"):
+        recurrent.units(0, too_many)
+
+
+PUBLISHED = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "vocab_size": 100,
+    "max_position_embeddings": 128,
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "layers"),
+    [
+        ("Lfm2ForCausalLM", {"full_attn_idxs": [2]}, {0, 1, 3}),
+        ("Qwen3NextForCausalLM", {}, {0, 1, 2}),
+        ("Qwen3_5ForCausalLM", {"full_attention_interval": 2}, {0, 2}),
+    ],
+)
+def test_layers_of_published_files(architecture, changes, layers):
+    raw = {**PUBLISHED, "architectures": [architecture], **changes}
+    recurrent = ModelConfig.from_dict(raw, {}).recurrent
+    assert recurrent is not None
+    assert recurrent.layers == layers
+
+
+def test_the_mlp_of_published_lfm2_files():
+    """As of LFM2-1.2B: two thirds of `block_ff_dim`, rounded up."""
+    raw = {
+        **PUBLISHED,
+        "architectures": ["Lfm2ForCausalLM"],
+        "full_attn_idxs": [2],
+        "block_ff_dim": 12288,
+        "tie_embedding": False,
+    }
+    config = ModelConfig.from_dict(raw, {})
+    assert config.intermediate_size == 8192
+    assert not config.tie_word_embeddings
+
+
+def test_multimodal_rotation_of_a_text_is_the_plain_one():
+    rope = {"rope_theta": 1e6, "rope_type": "default", "partial_rotary_factor": 0.25}
+    raw = {**PUBLISHED, "architectures": ["Qwen3_5ForCausalLM"], "rope_parameters": rope}
+    sections = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
+    multimodal = raw | {"rope_parameters": rope | sections}
+    assert ModelConfig.from_dict(raw, {}) == ModelConfig.from_dict(multimodal, {})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        ("Lfm2ForCausalLM", {"layer_types": ["conv"] * 4}, "layer_types"),
+        ("Lfm2ForCausalLM", {"layer_types": ["full_attention"] * 4}, "layer_types"),
+        ("Lfm2ForCausalLM", {"full_attn_idxs": [1], "conv_L_cache": 1}, "conv_L_cache.*from 2"),
+        ("Qwen3NextForCausalLM", {"linear_num_value_heads": 24}, "a multiple of"),
+        ("Qwen3NextForCausalLM", {"linear_conv_kernel_dim": 65}, "from 2 to 64"),
+        ("Qwen3_5ForCausalLM", {"layer_types": ["mamba"] * 4}, "linear_attention or full"),
+    ],
+)
+def test_invalid_sizes_are_refused(architecture, changes, message):
+    with pytest.raises(UnsupportedModelError, match=message):
+        ModelConfig.from_dict({**PUBLISHED, "architectures": [architecture], **changes}, {})
+
+
+def test_the_tail_of_8_guesses_of_published_sizes():
+    """At most an eighth of the state of Gated DeltaNet (Qwen3-Next 80B-A3B, bfloat16)."""
+    sizes = {"hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 16}
+    raw = {**PUBLISHED, **sizes, "architectures": ["Qwen3NextForCausalLM"]}
+    recurrent = ModelConfig.from_dict(raw, {}).recurrent
+    assert recurrent is not None
+    state, guess = recurrent.rank_bytes("bfloat16", 0, 1)
+    assert state == 36 * (32 * 128 * 128 * 4 + 3 * (8192 + 64) * 2)
+    assert 8 * guess <= state / 8
