@@ -14,6 +14,7 @@ from specdec.config.engine import DTYPE_BYTES
 from specdec.config.kv_cache import FP8_FORMATS
 from specdec.config.quantization import CPU_QUANTIZATION_METHODS, GPU_QUANTIZATION_METHODS
 from specdec.config.speculation.methods import METHOD_NAMES
+from specdec.models.config.hybrids import HYBRIDS
 from specdec.models.config.registry import ARCHITECTURES, SAME_DECODERS, TEXT_MODELS
 from specdec.models.config.rope import SUPPORTED_ROPE_TYPES
 from specdec.models.weights.dequantize import SUPPORTED as WEIGHT_FORMATS
@@ -34,7 +35,7 @@ embedding and SwiGLU.
 
 def page() -> str:
     """Generate the page."""
-    parts = (_families(), _decoders(), _transformers(), _refused())
+    parts = (_families(), _decoders(), _hybrids(), _transformers(), _refused())
     return "\n".join([_HEAD, *chain.from_iterable(parts)]).rstrip() + "\n"
 
 
@@ -93,6 +94,32 @@ def _decoders() -> Iterator[str]:
     )
 
 
+def _hybrids() -> Iterator[str]:
+    yield "## Recurrent layers\n"
+    names = _names(name for name in HYBRIDS)
+    yield (
+        f"{names} have layers without keys and values, whose state is updated by each token. Each "
+        "rank keeps the state of a sequence at its last known token, and the inputs of the drafts "
+        "after it: the next step runs the accepted ones again, and drafts of any acceptance "
+        "change no token. `specdec models show` reports the bytes of both.\n"
+    )
+    yield _table(
+        ("topic", "support"),
+        [
+            ("kernels", "torch on a CPU; `--kernels native`, `triton` and GPUs are refused"),
+            ("prefix cache", "off: a state is kept at one position of its sequence alone"),
+            (
+                "drafting",
+                "lookups and draft models without recurrent layers; any verifier; drafts are "
+                "chains of at most the configured length, also where a tree is configured; no "
+                "draft heads, and no `specdec train`",
+            ),
+            ("ranks", "at most as many as channels (LFM2) or key heads (Gated DeltaNet)"),
+            ("LoRA, deterministic", "none"),
+        ],
+    )
+
+
 def _transformers() -> Iterator[str]:
     yield "## Other architectures, by transformers' code\n"
     yield (
@@ -135,10 +162,9 @@ def _refused() -> Iterator[str]:
     yield "## What is refused\n"
     yield (
         "The rest is refused at the start, with the reason in the message: encoder-decoders and "
-        "encoders; state-space and linear-attention layers, whose state cannot be rolled back to "
-        "an accepted draft; attention with masks that are neither causal nor a window; models "
-        "that read images or audio; models whose layers are code of their repository, which is "
-        "never executed.\n"
+        "encoders; state-space layers (Mamba, RWKV), and linear attention of families without an "
+        "entry; attention with masks that are neither causal nor a window; models that read images "
+        "or audio; models whose layers are code of their repository, which is never executed.\n"
     )
     yield (
         "Before anything is loaded, each tensor of a checkpoint must have the type, the shape and "

@@ -73,17 +73,20 @@ def _lfm2_traits(raw: Mapping[str, Any]) -> DecoderTraits:
     return DecoderTraits(names=names)
 
 
-def _lfm2_recurrent(raw: Mapping[str, Any], num_layers: int) -> Recurrent:
+def _lfm2_recurrent(raw: Mapping[str, Any], num_layers: int) -> Recurrent | None:
     attending = raw.get("full_attn_idxs")
     default = [
         _FULL if attending is None or index in attending else _CONVOLUTION
         for index in range(num_layers)
     ]
+    types = raw.get("layer_types") or default
+    if types == [_FULL] * num_layers:
+        return None
     kind = ShortConvolution(
         count(raw, "hidden_size"), count(raw, "conv_L_cache"), bool(raw.get("conv_bias"))
     )
     _require_window("conv_L_cache", kind.kernel_size)
-    return _recurrent_layers(raw.get("layer_types") or default, num_layers, _CONVOLUTION, kind)
+    return _recurrent_layers(types, num_layers, _CONVOLUTION, kind)
 
 
 def _qwen3_5_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -168,7 +168,7 @@ def _fault_of_class(model: Any) -> str | None:
     if model._is_stateful:
         return (
             f"{model.__name__} has layers with a state (state-space, linear attention or "
-            "convolutions), which cannot be rolled back to an accepted draft or shared by prefix"
+            "convolutions), which transformers' code cannot roll back to an accepted draft"
         )
     if not model._supports_attention_backend:
         return f"{model.__name__} of transformers takes no attention function, so no paged KV cache"

@@ -39,15 +39,9 @@ def _reason(name: str, raw: Mapping[str, Any]) -> str | None:
     if raw.get("is_encoder_decoder"):
         return "it is an encoder-decoder, and only decoders have the KV cache that is paged here"
     if any(part in lowered for part in _STATE_SPACE) or any(key in raw for key in _STATE_KEYS):
-        return (
-            "it has state-space layers, whose state cannot be rolled back to an accepted draft "
-            "or shared by prefix"
-        )
+        return "it has state-space layers, which are not implemented"
     if any(key in raw for key in _LINEAR_KEYS):
-        return (
-            "it has linear attention, whose state cannot be rolled back to an accepted draft or "
-            "shared by prefix"
-        )
+        return "it has linear attention of a family that is not implemented"
     if name.endswith(_ENCODERS):
         return "it is an encoder or a classifier, which generates no text"
     if raw.get("kv_lora_rank"):

@@ -5,15 +5,22 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 
 from specdec.kernels.reference.state_pool import StatePool
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config.model_config import ModelConfig
+from specdec.types.errors import BadLogitsError
 from specdec.types.sampling.sampling_params import SpeculationOptions
+from specdec.worker import LocalTarget, load_runner
 from tests.specdec.engines import (
     ScriptedProposer,
     draft_model,
     engine_config,
     local_engine,
+    make_engine,
     request,
+    run,
     tokens_by,
 )
 from tests.specdec.fakes import run_ranks
@@ -25,6 +32,9 @@ QUICK = "qwen3-next"
 FAMILIES = [
     name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in HYBRIDS
 ]
+POISON = 300
+"""The token whose embedding is NaN."""
+
 SMALL_POOL = {"max_model_len": 96, "num_blocks": 28}
 TEMPERATURES = pytest.mark.parametrize(
     "temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8]
@@ -189,6 +199,25 @@ def test_random_histories(directory, expected, seed):
             found[output.request_id] += output.token_ids
     assert all(tokens == known[name][: len(tokens)] for name, tokens in found.items())
     assert sum(len(tokens) == NUM_TOKENS for tokens in found.values()) > 5
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_draft_with_nan_is_computed_again_without_it(directory, is_async):
+    """Attention multiplies the NaN of the draft by 0, so that the state of the row is NaN."""
+    config = hybrid_config(3, async_scheduling=is_async)
+    if ModelConfig.from_directory(directory).tie_word_embeddings:
+        pytest.skip("a NaN in a tied embedding is in the logits of every row")
+    each_of = requests(0.8, logit_bias={POISON: -100.0})
+    expected = tokens_by(local_engine(directory, config), each_of)
+    runner = load_runner(directory, "float32", config, TensorParallelGroup())
+    runner.model.embed_tokens.weight[POISON] = torch.nan
+    drafts = ScriptedProposer(lambda token_ids, most: [POISON] * (most and len(token_ids) % 5 == 0))
+    engine = make_engine(directory, config, LocalTarget(runner), drafts)
+    assert tokens_by(engine, each_of) == expected
+    assert engine.stats().counts.num_preemptions > 0
+    [failed] = run(engine, [request("poisoned", [5, POISON, 6])]).values()
+    assert isinstance(failed.error, BadLogitsError)
+    assert tokens_by(engine, each_of) == expected
 
 
 def committed_with_a_guess(self, chunk, first):

@@ -4,14 +4,14 @@ import pytest
 
 from specdec import LLM, SamplingParams
 from tests.specdec.llm.models import arguments
-from tests.specdec.models.families import FAMILIES, save_family
+from tests.specdec.models.families import FAMILIES, HYBRIDS, save_family
 from tests.specdec.tiny import train_tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES | HYBRIDS)
 def test_a_tiny_checkpoint_is_served(tmp_path, family):
     save_family(tmp_path, family)
     train_tokenizer(383).save_pretrained(tmp_path)

@@ -216,7 +216,7 @@ def test_multimodal_rotation_of_a_text_is_the_plain_one():
     ("architecture", "changes", "message"),
     [
         ("Lfm2ForCausalLM", {"layer_types": ["conv"] * 4}, "layer_types"),
-        ("Lfm2ForCausalLM", {"layer_types": ["full_attention"] * 4}, "layer_types"),
+        ("Qwen3NextForCausalLM", {"layer_types": ["full_attention"] * 4}, "layer_types.*both"),
         ("Lfm2ForCausalLM", {"full_attn_idxs": [1], "conv_L_cache": 1}, "conv_L_cache.*from 2"),
         ("Qwen3NextForCausalLM", {"linear_num_value_heads": 24}, "a multiple of"),
         ("Qwen3NextForCausalLM", {"linear_conv_kernel_dim": 65}, "from 2 to 64"),

@@ -253,7 +253,7 @@ def test_tokens_of_an_admission_are_not_copied(monkeypatch):
     monkeypatch.setattr(serialization.msgpack, "packb", lambda header: packed.append(header) or b"")
     rules = SamplingRules(allowed_token_ids=(5, 6), logit_bias=((7, 1.0),), bad_words=((8, 9),))
     serialization.encode_step(StepInput(1, (), (SequenceAdmission(0, 3, rules),), (), ()))
-    [(_, _, [[_, _, sent, verifier, _, _]])] = packed
+    [(_, _, [[_, _, sent, verifier, *_]])] = packed
     assert verifier == astuple(rules.verifier)
     names = [each.name for each in fields(rules) if each.name != "verifier"]
     assert all(value is getattr(rules, name) for name, value in zip(names, sent, strict=True))

@@ -1,4 +1,4 @@
-"""Settings that models run by transformers' code lack are refused by their names."""
+"""Settings that hybrids, and models run by transformers' code, lack are refused by their names."""
 
 import pytest
 
@@ -9,6 +9,7 @@ from specdec.engine.memory.memory_plan import memory_plan
 from specdec.engine.models.model_report import Fit, Precision, report_model
 from specdec.engine.models.model_resolution import resolve_models
 from specdec.llm.arguments import read_arguments
+from specdec.models.config.model_config import ModelConfig
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from tests.specdec.models.families import save_family
 from tests.specdec.models.foreign import save_foreign
@@ -46,6 +47,51 @@ def test_settings_of_the_own_decoder_are_refused(gpt2_dir, settings, limit):
     with pytest.raises(InvalidValueError, match=next(iter(settings))) as refused:
         plan(gpt2_dir, **settings)
     assert limit in str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def hybrid_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("hybrid")
+    save_family(directory, "qwen3-next")
+    train_tokenizer(383).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        ({"kernels": "native"}, "must be auto or torch: recurrent layers run by torch on a CPU"),
+        ({"device": "cuda"}, "must be cpu: recurrent layers run by torch on a CPU"),
+        ({"enable_lora": True}, "must be false: no adapter updates the projections"),
+        ({"tensor_parallel_size": 4}, "must be at most 3, the units of a recurrent layer"),
+    ],
+)
+def test_settings_that_recurrent_layers_lack_are_refused(hybrid_dir, settings, limit):
+    with pytest.raises(InvalidValueError, match=next(iter(settings))) as refused:
+        plan(hybrid_dir, **settings)
+    assert limit in str(refused.value)
+
+
+def test_a_hybrid_has_states_instead_of_a_prefix_cache(hybrid_dir):
+    tree = {"method": "ngram", "num_speculative_tokens": 4, "num_draft_tree_tokens": 8}
+    found = plan(hybrid_dir, speculative_config=tree, max_num_seqs=10)
+    assert not found.engine.enable_prefix_caching
+    assert (found.engine.keeps_guesses, found.engine.max_row_guesses) == (True, 4)
+    recurrent = ModelConfig.from_directory(hybrid_dir).recurrent
+    assert found.state_bytes == 10 * recurrent.state_bytes("float32", 1, num_guesses=4)
+    assert f"states of {found.state_bytes / 2**20:.1f} MiB" in found.describe()
+    gib = {"kv_cache_memory_gib": 0.01, "max_model_len": 64}
+    assert plan(hybrid_dir, **gib).engine.num_blocks > 0
+    report = report_model(hybrid_dir, Precision("float32", None, is_native=True), 2)
+    states = [each.state_bytes + 4 * each.guess_bytes for each in report.ranks]
+    assert sum(states) * 10 == found.state_bytes
+    assert {each.method: each.fit for each in report.methods}["mtp"] is Fit.NO
+
+
+def test_a_hybrid_drafts_for_no_other_model(hybrid_dir, tiny_model_dir):
+    drafting = {"method": "draft_model", "model": str(hybrid_dir)}
+    with pytest.raises(InvalidValueError, match=r"speculative_config\.model .*Qwen3Next"):
+        plan(tiny_model_dir, speculative_config=drafting, max_model_len=64)
 
 
 def test_a_draft_model_is_limited_in_the_same_way(gpt2_dir, tiny_model_dir):

@@ -261,8 +261,8 @@ def test_unsupported_values_are_rejected_with_the_supported_ones(architecture, c
         ),
         ({"architectures": ["BertForMaskedLM"]}, "BertForMaskedLM", "generates no text"),
         (
-            {"architectures": ["Qwen3NextForCausalLM"], "linear_num_key_heads": 16},
-            "Qwen3NextForCausalLM",
+            {"architectures": ["KimiLinearForCausalLM"], "linear_attn_config": {}},
+            "KimiLinearForCausalLM",
             "linear attention",
         ),
         (
