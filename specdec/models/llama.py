@@ -87,8 +87,7 @@ class CausalDecoder(nn.Module):
         if self.kv_dtype.itemsize == 1:
             _use_kv_scales(self.layers, reader)
         size, eps = config.hidden_size, config.rms_norm_eps
-        final_norm = f"model.{config.traits.names.final_norm}"
-        self.norm = read_norm(reader, final_norm, size, eps, config.traits)
+        self.norm = read_norm(reader, config.traits.names.final_norm, size, eps, config.traits)
         self.rotaries = _rotaries(config, max_model_len, reader)
         self.rotary = self.rotaries[config.rope]
         self.backend = reader.backend

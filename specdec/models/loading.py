@@ -147,16 +147,18 @@ def load_model(
         return _load_transformers(
             directory, config, group, dtype, sizes, device, kernels, output_tokens, kv_cache_dtype
         )
-    if config.recurrent is not None:
-        kernels = _kernels_of_hybrids(kernels, device)
+    kernels = kernels if config.recurrent is None else _kernels_of_hybrids(kernels, device)
     backend = _select_backend(kernels, device, group, quantization, deterministic=deterministic)
     _require_kv_kernels(backend, device, kv_cache_dtype)
     reader = open_checkpoint(directory, dtype, quantization, device, backend)
     _require_tensors(config, reader, directory, group)
     kv_dtype = kv_dtype_of(dtype, kv_cache_dtype)
-    decoder = CausalDecoder if config.recurrent is None else HybridDecoder
-    model = decoder(config, reader, group, *sizes, output_tokens, kv_dtype)
+    model = _decoder_of(config)(config, reader, group, *sizes, output_tokens, kv_dtype)
     return NativeDecoder(model) if backend is KernelBackend.CPU else model
+
+
+def _decoder_of(config: ModelConfig) -> type[CausalDecoder]:
+    return CausalDecoder if config.recurrent is None else HybridDecoder
 
 
 def _kernels_of_hybrids(kernels: Kernels, device: torch.device) -> Kernels:

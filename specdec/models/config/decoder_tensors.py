@@ -17,7 +17,7 @@ def decoder_tensors(config: ModelConfig) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {"model.embed_tokens.weight": table}
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = table
-    shapes |= dict(_norm(config, f"model.{config.traits.names.final_norm}", config.hidden_size))
+    shapes |= dict(_norm(config, config.traits.names.final_norm, config.hidden_size))
     for index in range(config.num_layers):
         shapes |= {
             f"model.layers.{index}.{name}": shape

@@ -63,7 +63,7 @@ def _lfm2_traits(raw: Mapping[str, Any]) -> DecoderTraits:
     names = TensorNames(
         input_norm="operator_norm",
         mlp_norm="ffn_norm",
-        final_norm="embedding_norm",
+        final_norm="model.embedding_norm",
         attention_output="out_proj",
         qk_norms=("q_layernorm", "k_layernorm"),
         mlp="feed_forward",

@@ -175,8 +175,7 @@ class ModelConfig:
         architecture, family, fields = decoder
         raw = family.canonical(fields)
         hidden_size, num_heads = count(raw, "hidden_size"), count(raw, "num_attention_heads")
-        latent = family.latent(raw)
-        windows = family.windows(raw, num_layers_of(raw))
+        latent, windows = family.latent(raw), family.windows(raw, num_layers_of(raw))
         ropes = family.ropes(raw, windows)
         return cls(
             architecture=architecture,

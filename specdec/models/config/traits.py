@@ -50,7 +50,7 @@ class TensorNames:
     qkv, gate_up: a single name holds the rows of all its projections, in this order. mlp: prefix of
     the MLP. router: of a mixture; choice_bias: of its bias in choices; shared, shared_gate: of its
     shared experts and of their gate. gate_up and down are also those of each expert. final_norm: of
-    the decoder.
+    the decoder, after its last layer.
     """
 
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
@@ -67,7 +67,7 @@ class TensorNames:
     mlp_norm: str = "post_attention_layernorm"
     attention_output_norm: str = "post_attention_layernorm"
     mlp_output_norm: str = "post_feedforward_layernorm"
-    final_norm: str = "norm"
+    final_norm: str = "model.norm"
 
 
 @dataclass(frozen=True)

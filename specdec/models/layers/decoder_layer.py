@@ -199,10 +199,22 @@ def _read_attention(
     heads: HeadShard,
     group: TensorParallelGroup,
 ) -> Attention | LatentAttention:
+    name = f"{prefix}.self_attn"
     if config.latent is not None:
-        return LatentAttention(config, reader, prefix, heads, group)
+        return LatentAttention(config, reader, name, heads, group)
     kind = GatedAttention if config.traits.has_attention_gate else Attention
-    return kind(config, reader, prefix, heads, group)
+    return kind(config, reader, name, heads, group)
+
+
+def _read_recurrent(
+    config: ModelConfig,
+    reader: CheckpointReader,
+    prefix: str,
+    heads: HeadShard,
+    group: TensorParallelGroup,
+) -> RecurrentLayer:
+    del heads
+    return read_recurrent_layer(config, reader, prefix, group)
 
 
 class DecoderLayer(nn.Module):
@@ -234,11 +246,8 @@ class DecoderLayer(nn.Module):
         has_mlp_norm = traits.has_input_norms and not traits.is_parallel
         self.traits = traits
         self.input_norm = norm(names.input_norm, exists=traits.has_input_norms)
-        self.attention: Attention | LatentAttention | RecurrentLayer = (
-            read_recurrent_layer(config, reader, prefix, group)
-            if is_recurrent
-            else _read_attention(config, reader, f"{prefix}.self_attn", heads, group)
-        )
+        read = _read_recurrent if is_recurrent else _read_attention
+        self.attention = read(config, reader, prefix, heads, group)
         self.attention_output_norm = norm(
             names.attention_output_norm, exists=traits.has_output_norms
         )

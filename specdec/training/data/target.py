@@ -135,12 +135,7 @@ class Target:
         """
         self.directory, self.precision, self.device = directory, precision, device
         self.name = name or str(directory.resolve())
-        self.config = ModelConfig.from_directory(directory)
-        if self.config.recurrent is not None:
-            architecture = self.config.architecture
-            raise UnsupportedModelError(
-                f"{architecture}: no drafter is trained for recurrent layers"
-            )
+        self.config = _read_config(directory)
         self.decoder: Decoder = load_model(
             directory,
             self.config,
@@ -255,3 +250,13 @@ class Target:
         found = self.decoder.forward_with_taps(forward_batch, self._kv_cache, taps)
         # Copies: autograd does not save tensors that were made in inference mode.
         return HiddenStates(*(each.float().clone() for each in found))
+
+
+def _read_config(directory: Path) -> ModelConfig:
+    """Read the configuration of a target. Raises UnsupportedModelError for recurrent layers."""
+    config = ModelConfig.from_directory(directory)
+    if config.recurrent is not None:
+        raise UnsupportedModelError(
+            f"{config.architecture}: no drafter is trained for recurrent layers"
+        )
+    return config

@@ -191,7 +191,7 @@ def test_layers_of_published_files(architecture, changes, layers):
 
 
 def test_the_mlp_of_published_lfm2_files():
-    """As of LFM2-1.2B: two thirds of `block_ff_dim`, rounded up."""
+    """That of LFM2-1.2B: two thirds of `block_ff_dim`, rounded up."""
     raw = {
         **PUBLISHED,
         "architectures": ["Lfm2ForCausalLM"],

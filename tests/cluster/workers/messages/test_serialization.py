@@ -137,7 +137,8 @@ STEPS = st.builds(
     step_id=st.integers(0, 2**60),
     released=st.lists(SEQ_IDS, max_size=8).map(tuple),
     admitted=st.lists(
-        st.builds(SequenceAdmission, SEQ_IDS, INT32, RULES, TOKENS, GRAMMARS), max_size=4
+        st.builds(SequenceAdmission, SEQ_IDS, INT32, RULES, TOKENS, GRAMMARS, st.booleans()),
+        max_size=4,
     ).map(tuple),
     block_table_deltas=st.lists(st.builds(BlockTableDelta, SEQ_IDS, INT32, TOKENS), max_size=4).map(
         tuple
