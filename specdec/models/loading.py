@@ -133,8 +133,7 @@ def load_model(
 
     quantization: format of the matrices of linear layers; None for `dtype`, like the rest.
     kernels: with "auto" all ranks select the same backend, by a collective call.
-    output_tokens: those that have logits, ascending; the others have -inf. None for all.
-    deterministic, kv_cache_dtype: as in EngineConfig.
+    output_tokens: as in CausalDecoder. deterministic, kv_cache_dtype: as in EngineConfig.
 
     Raises InvalidValueError if "native" kernels are not available, and UnsupportedModelError if the
     device does not support the quantization or deterministic results of the model, or a rank has
