@@ -77,7 +77,8 @@ def test_missing_keys_have_the_defaults_of_transformers(architecture):
         parameters = parameters.get(kind, parameters)
         assert rope is None or rope.theta == parameters["rope_theta"]
         assert config.rotary_fraction == parameters.get("partial_rotary_factor", 1.0)
-    activation = getattr(expected, "hidden_activation", None) or expected.hidden_act
+    named = (getattr(expected, key, None) for key in ("hidden_activation", "hidden_act"))
+    activation = next((each for each in named if each), "silu")
     renamed = ARCHITECTURES[architecture].legacy_activations
     assert config.traits.activation == renamed.get(activation, activation)
 
