@@ -114,7 +114,10 @@ def _hybrids() -> Iterator[str]:
                 "chains of at most the configured length, also where a tree is configured; no "
                 "draft heads, and no `specdec train`",
             ),
-            ("ranks", "at most as many as channels (LFM2) or key heads (Gated DeltaNet)"),
+            (
+                "ranks",
+                "at most as many as channels (LFM2), key heads (Gated DeltaNet) or heads (Mamba-2)",
+            ),
             ("LoRA, deterministic", "none"),
         ],
     )
@@ -162,9 +165,9 @@ def _refused() -> Iterator[str]:
     yield "## What is refused\n"
     yield (
         "The rest is refused at the start, with the reason in the message: encoder-decoders and "
-        "encoders; state-space layers (Mamba, RWKV), and linear attention of families without an "
-        "entry; attention with masks that are neither causal nor a window; models that read images "
-        "or audio; models whose layers are code of their repository, which is never executed.\n"
+        "encoders; state-space layers and linear attention of families without an entry; attention "
+        "with masks that are neither causal nor a window; models that read images or audio; models "
+        "whose layers are code of their repository, which is never executed.\n"
     )
     yield (
         "Before anything is loaded, each tensor of a checkpoint must have the type, the shape and "

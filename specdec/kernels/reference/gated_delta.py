@@ -1,9 +1,13 @@
 """The gated delta rule (Yang et al. 2025, arXiv 2412.06464), by its recurrence and in chunks.
 
+Without the delta it is the state space of Mamba-2 (Dao and Gu 2024, arXiv 2405.21060).
+
 The memory S of a head is [key_dim, value_dim]. A token decays it by a factor a, and replaces a
 share b of what it has for the key k by the value v; then the query q reads it:
 
     S <- a S;  S <- S + k (b (v - k S));  o = q S
+
+Without the delta the second step is S <- S + k v.
 
 In chunks (section 3.3) this is a triangular system of each chunk, and products of matrices.
 """
@@ -27,18 +31,25 @@ _MAX_RECURRENT_TOKENS = 16
 class DeltaInputs(NamedTuple):
     """What the rule needs of N tokens, in float32; heads are those of values.
 
-    decay: logarithm of a. share: b.
+    decay: logarithm of a. share: b; None without the delta.
     """
 
     query: Tensor  # [N, heads, key_dim], scaled
     key: Tensor  # [N, heads, key_dim], normalized
     value: Tensor  # [N, heads, value_dim]
     decay: Tensor  # [N, heads]
-    share: Tensor  # [N, heads]
+    share: Tensor | None = None  # [N, heads]
 
     def at(self, places: Tensor | slice) -> DeltaInputs:
         """Return those of some tokens."""
-        return DeltaInputs(*(each[places] for each in self))
+        query, key, value, decay, share = self
+        return DeltaInputs(
+            query[places],
+            key[places],
+            value[places],
+            decay[places],
+            None if share is None else share[places],
+        )
 
 
 def run_gated_delta(inputs: DeltaInputs, memory: Tensor, plan: StatePlan) -> Tensor:
@@ -87,9 +98,10 @@ def _run_steps(
 def _step(token: DeltaInputs, states: Tensor) -> Tensor:
     """Run one token of each of B rows; states: [B, heads, key_dim, value_dim], changed in place."""
     states *= token.decay.exp()[..., None, None]
-    key = token.key[..., None]
-    known = (states * key).sum(-2)
-    states += key * ((token.value - known) * token.share[..., None])[..., None, :]
+    key, new = token.key[..., None], token.value
+    if token.share is not None:
+        new = (new - (states * key).sum(-2)) * token.share[..., None]
+    states += key * new[..., None, :]
     return (states * token.query[..., None]).sum(-2)
 
 
@@ -106,14 +118,15 @@ def _run_chunks(inputs: DeltaInputs, state: Tensor) -> tuple[Tensor, Tensor]:
 def _run_chunk(inputs: DeltaInputs, state: Tensor) -> tuple[Tensor, Tensor]:
     """Return the outputs of a chunk of C tokens [C, heads, value_dim], and the state after it."""
     query, key, value = (each.transpose(0, 1) for each in inputs[:3])  # [heads, C, dim]
-    share = inputs.share.t()[..., None]  # [heads, C, 1]
     total = inputs.decay.t().cumsum(1)  # [heads, C]
     from_start = total.exp()[..., None]
     between = (total[:, :, None] - total[:, None]).tril().exp().tril()  # [heads, C, C]
-    keys = (key @ key.transpose(1, 2)) * between
-    # Each token's value less what the state and the tokens before it in the chunk have for its key.
-    wanted = share * (value - from_start * (key @ state))
-    new = torch.linalg.solve_triangular(share * keys, wanted, upper=False, unitriangular=True)
+    new = value
+    if inputs.share is not None:
+        # Less what the state and the tokens before it in the chunk have for the key of each token.
+        share, keys = inputs.share.t()[..., None], (key @ key.transpose(1, 2)) * between
+        wanted = share * (value - from_start * (key @ state))
+        new = torch.linalg.solve_triangular(share * keys, wanted, upper=False, unitriangular=True)
     scores = (query @ key.transpose(1, 2)) * between
     outputs = from_start * (query @ state) + scores @ new
     to_end = (total[:, -1:] - total).exp()[..., None]

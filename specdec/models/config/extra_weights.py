@@ -30,6 +30,10 @@ def copied_bytes(
     of_one = config.num_attention_weights(config.num_heads, config.num_kv_heads)
     matrix_bytes = element_bytes if quantization is None else 1
     copies = config.num_attention_layers * (of_ranks - of_one) * matrix_bytes
+    if config.recurrent is not None:
+        size, hidden = tensor_parallel_size, config.hidden_size
+        ranks = (config.recurrent.num_rank_weights(hidden, rank, size) for rank in range(size))
+        copies += (sum(ranks) - config.recurrent.num_matrix_weights(hidden)) * matrix_bytes
     if config.experts is not None:
         routers = len(config.experts.layers) * config.experts.count * config.hidden_size
         copies += num_more * routers * element_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
@@ -10,18 +11,25 @@ from typing import Any, cast
 
 from specdec.config.json_values import count, positive, unsupported
 from specdec.models.config.architecture import Architecture
-from specdec.models.config.family_traits import qwen3_moe_experts
-from specdec.models.config.layer_patterns import partial_rope
+from specdec.models.config.family_traits import granite_traits, qwen3_moe_experts
+from specdec.models.config.layer_patterns import LayerRopes, Windows, one_rope, partial_rope
 from specdec.models.config.recurrent import (
     GatedDelta,
     Recurrent,
     RecurrentKind,
     ShortConvolution,
+    StateSpace,
 )
 from specdec.models.config.rope import rotary_fraction
 from specdec.models.config.traits import DecoderTraits, Experts, TensorNames
 
 _FULL, _CONVOLUTION, _LINEAR = "full_attention", "conv", "linear_attention"
+
+_PUBLISHED_TYPES = {"mamba": _LINEAR, "attention": _FULL}
+"""Types of layers in published files of Granite 4, and those of transformers 5."""
+
+_NO_LIMITS = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
+"""Limits of the steps of Mamba-2 that have no effect; the second as transformers 5 writes it."""
 
 _MAX_KERNEL_SIZE = 64
 
@@ -140,6 +148,56 @@ def _delta(*, is_grouped: bool) -> RecurrentRule:
     return recurrent
 
 
+def _granite_hybrid_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of Granite 4 under the names of other families.
+
+    Experts are refused: the published files have those of a layer in one tensor.
+    """
+    if raw["num_local_experts"]:
+        raise unsupported("num_local_experts", raw["num_local_experts"], "0")
+    if raw.get("time_step_limit") not in (None, *_NO_LIMITS):
+        raise unsupported("time_step_limit", raw["time_step_limit"], "left out, or [0.0, Infinity]")
+    return _with(raw, intermediate_size=raw["shared_intermediate_size"])
+
+
+def _granite_hybrid_traits(raw: Mapping[str, Any]) -> DecoderTraits:
+    names = TensorNames(gate_up=("input_linear",), down="output_linear", mlp="shared_mlp")
+    return replace(granite_traits(raw), names=names)
+
+
+def _granite_hybrid_ropes(raw: Mapping[str, Any], windows: Windows) -> LayerRopes:
+    has_rope = raw.get("position_embedding_type") == "rope"
+    return one_rope(raw, windows) if has_rope else (None,) * len(windows)
+
+
+def _state_space(raw: Mapping[str, Any], num_layers: int) -> Recurrent:
+    values, heads = (
+        count(raw, "mamba_expand") * count(raw, "hidden_size"),
+        count(raw, "mamba_n_heads"),
+    )
+    given = raw["mamba_d_head"]
+    head_dim = values // heads if given == "auto" else count(raw, "mamba_d_head")
+    if head_dim * heads != values:
+        raise unsupported("mamba_d_head", given, f"auto, or {values} / mamba_n_heads ({heads})")
+    kind = StateSpace(
+        heads,
+        head_dim,
+        count(raw, "mamba_n_groups"),
+        count(raw, "mamba_d_state"),
+        count(raw, "mamba_d_conv"),
+        bool(raw["mamba_proj_bias"]),
+        bool(raw["mamba_conv_bias"]),
+    )
+    _require_window("mamba_d_conv", kind.kernel_size)
+    if heads % kind.num_groups:
+        limit = f"a divisor of mamba_n_heads ({heads})"
+        raise unsupported("mamba_n_groups", kind.num_groups, limit)
+    types = raw.get("layer_types") or raw.get("layers_block_type")
+    if isinstance(types, list):
+        types = [_PUBLISHED_TYPES.get(each, each) for each in types]
+    return _recurrent_layers(types, num_layers, _LINEAR, kind)
+
+
 def _require_window(name: str, kernel_size: int) -> None:
     if not 2 <= kernel_size <= _MAX_KERNEL_SIZE:
         raise unsupported(name, kernel_size, f"from 2 to {_MAX_KERNEL_SIZE}")
@@ -218,6 +276,35 @@ HYBRIDS: Mapping[str, Architecture] = MappingProxyType(
             traits=_qwen3_next_traits,
             recurrent=_delta(is_grouped=False),
             canonical=_qwen3_5_canonical,
+        ),
+        "GraniteMoeHybridForCausalLM": Architecture(
+            "granitemoehybrid",
+            ("Granite 4.0 H 350M, 1B (dense)",),
+            "Mamba-2 in place of attention on most layers; scaled embeddings, scores, residual "
+            "stream and logits; without experts",
+            {
+                "intermediate_size": 11008,
+                "max_position_embeddings": 2048,
+                "rms_norm_eps": 1e-6,
+                **{f"{name}_multiplier": 1.0 for name in ("attention", "embedding", "residual")},
+                "logits_scaling": 1.0,
+                "num_local_experts": 8,
+                "shared_intermediate_size": 1024,
+                "mamba_n_heads": 128,
+                "mamba_n_groups": 1,
+                "mamba_d_state": 256,
+                "mamba_d_head": "auto",
+                "mamba_d_conv": 4,
+                "mamba_expand": 2,
+                "mamba_conv_bias": True,
+                "mamba_proj_bias": False,
+            },
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            ropes=_granite_hybrid_ropes,
+            traits=_granite_hybrid_traits,
+            recurrent=_state_space,
+            canonical=_granite_hybrid_canonical,
         ),
     }
 )

@@ -1,4 +1,4 @@
-"""Sizes of recurrent layers: short convolutions, and the gated delta rule.
+"""Sizes of recurrent layers: short convolutions, the gated delta rule, and state spaces.
 
 Such a layer has no keys and values. It maps its *inputs*, a vector of each token, to outputs by a
 state of the sequence: the last inputs, which a causal convolution reads, and a *memory*.
@@ -140,7 +140,62 @@ class GatedDelta:
         return num_units * of_unit * hidden_size
 
 
-RecurrentKind = ShortConvolution | GatedDelta
+@dataclass(frozen=True)
+class StateSpace:
+    """Mamba-2 (arXiv 2405.21060): heads in groups, each with one B and C for its heads.
+
+    Each rank has B and C of all groups. has_bias: of the projections; has_conv_bias: of the
+    convolution.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
+    kernel_size: int
+    has_bias: bool
+    has_conv_bias: bool
+    prefix: str = "mamba"
+
+    @property
+    def num_units(self) -> int:
+        """Units that ranks divide: the heads."""
+        return self.num_heads
+
+    @property
+    def group_channels(self) -> int:
+        """B or C of all groups."""
+        return self.num_groups * self.state_dim
+
+    def state(self, own: range) -> StateShape:
+        """Return the state of a rank that has `own` heads."""
+        num_inputs = len(own) * (self.head_dim + 1) + 2 * self.group_channels
+        return StateShape(
+            self.kernel_size - 1, num_inputs, (len(own), self.state_dim, self.head_dim)
+        )
+
+    def tensors(self, hidden_size: int) -> Iterator[tuple[str, Shape]]:
+        """Yield the tensors of a layer, after its prefix."""
+        values = self.num_heads * self.head_dim
+        channels = values + 2 * self.group_channels
+        sizes: dict[str, Shape] = {
+            "in_proj": (values + channels + self.num_heads, hidden_size),
+            "conv1d": (channels, 1, self.kernel_size),
+            "out_proj": (hidden_size, values),
+        }
+        for name, shape in sizes.items():
+            yield f"{name}.weight", shape
+            if self.has_conv_bias if name == "conv1d" else self.has_bias:
+                yield f"{name}.bias", shape[:1]
+        yield "norm.weight", (values,)
+        yield from ((name, (self.num_heads,)) for name in ("A_log", "D", "dt_bias"))
+
+    def num_matrix_weights(self, hidden_size: int, num_units: int) -> int:
+        """Return the weights of the linear layers of `num_units` units."""
+        return (num_units * (3 * self.head_dim + 1) + 2 * self.group_channels) * hidden_size
+
+
+RecurrentKind = ShortConvolution | GatedDelta | StateSpace
 """A recurrence, with its sizes."""
 
 

@@ -258,6 +258,20 @@ DELTA = {
     },
 }
 
+GRANITE_4 = {
+    "num_hidden_layers": 4,
+    "head_dim": 10,
+    "layer_types": [*["linear_attention"] * 2, "full_attention", "linear_attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 101,
+    "mamba_n_heads": 6,
+    "mamba_d_state": 14,
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 1.7,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 1.3,
+}
+
 DELTA_FAMILIES = ("Qwen3Next", "Qwen3_5")
 
 HYBRIDS = {
@@ -290,6 +304,17 @@ HYBRIDS = {
             "mlp_only_layers": [1],
         },
     ),
+    "granite-4": (
+        "GraniteMoeHybrid",
+        {
+            **GRANITE_4,
+            "attention_bias": True,
+            "mamba_proj_bias": True,
+            "position_embedding_type": "rope",
+            "mamba_n_groups": 3,
+        },
+    ),
+    "granite-4-plain": ("GraniteMoeHybrid", {**GRANITE_4, "tie_word_embeddings": True}),
     "qwen3.5": ("Qwen3_5", {**DELTA, "layer_types": None, "full_attention_interval": 2}),
 }
 """Families with recurrent layers, likewise; torch alone runs them."""
@@ -362,7 +387,7 @@ def save_family(directory, name, **changes):
     for name, bias in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             torch.nn.init.uniform_(bias, generator=torch.Generator().manual_seed(3))
-    if family.startswith(DELTA_FAMILIES):
+    if family.startswith((*DELTA_FAMILIES, "GraniteMoeHybrid")):
         for weight in model.model.layers.parameters():
             if weight.ndim >= 2:  # with larger ones rounding errors grow with each layer
                 weight.data *= 0.4

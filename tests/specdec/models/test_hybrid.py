@@ -1,6 +1,6 @@
 # Modules: specdec.models.config.hybrids, specdec.models.config.recurrent
 # Modules: specdec.models.layers.recurrent, specdec.models.layers.gated_delta
-# Modules: specdec.models.layers.short_convolution
+# Modules: specdec.models.layers.short_convolution, specdec.models.layers.state_space
 """Reference tests: each family with recurrent layers against transformers."""
 
 from functools import cache
@@ -156,8 +156,11 @@ def test_states_are_divided_over_ranks(directory):
     recurrent = ModelConfig.from_directory(directory).recurrent
     assert recurrent is not None
     whole = recurrent.state_bytes("float32", 1, num_guesses=8)
+    shared = getattr(recurrent.kind, "group_channels", 0)  # that every rank has, per input
+    copies = len(recurrent.layers) * (recurrent.kind.kernel_size - 1 + 8) * 2 * shared * 4
     for size in (2, 3):
-        assert recurrent.state_bytes("float32", size, num_guesses=8) == whole
+        found = recurrent.state_bytes("float32", size, num_guesses=8)
+        assert found == whole + (size - 1) * copies
     pool = Passes(directory).states
     tensors = (pool.inputs[:, 0], pool.memory[:, 0])
     assert sum(each.numel() for each in tensors) * 4 == whole
@@ -181,6 +184,16 @@ PUBLISHED = {
         ("Lfm2ForCausalLM", {"full_attn_idxs": [2]}, {0, 1, 3}),
         ("Qwen3NextForCausalLM", {}, {0, 1, 2}),
         ("Qwen3_5ForCausalLM", {"full_attention_interval": 2}, {0, 2}),
+        (
+            "GraniteMoeHybridForCausalLM",
+            {
+                "layer_types": ["mamba", "attention", "mamba", "mamba"],
+                "num_local_experts": 0,
+                "mamba_n_heads": 8,
+                "mamba_d_head": 16,
+            },
+            {0, 2, 3},
+        ),
     ],
 )
 def test_layers_of_published_files(architecture, changes, layers):
@@ -221,6 +234,22 @@ def test_multimodal_rotation_of_a_text_is_the_plain_one():
         ("Qwen3NextForCausalLM", {"linear_num_value_heads": 24}, "a multiple of"),
         ("Qwen3NextForCausalLM", {"linear_conv_kernel_dim": 65}, "from 2 to 64"),
         ("Qwen3_5ForCausalLM", {"layer_types": ["mamba"] * 4}, "linear_attention or full"),
+        ("GraniteMoeHybridForCausalLM", {}, "num_local_experts .*must be 0"),
+        (
+            "GraniteMoeHybridForCausalLM",
+            {"num_local_experts": 0, "time_step_limit": [0.1, 1.0]},
+            "time_step_limit",
+        ),
+        (
+            "GraniteMoeHybridForCausalLM",
+            {"num_local_experts": 0, "mamba_n_heads": 3},
+            "mamba_d_head",
+        ),
+        (
+            "GraniteMoeHybridForCausalLM",
+            {"num_local_experts": 0, "mamba_n_heads": 8, "mamba_n_groups": 3},
+            "a divisor of mamba_n_heads",
+        ),
     ],
 )
 def test_invalid_sizes_are_refused(architecture, changes, message):

@@ -26,8 +26,14 @@ SIZES = {
 WITHOUT_DEFAULTS = {
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
     "Dots1ForCausalLM": {"num_experts_per_tok": 6, "n_routed_experts": 8, "n_shared_experts": 1},
+    "GraniteMoeHybridForCausalLM": {
+        "num_local_experts": 0,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 64,
+        "layer_types": [*["linear_attention"] * 29, "full_attention"],
+    },
 }
-"""Keys of families for which transformers has no defaults."""
+"""Keys of families for which transformers has no defaults that are supported."""
 
 
 def sizes(architecture):

@@ -1,0 +1,120 @@
+"""The state space of Mamba-2 (Dao and Gu 2024, arXiv 2405.21060) in torch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.kernels.reference.convolution import causal_convolution
+from specdec.kernels.reference.gated_delta import DeltaInputs, run_gated_delta
+from specdec.kernels.reference.state_pool import StatePlan, StatePool
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config.recurrent import StateSpace
+from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear, weight_parts
+from specdec.models.weights.checkpoint import CheckpointReader
+from specdec.types.sharding import head_rows
+
+
+class StateSpaceLayer(nn.Module):
+    """The recurrence of this rank's heads, whose outputs are gated and normalized by group."""
+
+    def __init__(
+        self,
+        config: StateSpace,
+        hidden_size: int,
+        norm_eps: float,
+        reader: CheckpointReader,
+        prefix: str,
+        own: range,
+        group: TensorParallelGroup,
+    ) -> None:
+        """Read the weights of own heads, and those of B and C of all groups."""
+        super().__init__()
+        self.config, self.num_heads, self.group = config, len(own), group
+        self.norm_eps, self.values = norm_eps, len(own) * config.head_dim
+        values, groups = config.num_heads * config.head_dim, config.group_channels
+        rows, whole = head_rows(own, config.head_dim), range(groups)
+        parts = weight_parts(
+            prefix,
+            ("in_proj",),
+            [values, values, groups, groups, config.num_heads],
+            [rows, rows, whole, whole, own],
+            has_bias=config.has_bias,
+        )
+        self.in_proj = ColumnParallelLinear(reader, hidden_size, parts)
+        self._read_convolution(reader, prefix, rows)
+        self.decay_rate, self.skip, self.dt_bias = (
+            reader.read(f"{prefix}.{name}", (config.num_heads,), rows=own, dtype=torch.float32)
+            for name in ("A_log", "D", "dt_bias")
+        )
+        self.decay_rate.exp_()
+        self.norm = reader.read(f"{prefix}.norm.weight", (values,), rows=rows)
+        per_group = config.num_heads // config.num_groups
+        self.groups = torch.tensor([head // per_group for head in own], device=reader.device)
+        self.out_proj = RowParallelLinear(
+            reader,
+            f"{prefix}.out_proj",
+            (hidden_size, values),
+            rows,
+            group,
+            has_bias=config.has_bias,
+        )
+
+    def _read_convolution(self, reader: CheckpointReader, prefix: str, rows: range) -> None:
+        """Read the weights of the values in `rows`, and of B and C."""
+        config = self.config
+        first = config.num_heads * config.head_dim
+        channels = first + 2 * config.group_channels
+        parts, shape = (rows, range(first, channels)), (channels, 1, config.kernel_size)
+        name = f"{prefix}.conv1d"
+        found = [reader.read(f"{name}.weight", shape, rows=part).squeeze(1) for part in parts]
+        self.conv, self.conv_bias = torch.cat(found), None
+        if config.has_conv_bias:
+            biases = [reader.read(f"{name}.bias", shape[:1], rows=part) for part in parts]
+            self.conv_bias = torch.cat(biases)
+
+    def forward(
+        self,
+        x: Tensor,  # [T, hidden_size]
+        residual: Tensor | None,  # [T, hidden_size]
+        states: StatePool,
+        layer: int,
+        plan: StatePlan,
+    ) -> Tensor:
+        """Return [T, hidden_size], plus the residual if given. layer: its index in the pool."""
+        projected: Tensor = self.in_proj(x)
+        gates, inputs = projected[:, : self.values], projected[:, self.values :]
+        extended = states.extend(layer, inputs, plan)
+        states.keep(layer, extended, plan)
+        channels, steps = extended.split((len(self.conv), self.num_heads), 1)
+        mixed = F.silu(causal_convolution(channels, self.conv, self.conv_bias))
+        values = mixed[:, : self.values].unflatten(1, (self.num_heads, -1))
+        inputs_of_rule = self._inputs(values, mixed[:, self.values :], steps[plan.window :])
+        found = run_gated_delta(inputs_of_rule, states.memory[layer], plan)
+        found += self.skip[:, None] * values
+        outputs = self._normalize(found[plan.new_places - plan.window].flatten(1), gates)
+        output: Tensor = self.out_proj(outputs.to(x.dtype), residual)
+        return output
+
+    def _inputs(self, values: Tensor, of_groups: Tensor, steps: Tensor) -> DeltaInputs:
+        """Return what the recurrence needs. values: [N, heads, head_dim]; of_groups: B and C."""
+        count = self.config.num_groups
+        key, query = (each.unflatten(1, (count, -1)) for each in of_groups.chunk(2, 1))
+        sizes = F.softplus(steps.float() + self.dt_bias)  # [N, heads]
+        decay = -self.decay_rate * sizes
+        scaled = values * sizes[..., None]
+        return DeltaInputs(query[:, self.groups], key[:, self.groups], scaled, decay)
+
+    def _normalize(self, x: Tensor, gates: Tensor) -> Tensor:
+        """Return x [T, values] gated, then normalized over each group; a collective call."""
+        config = self.config
+        gated = x * F.silu(gates.float())
+        of_heads = gated.unflatten(1, (self.num_heads, -1)).square().sum(-1)
+        squares = of_heads.new_zeros(len(x), config.num_groups)
+        squares = self.group.all_reduce(squares.index_add_(1, self.groups, of_heads))
+        size = config.num_heads // config.num_groups * config.head_dim
+        scale = torch.rsqrt(squares / size + self.norm_eps)[:, self.groups]
+        normed = gated.unflatten(1, (self.num_heads, -1)) * scale[..., None]
+        output: Tensor = normed.flatten(1).to(self.norm.dtype) * self.norm
+        return output
