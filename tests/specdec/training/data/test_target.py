@@ -12,6 +12,8 @@ from specdec.training.data.corpus import Sample
 from specdec.training.data.target import Target, TargetPrecision
 from specdec.training.drafters.base import drafter_class
 from specdec.training.objective import Objective
+from specdec.types.errors import UnsupportedModelError
+from tests.specdec.models.families import save_family
 
 TOKENS = torch.arange(1, 320, 3)
 BATCH = Batch.of([Sample((8, 6, 4, 2, 8, 6, 4, 2), num_prompt_tokens=2, temperature=0.0)])
@@ -57,3 +59,9 @@ def test_an_int8_target_teaches_by_its_int8_output_head(target, monkeypatch):
     of_float32 = (final @ served.lm_head[TOKENS].T).softmax(-1)
     torch.testing.assert_close(seen[0], of_int8, rtol=1e-4, atol=1e-6)
     assert (seen[0] - of_float32).abs().max() > 1e-4
+
+
+def test_a_target_with_recurrent_layers_is_refused(tmp_path):
+    save_family(tmp_path, "lfm2")
+    with pytest.raises(UnsupportedModelError, match="Lfm2ForCausalLM: no drafter is trained"):
+        Target(tmp_path, 128, TargetPrecision("float32", None, "torch"))
