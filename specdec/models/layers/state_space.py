@@ -11,7 +11,12 @@ from specdec.kernels.reference.gated_delta import DeltaInputs, run_gated_delta
 from specdec.kernels.reference.state_pool import StatePlan, StatePool
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.recurrent import StateSpace
-from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear, weight_parts
+from specdec.models.layers.linear import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    WeightPart,
+    weight_parts,
+)
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.sharding import head_rows
 
@@ -33,15 +38,8 @@ class StateSpaceLayer(nn.Module):
         super().__init__()
         self.config, self.num_heads, self.group = config, len(own), group
         self.norm_eps, self.values = norm_eps, len(own) * config.head_dim
-        values, groups = config.num_heads * config.head_dim, config.group_channels
-        rows, whole = head_rows(own, config.head_dim), range(groups)
-        parts = weight_parts(
-            prefix,
-            ("in_proj",),
-            [values, values, groups, groups, config.num_heads],
-            [rows, rows, whole, whole, own],
-            has_bias=config.has_bias,
-        )
+        values, rows = config.num_heads * config.head_dim, head_rows(own, config.head_dim)
+        parts = _parts(config, prefix, rows, own)
         self.in_proj = ColumnParallelLinear(reader, hidden_size, parts)
         self._read_convolution(reader, prefix, rows)
         self.decay_rate, self.skip, self.dt_bias = (
@@ -118,3 +116,11 @@ class StateSpaceLayer(nn.Module):
         normed = gated.unflatten(1, (self.num_heads, -1)) * scale[..., None]
         output: Tensor = normed.flatten(1).to(self.norm.dtype) * self.norm
         return output
+
+
+def _parts(config: StateSpace, prefix: str, rows: range, own: range) -> list[WeightPart]:
+    """Return the projections to gates and values in `rows`, B and C, and the steps of own heads."""
+    values, groups = config.num_heads * config.head_dim, config.group_channels
+    sizes = [values, values, groups, groups, config.num_heads]
+    parts = [rows, rows, range(groups), range(groups), own]
+    return weight_parts(prefix, ("in_proj",), sizes, parts, has_bias=config.has_bias)

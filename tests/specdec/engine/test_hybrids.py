@@ -24,7 +24,8 @@ from tests.specdec.engines import (
     tokens_by,
 )
 from tests.specdec.fakes import run_ranks
-from tests.specdec.models.families import HYBRIDS, save_family
+from tests.specdec.models.families import save_family
+from tests.specdec.models.hybrid_families import HYBRIDS
 from tests.specdec.tiny import train_tokenizer
 
 NUM_TOKENS = 16

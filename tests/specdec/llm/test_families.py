@@ -4,7 +4,8 @@ import pytest
 
 from specdec import LLM, SamplingParams
 from tests.specdec.llm.models import arguments
-from tests.specdec.models.families import FAMILIES, HYBRIDS, save_family
+from tests.specdec.models.families import FAMILIES, save_family
+from tests.specdec.models.hybrid_families import HYBRIDS
 from tests.specdec.tiny import train_tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)

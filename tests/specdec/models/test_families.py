@@ -22,7 +22,6 @@ from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.families import (
     FAMILIES,
-    HYBRIDS,
     LLAMA_LIKE,
     WINDOW,
     WITH_ALL_TRAITS,
@@ -30,6 +29,7 @@ from tests.specdec.models.families import (
     reference_model,
     save_family,
 )
+from tests.specdec.models.hybrid_families import HYBRIDS
 from tests.specdec.models.passes import (
     BLOCK_SIZE,
     batch_of,

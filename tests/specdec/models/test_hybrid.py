@@ -20,14 +20,8 @@ from specdec.models.weights.checks import check_tensors
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from tests.specdec.engines import engine_config, local_engine, request, tokens_by
 from tests.specdec.fakes import run_ranks
-from tests.specdec.models.families import (
-    HYBRIDS,
-    SCALES,
-    SIZES,
-    config_class,
-    reference_model,
-    save_family,
-)
+from tests.specdec.models.families import SIZES, config_class, reference_model, save_family
+from tests.specdec.models.hybrid_families import HYBRIDS, SCALES
 from tests.specdec.models.passes import BLOCK_SIZE, in_pass_order, load, mixed_logits
 from tests.specdec.tiny import random_model, train_tokenizer
 
