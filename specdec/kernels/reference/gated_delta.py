@@ -25,7 +25,7 @@ from specdec.kernels.reference.state_pool import StatePlan, StateSpan
 _CHUNK_SIZE = 64
 
 _MAX_RECURRENT_TOKENS = 16
-"""Known tokens of a row that the recurrence runs one by one; it runs guesses in any case."""
+"""Most known tokens of a row that the recurrence runs one by one; it runs guesses in any case."""
 
 
 class DeltaInputs(NamedTuple):
@@ -65,7 +65,7 @@ def run_gated_delta(inputs: DeltaInputs, memory: Tensor, plan: StatePlan) -> Ten
     stepped = list[tuple[int, StateSpan]]()  # each with its first input that the recurrence runs
     for span in plan.spans:
         first = span.first
-        if span.num_committed > _MAX_RECURRENT_TOKENS:
+        if span.num_known > _MAX_RECURRENT_TOKENS:
             own = slice(first, first + span.num_committed)
             outputs[own], memory[span.slot] = _run_chunks(inputs.at(own), memory[span.slot])
             first += span.num_committed

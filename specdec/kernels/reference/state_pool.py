@@ -187,6 +187,7 @@ class StatePool:
         if not slot.is_checked:
             num_replayed = max(0, min(num_replayed, slot.num_tail))
         assert 0 <= num_replayed <= slot.num_tail, "a row begins outside the accepted tokens"
+        assert chunk.num_guesses <= self.max_guesses or not slot.is_checked, "too many guesses"
         num_known = num_tokens - chunk.num_guesses
         assert num_known > 0, "a row of guesses alone"
         slot.num_committed = chunk.start + num_known
