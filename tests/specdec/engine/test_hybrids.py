@@ -255,7 +255,7 @@ ADVANCE, EXTEND, RESET = StatePool._advance, StatePool.extend, StatePool.reset
         ("extend", of_another_slot),
         ("reset", of_the_last_sequence),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", value),
 )
 def test_planted_faults_change_tokens(directory, expected, monkeypatch, method, fault):
     if method == "reset" and QUICK not in directory.name:
