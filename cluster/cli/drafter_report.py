@@ -39,7 +39,7 @@ class DrafterReport:
 
     plain_tokens_per_s: float
     num_rounds: int
-    is_stored: bool
+    is_settled: bool
     rows: Sequence[DrafterRow]
     notes: Sequence[str]
 

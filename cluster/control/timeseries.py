@@ -113,7 +113,6 @@ class Figures:
     """
 
     time_s: float
-    num_replicas: int
     num_running: int
     num_decoding: int
     num_waiting: int
@@ -215,20 +214,33 @@ class FleetHistory:
         return total.plus(Counts.sum(new))
 
     def _point(self, now: FleetStatistics) -> Figures:
-        *_, before, last = self._snapshots
-        edge = before if last.is_idle else self._before(last.time_s - _EDGE_WINDOW_S, is_edge=True)
+        last = self._snapshots[-1]
         recent, minute = (
             self._before(last.time_s - seconds) for seconds in (WINDOW_S, _LAST_MINUTE_S)
         )
-        return _figures(now, *(_Counted.between(begin, last) for begin in (edge, recent, minute)))
+        begins = (self._edge(), recent, minute)
+        return _figures(now, *(_Counted.between(begin, last) for begin in begins))
 
-    def _before(self, time_s: float, *, is_edge: bool = False) -> _Snapshot:
-        """Return the latest snapshot up to a time; the oldest if all are later.
+    def _edge(self) -> _Snapshot:
+        """Return the snapshot three seconds ago, or a later one at which traffic began or ended.
 
-        is_edge: or a later one at which the fleet was idle.
+        An idle fleet has few snapshots: one long before its traffic is none from which it counts.
         """
+        *earlier, last = self._snapshots
+        begin_s = last.time_s - _EDGE_WINDOW_S
+        later = [each for each in earlier if each.time_s > begin_s]
+        if last.is_idle:
+            return earlier[-1]
+        if idle := [each for each in later if each.is_idle]:
+            return idle[-1]
+        before = self._before(begin_s)
+        is_old = before.is_idle and before.time_s < begin_s - 1.0
+        return later[0] if is_old and later else before
+
+    def _before(self, time_s: float) -> _Snapshot:
+        """Return the latest snapshot up to a time; the oldest if all are later."""
         *earlier, _ = self._snapshots
-        old = [each for each in earlier if each.time_s <= time_s or (is_edge and each.is_idle)]
+        old = [each for each in earlier if each.time_s <= time_s]
         return old[-1] if old else earlier[0]
 
 
@@ -238,7 +250,6 @@ def _figures(now: FleetStatistics, edge: _Counted, recent: _Counted, minute: _Co
     totals, drafted, counts = now.totals, recent.counts.speculation, recent.counts
     return Figures(
         time_s=now.at.timestamp(),
-        num_replicas=len(reports),
         num_running=sum(report.num_running for report in reports),
         num_decoding=sum(report.num_decoding for report in reports),
         num_waiting=sum(report.num_waiting for report in reports),

@@ -39,7 +39,7 @@ class GpuMemory:
     def __init__(self, load: Callable[[str], Any] = ctypes.CDLL) -> None:
         """load: returns a shared library by its name, or raises OSError."""
         self._nvml: Any = None
-        with suppress(OSError):
+        with suppress(OSError, AttributeError):  # no driver, or an older one
             nvml = load(_NVML)
             self._nvml = nvml if nvml.nvmlInit_v2() == 0 else None
 
@@ -50,16 +50,16 @@ class GpuMemory:
         """
         if self._nvml is None:
             return 0, 0
-        found = [self._memory(device) for device in sorted(set(devices))]
+        found = [self._memory(device) for device in sorted({each.strip() for each in devices})]
         return sum(each.total for each in found), sum(each.used for each in found)
 
     def _memory(self, device: str) -> _NvmlMemory:
         """Return the memory of a GPU; zeros for one that NVML does not know."""
-        handle, memory, name = ctypes.c_void_p(), _NvmlMemory(), device.strip()
-        if name.startswith(_UUIDS):
-            error = self._nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
-        elif name.isdecimal():
-            index = ctypes.c_uint(int(name))
+        handle, memory = ctypes.c_void_p(), _NvmlMemory()
+        if device.startswith(_UUIDS):
+            error = self._nvml.nvmlDeviceGetHandleByUUID(device.encode(), ctypes.byref(handle))
+        elif device.isdecimal():
+            index = ctypes.c_uint(int(device))
             error = self._nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
         else:
             return memory

@@ -98,6 +98,7 @@ class CommandQueue:
 
     def _wake(self) -> None:
         if self._is_waiting:
+            self._is_waiting = False
             self._wakes.put(None)
 
 

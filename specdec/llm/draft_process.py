@@ -51,7 +51,11 @@ class DraftProcess:
     def __enter__(self) -> Self:
         """Wait until the model is loaded. Raises DraftFailedError."""
         admitted = self._sequence
-        self._exchange(DraftStep(0, (), admitted.admissions, admitted.block_tables, (), ()))
+        try:
+            self._exchange(DraftStep(0, (), admitted.admissions, admitted.block_tables, (), ()))
+        except DraftFailedError:
+            self._end()
+            raise
         return self
 
     def __exit__(
@@ -61,6 +65,9 @@ class DraftProcess:
         traceback: TracebackType | None,
     ) -> None:
         """End the process."""
+        self._end()
+
+    def _end(self) -> None:
         self._connection.close()
         self._process.join(_STOP_TIMEOUT_S)
         self._process.kill()

@@ -103,13 +103,14 @@ def _speeds(config: LLMConfig, progress: Progress, measure: MeasureSpeeds | None
     Raises TrialError, and InvalidValueError for device cuda without a GPU.
     """
     drafters = ALIASES[config.model].drafters
+    cards = _cards(drafters)
     path = _stored_path(config, drafters)
     with suppress(OSError, ValueError, TypeError):
         return speeds_from(json.loads(path.read_bytes()), drafters)
     progress(
         f"measuring the drafters of {config.model} (once for this machine, load and precision)"
     )
-    speeds = (measure or measure_in_process)(config, drafters, _cards(drafters), progress)
+    speeds = (measure or measure_in_process)(config, drafters, cards, progress)
     if speeds.is_settled:
         _store(speeds, path, progress)
     return speeds
@@ -118,7 +119,7 @@ def _speeds(config: LLMConfig, progress: Progress, measure: MeasureSpeeds | None
 def _cards(drafters: Sequence[ShippedDrafter]) -> Acceptance:
     try:
         cards = {each.name: read_acceptance(drafter_directory(each.name)) for each in drafters}
-    except UnsupportedModelError as error:
+    except (OSError, UnsupportedModelError) as error:
         raise TrialError(str(error)) from error
     return comparable(cards)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 
 from specdec.config.llm import LLMConfig
@@ -63,12 +65,13 @@ def _run(order: str, progress: Progress) -> str:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, text=True
+        command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, text=True, process_group=0
     ) as process:
         try:
             output, errors = _communicate(process, order, progress)
         finally:
-            process.kill()  # no effect on one that has ended
+            with suppress(ProcessLookupError):  # it has ended, and the draft model's process
+                os.killpg(process.pid, signal.SIGKILL)
     if process.returncode != 0:
         reason = (errors.strip().splitlines() or ["no message"])[-1]
         raise TrialError(f"the drafters could not be measured: {reason}")

@@ -62,7 +62,7 @@ class CancelScope:
             raise self._error() from None
 
     def cancel(self, *_: object) -> None:
-        """End the body, once, if it runs."""
+        """End the body, once, if it runs. Not from the body itself."""
         if self._is_entered and not self._has_cancelled:
             self._has_cancelled = True
             self._task.cancel()
@@ -72,8 +72,7 @@ class TimeLimit(CancelScope):
     """Scope that ends after a time, at less than half of the cost of `asyncio.timeout`."""
 
     def __init__(self, timeout_s: float, error: Callable[[], Exception]) -> None:
-        """error: makes the one to raise."""
-        self._error = error
+        super().__init__(error)
         self._timeout_s = timeout_s
 
     def __enter__(self) -> None:

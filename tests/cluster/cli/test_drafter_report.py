@@ -37,7 +37,7 @@ def test_equally_fast_drafters_are_named(speeds):
     noisy = (1.5, 1.55, 1.6, 1.65, 1.7)
     report = DrafterReport.of(DRAFTERS, replace(speeds, apart={"draft": noisy}))
     assert report.notes == ["head has the least memory of the equally fast head, draft"]
-    assert report.is_stored
+    assert report.is_settled
     assert [row.name for row in report.rows if "service" in row.chosen_by] == ["head"]
 
 
@@ -48,4 +48,4 @@ def test_rounds_that_differ_are_reported(speeds):
         "drafter head, the default: speeds differ by 25% between rounds, as under other load; "
         "they are not stored"
     )
-    assert not report.fields()["is_stored"]
+    assert not report.fields()["is_settled"]

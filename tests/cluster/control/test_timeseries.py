@@ -107,10 +107,23 @@ def test_replicas_are_summed_and_the_speedup_is_weighted_by_time():
     other = replace(counted(), spent_s=6.0, undrafted_s=6.0)
     history.add(fleet(10, a3=counted(2), b1=other, c0=Counts()))
     (point,) = history.since(0)
-    assert (point.num_replicas, point.num_decoding) == (3, 4)
+    assert point.num_decoding == 4
     assert point.tokens_per_s == 60.0
     assert point.kv_cache_usage == pytest.approx(0.4 / 3)
     assert point.speedup == (3.0 + 6.0) / (2.0 + 6.0)
+
+
+def test_the_rates_of_charts_do_not_count_from_an_idle_time_long_ago():
+    history = FleetHistory()
+    for after_s, num_requests in ((0, 0), (30, 0), (60, 10), (61, 20), (62, 30)):
+        counts = Counts(num_requests=num_requests)
+        at = fleet(after_s, a1=counts)
+        if num_requests == 0:
+            [status] = at.status.replicas
+            idle = replace(status.report, num_running=0, num_waiting=0)
+            at = replace(at, status=replace(at.status, replicas=(replace(status, report=idle),)))
+        history.add(at)
+    assert [each.arrivals_per_s for each in history.since(0)] == [0.0, 10 / 30, 10.0, 10.0]
 
 
 def test_memory_is_summed_and_the_fullest_node_counts():

@@ -162,3 +162,12 @@ async def test_a_command_of_another_thread_wakes_the_thread_at_once():
     await asyncio.to_thread(commands.put, Command(int))
     await asyncio.wait_for(waiting, 5)
     assert commands
+
+
+async def test_a_burst_wakes_the_thread_once():
+    """Also where the thread has not had the interpreter since the first of them."""
+    commands = CommandQueue(asyncio.get_running_loop())
+    commands._is_waiting = True  # as the thread leaves it until it runs again
+    for _ in range(100):
+        commands.put(Command(int))
+    assert commands._wakes.qsize() == 1
