@@ -84,10 +84,11 @@ def test_the_default_of_max_prefill_tokens_depends_on_the_device(device, given, 
 
 def test_defaults_and_limits_are_those_of_the_engine():
     config = ServeConfig()
-    # Targets of a service take two steps; others may not.
+    # Targets of a service take two steps; others may not. Only some models keep guesses.
     assert config.async_scheduling
+    others = {"async_scheduling", "keeps_guesses"}
     for field in dataclasses.fields(EngineConfig):
-        if field.default not in (dataclasses.MISSING, None) and field.name != "async_scheduling":
+        if field.default not in (dataclasses.MISSING, None) and field.name not in others:
             assert getattr(config, field.name) == field.default, field.name
     assert ServeConfig.settings()["dtype"].limit.options == ("auto", *DTYPE_BYTES)
     assert ServeConfig.settings()["quantization"].limit.options == (

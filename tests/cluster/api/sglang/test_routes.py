@@ -1,6 +1,7 @@
 """Routes of SGLang beside `/generate`: descriptions, health, the cache, and aborts."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import httpx
@@ -8,6 +9,7 @@ import pytest
 
 from cluster.api.app import make_app
 from cluster.api.base.authentication import AdminAccess, ApiKey, ApiKeys
+from cluster.api.sglang import routes
 from cluster.api.sglang.routes import _speculation_info
 from cluster.replica.orders import AbortOrder
 from specdec.config.speculative_keys import read_speculation
@@ -89,6 +91,7 @@ class Stalled:
 
 
 async def test_health_generate_has_a_deadline(http, router, monkeypatch):
+    monkeypatch.setattr(routes, "_PROBE", replace(routes._PROBE, prompt="a text"))
     monkeypatch.setattr(router.text, "encode", Stalled())
     response = await http.get("/health_generate", headers={"x-request-timeout-s": "0.05"})
     assert response.status_code == 504
