@@ -188,6 +188,7 @@ class LosslessCheck:
                 prompt.token_ids,
                 SamplingParams(
                     temperature=configuration.temperature,
+                    top_p=1.0,  # the model's own default is smaller
                     seed=_FIRST_SEED + index,
                     max_tokens=self._max_tokens,
                     speculation=speculation_options(
