@@ -197,12 +197,13 @@ class StatePool:
         )
 
     def extend(self, layer: int, inputs: Tensor, plan: StatePlan) -> Tensor:
-        """Return the extended inputs of a layer, [N, num_inputs]; inputs: of the pass's tokens."""
-        extended = inputs.new_empty(plan.num_inputs, inputs.shape[1])
-        extended[plan.stored_places] = self.inputs[layer].flatten(0, 1)[plan.stored]
-        extended[plan.new_places] = inputs
-        return extended
+        """Return the extended inputs of a layer, [N, num_inputs], and store what later rows need.
 
-    def keep(self, layer: int, extended: Tensor, plan: StatePlan) -> None:
-        """Store the inputs of a layer that later rows need, of the extended ones."""
-        self.inputs[layer].flatten(0, 1)[plan.kept] = extended[plan.kept_places]
+        inputs: of the pass's tokens.
+        """
+        extended = inputs.new_empty(plan.num_inputs, inputs.shape[1])
+        stored = self.inputs[layer].flatten(0, 1)
+        extended[plan.stored_places] = stored[plan.stored]
+        extended[plan.new_places] = inputs
+        stored[plan.kept] = extended[plan.kept_places]
+        return extended

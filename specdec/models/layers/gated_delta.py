@@ -78,7 +78,6 @@ class GatedDeltaLayer(nn.Module):
         """Return [T, hidden_size], plus the residual if given. layer: its index in the pool."""
         projected = self._project(x)
         extended = states.extend(layer, projected.inputs, plan)
-        states.keep(layer, extended, plan)
         found = run_gated_delta(self._delta_inputs(extended), states.memory[layer], plan)
         outputs = self._normalize(found[plan.new_places - plan.window].to(x.dtype))
         gates = F.silu(projected.gates.float())

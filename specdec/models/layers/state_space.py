@@ -84,7 +84,6 @@ class StateSpaceLayer(nn.Module):
         projected: Tensor = self.in_proj(x)
         gates, inputs = projected[:, : self.values], projected[:, self.values :]
         extended = states.extend(layer, inputs, plan)
-        states.keep(layer, extended, plan)
         channels, steps = extended.split((len(self.conv), self.num_heads), 1)
         mixed = F.silu(causal_convolution(channels, self.conv, self.conv_bias))
         values = mixed[:, : self.values].unflatten(1, (self.num_heads, -1))
