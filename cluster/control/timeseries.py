@@ -12,14 +12,14 @@ from specdec.types.reports.fleet import FleetStatistics, ReplicaReport
 from specdec.types.reports.stats import Counts, HistogramCounts
 
 WINDOW_S = 10.0
-"""Of the request rate, and of what is measured about speculation and latency."""
+"""Window of the request rate, and of speculation and latency, in seconds."""
 
 KEPT_S = 900.0
 _PERIOD_S = 0.9
 """Less than a second, because a caller with that period is sometimes early."""
 
 _EDGE_WINDOW_S = 3.0
-"""Of the rates in charts; shorter where traffic has begun or ended, which is no slope."""
+"""Window of the rates in charts; shorter where traffic has begun or ended, which is no slope."""
 
 _LAST_MINUTE_S = 60.0
 
@@ -151,7 +151,7 @@ class _Snapshot:
 
 
 class _Counted(NamedTuple):
-    """What the fleet has counted in some seconds, more than 0."""
+    """Counts of the fleet over a number of seconds above 0."""
 
     counts: Counts
     seconds: float

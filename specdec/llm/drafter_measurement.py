@@ -19,7 +19,7 @@ from specdec.models.hub import Progress
 from specdec.types.errors import SpecdecError
 
 MEASURED_SETTINGS = ("model", "dtype", "quantization", "device", "kernels")
-"""What the seconds of a step depend on, beside the drafter and the machine."""
+"""The settings that change the seconds of a step, beside drafter and machine."""
 
 _TIMEOUT_S = 60.0
 """A busy machine needs a multiple of the ten seconds that an idle one needs."""

@@ -113,7 +113,7 @@ class DrafterSpeeds:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the rounds agree, so that the choice may be stored."""
+        """Return whether the rounds agree, so that the choice may be stored."""
         return self.spread <= MAX_SPREAD
 
     def choose(self, drafters: Sequence[ShippedDrafter], *, in_process: bool) -> ShippedDrafter:

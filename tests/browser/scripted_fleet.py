@@ -45,15 +45,15 @@ ANSWER = "The river begins as a thread of cold water under the stones, and it ca
 
 
 STEPS_PER_S = 12.0
-"""Of a replica that decodes."""
+"""Steps of a replica that decodes."""
 
 ACCEPTANCE = (0.85, 0.8, 0.75, 0.7, 0.65)
-"""Of a draft token by position, if those before it were accepted."""
+"""Acceptance of a draft token by position, if those before it were accepted."""
 
 MEMORY = MemoryUse(3 * GIB, 24 * GIB, 15 * GIB, 80 * GIB, 62 * GIB)
 
 LATENCY_SHARES = (0.6, 0.3, 0.1)
-"""Of the observations in a bucket and the two after it."""
+"""Shares of the observations in a bucket and the two after it."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What the charts draw: steps without slopes, gaps, time labels and legends that are not cut."""
+"""Charts: steps without slopes, gaps, time labels and legends that are not cut."""
 
 import json
 import time

@@ -20,7 +20,7 @@ ACCEPTANCE_RATE = sum(ACCEPTED) / K
 FAILED = {"INTERNAL": 2, "UNAVAILABLE": 1, "RESOURCE_EXHAUSTED": 7, "INVALID_ARGUMENT": 4}
 ERRORS, REJECTED, INVALID = 3, 7, 4
 TOLERANCE = 0.04
-"""Of rates: reports arrive every quarter of a second, in windows of three and ten."""
+"""Tolerance of rates: reports arrive every quarter of a second, in windows of three and ten."""
 
 EXACT = 0.011
 """Three digits are shown."""

@@ -115,7 +115,7 @@ class RepeatedDecodes(collections.abc.Sequence[Row]):
 
 
 class _Following:
-    """What a step in flight leaves to the next one.
+    """The rows that can follow a step in flight.
 
     left: ids of sequences whose rows are not repeated. ending: sequences that end by their length.
     in_flight: rows of running sequences that are not of the run. joined: those of them that are

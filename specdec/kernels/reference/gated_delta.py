@@ -29,7 +29,7 @@ _MAX_RECURRENT_TOKENS = 16
 
 
 class DeltaInputs(NamedTuple):
-    """What the rule needs of N tokens, in float32; heads are those of values.
+    """Inputs of the rule for N tokens, in float32; heads are those of values.
 
     decay: logarithm of a. share: b; None without the delta.
     """

@@ -23,7 +23,7 @@ from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.sharding import head_rows
 
 _NORM_EPS = 1e-6
-"""Of the norms of queries and keys, which have no weights."""
+"""Epsilon of the norms of queries and keys, which have no weights."""
 
 
 class _Projected(NamedTuple):

@@ -1,4 +1,4 @@
-"""What `auto` stands for, and the load of other processes."""
+"""Values of `auto`, and the load of other processes."""
 
 from types import SimpleNamespace
 from typing import NamedTuple
