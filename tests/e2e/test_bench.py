@@ -21,7 +21,8 @@ def test_every_interface_completes_all_requests_under_load(embedded, backend):
     )
     assert result.exit_code == 0, result.output
     [run] = json.loads(result.stdout)["runs"]
-    assert (run["completed"], run["failed"], run["peak_concurrency"]) == (6, 0, 3)
+    assert (run["completed"], run["failed"]) == (6, 0)
+    assert 1 <= run["peak_concurrency"] <= 3, "how many are open at once is up to the machine"
     assert run["total_output_tokens"] == 6 * 8
     assert run["total_input_tokens"] >= 6 * 12
     assert 0 < run["mean_ttft_ms"] < run["mean_e2el_ms"]

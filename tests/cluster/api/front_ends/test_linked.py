@@ -310,8 +310,13 @@ async def http(front_end):
         yield client
 
 
-async def test_generation_is_answered_here_and_all_else_by_the_router(replica, http, monkeypatch):
-    monkeypatch.setattr(time, "time", lambda: 1_800_000_000.0)  # models have the time of the answer
+@pytest.fixture
+def fixed_time(monkeypatch):
+    """Set the time at which applications are made, since models are listed with it."""
+    monkeypatch.setattr(time, "time", lambda: 1_800_000_000.0)
+
+
+async def test_generation_is_answered_here_and_all_else_by_the_router(fixed_time, replica, http):
     body = {"model": "tiny", "prompt": [11, 12], "max_tokens": 3}
     assert (await http.post("/v1/completions", json=body)).json()["usage"]["completion_tokens"] == 3
     for path in ("/health", "/ready", "/v1/models", "/v1/speculation", "/dashboard"):
