@@ -36,7 +36,9 @@ def linear_layers(config: ModelConfig) -> dict[str, Shape]:
         is_mixture = experts is not None and index in experts.layers
         for name, shape in layer_tensors(config, index).items():
             module, _, kind = name.rpartition(".")
-            is_of_mixture = is_mixture and not module.startswith("self_attn.")
+            is_of_mixture = is_mixture and not module.startswith(
+                f"{config.traits.names.attention}."
+            )
             if kind == "weight" and len(shape) == 2 and not is_of_mixture and "norm" not in module:
                 shapes[f"model.layers.{index}.{module}"] = shape
     return shapes
@@ -59,12 +61,13 @@ def layer_tensors(
     if experts is None or index not in experts.layers:
         has_bias = config.has_mlp_bias
         return shapes | dict(_mlp(config, mlp, config.intermediate_size, has_bias=has_bias))
-    return shapes | dict(_mixture(config, experts, mlp))
+    tensors = _mixture(config, experts, traits.names.mixture_prefix(""))
+    return shapes | {name.removeprefix("."): shape for name, shape in tensors}
 
 
 def _mixer(config: ModelConfig, index: int, input_size: int) -> _Tensors:
     """Yield the tensors of a layer's attention, or of the recurrence in its place."""
-    recurrent, prefix = config.recurrent, "self_attn"
+    recurrent, prefix = config.recurrent, config.traits.names.attention
     if recurrent is not None and index in recurrent.layers:
         tensors, prefix = recurrent.kind.tensors(config.hidden_size), recurrent.kind.prefix
     elif config.latent is not None:
@@ -131,12 +134,14 @@ def _latents(config: ModelConfig, latent: Latent) -> _Tensors:
     yield from _linear("o_proj", hidden, config.num_heads * latent.value_dim)
 
 
-def _mlp(config: ModelConfig, prefix: str, inner: int, *, has_bias: bool) -> _Tensors:
-    names = tuple(f"{prefix}.{name}" for name in config.traits.names.gate_up)
+def _mlp(
+    config: ModelConfig, prefix: str, inner: int, *, has_bias: bool, is_routed: bool = False
+) -> _Tensors:
+    gate_up, down = config.traits.names.of_mlp(is_routed=is_routed)
+    names = tuple(f"{prefix}.{name}" for name in gate_up)
     sizes = [inner] * (1 + config.traits.has_gate)
     yield from _linears(names, sizes, config.hidden_size, has_bias=has_bias)
-    down = f"{prefix}.{config.traits.names.down}"
-    yield from _linear(down, config.hidden_size, inner, has_bias=has_bias)
+    yield from _linear(f"{prefix}.{down}", config.hidden_size, inner, has_bias=has_bias)
 
 
 def _mixture(config: ModelConfig, experts: Experts, prefix: str) -> _Tensors:
@@ -146,8 +151,8 @@ def _mixture(config: ModelConfig, experts: Experts, prefix: str) -> _Tensors:
     router = f"{prefix}.{names.router}"
     yield from _linear(router, experts.count, config.hidden_size, has_bias=has_bias)
     for index in range(experts.count):
-        expert, size = f"{prefix}.experts.{index}", experts.intermediate_size
-        yield from _mlp(config, expert, size, has_bias=has_bias)
+        expert, size = f"{prefix}.{names.experts}.{index}", experts.intermediate_size
+        yield from _mlp(config, expert, size, has_bias=has_bias, is_routed=True)
     if experts.shared_size:
         shared = f"{prefix}.{names.shared}"
         yield from _mlp(config, shared, experts.shared_size, has_bias=has_bias)

@@ -287,3 +287,22 @@ def exaone4_traits(raw: Mapping[str, Any]) -> DecoderTraits:
     """Return the traits of EXAONE 4."""
     del raw
     return DecoderTraits(has_input_norms=False, has_output_norms=True)
+
+
+def lfm2_moe_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
+    """Return the experts of LFM2: chosen by sigmoids, without groups."""
+    routing = Routing(
+        is_sigmoid=True,
+        num_groups=1,
+        num_chosen_groups=1,
+        has_bias=bool(raw["use_expert_bias"]),
+        scale=positive(raw, "routed_scaling_factor"),
+    )
+    return Experts(
+        count(raw, "num_experts"),
+        _experts_per_token(raw, "num_experts"),
+        normalizes=bool(raw["norm_topk_prob"]),
+        intermediate_size=count(raw, "moe_intermediate_size"),
+        layers=frozenset(range(raw["num_dense_layers"], num_layers)),
+        routing=routing,
+    )

@@ -11,7 +11,12 @@ from typing import Any, cast
 
 from specdec.config.json_values import count, positive, unsupported
 from specdec.models.config.architecture import Architecture
-from specdec.models.config.family_traits import granite_traits, qwen3_moe_experts
+from specdec.models.config.family_traits import (
+    granite_traits,
+    lfm2_moe_experts,
+    mixtral_experts,
+    qwen3_moe_experts,
+)
 from specdec.models.config.layer_patterns import LayerRopes, Windows, one_rope, partial_rope
 from specdec.models.config.recurrent import (
     GatedDelta,
@@ -62,8 +67,12 @@ def _lfm2_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
             multiple = count(raw, "block_multiple_of")
             size = int(positive(raw, "block_ffn_dim_multiplier") * size)
             size = -(-size // multiple) * multiple
-    is_tied = raw.get("tie_embedding", raw["tie_word_embeddings"])
-    return _with(raw, intermediate_size=size, tie_word_embeddings=is_tied)
+    return _with(_lfm2_moe_canonical(raw), intermediate_size=size)
+
+
+def _lfm2_moe_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of LFM2 with experts under the names of other families."""
+    return _with(raw, tie_word_embeddings=raw.get("tie_embedding", raw["tie_word_embeddings"]))
 
 
 def _lfm2_traits(raw: Mapping[str, Any]) -> DecoderTraits:
@@ -74,6 +83,7 @@ def _lfm2_traits(raw: Mapping[str, Any]) -> DecoderTraits:
         final_norm="model.embedding_norm",
         attention_output="out_proj",
         qk_norms=("q_layernorm", "k_layernorm"),
+        choice_bias="expert_bias",
         mlp="feed_forward",
         gate_up=("w1", "w3"),
         down="w2",
@@ -107,6 +117,17 @@ def _qwen3_5_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         return raw
     kept = {key: value for key, value in given.items() if not key.startswith("mrope_")}
     return _with(raw, rope_parameters=kept)
+
+
+def _qwen3_5_moe_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of Qwen 3.5 with experts, which has no layer without them."""
+    return _with(
+        _qwen3_5_canonical(raw),
+        intermediate_size=raw["moe_intermediate_size"],
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        norm_topk_prob=True,
+    )
 
 
 def _qwen3_next_traits(raw: Mapping[str, Any]) -> DecoderTraits:
@@ -149,19 +170,33 @@ def _delta(*, is_grouped: bool) -> RecurrentRule:
 
 
 def _granite_hybrid_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the keys of Granite 4 under the names of other families.
-
-    Experts are refused: the published files have those of a layer in one tensor.
-    """
-    if raw["num_local_experts"]:
-        raise unsupported("num_local_experts", raw["num_local_experts"], "0")
+    """Return the keys of Granite 4 under the names of other families."""
     if raw.get("time_step_limit") not in (None, *_NO_LIMITS):
         raise unsupported("time_step_limit", raw["time_step_limit"], "left out, or [0.0, Infinity]")
+    if raw["num_local_experts"]:
+        return raw
     return _with(raw, intermediate_size=raw["shared_intermediate_size"])
 
 
+def _granite_hybrid_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
+    if not raw["num_local_experts"]:
+        return None
+    shared_size = count(raw, "shared_intermediate_size")
+    return replace(mixtral_experts(raw, num_layers), shared_size=shared_size)
+
+
 def _granite_hybrid_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    names = TensorNames(gate_up=("input_linear",), down="output_linear", mlp="shared_mlp")
+    names = TensorNames(
+        gate_up=("input_linear",),
+        down="output_linear",
+        mlp="shared_mlp",
+        mixture="",
+        experts="block_sparse_moe.experts",
+        expert_gate_up=("gate_proj", "up_proj"),
+        expert_down="down_proj",
+        router="block_sparse_moe.router",
+        shared="shared_mlp",
+    )
     return replace(granite_traits(raw), names=names)
 
 
@@ -238,6 +273,33 @@ HYBRIDS: Mapping[str, Architecture] = MappingProxyType(
             recurrent=_lfm2_recurrent,
             canonical=_lfm2_canonical,
         ),
+        "Lfm2MoeForCausalLM": Architecture(
+            "lfm2_moe",
+            ("LFM2 8B-A1B",),
+            "as LFM2, with a mixture of experts, chosen by sigmoids and a bias, after the first "
+            "layers",
+            {
+                "num_key_value_heads": 8,
+                "max_position_embeddings": 128_000,
+                "norm_eps": 1e-5,
+                "rope_theta": 1_000_000.0,
+                "conv_L_cache": 3,
+                "tie_word_embeddings": True,
+                "num_dense_layers": 2,
+                "moe_intermediate_size": 1792,
+                "num_experts": 32,
+                "num_experts_per_tok": 4,
+                "use_expert_bias": True,
+                "routed_scaling_factor": 1.0,
+                "norm_topk_prob": True,
+            },
+            norm_eps_key="norm_eps",
+            qk_norm=True,
+            traits=_lfm2_traits,
+            experts=lfm2_moe_experts,
+            recurrent=_lfm2_recurrent,
+            canonical=_lfm2_moe_canonical,
+        ),
         "Qwen3NextForCausalLM": Architecture(
             "qwen3_next",
             ("Qwen3-Next 80B-A3B", "Qwen3-Coder-Next"),
@@ -277,11 +339,34 @@ HYBRIDS: Mapping[str, Architecture] = MappingProxyType(
             recurrent=_delta(is_grouped=False),
             canonical=_qwen3_5_canonical,
         ),
+        "Qwen3_5MoeForCausalLM": Architecture(
+            "qwen3_5_moe_text",
+            ("Qwen 3.5 35B-A3B, 122B-A10B, 397B-A17B (text)",),
+            "as Qwen3-Next; the experts of a layer in one tensor",
+            {
+                **_DELTA_DEFAULTS,
+                "intermediate_size": None,
+                "num_key_value_heads": 2,
+                "moe_intermediate_size": 512,
+                "shared_expert_intermediate_size": 512,
+                "num_experts_per_tok": 8,
+                "num_experts": 256,
+            },
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            qk_norm=True,
+            ropes=partial_rope,
+            rotary_fraction=rotary_fraction,
+            traits=_qwen3_next_traits,
+            experts=_qwen3_next_experts,
+            recurrent=_delta(is_grouped=False),
+            canonical=_qwen3_5_moe_canonical,
+        ),
         "GraniteMoeHybridForCausalLM": Architecture(
             "granitemoehybrid",
-            ("Granite 4.0 H 350M, 1B (dense)",),
+            ("Granite 4.0 H 350M, 1B, Tiny, Small",),
             "Mamba-2 in place of attention on most layers; scaled embeddings, scores, residual "
-            "stream and logits; without experts",
+            "stream and logits; a mixture with a shared expert, or none",
             {
                 "intermediate_size": 11008,
                 "max_position_embeddings": 2048,
@@ -289,6 +374,7 @@ HYBRIDS: Mapping[str, Architecture] = MappingProxyType(
                 **{f"{name}_multiplier": 1.0 for name in ("attention", "embedding", "residual")},
                 "logits_scaling": 1.0,
                 "num_local_experts": 8,
+                "num_experts_per_tok": 2,
                 "shared_intermediate_size": 1024,
                 "mamba_n_heads": 128,
                 "mamba_n_groups": 1,
@@ -303,6 +389,7 @@ HYBRIDS: Mapping[str, Architecture] = MappingProxyType(
             output_bias="attention_bias",
             ropes=_granite_hybrid_ropes,
             traits=_granite_hybrid_traits,
+            experts=_granite_hybrid_experts,
             recurrent=_state_space,
             canonical=_granite_hybrid_canonical,
         ),

@@ -332,6 +332,7 @@ TEXT_MODELS: Mapping[str, str] = MappingProxyType(
         "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
         "Mistral3ForConditionalGeneration": "MistralForCausalLM",
         "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
     }
 )
 """Models that read images too, and the architecture of their text model, which is served alone."""
@@ -341,6 +342,7 @@ _MODEL_TYPES = MappingProxyType(
     | {"mimo": "MiMoForCausalLM"}
     | {"gemma3": "Gemma3ForConditionalGeneration", "mistral3": "Mistral3ForConditionalGeneration"}
     | {"qwen3_5": "Qwen3_5ForConditionalGeneration"}
+    | {"qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration"}
 )
 
 

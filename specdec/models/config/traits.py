@@ -47,18 +47,25 @@ class QkNorm(StrEnum):
 class TensorNames:
     """Names of a layer's tensors in a checkpoint.
 
-    qkv, gate_up: a single name holds the rows of all its projections, in this order. mlp: prefix of
-    the MLP. router: of a mixture; choice_bias: of its bias in choices; shared, shared_gate: of its
-    shared experts and of their gate. gate_up and down are also those of each expert. final_norm: of
-    the decoder, after its last layer.
+    qkv, gate_up: a single name holds the rows of all its projections, in this order. attention,
+    mlp, mixture: prefixes; of a mixture None for that of the MLP, empty for that of the layer.
+    router: of a mixture; choice_bias: of its bias in choices; shared, shared_gate: of its shared
+    experts and of their gate; experts: of the others. gate_up and down are also those of each
+    expert, unless expert_gate_up and expert_down are given. final_norm: of the decoder, after its
+    last layer.
     """
 
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     qk_norms: tuple[str, str] = ("q_norm", "k_norm")
+    attention: str = "self_attn"
     attention_output: str = "o_proj"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
     mlp: str = "mlp"
+    mixture: str | None = None
+    experts: str = "experts"
+    expert_gate_up: tuple[str, ...] | None = None
+    expert_down: str | None = None
     router: str = "gate"
     shared: str = "shared_experts"
     shared_gate: str = "shared_expert_gate"
@@ -68,6 +75,20 @@ class TensorNames:
     attention_output_norm: str = "post_attention_layernorm"
     mlp_output_norm: str = "post_feedforward_layernorm"
     final_norm: str = "model.norm"
+
+    def mixture_prefix(self, layer: str) -> str:
+        """Return the prefix of a mixture's tensors; layer: that of its layer."""
+        name = self.mlp if self.mixture is None else self.mixture
+        return f"{layer}.{name}" if name else layer
+
+    def of_mlp(self, *, is_routed: bool) -> tuple[tuple[str, ...], str]:
+        """Return the names of gate and up, and of down, of an MLP or of an expert.
+
+        is_routed: whether it is an expert that only some tokens have.
+        """
+        if not is_routed:
+            return self.gate_up, self.down
+        return self.expert_gate_up or self.gate_up, self.expert_down or self.down
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,21 @@ def _qkv_parts(config: ModelConfig, prefix: str, heads: HeadShard) -> list[Weigh
     )
 
 
+def _read_mlp(
+    config: ModelConfig,
+    reader: CheckpointReader,
+    prefix: str,
+    group: TensorParallelGroup,
+    *,
+    has_experts: bool,
+) -> nn.Module:
+    """Read the feed-forward network of a layer. prefix: of the layer's tensors."""
+    names = config.traits.names
+    if has_experts:
+        return _mixture(config, reader, names.mixture_prefix(prefix), group)
+    return MLP(config, reader, f"{prefix}.{names.mlp}", group)
+
+
 def _mixture(
     config: ModelConfig, reader: CheckpointReader, prefix: str, group: TensorParallelGroup
 ) -> SparseMLP:
@@ -165,10 +180,13 @@ def _mixture(
     assert experts is not None
 
     def expert(name: str, size: int, sharing: TensorParallelGroup) -> MLP:
+        return MLP(config, reader, name, sharing, expert_size=size, is_routed=True)
+
+    def shared(name: str, size: int, sharing: TensorParallelGroup) -> MLP:
         return MLP(config, reader, name, sharing, expert_size=size)
 
     names = config.traits.names
-    return SparseMLP(experts, config.hidden_size, reader, prefix, names, group, expert)
+    return SparseMLP(experts, config.hidden_size, reader, prefix, names, group, expert, shared)
 
 
 def layer_attention(
@@ -199,7 +217,7 @@ def _read_attention(
     heads: HeadShard,
     group: TensorParallelGroup,
 ) -> Attention | LatentAttention:
-    name = f"{prefix}.self_attn"
+    name = f"{prefix}.{config.traits.names.attention}"
     if config.latent is not None:
         return LatentAttention(config, reader, name, heads, group)
     kind = GatedAttention if config.traits.has_attention_gate else Attention
@@ -252,10 +270,7 @@ class DecoderLayer(nn.Module):
             names.attention_output_norm, exists=traits.has_output_norms
         )
         self.mlp_norm = norm(names.mlp_norm, exists=has_mlp_norm)
-        mlp = f"{prefix}.{names.mlp}"
-        self.mlp: nn.Module = (
-            _mixture(config, reader, mlp, group) if has_experts else MLP(config, reader, mlp, group)
-        )
+        self.mlp = _read_mlp(config, reader, prefix, group, has_experts=has_experts)
         self.mlp_output_norm = norm(names.mlp_output_norm, exists=traits.has_output_norms)
         self._fused_norm: RMSNorm | None = None
         if isinstance(self.mlp_norm, RMSNorm) and not traits.changes_outputs:

@@ -36,11 +36,12 @@ class SparseMLP(nn.Module):
         names: TensorNames,
         group: TensorParallelGroup,
         read_expert: Callable[[str, int, TensorParallelGroup], nn.Module],
+        read_shared: Callable[[str, int, TensorParallelGroup], nn.Module],
     ) -> None:
         """prefix: of the tensors. names: of those of the router, after it.
 
-        read_expert: reads the share of a rank of a group of the expert with a name and a number of
-        hidden units; its results are those of this rank.
+        read_expert, read_shared: read the share of a rank of a group of the expert with a name and
+        a number of hidden units, which some or all tokens have; its results are those of this rank.
         """
         super().__init__()
         self.config, self.group, self.backend = config, group, reader.backend
@@ -56,13 +57,13 @@ class SparseMLP(nn.Module):
         self.rule = _rule(config)
         self.shared: nn.Module | None = None
         if config.shared_size:
-            self.shared = read_expert(f"{prefix}.{names.shared}", config.shared_size, group)
+            self.shared = read_shared(f"{prefix}.{names.shared}", config.shared_size, group)
             if config.has_shared_gate:
                 gate = reader.read(f"{prefix}.{names.shared_gate}.weight", (1, hidden_size))
                 self.shared = _GatedExpert(self.shared, gate)
         self.own = config.shard(group.rank, group.size).experts
         sharing = TensorParallelGroup() if config.is_divided_by_expert else group
-        own = (f"{prefix}.experts.{index}" for index in self.own)
+        own = (f"{prefix}.{names.experts}.{index}" for index in self.own)
         size = config.intermediate_size
         self.experts = nn.ModuleList(read_expert(each, size, sharing) for each in own)
         self.stack = stack_experts(list(self.experts)) if reader.backend.is_triton else None

@@ -25,8 +25,13 @@ class MLP(nn.Module):
         prefix: str,
         group: TensorParallelGroup,
         expert_size: int | None = None,
+        *,
+        is_routed: bool = False,
     ) -> None:
-        """expert_size: hidden units of an expert, whose results its mixture sums over the ranks."""
+        """expert_size: hidden units of an expert, whose results its mixture sums over the ranks.
+
+        is_routed: whether only some tokens have the expert.
+        """
         super().__init__()
         hidden, intermediate = config.hidden_size, expert_size or config.intermediate_size
         self.has_gate, self.activation = config.traits.has_gate, config.traits.activation
@@ -36,13 +41,13 @@ class MLP(nn.Module):
             has_bias = config.experts is not None and config.experts.has_bias
         num_inputs = 1 + self.has_gate  # gate, if there is one, then up projection
         sizes, rows = [intermediate] * num_inputs, [units] * num_inputs
-        names = config.traits.names
-        parts = weight_parts(prefix, names.gate_up, sizes, rows, has_bias=has_bias)
+        gate_up, down = config.traits.names.of_mlp(is_routed=is_routed)
+        parts = weight_parts(prefix, gate_up, sizes, rows, has_bias=has_bias)
         self.gate_up_proj = ColumnParallelLinear(reader, hidden, parts)
         self._kernels = row_kernels(reader.backend)
         self.down_proj = RowParallelLinear(
             reader,
-            f"{prefix}.{names.down}",
+            f"{prefix}.{down}",
             (hidden, intermediate),
             units,
             group if expert_size is None else TensorParallelGroup(),

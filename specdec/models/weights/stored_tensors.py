@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from specdec.models.weights.expert_views import ExpertView, expert_views
 from specdec.models.weights.tensor_headers import HeaderSource, text_name
 from specdec.types.errors import UnsupportedModelError
 
@@ -28,16 +29,20 @@ class TensorSource(HeaderSource, Protocol):
 
 @dataclass(frozen=True)
 class _StoredTensor:
+    """view: the part of the tensor that it is; None for all of it."""
+
     path: Path
     name: str
     shape: tuple[int, ...]
     dtype: str
+    view: ExpertView | None = None
 
 
 class StoredTensors:
     """The tensors of a checkpoint by name, in one or several files.
 
-    Tensors of the text model in a model that reads images too have the names of a text model.
+    Tensors of the text model in a model that reads images too have the names of a text model, and
+    the experts in a tensor of all experts those of separate ones.
     Reading a missing tensor raises UnsupportedModelError.
 
     A file is opened for each read: it stays mapped, and the pages that were read stay resident,
@@ -56,6 +61,16 @@ class StoredTensors:
                     shape = tuple(tensor.get_shape())
                     stored = _StoredTensor(path, name, shape, tensor.get_dtype())
                     self._tensors[text_name(name)] = stored
+        self._divide_stacks()
+
+    def _divide_stacks(self) -> None:
+        """Replace tensors of all experts by those of each one."""
+        views = expert_views({name: each.shape for name, each in self._tensors.items()})
+        stacks = {
+            name: self._tensors.pop(name) for name in {each.stored for each in views.values()}
+        }
+        for name, view in views.items():
+            self._tensors[name] = replace(stacks[view.stored], shape=view.shape, view=view)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -76,6 +91,10 @@ class StoredTensors:
         stored = self._stored(name)
         with _open(stored.path) as file:
             own = stored.name
+            if stored.view is not None:
+                rows, cols = window or (slice(None), slice(None))
+                part: Tensor = file.get_slice(own)[stored.view.window(rows, cols)]
+                return part[0]
             tensor: Tensor = file.get_slice(own)[window] if window else file.get_tensor(own)
         return tensor
 

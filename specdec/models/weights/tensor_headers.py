@@ -5,10 +5,12 @@ The rule needs no values, so that it applies to a whole checkpoint before anythi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from specdec.models.weights.expert_views import expert_views
 from specdec.types.errors import UnsupportedModelError
 
 FLOATS = ("F32", "BF16", "F16", "F64")
@@ -26,6 +28,17 @@ _TEXT_MODEL_PLACES = (
     ("model.language_model.", "model."),  # since transformers 4.52
 )
 """Places of a text model in one that reads images too, and in a separate checkpoint."""
+
+_PUBLISHED_NAMES = {
+    # Nemotron-H
+    re.compile(r"(?:backbone|model)\.embeddings\.(.+)"): r"model.embed_tokens.\1",
+    re.compile(r"backbone\.(.+)"): r"model.\1",
+    # Granite 4
+    re.compile(r"(.+\.block_sparse_moe)\.input_linear\.weight"): r"\1.experts.gate_up_proj",
+    re.compile(r"(.+\.block_sparse_moe)\.output_linear\.weight"): r"\1.experts.down_proj",
+    re.compile(r"(.+\.block_sparse_moe\.router)\.layer\.weight"): r"\1.weight",
+}
+"""Names in published files, and those that transformers 5 has for the same tensors."""
 
 
 class HeaderSource(Protocol):
@@ -59,7 +72,13 @@ class TensorHeaders:
     @classmethod
     def of_text_model(cls, headers: Mapping[str, TensorHeader]) -> TensorHeaders:
         """Return headers under the names of a text model, where it is a part of a larger model."""
-        return cls({text_name(name): header for name, header in headers.items()})
+        found = {text_name(name): header for name, header in headers.items()}
+        views = expert_views({name: header.shape for name, header in found.items()})
+        of_experts = {
+            name: TensorHeader(found[view.stored].dtype, view.shape) for name, view in views.items()
+        }
+        stacks = {view.stored for view in views.values()}
+        return cls({name: found[name] for name in found.keys() - stacks} | of_experts)
 
     def __contains__(self, name: str) -> bool:
         return name in self.headers
@@ -82,10 +101,16 @@ class TensorHeaders:
 
 
 def text_name(name: str) -> str:
-    """Return the name of a tensor without the place of the text model in a larger one."""
+    """Return the name that a text model has for a tensor.
+
+    It is without the place of the text model in a larger one, and that of transformers 5.
+    """
     for prefix, place in _TEXT_MODEL_PLACES:
         if name.startswith(prefix):
             return place + name.removeprefix(prefix)
+    for published, own in _PUBLISHED_NAMES.items():
+        if match := published.fullmatch(name):
+            return match.expand(own)
     return name
 
 

@@ -295,7 +295,8 @@ SIZES = {
 
 def config_class(family):
     """Return the configuration class of a family in transformers."""
-    name = f"{family}TextConfig" if family in ("Gemma3", "Qwen3_5") else f"{family}Config"
+    is_text = family in ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
+    name = f"{family}TextConfig" if is_text else f"{family}Config"
     return getattr(transformers, name)
 
 
@@ -309,7 +310,7 @@ def save_family(directory, name, **changes):
             if "norm" in parameter and "linear_attn" not in parameter:
                 weight.data -= 1
     for name, bias in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             torch.nn.init.uniform_(bias, generator=torch.Generator().manual_seed(3))
     if family in SCALES:
         for weight in model.model.layers.parameters():

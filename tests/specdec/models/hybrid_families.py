@@ -30,9 +30,9 @@ GRANITE_4 = {
     "logits_scaling": 1.3,
 }
 
-DELTA_FAMILIES = ("Qwen3Next", "Qwen3_5")
+DELTA_FAMILIES = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
 
-SCALES = {"Qwen3Next": 0.4, "Qwen3_5": 0.4, "GraniteMoeHybrid": 0.5}
+SCALES = {"Qwen3Next": 0.4, "Qwen3_5": 0.4, "Qwen3_5Moe": 0.4, "GraniteMoeHybrid": 0.4}
 """Factors of weights of families in which rounding errors otherwise grow with each layer."""
 
 HYBRIDS = {
@@ -76,6 +76,38 @@ HYBRIDS = {
         },
     ),
     "granite-4-plain": ("GraniteMoeHybrid", {**GRANITE_4, "tie_word_embeddings": True}),
+    "granite-4-moe": (
+        "GraniteMoeHybrid",
+        {
+            **GRANITE_4,
+            "intermediate_size": 25,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 31,
+        },
+    ),
+    "lfm2-moe": (
+        "Lfm2Moe",
+        {
+            "num_hidden_layers": 5,
+            "layer_types": ["conv", "full_attention", "conv", "full_attention", "conv"],
+            "num_dense_layers": 2,
+            "moe_intermediate_size": 25,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "qwen3.5-moe": (
+        "Qwen3_5Moe",
+        {
+            **DELTA,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 25,
+            "shared_expert_intermediate_size": 31,
+        },
+    ),
     "qwen3.5": ("Qwen3_5", {**DELTA, "layer_types": None, "full_attention_interval": 2}),
 }
 """Families with recurrent layers, likewise; torch alone runs them."""

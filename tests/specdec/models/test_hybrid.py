@@ -125,9 +125,10 @@ def test_every_parameter_is_read_and_counted(directory):
     config = ModelConfig.from_directory(directory)
     reader = open_checkpoint(directory, torch.float32)
     HybridDecoder(config, reader, TensorParallelGroup(), 128, BLOCK_SIZE)
-    assert (
-        config.num_parameters == reader.num_elements_read == reference(directory).num_parameters()
-    )
+    expected = reference(directory)
+    biases = {name: each for name, each in expected.named_buffers() if name.endswith("_bias")}
+    num_expected = expected.num_parameters() + sum(map(torch.numel, biases.values()))
+    assert config.num_parameters == reader.num_elements_read == num_expected
     tensors = decoder_tensors(config)
     found = check_tensors(reader.tensors, reader.weight_format, tensors)
     assert (found.faults, found.unused, found.known_unused) == ((), "", "")
@@ -180,6 +181,9 @@ PUBLISHED = {
 }
 
 
+MIXED = ["mamba", "attention", "mamba", "mamba"]
+
+
 @pytest.mark.parametrize(
     ("architecture", "changes", "layers"),
     [
@@ -189,13 +193,15 @@ PUBLISHED = {
         (
             "GraniteMoeHybridForCausalLM",
             {
-                "layer_types": ["mamba", "attention", "mamba", "mamba"],
+                "layer_types": MIXED,
                 "num_local_experts": 0,
                 "mamba_n_heads": 8,
                 "mamba_d_head": 16,
             },
             {0, 2, 3},
         ),
+        ("Lfm2MoeForCausalLM", {"intermediate_size": 96, "full_attn_idxs": [2]}, {0, 1, 3}),
+        ("Qwen3_5MoeForCausalLM", {}, {0, 1, 2}),
     ],
 )
 def test_layers_of_published_files(architecture, changes, layers):
@@ -236,7 +242,16 @@ def test_multimodal_rotation_of_a_text_is_the_plain_one():
         ("Qwen3NextForCausalLM", {"linear_num_value_heads": 24}, "a multiple of"),
         ("Qwen3NextForCausalLM", {"linear_conv_kernel_dim": 65}, "from 2 to 64"),
         ("Qwen3_5ForCausalLM", {"layer_types": ["mamba"] * 4}, "linear_attention or full"),
-        ("GraniteMoeHybridForCausalLM", {}, "num_local_experts .*must be 0"),
+        (
+            "GraniteMoeHybridForCausalLM",
+            {"mamba_n_heads": 8, "layer_types": MIXED, "num_experts_per_tok": 9},
+            "num_experts_per_tok.*at most num_local_experts",
+        ),
+        (
+            "Lfm2MoeForCausalLM",
+            {"intermediate_size": 96, "full_attn_idxs": [2], "num_experts": 3},
+            "num_experts_per_tok.*at most num_experts",
+        ),
         (
             "GraniteMoeHybridForCausalLM",
             {"num_local_experts": 0, "time_step_limit": [0.1, 1.0]},
@@ -270,20 +285,23 @@ def test_the_tail_of_8_guesses_of_published_sizes():
     assert 8 * guess <= state / 8
 
 
-def test_the_text_model_of_a_multimodal_checkpoint(tmp_path):
+@pytest.mark.parametrize("name", ["qwen3.5", pytest.param("qwen3.5-moe", marks=pytest.mark.slow)])
+def test_the_text_model_of_a_multimodal_checkpoint(tmp_path, name):
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
-    family, changes = HYBRIDS["qwen3.5"]
+    family, changes = HYBRIDS[name]
     text_config = config_class(family)(**{**SIZES, **changes})
-    config = transformers.Qwen3_5Config(
+    config = getattr(transformers, f"{family}Config")(
         text_config=text_config,
         vision_config=vision | {"out_hidden_size": SIZES["hidden_size"]},
         tie_word_embeddings=False,
     )
-    whole = random_model(transformers.Qwen3_5ForConditionalGeneration, config, seed=3)
+    whole_class = getattr(transformers, f"{family}ForConditionalGeneration")
+    whole = random_model(whole_class, config, seed=3)
     for weight in whole.model.language_model.layers.parameters():
-        weight.data *= SCALES[family] if weight.ndim >= 2 else 1.0
-    whole.config._attn_implementation = "eager"
-    whole.save_pretrained(tmp_path)
+        weight.data *= SCALES[family] / 2 if weight.ndim >= 2 else 1.0
+    whole.set_attn_implementation("eager")
+    whole.set_experts_implementation("eager")
+    whole.save_pretrained(tmp_path, save_original_format=False)  # the published one
     ids = [text(40), text(40, seed=2)]
     with torch.inference_mode():
         expected = [whole(input_ids=torch.tensor([each])).logits[0] for each in ids]
