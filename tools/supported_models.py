@@ -14,7 +14,7 @@ from specdec.config.engine import DTYPE_BYTES
 from specdec.config.kv_cache import FP8_FORMATS
 from specdec.config.quantization import CPU_QUANTIZATION_METHODS, GPU_QUANTIZATION_METHODS
 from specdec.config.speculation.methods import METHOD_NAMES
-from specdec.models.config.hybrids import HYBRIDS
+from specdec.models.config.hybrids.families import HYBRIDS
 from specdec.models.config.registry import ARCHITECTURES, SAME_DECODERS, TEXT_MODELS
 from specdec.models.config.rope import SUPPORTED_ROPE_TYPES
 from specdec.models.weights.dequantize import SUPPORTED as WEIGHT_FORMATS

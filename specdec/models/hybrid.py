@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -81,11 +82,13 @@ class HybridDecoder(CausalDecoder):
         kv_cache: Tensor,
         plans: Mapping[int | None, AttentionPlan],
     ) -> Iterator[tuple[Any, ...]]:
-        """Yield what the mixer of each layer takes: attention has KV, a recurrence states."""
-        num_attending, recurrent = 0, self._recurrent.layers
+        """Yield what each layer takes: attention has KV, a recurrence states, an MLP nothing."""
+        recurrent, caches, states = self._recurrent, iter(kv_cache), count()
         for index, (window, rope) in enumerate(zip(self.windows, self.config.ropes, strict=True)):
-            if index in recurrent:
-                yield self.states, index - num_attending, self._plan
-            else:
-                yield rotations[rope], kv_cache[num_attending], self.attention, plans[window]
-                num_attending += 1
+            of_attention, of_recurrence = tuple[Any, ...](), tuple[Any, ...]()
+            if index not in recurrent.without_attention:
+                of_attention = (rotations[rope], next(caches), self.attention, plans[window])
+            if index in recurrent.layers:
+                of_recurrence = (self.states, next(states), self._plan)
+            has_both = recurrent.beside is not None
+            yield (of_attention, of_recurrence) if has_both else of_attention + of_recurrence

@@ -35,6 +35,7 @@ from specdec.models.layers.linear import (
 )
 from specdec.models.layers.mixture import SparseMLP
 from specdec.models.layers.norm import read_norm
+from specdec.models.layers.one_block import OneBlock
 from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.models.lora.grouped_adapters import GroupedAdapters, grouped_adapters
 from specdec.models.lora.torch_adapters import TorchAdapters
@@ -255,6 +256,11 @@ def _read_table(reader: CheckpointReader, name: str, shape: tuple[int, int], row
 def _read_layers(
     config: ModelConfig, reader: CheckpointReader, heads: HeadShard, group: TensorParallelGroup
 ) -> nn.ModuleList:
+    if config.traits.has_one_block:
+        return nn.ModuleList(
+            OneBlock(config, reader, f"model.layers.{index}", heads, group, index)
+            for index in range(config.num_layers)
+        )
     with_experts = () if config.experts is None else config.experts.layers
     recurrent = () if config.recurrent is None else config.recurrent.layers
     return nn.ModuleList(

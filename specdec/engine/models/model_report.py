@@ -170,9 +170,8 @@ def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[Ran
         attention = config.num_attention_layers * config.num_attention_weights(
             len(heads.query), len(heads.kv)
         )
-        mlps = config.mlp_matrices * _hidden_units(config, rank, size)
         head = config.hidden_size * len(vocab[rank])
-        matrices = attention + config.hidden_size * mlps
+        matrices = attention + config.num_mlp_weights(rank, size)
         states = (0, 0)
         if config.recurrent is not None:
             matrices += config.recurrent.num_rank_weights(config.hidden_size, rank, size)
@@ -183,23 +182,11 @@ def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[Ran
         weights += head * has_table * _table_bytes(config, precision)
         if config.latent is not None:
             expansion = config.latent.num_expansion_weights(len(heads.query))
-            weights += config.num_layers * expansion * _table_bytes(config, precision)
+            weights += config.num_attention_layers * expansion * _table_bytes(config, precision)
         kv_bytes = config.kv_values_per_token(len(heads.kv)) * kv_bytes_of_value
         experts = config.experts
         num_experts = 0 if experts is None else len(experts.shard(rank, size).experts)
         yield RankMemory(weights, kv_bytes, num_experts, *states)
-
-
-def _hidden_units(config: ModelConfig, rank: int, size: int) -> int:
-    """Return the hidden units of all layers and experts on a rank."""
-    experts = config.experts
-    num_sparse = 0 if experts is None else len(experts.layers)
-    dense = len(partition(config.intermediate_size, size)[rank])
-    units = (config.num_layers - num_sparse) * dense
-    if experts is not None:
-        units += num_sparse * experts.shard(rank, size).num_units
-        units += num_sparse * len(partition(experts.shared_size, size)[rank])
-    return units
 
 
 def _layer_bytes(config: ModelConfig, precision: Precision) -> float:

@@ -11,6 +11,9 @@ from specdec.models.config.layer_patterns import RopeRule, WindowRule, no_window
 from specdec.models.config.recurrent import Recurrent
 from specdec.models.config.traits import LLAMA, Activation, DecoderTraits, Experts, Latent
 
+_NAMED_ACTIVATIONS = (Activation.SILU, Activation.GELU_TANH)
+"""Those that any family may have; the others are values of `legacy_activations`."""
+
 Feature = str | bool
 """Presence of a feature: always, never, or by a key of config.json."""
 
@@ -85,11 +88,9 @@ class Architecture:
         given = raw.get(self.activation_key, Activation.SILU)
         if isinstance(given, str) and given in self.legacy_activations:
             return self.legacy_activations[given]
-        try:
-            return Activation(given)
-        except ValueError:
-            limit = " or ".join(Activation)
-            raise unsupported(self.activation_key, given, limit) from None
+        if given not in _NAMED_ACTIVATIONS:
+            raise unsupported(self.activation_key, given, " or ".join(_NAMED_ACTIVATIONS))
+        return Activation(given)
 
 
 def has(raw: Mapping[str, Any], feature: Feature) -> bool:

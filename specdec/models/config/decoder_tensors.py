@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specdec.models.config.model_config import ModelConfig
-from specdec.models.config.traits import Experts, Latent, NormKind, QkNorm
+from specdec.models.config.traits import DecoderTraits, Experts, Latent, NormKind, QkNorm
 
 Shape = tuple[int, ...]
 _Tensors = Iterator[tuple[str, Shape]]
@@ -48,33 +48,49 @@ def layer_tensors(
     config: ModelConfig, index: int, input_size: int | None = None
 ) -> dict[str, Shape]:
     """Return the tensors of a layer. input_size: of attention, if not `hidden_size`."""
-    traits, hidden = config.traits, config.hidden_size
+    hidden, recurrent = config.hidden_size, config.recurrent
     shapes: dict[str, Shape] = {}
-    names = [traits.names.input_norm] * traits.has_input_norms
-    names += [traits.names.mlp_norm] * (traits.has_input_norms and not traits.is_parallel)
-    if traits.has_output_norms:
-        names += [traits.names.attention_output_norm, traits.names.mlp_output_norm]
-    for name in names:
+    for name in _norm_names(layer_traits(config, index)):
         shapes |= dict(_norm(config, name, hidden))
-    shapes |= dict(_mixer(config, index, input_size or hidden))
-    experts, mlp = config.experts, traits.names.mlp
+    shapes |= dict(_mixers(config, index, input_size or hidden))
+    if recurrent is not None and not recurrent.has_mlp(index):
+        return shapes
+    experts, mlp = config.experts, config.traits.names.mlp
     if experts is None or index not in experts.layers:
         has_bias = config.has_mlp_bias
         return shapes | dict(_mlp(config, mlp, config.intermediate_size, has_bias=has_bias))
-    tensors = _mixture(config, experts, traits.names.mixture_prefix(""))
+    tensors = _mixture(config, experts, config.traits.names.mixture_prefix(""))
     return shapes | {name.removeprefix("."): shape for name, shape in tensors}
 
 
-def _mixer(config: ModelConfig, index: int, input_size: int) -> _Tensors:
-    """Yield the tensors of a layer's attention, or of the recurrence in its place."""
+def layer_traits(config: ModelConfig, index: int) -> DecoderTraits:
+    """Return the traits of a layer."""
+    recurrent = config.recurrent
+    own = recurrent.traits if recurrent and index in recurrent.layers else None
+    return own or config.traits
+
+
+def _norm_names(traits: DecoderTraits) -> list[str]:
+    """Return the names of the norms of hidden states in a layer."""
+    has_mlp_norm = traits.has_input_norms and not (traits.is_parallel or traits.has_one_block)
+    names = [traits.names.input_norm] * traits.has_input_norms
+    names += [traits.names.mlp_norm] * has_mlp_norm
+    if traits.has_output_norms:
+        names += [traits.names.attention_output_norm, traits.names.mlp_output_norm]
+    return names
+
+
+def _mixers(config: ModelConfig, index: int, input_size: int) -> _Tensors:
+    """Yield the tensors of a layer's attention, and of its recurrence."""
     recurrent, prefix = config.recurrent, config.traits.names.attention
     if recurrent is not None and index in recurrent.layers:
-        tensors, prefix = recurrent.kind.tensors(config.hidden_size), recurrent.kind.prefix
-    elif config.latent is not None:
-        tensors = _latents(config, config.latent)
-    else:
-        tensors = _heads(config, input_size)
-    yield from ((f"{prefix}.{name}", shape) for name, shape in tensors)
+        kind = recurrent.kind
+        for name, shape in kind.tensors(config.hidden_size):
+            yield f"{kind.prefix}.{name}", shape
+    if recurrent is None or index not in recurrent.without_attention:
+        latent = config.latent
+        tensors = _latents(config, latent) if latent else _heads(config, input_size)
+        yield from ((f"{prefix}.{name}", shape) for name, shape in tensors)
 
 
 def _norm(config: ModelConfig, name: str, size: int) -> _Tensors:
@@ -140,16 +156,21 @@ def _mlp(
     gate_up, down = config.traits.names.of_mlp(is_routed=is_routed)
     names = tuple(f"{prefix}.{name}" for name in gate_up)
     sizes = [inner] * (1 + config.traits.has_gate)
-    yield from _linears(names, sizes, config.hidden_size, has_bias=has_bias)
-    yield from _linear(f"{prefix}.{down}", config.hidden_size, inner, has_bias=has_bias)
+    latent = config.experts.latent_size if config.experts and is_routed else None
+    size = latent or config.hidden_size
+    yield from _linears(names, sizes, size, has_bias=has_bias)
+    yield from _linear(f"{prefix}.{down}", size, inner, has_bias=has_bias)
 
 
 def _mixture(config: ModelConfig, experts: Experts, prefix: str) -> _Tensors:
-    names, has_bias = config.traits.names, experts.has_bias
+    names, has_bias, hidden = config.traits.names, experts.has_bias, config.hidden_size
     if experts.routing is not None and experts.routing.has_bias:
         yield f"{prefix}.{names.choice_bias}", (experts.count,)
     router = f"{prefix}.{names.router}"
-    yield from _linear(router, experts.count, config.hidden_size, has_bias=has_bias)
+    yield from _linear(router, experts.count, hidden, has_bias=has_bias)
+    if (size := experts.latent_size) is not None:
+        yield from _linear(f"{prefix}.{names.to_latents}", size, hidden)
+        yield from _linear(f"{prefix}.{names.from_latents}", hidden, size)
     for index in range(experts.count):
         expert, size = f"{prefix}.{names.experts}.{index}", experts.intermediate_size
         yield from _mlp(config, expert, size, has_bias=has_bias, is_routed=True)
@@ -157,4 +178,4 @@ def _mixture(config: ModelConfig, experts: Experts, prefix: str) -> _Tensors:
         shared = f"{prefix}.{names.shared}"
         yield from _mlp(config, shared, experts.shared_size, has_bias=has_bias)
     if experts.has_shared_gate:
-        yield from _linear(f"{prefix}.{names.shared_gate}", 1, config.hidden_size)
+        yield from _linear(f"{prefix}.{names.shared_gate}", 1, hidden)

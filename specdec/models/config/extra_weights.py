@@ -37,6 +37,8 @@ def copied_bytes(
     if config.experts is not None:
         routers = len(config.experts.layers) * config.experts.count * config.hidden_size
         copies += num_more * routers * element_bytes
+        latents = len(config.experts.layers) * config.experts.num_latent_weights(config.hidden_size)
+        copies += num_more * latents * matrix_bytes
     return copies
 
 

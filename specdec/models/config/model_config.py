@@ -47,7 +47,7 @@ from specdec.models.config.transformers_config import (
 from specdec.models.weights.quantization_config import with_quantization
 from specdec.types.errors import ModelNotFoundError, UnsupportedModelError, reason_of
 from specdec.types.sampling.sampling_params import SamplingDefaults
-from specdec.types.sharding import HeadShard
+from specdec.types.sharding import HeadShard, partition
 
 
 @dataclass(frozen=True)
@@ -267,21 +267,16 @@ class ModelConfig:
         norms = self.traits.num_layer_norms * norm_size
         attention += self.has_qk_norm * qk_norms + self.num_heads * self.traits.has_sinks
         embeddings = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
-        vectors = self.num_layers * (biases + norms) + norm_size
+        vectors = self.num_mlps * biases + self.num_layers * norms + norm_size
         vectors += self.num_attention_layers * attention
         if self.recurrent is not None:
             vectors += self.recurrent.num_vector_weights(self.hidden_size)
         if self.latent is not None:
             latents = self.latent.rank + (self.latent.query_rank or 0)
             expansion = self.latent.num_expansion_weights(self.num_heads)
-            vectors += self.num_layers * (latents + expansion)
+            vectors += self.num_attention_layers * (latents + expansion)
         if self.experts is not None:  # their router stays in the model's dtype
-            count, units = self.experts.count, self.experts.intermediate_size
-            of_layer = (count + self.experts.has_shared_gate) * self.hidden_size
-            if self.experts.has_bias:
-                of_layer += count * ((1 + self.traits.has_gate) * units + self.hidden_size + 1)
-            if self.experts.routing is not None:
-                of_layer += count * self.experts.routing.has_bias
+            of_layer = self.experts.num_vector_weights(self.hidden_size, self.traits)
             vectors += len(self.experts.layers) * of_layer
         return self._num_matrix_elements + embeddings + vectors
 
@@ -313,19 +308,24 @@ class ModelConfig:
     @property
     def num_attention_layers(self) -> int:
         """Layers with attention, and so with KV."""
-        return self.num_layers - len(self.recurrent.layers if self.recurrent else ())
+        return self.num_layers - len(self.recurrent.without_attention if self.recurrent else ())
 
     @property
-    def mlp_matrices(self) -> int:
-        """Matrices [intermediate_size, hidden_size] of an MLP."""
-        return 2 + self.traits.has_gate
+    def num_mlps(self) -> int:
+        """Layers with an MLP or a mixture."""
+        mlps = self.recurrent.mlps if self.recurrent else None
+        return self.num_layers if mlps is None else len(mlps)
 
-    def num_hidden_units(self, layer: int) -> int:
-        """Return the hidden units of a layer's MLP, or of all of its experts."""
-        experts = self.experts
-        if experts is None or layer not in experts.layers:
-            return self.intermediate_size
-        return experts.count * experts.intermediate_size + experts.shared_size
+    def num_mlp_weights(self, rank: int, tensor_parallel_size: int) -> int:
+        """Return the weights of the matrices of all MLPs and experts of a rank."""
+        size, hidden, matrices = tensor_parallel_size, self.hidden_size, 2 + self.traits.has_gate
+        experts, num_dense, of_sparse = self.experts, self.num_mlps, 0
+        if experts is not None:
+            num_dense -= len(experts.layers)
+            of_layer = experts.num_matrix_weights(hidden, matrices, rank, size)
+            of_sparse = len(experts.layers) * of_layer
+        units = len(partition(self.intermediate_size, size)[rank])
+        return num_dense * matrices * hidden * units + of_sparse
 
     @property
     def has_llama_layers(self) -> bool:
@@ -337,8 +337,7 @@ class ModelConfig:
     def _num_matrix_elements(self) -> int:
         """Weights of linear layers and the output head, which quantization applies to."""
         attention = self.num_attention_weights(self.num_heads, self.num_kv_heads)
-        hidden_units = sum(map(self.num_hidden_units, range(self.num_layers)))
-        others = self.mlp_matrices * self.hidden_size * hidden_units
+        others = self.num_mlp_weights(0, 1)
         if self.recurrent is not None:
             others += self.recurrent.num_matrix_weights(self.hidden_size)
         return self.num_attention_layers * attention + others + self.vocab_size * self.hidden_size

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from specdec.config.engine import DTYPE_BYTES, DTypeName
+from specdec.models.config.traits import DecoderTraits
 from specdec.types.errors import InvalidValueError
 from specdec.types.sharding import partition
 
@@ -144,8 +145,10 @@ class GatedDelta:
 class StateSpace:
     """Mamba-2 (arXiv 2405.21060): heads in groups, each with one B and C for its heads.
 
-    Each rank has B and C of all groups. has_bias: of the projections; has_conv_bias: of the
-    convolution.
+    Each rank has B and C of all groups. has_bias: of the input projection; has_conv_bias: of the
+    convolution; has_output_bias: of the output projection. has_norm: whether outputs are normalized
+    by group, before their gates if norms_before_gate, else after them. input_scale: factor of the
+    layer's input. scales: factors of its gates, values, B, C and steps.
     """
 
     num_heads: int
@@ -155,6 +158,11 @@ class StateSpace:
     kernel_size: int
     has_bias: bool
     has_conv_bias: bool
+    has_output_bias: bool
+    has_norm: bool = True
+    norms_before_gate: bool = False
+    input_scale: float = 1.0
+    scales: tuple[float, float, float, float, float] = (1.0,) * 5
     prefix: str = "mamba"
 
     @property
@@ -183,11 +191,14 @@ class StateSpace:
             "conv1d": (channels, 1, self.kernel_size),
             "out_proj": (hidden_size, values),
         }
+        biases = {"in_proj": self.has_bias, "conv1d": self.has_conv_bias}
+        biases["out_proj"] = self.has_output_bias
         for name, shape in sizes.items():
             yield f"{name}.weight", shape
-            if self.has_conv_bias if name == "conv1d" else self.has_bias:
+            if biases[name]:
                 yield f"{name}.bias", shape[:1]
-        yield "norm.weight", (values,)
+        if self.has_norm:
+            yield "norm.weight", (values,)
         yield from ((name, (self.num_heads,)) for name in ("A_log", "D", "dt_bias"))
 
     def num_matrix_weights(self, hidden_size: int, num_units: int) -> int:
@@ -200,11 +211,40 @@ RecurrentKind = ShortConvolution | GatedDelta | StateSpace
 
 
 @dataclass(frozen=True)
+class BesideAttention:
+    """A recurrence beside attention in each layer, which both read one norm (Falcon-H1).
+
+    Factors of the input and output of attention, and of the output of the recurrence.
+    """
+
+    attention_input: float
+    attention_output: float
+    recurrence_output: float
+
+
+@dataclass(frozen=True)
 class Recurrent:
-    """The layers of a decoder that have a recurrence in place of attention."""
+    """The layers of a decoder that have a recurrence in place of attention.
+
+    beside: factors where they have attention too; None where they have none. mlps: the layers that
+    are an MLP or a mixture alone, where the others have none; None where each layer has one.
+    traits: of the recurrent layers; None where they are those of the others.
+    """
 
     layers: frozenset[int]
     kind: RecurrentKind
+    beside: BesideAttention | None = None
+    mlps: frozenset[int] | None = None
+    traits: DecoderTraits | None = None
+
+    @property
+    def without_attention(self) -> frozenset[int]:
+        """Layers without attention, and so without KV."""
+        return (self.layers if self.beside is None else frozenset()) | (self.mlps or frozenset())
+
+    def has_mlp(self, layer: int) -> bool:
+        """Return whether a layer has an MLP or a mixture."""
+        return self.mlps is None or layer in self.mlps
 
     def units(self, rank: int, tensor_parallel_size: int) -> range:
         """Return the units of a rank. Raises InvalidValueError for more ranks than units."""

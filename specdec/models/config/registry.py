@@ -25,7 +25,7 @@ from specdec.models.config.family_traits import (
     stablelm_traits,
     starcoder2_traits,
 )
-from specdec.models.config.hybrids import HYBRIDS
+from specdec.models.config.hybrids.families import HYBRIDS
 from specdec.models.config.layer_patterns import (
     last_layers_windows,
     one_window,

@@ -23,12 +23,13 @@ class Activation(StrEnum):
     """The activation function of an MLP; GELU in its tanh approximation.
 
     CLAMPED_SWIGLU: (u + 1) g sigmoid(1.702 g), of a gate g up to 7 and an up projection u from -7
-    to 7 (GPT-OSS).
+    to 7 (GPT-OSS). SQUARED_RELU: max(0, x)^2 (Nemotron-H), in torch alone.
     """
 
     SILU = "silu"
     GELU_TANH = "gelu_pytorch_tanh"
     CLAMPED_SWIGLU = "clamped_swiglu"
+    SQUARED_RELU = "squared_relu"
 
 
 class QkNorm(StrEnum):
@@ -50,7 +51,8 @@ class TensorNames:
     qkv, gate_up: a single name holds the rows of all its projections, in this order. attention,
     mlp, mixture: prefixes; of a mixture None for that of the MLP, empty for that of the layer.
     router: of a mixture; choice_bias: of its bias in choices; shared, shared_gate: of its shared
-    experts and of their gate; experts: of the others. gate_up and down are also those of each
+    experts and of their gate; experts: of the others; to_latents, from_latents: of the projections
+    of their inputs and results. gate_up and down are also those of each
     expert, unless expert_gate_up and expert_down are given. final_norm: of the decoder, after its
     last layer.
     """
@@ -67,6 +69,8 @@ class TensorNames:
     expert_gate_up: tuple[str, ...] | None = None
     expert_down: str | None = None
     router: str = "gate"
+    to_latents: str = "fc1_latent_proj"
+    from_latents: str = "fc2_latent_proj"
     shared: str = "shared_experts"
     shared_gate: str = "shared_expert_gate"
     choice_bias: str = "gate.e_score_correction_bias"
@@ -169,7 +173,8 @@ class Experts:
     layers: those that have experts. has_bias: of the router and the experts.
     routing: None for the experts with the largest probabilities. shared_size: hidden units of the
     experts that each token has; 0 without any. has_shared_gate: whether their result is multiplied
-    by a gate of the token. is_divided_by_expert: whether a rank has whole
+    by a gate of the token. latent_size: of the inputs and results of routed experts, to which all
+    ranks project; None for hidden states. is_divided_by_expert: whether a rank has whole
     experts (GShard, arXiv 2006.16668, section 3), rather than a share of the hidden units of each;
     shared experts are divided by hidden units in any case.
     """
@@ -183,12 +188,36 @@ class Experts:
     routing: Routing | None = None
     shared_size: int = 0
     has_shared_gate: bool = False
+    latent_size: int | None = None
     is_divided_by_expert: bool = False
 
     @property
     def num_units(self) -> int:
         """Hidden units of all experts, without shared ones."""
         return self.count * self.intermediate_size
+
+    def num_matrix_weights(
+        self, hidden_size: int, num_matrices: int, rank: int, tensor_parallel_size: int
+    ) -> int:
+        """Return the weights of a rank's matrices in a layer. num_matrices: of an expert."""
+        size, units = tensor_parallel_size, self.shard(rank, tensor_parallel_size).num_units
+        of_units = units * (self.latent_size or hidden_size)
+        of_shared = len(partition(self.shared_size, size)[rank]) * hidden_size
+        return num_matrices * (of_units + of_shared) + self.num_latent_weights(hidden_size)
+
+    def num_latent_weights(self, hidden_size: int) -> int:
+        """Return the weights of a layer's projections to latents and back, of every rank."""
+        return 2 * (self.latent_size or 0) * hidden_size
+
+    def num_vector_weights(self, hidden_size: int, traits: DecoderTraits) -> int:
+        """Return the weights of a layer that are not of experts' matrices: of router and biases."""
+        found = (self.count + self.has_shared_gate) * hidden_size
+        if self.has_bias:
+            size = (1 + traits.has_gate) * self.intermediate_size + hidden_size + 1
+            found += self.count * size
+        if self.routing is not None:
+            found += self.count * self.routing.has_bias
+        return found
 
     def shard(self, rank: int, tensor_parallel_size: int) -> ExpertShard:
         """Return the part of a rank, which may be empty."""
@@ -224,6 +253,7 @@ class DecoderTraits:
     has_input_norms: whether attention and MLP read normalized hidden states.
     has_output_norms: whether their results are normalized before they join the residual stream.
     is_parallel: whether attention and MLP read the same normalized hidden states.
+    has_one_block: whether a layer is attention, a recurrence or an MLP alone, with one norm.
     has_gate: whether the activation is multiplied by an up projection.
     is_rope_interleaved: whether rotary pairs are neighbours in the checkpoint; loading reorders
         them to halves.
@@ -233,6 +263,7 @@ class DecoderTraits:
     attention_softcap: bound c of scores s, which become c * tanh(s / c); None: no bound.
     embedding_scale, residual_scale: factors of embeddings, and of the results of attention and MLP.
     rounds_embedding_scale: whether that factor is rounded to the data type of the model.
+    gate_scale, mlp_scale: factors of the gate of an MLP before its activation, and of its result.
     """
 
     norm: NormKind = NormKind.RMS
@@ -241,6 +272,7 @@ class DecoderTraits:
     has_input_norms: bool = True
     has_output_norms: bool = False
     is_parallel: bool = False
+    has_one_block: bool = False
     activation: Activation = Activation.SILU
     has_gate: bool = True
     is_rope_interleaved: bool = False
@@ -252,17 +284,22 @@ class DecoderTraits:
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False
     residual_scale: float = 1.0
+    gate_scale: float = 1.0
+    mlp_scale: float = 1.0
     logits: LogitTransform = NO_TRANSFORM
     names: TensorNames = field(default_factory=TensorNames)
 
     def __post_init__(self) -> None:
         assert not (self.is_parallel and self.changes_outputs), "kernels keep one of both"
         assert self.has_input_norms or not self.is_parallel, "both halves read one norm"
+        is_plain = self.has_input_norms and not (self.is_parallel or self.changes_outputs)
+        assert is_plain or not self.has_one_block, "a block alone has one norm before it"
 
     @property
     def num_layer_norms(self) -> int:
         """Norms of hidden states in a layer."""
-        return self.has_input_norms * (1 if self.is_parallel else 2) + 2 * self.has_output_norms
+        num_inputs = 1 if self.is_parallel or self.has_one_block else 2
+        return self.has_input_norms * num_inputs + 2 * self.has_output_norms
 
     @property
     def changes_outputs(self) -> bool:

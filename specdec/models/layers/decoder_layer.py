@@ -20,11 +20,15 @@ from specdec.models.layers.linear import (
     WeightPart,
     weight_parts,
 )
-from specdec.models.layers.mixture import SparseMLP
-from specdec.models.layers.mlp import MLP
+from specdec.models.layers.mixture import LatentSparseMLP, SparseMLP
+from specdec.models.layers.mlp import MLP, ScaledMLP
 from specdec.models.layers.norm import RMSNorm, read_norm
 from specdec.models.layers.qk_norm import read_qk_norms
-from specdec.models.layers.recurrent import RecurrentLayer, read_recurrent_layer
+from specdec.models.layers.recurrent import (
+    AttentionBesideRecurrence,
+    RecurrentLayer,
+    read_recurrent_layer,
+)
 from specdec.models.layers.rotary import rotary_halves
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.sharding import HeadShard, head_rows
@@ -158,7 +162,7 @@ def _qkv_parts(config: ModelConfig, prefix: str, heads: HeadShard) -> list[Weigh
     )
 
 
-def _read_mlp(
+def read_mlp(
     config: ModelConfig,
     reader: CheckpointReader,
     prefix: str,
@@ -170,7 +174,8 @@ def _read_mlp(
     names = config.traits.names
     if has_experts:
         return _mixture(config, reader, names.mixture_prefix(prefix), group)
-    return MLP(config, reader, f"{prefix}.{names.mlp}", group)
+    is_plain = config.traits.gate_scale == config.traits.mlp_scale == 1.0
+    return (MLP if is_plain else ScaledMLP)(config, reader, f"{prefix}.{names.mlp}", group)
 
 
 def _mixture(
@@ -186,7 +191,8 @@ def _mixture(
         return MLP(config, reader, name, sharing, expert_size=size)
 
     names = config.traits.names
-    return SparseMLP(experts, config.hidden_size, reader, prefix, names, group, expert, shared)
+    kind = SparseMLP if experts.latent_size is None else LatentSparseMLP
+    return kind(experts, config.hidden_size, reader, prefix, names, group, expert, shared)
 
 
 def layer_attention(
@@ -210,13 +216,14 @@ def layer_attention(
     )
 
 
-def _read_attention(
+def read_attention(
     config: ModelConfig,
     reader: CheckpointReader,
     prefix: str,
     heads: HeadShard,
     group: TensorParallelGroup,
 ) -> Attention | LatentAttention:
+    """Read the attention of a layer. prefix: of the layer's tensors."""
     name = f"{prefix}.{config.traits.names.attention}"
     if config.latent is not None:
         return LatentAttention(config, reader, name, heads, group)
@@ -230,15 +237,18 @@ def _read_recurrent(
     prefix: str,
     heads: HeadShard,
     group: TensorParallelGroup,
-) -> RecurrentLayer:
-    del heads
-    return read_recurrent_layer(config, reader, prefix, group)
+) -> RecurrentLayer | AttentionBesideRecurrence:
+    found = read_recurrent_layer(config, reader, prefix, group)
+    if config.recurrent is None or config.recurrent.beside is None:
+        return found
+    attention = read_attention(config, reader, prefix, heads, group)
+    return AttentionBesideRecurrence(attention, found, config.recurrent.beside)
 
 
 class DecoderLayer(nn.Module):
     """Attention and MLP, each with a residual connection, and norms by the family's traits.
 
-    attention: a recurrence in its place where `is_recurrent`.
+    attention: a recurrence in its place, or both, where `is_recurrent`.
     """
 
     def __init__(
@@ -253,7 +263,9 @@ class DecoderLayer(nn.Module):
         is_recurrent: bool = False,
     ) -> None:
         super().__init__()
-        traits, names = config.traits, config.traits.names
+        own = config.recurrent.traits if is_recurrent and config.recurrent else None
+        traits = own or config.traits
+        names = traits.names
 
         def norm(name: str, *, exists: bool) -> nn.Module:
             size, eps = config.hidden_size, config.rms_norm_eps
@@ -264,13 +276,13 @@ class DecoderLayer(nn.Module):
         has_mlp_norm = traits.has_input_norms and not traits.is_parallel
         self.traits = traits
         self.input_norm = norm(names.input_norm, exists=traits.has_input_norms)
-        read = _read_recurrent if is_recurrent else _read_attention
+        read = _read_recurrent if is_recurrent else read_attention
         self.attention = read(config, reader, prefix, heads, group)
         self.attention_output_norm = norm(
             names.attention_output_norm, exists=traits.has_output_norms
         )
         self.mlp_norm = norm(names.mlp_norm, exists=has_mlp_norm)
-        self.mlp = _read_mlp(config, reader, prefix, group, has_experts=has_experts)
+        self.mlp = read_mlp(config, reader, prefix, group, has_experts=has_experts)
         self.mlp_output_norm = norm(names.mlp_output_norm, exists=traits.has_output_norms)
         self._fused_norm: RMSNorm | None = None
         if isinstance(self.mlp_norm, RMSNorm) and not traits.changes_outputs:

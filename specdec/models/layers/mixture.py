@@ -114,6 +114,38 @@ class SparseMLP(nn.Module):
         return mixed if residual is None else residual + mixed
 
 
+class LatentSparseMLP(SparseMLP):
+    """A mixture whose routed experts read latents, and add latents (Nemotron 3 Super)."""
+
+    def __init__(
+        self,
+        config: Experts,
+        hidden_size: int,
+        reader: CheckpointReader,
+        prefix: str,
+        names: TensorNames,
+        group: TensorParallelGroup,
+        read_expert: Callable[[str, int, TensorParallelGroup], nn.Module],
+        read_shared: Callable[[str, int, TensorParallelGroup], nn.Module],
+    ) -> None:
+        """See SparseMLP; every rank has the projections to latents and back."""
+        super().__init__(
+            config, hidden_size, reader, prefix, names, group, read_expert, read_shared
+        )
+        size = config.latent_size
+        assert size is not None, "the mixture has no latents"
+        to = WeightPart(f"{prefix}.{names.to_latents}", size, range(size))
+        back = WeightPart(f"{prefix}.{names.from_latents}", hidden_size, range(hidden_size))
+        self.to_latents = ColumnParallelLinear(reader, hidden_size, [to])
+        self.from_latents = ColumnParallelLinear(reader, size, [back])
+
+    def _add_one_by_one(self, x: Tensor, routes: Routes, mixed: Tensor) -> Tensor:
+        """See SparseMLP; ranks project their sums of latents, which the caller adds."""
+        latents: Tensor = self.to_latents(x)
+        found = super()._add_one_by_one(latents, routes, torch.zeros_like(latents))
+        return mixed.add_(self.from_latents(found))
+
+
 class _GatedExpert(nn.Module):
     """An expert whose result is multiplied by a sigmoid of the token."""
 

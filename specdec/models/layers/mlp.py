@@ -33,15 +33,17 @@ class MLP(nn.Module):
         is_routed: whether only some tokens have the expert.
         """
         super().__init__()
-        hidden, intermediate = config.hidden_size, expert_size or config.intermediate_size
-        self.has_gate, self.activation = config.traits.has_gate, config.traits.activation
+        experts, traits = config.experts, config.traits
+        latent = experts.latent_size if experts is not None and is_routed else None
+        hidden, intermediate = latent or config.hidden_size, expert_size or config.intermediate_size
+        self.has_gate, self.activation = traits.has_gate, traits.activation
         units = group.share_of(intermediate)
         has_bias = config.has_mlp_bias
         if expert_size is not None:
-            has_bias = config.experts is not None and config.experts.has_bias
+            has_bias = experts is not None and experts.has_bias
         num_inputs = 1 + self.has_gate  # gate, if there is one, then up projection
         sizes, rows = [intermediate] * num_inputs, [units] * num_inputs
-        gate_up, down = config.traits.names.of_mlp(is_routed=is_routed)
+        gate_up, down = traits.names.of_mlp(is_routed=is_routed)
         parts = weight_parts(prefix, gate_up, sizes, rows, has_bias=has_bias)
         self.gate_up_proj = ColumnParallelLinear(reader, hidden, parts)
         self._kernels = row_kernels(reader.backend)
@@ -72,5 +74,33 @@ class MLP(nn.Module):
         gate, *up = units.chunk(1 + self.has_gate, dim=-1)
         if self.activation is Activation.CLAMPED_SWIGLU:
             return clamped_swiglu(gate, up[0])
-        activated = F.silu(gate) if is_silu else F.gelu(gate, approximate="tanh")
+        if self.activation is Activation.SQUARED_RELU:
+            activated = F.relu(gate).square_()
+        else:
+            activated = F.silu(gate) if is_silu else F.gelu(gate, approximate="tanh")
         return activated.mul_(up[0]) if up else activated
+
+
+class ScaledMLP(MLP):
+    """An MLP with a gate, factors of the gate before its activation and of the result (Falcon-H1).
+
+    It is no expert.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        reader: CheckpointReader,
+        prefix: str,
+        group: TensorParallelGroup,
+    ) -> None:
+        """See MLP."""
+        super().__init__(config, reader, prefix, group)
+        self.gate_scale, self.scale = config.traits.gate_scale, config.traits.mlp_scale
+
+    def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """See MLP."""
+        units = self.gate_up_proj(x)
+        units[:, : units.shape[1] // 2] *= self.gate_scale
+        output: Tensor = self.down_proj(self._activate(units), None) * self.scale
+        return output if residual is None else residual + output

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch import Tensor, nn
+
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
-from specdec.models.config.recurrent import GatedDelta, ShortConvolution, StateSpace
+from specdec.models.config.recurrent import (
+    BesideAttention,
+    GatedDelta,
+    ShortConvolution,
+    StateSpace,
+)
 from specdec.models.layers.gated_delta import GatedDeltaLayer
 from specdec.models.layers.short_convolution import ShortConvolutionLayer
 from specdec.models.layers.state_space import StateSpaceLayer
@@ -12,6 +21,33 @@ from specdec.models.weights.checkpoint import CheckpointReader
 
 RecurrentLayer = ShortConvolutionLayer | GatedDeltaLayer | StateSpaceLayer
 """A recurrence in place of attention."""
+
+
+class AttentionBesideRecurrence(nn.Module):
+    """The sum of attention and a recurrence of the same hidden states (Falcon-H1)."""
+
+    def __init__(
+        self, attention: nn.Module, recurrence: RecurrentLayer, factors: BesideAttention
+    ) -> None:
+        super().__init__()
+        self.attention, self.recurrence, self.factors = attention, recurrence, factors
+
+    def forward(
+        self,
+        x: Tensor,  # [T, hidden_size]
+        residual: Tensor | None,  # [T, hidden_size]
+        of_attention: tuple[Any, ...],
+        of_recurrence: tuple[Any, ...],
+    ) -> Tensor:
+        """Return [T, hidden_size], plus the residual if given.
+
+        of_attention, of_recurrence: what each takes after the residual.
+        """
+        factors = self.factors
+        attended = self.attention(x * factors.attention_input, None, *of_attention)
+        found: Tensor = self.recurrence(x, None, *of_recurrence) * factors.recurrence_output
+        found.add_(attended, alpha=factors.attention_output)
+        return found if residual is None else residual + found
 
 
 def read_recurrent_layer(

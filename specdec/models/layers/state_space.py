@@ -47,7 +47,10 @@ class StateSpaceLayer(nn.Module):
             for name in ("A_log", "D", "dt_bias")
         )
         self.decay_rate.exp_()
-        self.norm = reader.read(f"{prefix}.norm.weight", (values,), rows=rows)
+        self.norm: Tensor | None = None
+        if config.has_norm:
+            self.norm = reader.read(f"{prefix}.norm.weight", (values,), rows=rows)
+        self.scales = self._scales(reader) if set(config.scales) != {1.0} else None
         per_group = config.num_heads // config.num_groups
         self.groups = torch.tensor([head // per_group for head in own], device=reader.device)
         self.out_proj = RowParallelLinear(
@@ -56,8 +59,15 @@ class StateSpaceLayer(nn.Module):
             (hidden_size, values),
             rows,
             group,
-            has_bias=config.has_bias,
+            has_bias=config.has_output_bias,
         )
+
+    def _scales(self, reader: CheckpointReader) -> Tensor:
+        """Return the factors of the local outputs of the input projection."""
+        sizes = [self.values] * 2 + [self.config.group_channels] * 2 + [self.num_heads]
+        pairs = zip(self.config.scales, sizes, strict=True)
+        factors = [factor for factor, size in pairs for _ in range(size)]
+        return torch.tensor(factors, dtype=reader.dtype, device=reader.device)
 
     def _read_convolution(self, reader: CheckpointReader, prefix: str, rows: range) -> None:
         """Read the weights of the values in `rows`, and of B and C."""
@@ -81,7 +91,7 @@ class StateSpaceLayer(nn.Module):
         plan: StatePlan,
     ) -> Tensor:
         """Return [T, hidden_size], plus the residual if given. layer: its index in the pool."""
-        projected: Tensor = self.in_proj(x)
+        projected = self._project(x)
         gates, inputs = projected[:, : self.values], projected[:, self.values :]
         extended = states.extend(layer, inputs, plan)
         channels, steps = extended.split((len(self.conv), self.num_heads), 1)
@@ -94,6 +104,12 @@ class StateSpaceLayer(nn.Module):
         output: Tensor = self.out_proj(outputs.to(x.dtype), residual)
         return output
 
+    def _project(self, x: Tensor) -> Tensor:
+        """Return gates, values, B, C and steps, [T, local outputs]."""
+        scale = self.config.input_scale
+        projected: Tensor = self.in_proj(x if scale == 1.0 else x * scale)
+        return projected if self.scales is None else projected * self.scales
+
     def _inputs(self, values: Tensor, of_groups: Tensor, steps: Tensor) -> DeltaInputs:
         """Return what the recurrence needs. values: [N, heads, head_dim]; of_groups: B and C."""
         count = self.config.num_groups
@@ -104,9 +120,11 @@ class StateSpaceLayer(nn.Module):
         return DeltaInputs(query[:, self.groups], key[:, self.groups], scaled, decay)
 
     def _normalize(self, x: Tensor, gates: Tensor) -> Tensor:
-        """Return x [T, values] gated, then normalized over each group; a collective call."""
-        config = self.config
-        gated = x * F.silu(gates.float())
+        """Return x [T, values] gated, and normalized over each group; a collective call."""
+        config, activated = self.config, F.silu(gates.float())
+        if self.norm is None:
+            return x * activated
+        gated = x if config.norms_before_gate else x * activated
         of_heads = gated.unflatten(1, (self.num_heads, -1)).square().sum(-1)
         squares = of_heads.new_zeros(len(x), config.num_groups)
         squares = self.group.all_reduce(squares.index_add_(1, self.groups, of_heads))
@@ -114,7 +132,7 @@ class StateSpaceLayer(nn.Module):
         scale = torch.rsqrt(squares / size + self.norm_eps)[:, self.groups]
         normed = gated.unflatten(1, (self.num_heads, -1)) * scale[..., None]
         output: Tensor = normed.flatten(1).to(self.norm.dtype) * self.norm
-        return output
+        return output * activated if config.norms_before_gate else output
 
 
 def _parts(config: StateSpace, prefix: str, rows: range, own: range) -> list[WeightPart]:

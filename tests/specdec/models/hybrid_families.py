@@ -30,9 +30,26 @@ GRANITE_4 = {
     "logits_scaling": 1.3,
 }
 
+ONE_BLOCKS = ("linear_attention", "moe", "full_attention", "mlp")
+
+MAMBA = {"mamba_n_heads": 6, "mamba_d_state": 14, "rms_norm_eps": 1e-3}
+
+FALCON_FACTORS = {
+    "embedding_multiplier": 1.7,
+    "lm_head_multiplier": 0.6,
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 0.9,
+    "ssm_out_multiplier": 1.2,
+    "ssm_multipliers": [0.8, 1.2, 0.7, 1.3, 0.9],
+    "mlp_multipliers": [1.4, 0.7],
+}
+
 DELTA_FAMILIES = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
 
 SCALES = {"Qwen3Next": 0.4, "Qwen3_5": 0.4, "Qwen3_5Moe": 0.4, "GraniteMoeHybrid": 0.4}
+SCALES |= {"NemotronH": 0.4, "FalconH1": 0.4, "Bamba": 0.4}
 """Factors of weights of families in which rounding errors otherwise grow with each layer."""
 
 HYBRIDS = {
@@ -85,6 +102,66 @@ HYBRIDS = {
             "num_experts_per_tok": 3,
             "shared_intermediate_size": 31,
         },
+    ),
+    "nemotron-h": (
+        "NemotronH",
+        {
+            "layers_block_type": [*ONE_BLOCKS, *ONE_BLOCKS, "linear_attention"],
+            "layer_norm_epsilon": 1e-3,
+            "ssm_state_size": 14,
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 11,
+            "n_groups": 3,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 25,
+            "moe_shared_expert_intermediate_size": 31,
+            "moe_latent_size": 22,
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "nemotron-h-dense": (
+        "NemotronH",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+            "layer_norm_epsilon": 1e-3,
+            "ssm_state_size": 14,
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 11,
+            "n_groups": 2,
+            "mlp_bias": True,
+            "use_bias": True,
+            "use_conv_bias": False,
+        },
+    ),
+    "falcon-h1": (
+        "FalconH1",
+        {
+            **MAMBA,
+            "mamba_d_ssm": 66,
+            "mamba_n_groups": 3,
+            "mamba_rms_norm": True,
+            "mamba_proj_bias": True,
+            "projectors_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            **FALCON_FACTORS,
+        },
+    ),
+    "falcon-h1-plain": (
+        "FalconH1",
+        {**MAMBA, "mamba_d_ssm": None, "mamba_conv_bias": False, "tie_word_embeddings": True},
+    ),
+    "falcon-h1-gate-first": (
+        "FalconH1",
+        {**MAMBA, "mamba_d_ssm": 66, "mamba_rms_norm": True, "mamba_norm_before_gate": False}
+        | FALCON_FACTORS,
+    ),
+    "bamba": (
+        "Bamba",
+        {**MAMBA, "num_hidden_layers": 4, "attn_layer_indices": [2], "mamba_n_groups": 2},
     ),
     "lfm2-moe": (
         "Lfm2Moe",

@@ -1,4 +1,6 @@
-# Modules: specdec.models.config.hybrids, specdec.models.config.recurrent
+# Modules: specdec.models.config.hybrids.families, specdec.models.config.recurrent
+# Modules: specdec.models.config.hybrids.convolutions, specdec.models.config.hybrids.delta_rules
+# Modules: specdec.models.config.hybrids.state_spaces, specdec.models.config.hybrids.layer_types
 # Modules: specdec.models.layers.recurrent, specdec.models.layers.gated_delta
 # Modules: specdec.models.layers.short_convolution, specdec.models.layers.state_space
 """Reference tests: each family with recurrent layers against transformers."""
@@ -181,6 +183,8 @@ PUBLISHED = {
 }
 
 
+SIZE = {"intermediate_size": 96}
+NEMOTRON = {"hybrid_override_pattern": "M*E"}
 MIXED = ["mamba", "attention", "mamba", "mamba"]
 
 
@@ -200,8 +204,15 @@ MIXED = ["mamba", "attention", "mamba", "mamba"]
             },
             {0, 2, 3},
         ),
-        ("Lfm2MoeForCausalLM", {"intermediate_size": 96, "full_attn_idxs": [2]}, {0, 1, 3}),
+        ("Lfm2MoeForCausalLM", {**SIZE, "full_attn_idxs": [2]}, {0, 1, 3}),
         ("Qwen3_5MoeForCausalLM", {}, {0, 1, 2}),
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": "M-*EMM"}, {0, 4, 5}),
+        (
+            "BambaForCausalLM",
+            {**SIZE, "mamba_n_heads": 8, "attn_layer_indices": [1]},
+            {0, 2, 3},
+        ),
+        ("FalconH1ForCausalLM", {**SIZE, "mamba_d_ssm": 64, "mamba_n_heads": 8}, {0, 1, 2, 3}),
     ],
 )
 def test_layers_of_published_files(architecture, changes, layers):
@@ -249,9 +260,19 @@ def test_multimodal_rotation_of_a_text_is_the_plain_one():
         ),
         (
             "Lfm2MoeForCausalLM",
-            {"intermediate_size": 96, "full_attn_idxs": [2], "num_experts": 3},
+            {**SIZE, "full_attn_idxs": [2], "num_experts": 3},
             "num_experts_per_tok.*at most num_experts",
         ),
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": "M*X"}, "pattern .*'M.X'.*M, .*E,"),
+        ("NemotronHForCausalLM", {"layers_block_type": ["mlp"]}, "layers_block_type"),
+        ("NemotronHForCausalLM", {**NEMOTRON, "mlp_bias": True}, "mlp_bias .* is True.*experts"),
+        ("NemotronHForCausalLM", {**NEMOTRON, "attention_bias": True}, "attention_bias.*false"),
+        ("NemotronHForCausalLM", {**NEMOTRON, "mlp_hidden_act": "relu"}, "mlp_hidden_act"),
+        ("NemotronHForCausalLM", {**NEMOTRON, "n_groups": 3}, "n_groups .*mamba_num_heads"),
+        ("FalconH1ForCausalLM", {**SIZE, "ssm_multipliers": [1.0]}, "ssm_multipliers .*5 numbers"),
+        ("FalconH1ForCausalLM", {**SIZE, "mlp_multipliers": [1.0, 0.0]}, "mlp_multipliers .*above"),
+        ("FalconH1ForCausalLM", {**SIZE, "mamba_d_ssm": 65}, "mamba_d_head .*65 / mamba_n_heads"),
+        ("BambaForCausalLM", {**SIZE, "mamba_n_heads": 8}, "layer_types"),
         (
             "GraniteMoeHybridForCausalLM",
             {"num_local_experts": 0, "time_step_limit": [0.1, 1.0]},

@@ -14,7 +14,7 @@ from specdec.models.weights.weight_files import read_headers
 from tests.specdec.models.families import reference_model, save_family
 from tests.specdec.models.passes import mixed_logits
 
-WITH_STACKS = ("granite-4-moe", "qwen3.5-moe")
+WITH_STACKS = ("granite-4-moe", "qwen3.5-moe", "nemotron-h")
 """Families of which transformers writes stacks, in the published files or in its own."""
 
 

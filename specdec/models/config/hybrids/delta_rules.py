@@ -1,0 +1,164 @@
+"""Families with the gated delta rule in place of attention: Qwen3-Next and Qwen 3.5."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from specdec.config.json_values import count, unsupported
+from specdec.models.config.architecture import Architecture
+from specdec.models.config.family_traits import qwen3_moe_experts
+from specdec.models.config.hybrids.layer_types import (
+    FULL,
+    LINEAR,
+    recurrent_layers,
+    require_window,
+    with_keys,
+)
+from specdec.models.config.layer_patterns import partial_rope
+from specdec.models.config.recurrent import GatedDelta, Recurrent
+from specdec.models.config.rope import rotary_fraction
+from specdec.models.config.traits import DecoderTraits, Experts, TensorNames
+
+RecurrentRule = Callable[[Mapping[str, Any], int], Recurrent]
+
+_DELTA_DEFAULTS = {
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "rms_norm_eps": 1e-6,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "full_attention_interval": 4,
+}
+
+
+def _qwen3_5_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of Qwen 3.5 without the parts of its rotation that are equal in a text.
+
+    Multimodal rotation takes the frequencies of a head from three positions of a token.
+    """
+    given = raw.get("rope_parameters")
+    if not isinstance(given, dict):
+        return raw
+    kept = {key: value for key, value in given.items() if not key.startswith("mrope_")}
+    return with_keys(raw, rope_parameters=kept)
+
+
+def _qwen3_5_moe_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of Qwen 3.5 with experts, which has no layer without them."""
+    return with_keys(
+        _qwen3_5_canonical(raw),
+        intermediate_size=raw["moe_intermediate_size"],
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        norm_topk_prob=True,
+    )
+
+
+def _qwen3_next_traits(raw: Mapping[str, Any]) -> DecoderTraits:
+    del raw
+    names = TensorNames(shared="shared_expert")
+    return DecoderTraits(adds_one_to_norms=True, has_attention_gate=True, names=names)
+
+
+def _qwen3_next_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
+    found = qwen3_moe_experts(raw, num_layers)
+    if found is None or not found.layers:
+        return None
+    size = count(raw, "shared_expert_intermediate_size")
+    return replace(found, shared_size=size, has_shared_gate=True)
+
+
+def _delta(*, is_grouped: bool) -> RecurrentRule:
+    """Return the rule for Gated DeltaNet. is_grouped: as in GatedDelta."""
+
+    def recurrent(raw: Mapping[str, Any], num_layers: int) -> Recurrent:
+        kind = GatedDelta(
+            count(raw, "linear_num_key_heads"),
+            count(raw, "linear_num_value_heads"),
+            count(raw, "linear_key_head_dim"),
+            count(raw, "linear_value_head_dim"),
+            count(raw, "linear_conv_kernel_dim"),
+            is_grouped,
+        )
+        require_window("linear_conv_kernel_dim", kind.kernel_size)
+        if kind.num_value_heads % kind.num_key_heads:
+            limit = f"a multiple of linear_num_key_heads ({kind.num_key_heads})"
+            raise unsupported("linear_num_value_heads", kind.num_value_heads, limit)
+        types = raw.get("layer_types")
+        if types is None:
+            every = count(raw, "full_attention_interval")
+            types = [LINEAR if (index + 1) % every else FULL for index in range(num_layers)]
+        return recurrent_layers(types, num_layers, LINEAR, kind)
+
+    return recurrent
+
+
+QWEN3_NEXT = Architecture(
+    "qwen3_next",
+    ("Qwen3-Next 80B-A3B", "Qwen3-Coder-Next"),
+    "Gated DeltaNet in place of attention on three of four layers; gated attention; a "
+    "mixture with a gated shared expert",
+    {
+        **_DELTA_DEFAULTS,
+        "intermediate_size": 5632,
+        "num_key_value_heads": 2,
+        "decoder_sparse_step": 1,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts_per_tok": 10,
+        "num_experts": 512,
+        "norm_topk_prob": True,
+    },
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    qk_norm=True,
+    ropes=partial_rope,
+    rotary_fraction=rotary_fraction,
+    traits=_qwen3_next_traits,
+    experts=_qwen3_next_experts,
+    recurrent=_delta(is_grouped=True),
+)
+
+QWEN3_5 = Architecture(
+    "qwen3_5_text",
+    ("Qwen 3.5 dense (text)",),
+    "as Qwen3-Next, without a mixture",
+    {**_DELTA_DEFAULTS, "intermediate_size": 12288, "num_key_value_heads": 4},
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    qk_norm=True,
+    ropes=partial_rope,
+    rotary_fraction=rotary_fraction,
+    traits=_qwen3_next_traits,
+    recurrent=_delta(is_grouped=False),
+    canonical=_qwen3_5_canonical,
+)
+
+QWEN3_5_MOE = Architecture(
+    "qwen3_5_moe_text",
+    ("Qwen 3.5 35B-A3B, 122B-A10B, 397B-A17B (text)",),
+    "as Qwen3-Next; the experts of a layer in one tensor",
+    {
+        **_DELTA_DEFAULTS,
+        "intermediate_size": None,
+        "num_key_value_heads": 2,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts_per_tok": 8,
+        "num_experts": 256,
+    },
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    qk_norm=True,
+    ropes=partial_rope,
+    rotary_fraction=rotary_fraction,
+    traits=_qwen3_next_traits,
+    experts=_qwen3_next_experts,
+    recurrent=_delta(is_grouped=False),
+    canonical=_qwen3_5_moe_canonical,
+)
