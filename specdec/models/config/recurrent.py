@@ -83,7 +83,9 @@ class GatedDelta:
     """Gated DeltaNet (arXiv 2412.06464): each key head serves as many value heads as the others.
 
     is_grouped: whether the projections of a key head and its value heads follow each other in one
-    tensor (Qwen3-Next); else those of all heads do.
+    tensor (Qwen3-Next); else those of all heads do. is_separate: whether each projection is a
+    tensor (OLMo Hybrid). share_scale: factor of the share that a token replaces.
+    norm_eps: of outputs; None for that of the model.
     """
 
     num_key_heads: int
@@ -92,7 +94,32 @@ class GatedDelta:
     value_dim: int
     kernel_size: int
     is_grouped: bool
+    is_separate: bool = False
+    share_scale: float = 1.0
+    norm_eps: float | None = None
     prefix: str = "linear_attn"
+
+    @property
+    def output_names(self) -> tuple[str, str]:
+        """Names of the norm and of the projection of outputs."""
+        return ("o_norm", "o_proj") if self.is_separate else ("norm", "out_proj")
+
+    @property
+    def projections(self) -> dict[str, int]:
+        """Rows that a key head has of each projection of the input, by its name."""
+        values = self.values_per_key
+        gates = {"g_proj": self.unit_outputs, "b_proj": values, "a_proj": values}
+        if self.is_separate:
+            return {
+                "q_proj": self.key_dim,
+                "k_proj": self.key_dim,
+                "v_proj": self.unit_outputs,
+            } | gates
+        if self.is_grouped:
+            whole = self.unit_channels + self.unit_outputs
+            return {"in_proj_qkvz": whole, "in_proj_ba": 2 * values}
+        others = {"in_proj_z": self.unit_outputs, "in_proj_b": values, "in_proj_a": values}
+        return {"in_proj_qkv": self.unit_channels} | others
 
     @property
     def num_units(self) -> int:
@@ -122,18 +149,14 @@ class GatedDelta:
 
     def tensors(self, hidden_size: int) -> Iterator[tuple[str, Shape]]:
         """Yield the tensors of a layer, after its prefix."""
-        heads, outputs = self.num_value_heads, self.num_value_heads * self.value_dim
-        channels = self.num_key_heads * self.unit_channels
-        rows = {"in_proj_qkv": channels, "in_proj_z": outputs, "in_proj_b": heads}
-        rows["in_proj_a"] = heads
-        if self.is_grouped:
-            rows = {"in_proj_qkvz": channels + outputs, "in_proj_ba": 2 * heads}
-        yield from ((f"{name}.weight", (count, hidden_size)) for name, count in rows.items())
-        yield "conv1d.weight", (channels, 1, self.kernel_size)
-        yield "dt_bias", (heads,)
-        yield "A_log", (heads,)
-        yield "norm.weight", (self.value_dim,)
-        yield "out_proj.weight", (hidden_size, outputs)
+        count, (norm, output) = self.num_key_heads, self.output_names
+        for name, size in self.projections.items():
+            yield f"{name}.weight", (count * size, hidden_size)
+        yield "conv1d.weight", (count * self.unit_channels, 1, self.kernel_size)
+        yield "dt_bias", (self.num_value_heads,)
+        yield "A_log", (self.num_value_heads,)
+        yield f"{norm}.weight", (self.value_dim,)
+        yield f"{output}.weight", (hidden_size, self.num_value_heads * self.value_dim)
 
     def num_matrix_weights(self, hidden_size: int, num_units: int) -> int:
         """Return the weights of the linear layers of `num_units` units."""

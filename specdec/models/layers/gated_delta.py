@@ -51,7 +51,7 @@ class GatedDeltaLayer(nn.Module):
     ) -> None:
         """Read the weights of own key heads."""
         super().__init__()
-        self.config, self.num_keys, self.norm_eps = config, len(own), norm_eps
+        self.config, self.num_keys, self.norm_eps = config, len(own), config.norm_eps or norm_eps
         self.num_values = len(own) * config.values_per_key
         self.keys, self.outputs = len(own) * config.key_dim, len(own) * config.unit_outputs
         self.in_proj = ColumnParallelLinear(reader, hidden_size, _parts(config, prefix, own))
@@ -62,10 +62,11 @@ class GatedDeltaLayer(nn.Module):
             for name in ("dt_bias", "A_log")
         )
         self.decay_rate.exp_()
-        self.norm = reader.read(f"{prefix}.norm.weight", (config.value_dim,))
+        norm, output = config.output_names
+        self.norm = reader.read(f"{prefix}.{norm}.weight", (config.value_dim,))
         shape = (hidden_size, count * config.value_dim)
         cols = head_rows(own, config.unit_outputs)
-        self.out_proj = RowParallelLinear(reader, f"{prefix}.out_proj", shape, cols, group)
+        self.out_proj = RowParallelLinear(reader, f"{prefix}.{output}", shape, cols, group)
 
     def forward(
         self,
@@ -110,7 +111,7 @@ class GatedDeltaLayer(nn.Module):
             self._by_value_head(key),
             value.unflatten(1, (self.num_values, -1)),
             -self.decay_rate * F.softplus(decay + self.dt_bias),
-            share.sigmoid(),
+            share.sigmoid() * config.share_scale,
         )
 
     def _by_value_head(self, x: Tensor) -> Tensor:
@@ -129,21 +130,15 @@ class GatedDeltaLayer(nn.Module):
 
 def _parts(config: GatedDelta, prefix: str, own: range) -> list[WeightPart]:
     """Return the projections of own key heads, in the order in which they are split again."""
-    count, unit = config.num_key_heads, config.values_per_key
-
-    def part(name: str, size: int) -> WeightPart:
-        return WeightPart(f"{prefix}.{name}", count * size, head_rows(own, size))
-
-    if config.is_grouped:
-        whole = config.unit_channels + config.unit_outputs
-        return [part("in_proj_qkvz", whole), part("in_proj_ba", 2 * unit)]
-    sizes = (config.key_dim, config.key_dim, config.unit_outputs)
-    rows = [head_rows(own, size) for size in sizes]
-    channels = weight_parts(
-        prefix, ("in_proj_qkv",), [count * size for size in sizes], rows, has_bias=False
-    )
-    others = {"in_proj_z": config.unit_outputs, "in_proj_b": unit, "in_proj_a": unit}
-    return [*channels, *(part(name, size) for name, size in others.items())]
+    parts, count = list[WeightPart](), config.num_key_heads
+    for name, size in config.projections.items():
+        sizes = [size]
+        if name == "in_proj_qkv":
+            sizes = [config.key_dim, config.key_dim, config.unit_outputs]
+        rows = [head_rows(own, each) for each in sizes]
+        totals = [count * each for each in sizes]
+        parts += weight_parts(prefix, (name,), totals, rows, has_bias=False)
+    return parts
 
 
 def _read_convolution(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,8 +11,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from specdec.models.weights.expert_views import ExpertView, expert_views
 from specdec.models.weights.tensor_headers import HeaderSource, text_name
+from specdec.models.weights.tensor_views import (
+    ExpertView,
+    JoinedView,
+    StoredPart,
+    TensorView,
+    tensor_views,
+)
 from specdec.types.errors import UnsupportedModelError
 
 SHORT_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
@@ -29,20 +35,17 @@ class TensorSource(HeaderSource, Protocol):
 
 @dataclass(frozen=True)
 class _StoredTensor:
-    """view: the part of the tensor that it is; None for all of it."""
-
     path: Path
     name: str
     shape: tuple[int, ...]
     dtype: str
-    view: ExpertView | None = None
 
 
 class StoredTensors:
     """The tensors of a checkpoint by name, in one or several files.
 
-    Tensors of the text model in a model that reads images too have the names of a text model, and
-    the experts in a tensor of all experts those of separate ones.
+    Tensors of the text model in a model that reads images too have the names of a text model; those
+    that layers read otherwise than they are stored are views.
     Reading a missing tensor raises UnsupportedModelError.
 
     A file is opened for each read: it stays mapped, and the pages that were read stay resident,
@@ -53,6 +56,8 @@ class StoredTensors:
         """Read the headers of all files. Raises UnsupportedModelError for an unreadable file."""
         self._directory = directory
         self._tensors: dict[str, _StoredTensor] = {}
+        self._parts: dict[str, _StoredTensor] = {}
+        self._views: dict[str, TensorView] = {}
         for path in paths:
             with _open(path) as file:
                 names: list[str] = file.keys()
@@ -61,16 +66,16 @@ class StoredTensors:
                     shape = tuple(tensor.get_shape())
                     stored = _StoredTensor(path, name, shape, tensor.get_dtype())
                     self._tensors[text_name(name)] = stored
-        self._divide_stacks()
+        self._add_views()
 
-    def _divide_stacks(self) -> None:
-        """Replace tensors of all experts by those of each one."""
-        views = expert_views({name: each.shape for name, each in self._tensors.items()})
-        stacks = {
-            name: self._tensors.pop(name) for name in {each.stored for each in views.values()}
-        }
+    def _add_views(self) -> None:
+        views = tensor_views({name: each.shape for name, each in self._tensors.items()})
+        for name in {part for view in views.values() for part in view.stored}:
+            self._parts[name] = self._tensors.pop(name)
         for name, view in views.items():
-            self._tensors[name] = replace(stacks[view.stored], shape=view.shape, view=view)
+            first = self._parts[view.stored[0]]
+            self._tensors[name] = _StoredTensor(first.path, name, view.shape, first.dtype)
+        self._views = views
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -88,14 +93,22 @@ class StoredTensors:
 
     def slice(self, name: str, *window: slice) -> Tensor:
         """See TensorSource."""
-        stored = self._stored(name)
+        stored, view = self._stored(name), self._views.get(name)
+        if isinstance(view, ExpertView):
+            rows, cols = window or (slice(None), slice(None))
+            return self._part(view.part(rows, cols))[0]
+        if isinstance(view, JoinedView):
+            parts = view.parts(*(window or (slice(None),)))
+            return torch.cat([self._part(part) for part in parts])
         with _open(stored.path) as file:
             own = stored.name
-            if stored.view is not None:
-                rows, cols = window or (slice(None), slice(None))
-                part: Tensor = file.get_slice(own)[stored.view.window(rows, cols)]
-                return part[0]
             tensor: Tensor = file.get_slice(own)[window] if window else file.get_tensor(own)
+        return tensor
+
+    def _part(self, part: StoredPart) -> Tensor:
+        stored = self._parts[part.stored]
+        with _open(stored.path) as file:
+            tensor: Tensor = file.get_slice(stored.name)[part.window]
         return tensor
 
     def _stored(self, name: str) -> _StoredTensor:

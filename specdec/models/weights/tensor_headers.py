@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from specdec.models.weights.expert_views import expert_views
+from specdec.models.weights.tensor_views import tensor_views
 from specdec.types.errors import UnsupportedModelError
 
 FLOATS = ("F32", "BF16", "F16", "F64")
@@ -33,6 +33,9 @@ _PUBLISHED_NAMES = {
     # Nemotron-H
     re.compile(r"(?:backbone|model)\.embeddings\.(.+)"): r"model.embed_tokens.\1",
     re.compile(r"backbone\.(.+)"): r"model.\1",
+    # OLMo Hybrid
+    re.compile(r"(.+)\.attention_layer_norm\.(.+)"): r"\1.input_layernorm.\2",
+    re.compile(r"(.+)\.feedforward_layer_norm\.(.+)"): r"\1.post_attention_layernorm.\2",
     # Granite 4
     re.compile(r"(.+\.block_sparse_moe)\.input_linear\.weight"): r"\1.experts.gate_up_proj",
     re.compile(r"(.+\.block_sparse_moe)\.output_linear\.weight"): r"\1.experts.down_proj",
@@ -73,12 +76,13 @@ class TensorHeaders:
     def of_text_model(cls, headers: Mapping[str, TensorHeader]) -> TensorHeaders:
         """Return headers under the names of a text model, where it is a part of a larger model."""
         found = {text_name(name): header for name, header in headers.items()}
-        views = expert_views({name: header.shape for name, header in found.items()})
-        of_experts = {
-            name: TensorHeader(found[view.stored].dtype, view.shape) for name, view in views.items()
+        views = tensor_views({name: header.shape for name, header in found.items()})
+        parts = {name for view in views.values() for name in view.stored}
+        viewed = {
+            name: TensorHeader(found[view.stored[0]].dtype, view.shape)
+            for name, view in views.items()
         }
-        stacks = {view.stored for view in views.values()}
-        return cls({name: found[name] for name in found.keys() - stacks} | of_experts)
+        return cls({name: found[name] for name in found.keys() - parts} | viewed)
 
     def __contains__(self, name: str) -> bool:
         return name in self.headers

@@ -49,7 +49,7 @@ FALCON_FACTORS = {
 DELTA_FAMILIES = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
 
 SCALES = {"Qwen3Next": 0.4, "Qwen3_5": 0.4, "Qwen3_5Moe": 0.4, "GraniteMoeHybrid": 0.4}
-SCALES |= {"NemotronH": 0.4, "FalconH1": 0.4, "Bamba": 0.4}
+SCALES |= {"NemotronH": 0.4, "FalconH1": 0.4, "Bamba": 0.4, "OlmoHybrid": 0.25}
 """Factors of weights of families in which rounding errors otherwise grow with each layer."""
 
 HYBRIDS = {
@@ -158,6 +158,25 @@ HYBRIDS = {
         "FalconH1",
         {**MAMBA, "mamba_d_ssm": 66, "mamba_rms_norm": True, "mamba_norm_before_gate": False}
         | FALCON_FACTORS,
+    ),
+    "olmo-hybrid": (
+        "OlmoHybrid",
+        {
+            **DELTA,
+            "attention_bias": True,
+            "rope_parameters": {"rope_theta": 1000.0, "rope_type": "default"},
+            "pad_token_id": 0,
+        },
+    ),
+    "olmo-hybrid-plain": (
+        "OlmoHybrid",
+        {
+            "num_hidden_layers": 4,
+            "rms_norm_eps": 1e-3,
+            "linear_allow_neg_eigval": False,
+            "rope_parameters": {"rope_theta": None, "rope_type": "default"},
+            "pad_token_id": 0,
+        },
     ),
     "bamba": (
         "Bamba",

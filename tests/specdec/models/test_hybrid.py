@@ -207,6 +207,7 @@ MIXED = ["mamba", "attention", "mamba", "mamba"]
         ("Lfm2MoeForCausalLM", {**SIZE, "full_attn_idxs": [2]}, {0, 1, 3}),
         ("Qwen3_5MoeForCausalLM", {}, {0, 1, 2}),
         ("NemotronHForCausalLM", {"hybrid_override_pattern": "M-*EMM"}, {0, 4, 5}),
+        ("OlmoHybridForCausalLM", {}, {0, 1, 2}),
         (
             "BambaForCausalLM",
             {**SIZE, "mamba_n_heads": 8, "attn_layer_indices": [1]},

@@ -1,4 +1,4 @@
-"""Families with the gated delta rule in place of attention: Qwen3-Next and Qwen 3.5."""
+"""Families with the gated delta rule in place of attention: Qwen3-Next, Qwen 3.5, OLMo Hybrid."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from specdec.config.json_values import count, unsupported
 from specdec.models.config.architecture import Architecture
-from specdec.models.config.family_traits import qwen3_moe_experts
+from specdec.models.config.family_traits import olmo2_traits, qwen3_moe_experts
 from specdec.models.config.hybrids.layer_types import (
     FULL,
     LINEAR,
@@ -16,10 +16,13 @@ from specdec.models.config.hybrids.layer_types import (
     require_window,
     with_keys,
 )
-from specdec.models.config.layer_patterns import partial_rope
+from specdec.models.config.layer_patterns import LayerRopes, Windows, one_rope, partial_rope
 from specdec.models.config.recurrent import GatedDelta, Recurrent
 from specdec.models.config.rope import rotary_fraction
-from specdec.models.config.traits import DecoderTraits, Experts, TensorNames
+from specdec.models.config.traits import LLAMA, DecoderTraits, Experts, TensorNames
+
+_OLMO_NORM_EPS = 1e-5
+"""Of the outputs of recurrent layers, whatever config.json has for other norms."""
 
 RecurrentRule = Callable[[Mapping[str, Any], int], Recurrent]
 
@@ -77,18 +80,7 @@ def _delta(*, is_grouped: bool) -> RecurrentRule:
     """Return the rule for Gated DeltaNet. is_grouped: as in GatedDelta."""
 
     def recurrent(raw: Mapping[str, Any], num_layers: int) -> Recurrent:
-        kind = GatedDelta(
-            count(raw, "linear_num_key_heads"),
-            count(raw, "linear_num_value_heads"),
-            count(raw, "linear_key_head_dim"),
-            count(raw, "linear_value_head_dim"),
-            count(raw, "linear_conv_kernel_dim"),
-            is_grouped,
-        )
-        require_window("linear_conv_kernel_dim", kind.kernel_size)
-        if kind.num_value_heads % kind.num_key_heads:
-            limit = f"a multiple of linear_num_key_heads ({kind.num_key_heads})"
-            raise unsupported("linear_num_value_heads", kind.num_value_heads, limit)
+        kind = _gated_delta(raw, is_grouped=is_grouped)
         types = raw.get("layer_types")
         if types is None:
             every = count(raw, "full_attention_interval")
@@ -96,6 +88,56 @@ def _delta(*, is_grouped: bool) -> RecurrentRule:
         return recurrent_layers(types, num_layers, LINEAR, kind)
 
     return recurrent
+
+
+def _gated_delta(raw: Mapping[str, Any], *, is_grouped: bool) -> GatedDelta:
+    kind = GatedDelta(
+        count(raw, "linear_num_key_heads"),
+        count(raw, "linear_num_value_heads"),
+        count(raw, "linear_key_head_dim"),
+        count(raw, "linear_value_head_dim"),
+        count(raw, "linear_conv_kernel_dim"),
+        is_grouped,
+    )
+    require_window("linear_conv_kernel_dim", kind.kernel_size)
+    if kind.num_value_heads % kind.num_key_heads:
+        limit = f"a multiple of linear_num_key_heads ({kind.num_key_heads})"
+        raise unsupported("linear_num_value_heads", kind.num_value_heads, limit)
+    return kind
+
+
+def _olmo_hybrid_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of OLMo Hybrid with the sizes that follow from others."""
+    heads, hidden = count(raw, "num_attention_heads"), count(raw, "hidden_size")
+    num_keys = count(raw, "linear_num_key_heads", heads)
+    key_dim = count(raw, "linear_key_head_dim", 3 * hidden // (4 * num_keys))
+    return with_keys(
+        raw,
+        linear_num_key_heads=num_keys,
+        linear_num_value_heads=count(raw, "linear_num_value_heads", heads),
+        linear_key_head_dim=key_dim,
+        linear_value_head_dim=count(raw, "linear_value_head_dim", 2 * key_dim),
+    )
+
+
+def _olmo_hybrid_ropes(raw: Mapping[str, Any], windows: Windows) -> LayerRopes:
+    given = raw.get("rope_parameters") or {}
+    has_rope = not isinstance(given, dict) or given.get("rope_theta", 0) is not None
+    return one_rope(raw, windows) if has_rope else (None,) * len(windows)
+
+
+def _olmo_hybrid_recurrent(raw: Mapping[str, Any], num_layers: int) -> Recurrent:
+    kind = replace(
+        _gated_delta(raw, is_grouped=False),
+        is_separate=True,
+        share_scale=2.0 if raw["linear_allow_neg_eigval"] else 1.0,
+        norm_eps=_OLMO_NORM_EPS,
+    )
+    types = raw.get("layer_types")
+    if types is None:
+        types = [LINEAR if (index + 1) % 4 else FULL for index in range(num_layers)]
+        types[-1] = FULL if num_layers < 4 else types[-1]
+    return replace(recurrent_layers(types, num_layers, LINEAR, kind), traits=LLAMA)
 
 
 QWEN3_NEXT = Architecture(
@@ -161,4 +203,25 @@ QWEN3_5_MOE = Architecture(
     experts=_qwen3_next_experts,
     recurrent=_delta(is_grouped=False),
     canonical=_qwen3_5_moe_canonical,
+)
+
+OLMO_HYBRID = Architecture(
+    "olmo_hybrid",
+    ("OLMo Hybrid 7B",),
+    "Gated DeltaNet in place of attention on three of four layers, with norms before it and the "
+    "MLP; the others as OLMo 2, without rotation where `rope_theta` is null",
+    {
+        "intermediate_size": 11008,
+        "max_position_embeddings": 65_536,
+        "rms_norm_eps": 1e-6,
+        "linear_conv_kernel_dim": 4,
+        "linear_allow_neg_eigval": True,
+    },
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    qk_norm=True,
+    ropes=_olmo_hybrid_ropes,
+    traits=olmo2_traits,
+    recurrent=_olmo_hybrid_recurrent,
+    canonical=_olmo_hybrid_canonical,
 )

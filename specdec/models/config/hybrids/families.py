@@ -7,7 +7,12 @@ from types import MappingProxyType
 
 from specdec.models.config.architecture import Architecture
 from specdec.models.config.hybrids.convolutions import LFM2, LFM2_MOE
-from specdec.models.config.hybrids.delta_rules import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
+from specdec.models.config.hybrids.delta_rules import (
+    OLMO_HYBRID,
+    QWEN3_5,
+    QWEN3_5_MOE,
+    QWEN3_NEXT,
+)
 from specdec.models.config.hybrids.nemotron import NEMOTRON_H
 from specdec.models.config.hybrids.state_spaces import BAMBA, FALCON_H1, GRANITE_HYBRID
 
@@ -22,5 +27,6 @@ HYBRIDS: Mapping[str, Architecture] = MappingProxyType(
         "NemotronHForCausalLM": NEMOTRON_H,
         "FalconH1ForCausalLM": FALCON_H1,
         "BambaForCausalLM": BAMBA,
+        "OlmoHybridForCausalLM": OLMO_HYBRID,
     }
 )
