@@ -7,7 +7,8 @@ share b of what it has for the key k by the value v; then the query q reads it:
 
     S <- a S;  S <- S + k (b (v - k S));  o = q S
 
-Without the delta the second step is S <- S + k v.
+Without the delta the second step is S <- S + k v. In Kimi Delta Attention (arXiv 2510.26692) a is a
+vector: each channel of the keys has a factor.
 
 In chunks (section 3.3) this is a triangular system of each chunk, and products of matrices.
 """
@@ -22,7 +23,8 @@ from torch import Tensor
 
 from specdec.kernels.reference.state_pool import StatePlan, StateSpan
 
-_CHUNK_SIZE = 64
+_CHUNK_SIZE, _CHANNEL_CHUNK_SIZE = 64, 16
+"""Tokens of a chunk; fewer where each channel decays, whose products are not those of matrices."""
 
 _MAX_RECURRENT_TOKENS = 16
 """Most known tokens of a row that the recurrence runs one by one; it runs guesses in any case."""
@@ -31,13 +33,13 @@ _MAX_RECURRENT_TOKENS = 16
 class DeltaInputs(NamedTuple):
     """Inputs of the rule for N tokens, in float32; heads are those of values.
 
-    decay: logarithm of a. share: b; None without the delta.
+    decay: logarithm of a, of heads or of their channels. share: b; None without the delta.
     """
 
     query: Tensor  # [N, heads, key_dim], scaled
     key: Tensor  # [N, heads, key_dim], normalized
     value: Tensor  # [N, heads, value_dim]
-    decay: Tensor  # [N, heads]
+    decay: Tensor  # [N, heads] or [N, heads, key_dim]
     share: Tensor | None = None  # [N, heads]
 
     def at(self, places: Tensor | slice) -> DeltaInputs:
@@ -97,7 +99,8 @@ def _run_steps(
 
 def _step(token: DeltaInputs, states: Tensor) -> Tensor:
     """Run one token of each of B rows; states: [B, heads, key_dim, value_dim], changed in place."""
-    states *= token.decay.exp()[..., None, None]
+    decay = token.decay.exp()[..., None]
+    states *= decay if token.decay.ndim == 3 else decay[..., None]
     key, new = token.key[..., None], token.value
     if token.share is not None:
         new = (new - (states * key).sum(-2)) * token.share[..., None]
@@ -107,9 +110,9 @@ def _step(token: DeltaInputs, states: Tensor) -> Tensor:
 
 def _run_chunks(inputs: DeltaInputs, state: Tensor) -> tuple[Tensor, Tensor]:
     """Return the outputs of consecutive tokens of a row, and the state after them."""
-    outputs = list[Tensor]()
-    for start in range(0, len(inputs.value), _CHUNK_SIZE):
-        own = inputs.at(slice(start, start + _CHUNK_SIZE))
+    outputs, size = list[Tensor](), _CHUNK_SIZE if inputs.decay.ndim == 2 else _CHANNEL_CHUNK_SIZE
+    for start in range(0, len(inputs.value), size):
+        own = inputs.at(slice(start, start + size))
         found, state = _run_chunk(own, state)
         outputs.append(found)
     return torch.cat(outputs), state
@@ -118,17 +121,29 @@ def _run_chunks(inputs: DeltaInputs, state: Tensor) -> tuple[Tensor, Tensor]:
 def _run_chunk(inputs: DeltaInputs, state: Tensor) -> tuple[Tensor, Tensor]:
     """Return the outputs of a chunk of C tokens [C, heads, value_dim], and the state after it."""
     query, key, value = (each.transpose(0, 1) for each in inputs[:3])  # [heads, C, dim]
-    total = inputs.decay.t().cumsum(1)  # [heads, C]
-    from_start = total.exp()[..., None]
-    between = (total[:, :, None] - total[:, None]).tril().exp().tril()  # [heads, C, C]
-    new = value
+    total = inputs.decay.transpose(0, 1).cumsum(1)  # [heads, C], or [heads, C, key_dim]
+    total = total if total.ndim == 3 else total[..., None]
+    from_start, new = total.exp(), value
     if inputs.share is not None:
         # Less what the state and the tokens before it in the chunk have for the key of each token.
-        share, keys = inputs.share.t()[..., None], (key @ key.transpose(1, 2)) * between
-        wanted = share * (value - from_start * (key @ state))
+        share, keys = inputs.share.t()[..., None], _decayed_products(key, key, total)
+        wanted = share * (value - (from_start * key) @ state)
         new = torch.linalg.solve_triangular(share * keys, wanted, upper=False, unitriangular=True)
-    scores = (query @ key.transpose(1, 2)) * between
-    outputs = from_start * (query @ state) + scores @ new
-    to_end = (total[:, -1:] - total).exp()[..., None]
-    state = total[:, -1].exp()[:, None, None] * state + (key * to_end).transpose(1, 2) @ new
+    scores = _decayed_products(query, key, total)
+    outputs = (from_start * query) @ state + scores @ new
+    to_end = (total[:, -1:] - total).exp()
+    state = total[:, -1, :, None].exp() * state + (key * to_end).transpose(1, 2) @ new
     return outputs.transpose(0, 1), state
+
+
+def _decayed_products(queries: Tensor, keys: Tensor, total: Tensor) -> Tensor:
+    """Return products of queries with the keys up to their own tokens, decayed between both.
+
+    Returns [heads, C, C]. queries, keys: [heads, C, key_dim]. total: the decay of the tokens of the
+    chunk up to each, [heads, C, 1 or key_dim].
+    """
+    between = (total[:, :, None] - total[:, None]).movedim(-1, 1)
+    between = between.tril().exp().tril().movedim(1, -1)  # [heads, C, C, 1 or key_dim]
+    if between.shape[-1] == 1:
+        return (queries @ keys.transpose(1, 2)) * between[..., 0]
+    return (queries[:, :, None] * between * keys[:, None]).sum(-1)

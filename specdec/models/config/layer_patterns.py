@@ -102,6 +102,12 @@ def one_rope(raw: Mapping[str, Any], windows: Windows) -> LayerRopes:
     return (read_rope(raw),) * len(windows)
 
 
+def no_ropes(raw: Mapping[str, Any], windows: Windows) -> LayerRopes:
+    """Return no rotary embedding for any layer."""
+    del raw
+    return (None,) * len(windows)
+
+
 def partial_rope(raw: Mapping[str, Any], windows: Windows) -> LayerRopes:
     """Return the same rotary embedding, which may be of a part of a head, for all layers."""
     return (read_rope(raw, may_be_partial=True),) * len(windows)

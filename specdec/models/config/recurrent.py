@@ -229,7 +229,52 @@ class StateSpace:
         return (num_units * (3 * self.head_dim + 1) + 2 * self.group_channels) * hidden_size
 
 
-RecurrentKind = ShortConvolution | GatedDelta | StateSpace
+@dataclass(frozen=True)
+class KimiDelta:
+    """Kimi Delta Attention (arXiv 2510.26692): a gated delta rule with a decay for each channel.
+
+    Decays and gates are projected by latents of head_dim, which every rank has.
+    """
+
+    num_heads: int
+    head_dim: int
+    kernel_size: int
+    prefix: str = "self_attn"
+
+    @property
+    def num_units(self) -> int:
+        """Units that ranks divide: the heads."""
+        return self.num_heads
+
+    def state(self, own: range) -> StateShape:
+        """Return the state of a rank that has `own` heads."""
+        num_inputs = len(own) * (4 * self.head_dim + 1)
+        return StateShape(
+            self.kernel_size - 1, num_inputs, (len(own), self.head_dim, self.head_dim)
+        )
+
+    def tensors(self, hidden_size: int) -> Iterator[tuple[str, Shape]]:
+        """Yield the tensors of a layer, after its prefix."""
+        heads, dim = self.num_heads, self.head_dim
+        values = heads * dim
+        yield from ((f"{part}_proj.weight", (values, hidden_size)) for part in "qkv")
+        for part in "fg":
+            yield f"{part}_a_proj.weight", (dim, hidden_size)
+            yield f"{part}_b_proj.weight", (values, dim)
+        yield "b_proj.weight", (heads, hidden_size)
+        yield "conv1d.weight", (3 * values, 1, self.kernel_size)
+        yield "A_log", (1, 1, heads, 1)
+        yield "dt_bias", (values,)
+        yield "o_norm.weight", (dim,)
+        yield "o_proj.weight", (hidden_size, values)
+
+    def num_matrix_weights(self, hidden_size: int, num_units: int) -> int:
+        """Return the weights of the linear layers of `num_units` units."""
+        dim, values = self.head_dim, num_units * self.head_dim
+        return (4 * values + num_units + 2 * dim) * hidden_size + 2 * values * dim
+
+
+RecurrentKind = ShortConvolution | GatedDelta | StateSpace | KimiDelta
 """A recurrence, with its sizes."""
 
 

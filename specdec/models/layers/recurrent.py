@@ -11,15 +11,17 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.recurrent import (
     BesideAttention,
     GatedDelta,
+    KimiDelta,
     ShortConvolution,
     StateSpace,
 )
 from specdec.models.layers.gated_delta import GatedDeltaLayer
+from specdec.models.layers.kimi_delta import KimiDeltaLayer
 from specdec.models.layers.short_convolution import ShortConvolutionLayer
 from specdec.models.layers.state_space import StateSpaceLayer
 from specdec.models.weights.checkpoint import CheckpointReader
 
-RecurrentLayer = ShortConvolutionLayer | GatedDeltaLayer | StateSpaceLayer
+RecurrentLayer = ShortConvolutionLayer | GatedDeltaLayer | StateSpaceLayer | KimiDeltaLayer
 """A recurrence in place of attention."""
 
 
@@ -65,5 +67,8 @@ def read_recurrent_layer(
         case StateSpace():
             eps = config.rms_norm_eps
             return StateSpaceLayer(kind, hidden_size, eps, reader, name, own, group)
+        case KimiDelta():
+            eps = config.rms_norm_eps
+            return KimiDeltaLayer(kind, hidden_size, eps, reader, name, own, group)
         case ShortConvolution():
             return ShortConvolutionLayer(kind, hidden_size, reader, name, own, group)

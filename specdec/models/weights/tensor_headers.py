@@ -33,6 +33,8 @@ _PUBLISHED_NAMES = {
     # Nemotron-H
     re.compile(r"(?:backbone|model)\.embeddings\.(.+)"): r"model.embed_tokens.\1",
     re.compile(r"backbone\.(.+)"): r"model.\1",
+    # Kimi Linear, as transformers writes its first layers
+    re.compile(r"(.+)\.block_sparse_moe\.((gate|up|down)_proj\.weight)"): r"\1.mlp.\2",
     # OLMo Hybrid
     re.compile(r"(.+)\.attention_layer_norm\.(.+)"): r"\1.input_layernorm.\2",
     re.compile(r"(.+)\.feedforward_layer_norm\.(.+)"): r"\1.post_attention_layernorm.\2",

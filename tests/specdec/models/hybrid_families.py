@@ -30,6 +30,8 @@ GRANITE_4 = {
     "logits_scaling": 1.3,
 }
 
+KIMI_LAYERS = [*["linear_attention"] * 2, "full_attention", "linear_attention", "full_attention"]
+
 ONE_BLOCKS = ("linear_attention", "moe", "full_attention", "mlp")
 
 MAMBA = {"mamba_n_heads": 6, "mamba_d_state": 14, "rms_norm_eps": 1e-3}
@@ -50,6 +52,7 @@ DELTA_FAMILIES = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
 
 SCALES = {"Qwen3Next": 0.4, "Qwen3_5": 0.4, "Qwen3_5Moe": 0.4, "GraniteMoeHybrid": 0.4}
 SCALES |= {"NemotronH": 0.4, "FalconH1": 0.4, "Bamba": 0.4, "OlmoHybrid": 0.25}
+SCALES |= {"KimiLinear": 0.4}
 """Factors of weights of families in which rounding errors otherwise grow with each layer."""
 
 HYBRIDS = {
@@ -158,6 +161,27 @@ HYBRIDS = {
         "FalconH1",
         {**MAMBA, "mamba_d_ssm": 66, "mamba_rms_norm": True, "mamba_norm_before_gate": False}
         | FALCON_FACTORS,
+    ),
+    "kimi-linear": (
+        "KimiLinear",
+        {
+            "num_hidden_layers": 5,
+            "layer_types": KIMI_LAYERS,
+            "num_key_value_heads": 9,
+            "kv_lora_rank": 34,
+            "qk_rope_head_dim": 6,
+            "qk_nope_head_dim": 18,
+            "v_head_dim": 13,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 25,
+            "n_group": 3,
+            "topk_group": 2,
+            "linear_head_dim": 10,
+            "linear_num_heads": 6,
+            "rms_norm_eps": 1e-3,
+            "pad_token_id": 0,
+        },
     ),
     "olmo-hybrid": (
         "OlmoHybrid",

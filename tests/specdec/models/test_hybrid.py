@@ -3,6 +3,8 @@
 # Modules: specdec.models.config.hybrids.state_spaces, specdec.models.config.hybrids.layer_types
 # Modules: specdec.models.layers.recurrent, specdec.models.layers.gated_delta
 # Modules: specdec.models.layers.short_convolution, specdec.models.layers.state_space
+# Modules: specdec.models.layers.kimi_delta, specdec.models.layers.one_block
+# Modules: specdec.models.config.hybrids.nemotron, specdec.models.config.hybrids.kimi
 """Reference tests: each family with recurrent layers against transformers."""
 
 from functools import cache
@@ -184,6 +186,7 @@ PUBLISHED = {
 
 
 SIZE = {"intermediate_size": 96}
+KIMI = {**SIZE, "rms_norm_eps": 1e-5, "num_hidden_layers": 4}
 NEMOTRON = {"hybrid_override_pattern": "M*E"}
 MIXED = ["mamba", "attention", "mamba", "mamba"]
 
@@ -208,6 +211,11 @@ MIXED = ["mamba", "attention", "mamba", "mamba"]
         ("Qwen3_5MoeForCausalLM", {}, {0, 1, 2}),
         ("NemotronHForCausalLM", {"hybrid_override_pattern": "M-*EMM"}, {0, 4, 5}),
         ("OlmoHybridForCausalLM", {}, {0, 1, 2}),
+        (
+            "KimiLinearForCausalLM",
+            {**KIMI, "linear_attn_config": {"full_attn_layers": [3], "num_heads": 8}},
+            {0, 1, 3},
+        ),
         (
             "BambaForCausalLM",
             {**SIZE, "mamba_n_heads": 8, "attn_layer_indices": [1]},
@@ -274,6 +282,9 @@ def test_multimodal_rotation_of_a_text_is_the_plain_one():
         ("FalconH1ForCausalLM", {**SIZE, "mlp_multipliers": [1.0, 0.0]}, "mlp_multipliers .*above"),
         ("FalconH1ForCausalLM", {**SIZE, "mamba_d_ssm": 65}, "mamba_d_head .*65 / mamba_n_heads"),
         ("BambaForCausalLM", {**SIZE, "mamba_n_heads": 8}, "layer_types"),
+        ("KimiLinearForCausalLM", {**KIMI, "mla_use_nope": False}, "mla_use_nope.*True"),
+        ("KimiLinearForCausalLM", {**KIMI, "linear_attn_config": 3}, "linear_attn_config"),
+        ("KimiLinearForCausalLM", {**KIMI, "mlp_layer_types": ["moe"]}, "dense or sparse"),
         (
             "GraniteMoeHybridForCausalLM",
             {"num_local_experts": 0, "time_step_limit": [0.1, 1.0]},

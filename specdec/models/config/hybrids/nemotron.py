@@ -11,7 +11,7 @@ from specdec.models.config.architecture import Architecture
 from specdec.models.config.family_traits import deepseek_v3_experts
 from specdec.models.config.hybrids.layer_types import FULL, LINEAR, PUBLISHED_TYPES, with_keys
 from specdec.models.config.hybrids.state_spaces import StateSpaceKeys, state_space
-from specdec.models.config.layer_patterns import LayerRopes, Windows
+from specdec.models.config.layer_patterns import no_ropes
 from specdec.models.config.recurrent import Recurrent
 from specdec.models.config.traits import Activation, DecoderTraits, Experts, TensorNames
 
@@ -55,11 +55,6 @@ def _layer_types(raw: Mapping[str, Any]) -> list[str]:
         if {LINEAR, FULL} <= {*types} <= {*_LETTERS.values()}:
             return types
     raise unsupported(key, given, f"of {', '.join(allowed)}, with both first ones")
-
-
-def _no_ropes(raw: Mapping[str, Any], windows: Windows) -> LayerRopes:
-    del raw
-    return (None,) * len(windows)
 
 
 def _traits(raw: Mapping[str, Any]) -> DecoderTraits:
@@ -132,7 +127,7 @@ NEMOTRON_H = Architecture(
     activation_key="mlp_hidden_act",
     legacy_activations={"relu2": Activation.SQUARED_RELU},
     mlp_bias="mlp_bias",
-    ropes=_no_ropes,
+    ropes=no_ropes,
     traits=_traits,
     experts=_experts,
     recurrent=_recurrent,

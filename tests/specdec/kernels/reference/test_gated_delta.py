@@ -28,7 +28,7 @@ def inputs_of(count, sizes, seed=0):
     return DeltaInputs(query, key, values(value_dim), decay, share)
 
 
-def run(lengths, sizes, seeds, guesses=0, *, has_delta=True):
+def run(lengths, sizes, seeds, guesses=0, *, has_delta=True, by_channel=False):
     """Run a row of each length; return their outputs, and the states after them."""
     pool = StatePool(
         1, WINDOW, 1, sizes, num_slots=4, max_guesses=8, dtype=torch.float32, device="cpu"
@@ -45,16 +45,21 @@ def run(lengths, sizes, seeds, guesses=0, *, has_delta=True):
     joined = DeltaInputs(*(torch.cat(parts) for parts in zip(*rows, strict=True)))
     if not has_delta:
         joined = joined._replace(share=None)
+    if by_channel:
+        factors = torch.linspace(0.2, 3.0, sizes[1])
+        joined = joined._replace(decay=joined.decay[..., None] * factors)
     found = run_gated_delta(joined.at(slice(WINDOW, None)), pool.memory[0], plan)
     outputs = found[plan.new_places - WINDOW].split(lengths)
     return outputs, [pool.memory[0, seed].clone() for seed in seeds]
 
 
+@pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize("has_delta", [False, True])
-def test_chunks_equal_the_recurrence(monkeypatch, has_delta):
-    chunked, states = run([150], TINY, [1], has_delta=has_delta)
+def test_chunks_equal_the_recurrence(monkeypatch, has_delta, by_channel):
+    kind = {"has_delta": has_delta, "by_channel": by_channel}
+    chunked, states = run([150], TINY, [1], **kind)
     monkeypatch.setattr(gated_delta, "_MAX_RECURRENT_TOKENS", 1000)
-    stepped, expected = run([150], TINY, [1], has_delta=has_delta)
+    stepped, expected = run([150], TINY, [1], **kind)
     torch.testing.assert_close(chunked[0], stepped[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(states[0], expected[0], atol=1e-5, rtol=1e-5)
 
