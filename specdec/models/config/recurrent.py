@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from specdec.config.engine import DTYPE_BYTES, DTypeName
-from specdec.models.config.traits import DecoderTraits
+from specdec.models.config.traits import BesideAttention, DecoderTraits
 from specdec.types.errors import InvalidValueError
 from specdec.types.sharding import partition
 
@@ -107,18 +107,15 @@ class GatedDelta:
     @property
     def projections(self) -> dict[str, int]:
         """Rows that a key head has of each projection of the input, by its name."""
-        values = self.values_per_key
-        gates = {"g_proj": self.unit_outputs, "b_proj": values, "a_proj": values}
+        keys, outputs, values = self.key_dim, self.unit_outputs, self.values_per_key
         if self.is_separate:
-            return {
-                "q_proj": self.key_dim,
-                "k_proj": self.key_dim,
-                "v_proj": self.unit_outputs,
-            } | gates
+            names = ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj")
+            sizes = (keys, keys, outputs, outputs, values, values)
+            return dict(zip(names, sizes, strict=True))
         if self.is_grouped:
-            whole = self.unit_channels + self.unit_outputs
+            whole = self.unit_channels + outputs
             return {"in_proj_qkvz": whole, "in_proj_ba": 2 * values}
-        others = {"in_proj_z": self.unit_outputs, "in_proj_b": values, "in_proj_a": values}
+        others = {"in_proj_z": outputs, "in_proj_b": values, "in_proj_a": values}
         return {"in_proj_qkv": self.unit_channels} | others
 
     @property
@@ -274,20 +271,63 @@ class KimiDelta:
         return (4 * values + num_units + 2 * dim) * hidden_size + 2 * values * dim
 
 
-RecurrentKind = ShortConvolution | GatedDelta | StateSpace | KimiDelta
-"""A recurrence, with its sizes."""
-
-
 @dataclass(frozen=True)
-class BesideAttention:
-    """A recurrence beside attention in each layer, which both read one norm (Falcon-H1).
+class SelectiveScan:
+    """Mamba (arXiv 2312.00752): a state of state_dim for each channel, each with its own decay.
 
-    Factors of the input and output of attention, and of the output of the recurrence.
+    The convolved values of all ranks are projected to B, C and to latents of step_rank, of which
+    steps of own channels follow; all three are normalized (Jamba). has_bias: of the projections of
+    inputs and outputs; has_conv_bias: of the convolution.
     """
 
-    attention_input: float
-    attention_output: float
-    recurrence_output: float
+    num_channels: int
+    state_dim: int
+    step_rank: int
+    kernel_size: int
+    has_bias: bool
+    has_conv_bias: bool
+    prefix: str = "mamba"
+
+    @property
+    def num_units(self) -> int:
+        """Units that ranks divide: the channels."""
+        return self.num_channels
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters that follow from the values of a token: latents of steps, B and C."""
+        return self.step_rank + 2 * self.state_dim
+
+    def state(self, own: range) -> StateShape:
+        """Return the state of a rank that has `own` channels."""
+        return StateShape(self.kernel_size - 1, len(own), (len(own), self.state_dim, 1))
+
+    def tensors(self, hidden_size: int) -> Iterator[tuple[str, Shape]]:
+        """Yield the tensors of a layer, after its prefix."""
+        channels = self.num_channels
+        sizes: dict[str, tuple[Shape, bool]] = {
+            "in_proj": ((2 * channels, hidden_size), self.has_bias),
+            "conv1d": ((channels, 1, self.kernel_size), self.has_conv_bias),
+            "x_proj": ((self.num_parameters, channels), False),
+            "dt_proj": ((channels, self.step_rank), True),
+            "out_proj": ((hidden_size, channels), self.has_bias),
+        }
+        for name, (shape, has_bias) in sizes.items():
+            yield f"{name}.weight", shape
+            if has_bias:
+                yield f"{name}.bias", shape[:1]
+        yield "dt_layernorm.weight", (self.step_rank,)
+        yield from ((f"{name}_layernorm.weight", (self.state_dim,)) for name in "bc")
+        yield "A_log", (channels, self.state_dim)
+        yield "D", (channels,)
+
+    def num_matrix_weights(self, hidden_size: int, num_units: int) -> int:
+        """Return the weights of the linear layers of `num_units` units."""
+        return num_units * (3 * hidden_size + self.num_parameters + self.step_rank)
+
+
+RecurrentKind = ShortConvolution | GatedDelta | StateSpace | KimiDelta | SelectiveScan
+"""A recurrence, with its sizes."""
 
 
 @dataclass(frozen=True)

@@ -229,6 +229,18 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class BesideAttention:
+    """A recurrence beside attention in each layer, which both read one norm (Falcon-H1).
+
+    Factors of the input and output of attention, and of the output of the recurrence.
+    """
+
+    attention_input: float
+    attention_output: float
+    recurrence_output: float
+
+
+@dataclass(frozen=True)
 class LogitTransform:
     """Changes logits l to scale * l, then to softcap * tanh(l / softcap) where there is one."""
 

@@ -96,7 +96,8 @@ class KimiDeltaLayer(nn.Module):
         )
 
     def _by_head(self, x: Tensor) -> Tensor:
-        return x.unflatten(1, (self.num_heads, -1))
+        heads: Tensor = x.unflatten(1, (self.num_heads, -1))
+        return heads
 
     def _normalize(self, x: Tensor) -> Tensor:
         """Return x [T, heads, head_dim], normalized by head, in float32."""

@@ -9,19 +9,23 @@ from torch import Tensor, nn
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.recurrent import (
-    BesideAttention,
     GatedDelta,
     KimiDelta,
+    SelectiveScan,
     ShortConvolution,
     StateSpace,
 )
+from specdec.models.config.traits import BesideAttention
 from specdec.models.layers.gated_delta import GatedDeltaLayer
 from specdec.models.layers.kimi_delta import KimiDeltaLayer
+from specdec.models.layers.selective_scan import SelectiveScanLayer
 from specdec.models.layers.short_convolution import ShortConvolutionLayer
 from specdec.models.layers.state_space import StateSpaceLayer
 from specdec.models.weights.checkpoint import CheckpointReader
 
-RecurrentLayer = ShortConvolutionLayer | GatedDeltaLayer | StateSpaceLayer | KimiDeltaLayer
+RecurrentLayer = (
+    ShortConvolutionLayer | GatedDeltaLayer | StateSpaceLayer | KimiDeltaLayer | SelectiveScanLayer
+)
 """A recurrence in place of attention."""
 
 
@@ -70,5 +74,8 @@ def read_recurrent_layer(
         case KimiDelta():
             eps = config.rms_norm_eps
             return KimiDeltaLayer(kind, hidden_size, eps, reader, name, own, group)
+        case SelectiveScan():
+            eps = config.rms_norm_eps
+            return SelectiveScanLayer(kind, hidden_size, eps, reader, name, own, group)
         case ShortConvolution():
             return ShortConvolutionLayer(kind, hidden_size, reader, name, own, group)

@@ -52,7 +52,7 @@ DELTA_FAMILIES = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
 
 SCALES = {"Qwen3Next": 0.4, "Qwen3_5": 0.4, "Qwen3_5Moe": 0.4, "GraniteMoeHybrid": 0.4}
 SCALES |= {"NemotronH": 0.4, "FalconH1": 0.4, "Bamba": 0.4, "OlmoHybrid": 0.25}
-SCALES |= {"KimiLinear": 0.4}
+SCALES |= {"KimiLinear": 0.4, "Jamba": 0.4}
 """Factors of weights of families in which rounding errors otherwise grow with each layer."""
 
 HYBRIDS = {
@@ -182,6 +182,24 @@ HYBRIDS = {
             "rms_norm_eps": 1e-3,
             "pad_token_id": 0,
         },
+    ),
+    "jamba": (
+        "Jamba",
+        {
+            "num_hidden_layers": 5,
+            "rms_norm_eps": 1e-3,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "mamba_d_state": 7,
+            "mamba_proj_bias": True,
+        },
+    ),
+    "jamba-dense": (
+        "Jamba",
+        {"rms_norm_eps": 1e-3, "attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 1}
+        | {"mamba_conv_bias": False},
     ),
     "olmo-hybrid": (
         "OlmoHybrid",

@@ -4,6 +4,7 @@
 # Modules: specdec.models.layers.recurrent, specdec.models.layers.gated_delta
 # Modules: specdec.models.layers.short_convolution, specdec.models.layers.state_space
 # Modules: specdec.models.layers.kimi_delta, specdec.models.layers.one_block
+# Modules: specdec.models.layers.selective_scan, specdec.models.config.hybrids.jamba
 # Modules: specdec.models.config.hybrids.nemotron, specdec.models.config.hybrids.kimi
 """Reference tests: each family with recurrent layers against transformers."""
 
@@ -186,7 +187,11 @@ PUBLISHED = {
 
 
 SIZE = {"intermediate_size": 96}
-KIMI = {**SIZE, "rms_norm_eps": 1e-5, "num_hidden_layers": 4}
+KIMI = {
+    **SIZE,
+    "rms_norm_eps": 1e-5,
+    "linear_attn_config": {"full_attn_layers": [3], "num_heads": 8},
+}
 NEMOTRON = {"hybrid_override_pattern": "M*E"}
 MIXED = ["mamba", "attention", "mamba", "mamba"]
 
@@ -211,9 +216,10 @@ MIXED = ["mamba", "attention", "mamba", "mamba"]
         ("Qwen3_5MoeForCausalLM", {}, {0, 1, 2}),
         ("NemotronHForCausalLM", {"hybrid_override_pattern": "M-*EMM"}, {0, 4, 5}),
         ("OlmoHybridForCausalLM", {}, {0, 1, 2}),
+        ("JambaForCausalLM", {**SIZE, "attn_layer_period": 4, "attn_layer_offset": 1}, {0, 2, 3}),
         (
             "KimiLinearForCausalLM",
-            {**KIMI, "linear_attn_config": {"full_attn_layers": [3], "num_heads": 8}},
+            KIMI,
             {0, 1, 3},
         ),
         (
@@ -282,6 +288,8 @@ def test_multimodal_rotation_of_a_text_is_the_plain_one():
         ("FalconH1ForCausalLM", {**SIZE, "mlp_multipliers": [1.0, 0.0]}, "mlp_multipliers .*above"),
         ("FalconH1ForCausalLM", {**SIZE, "mamba_d_ssm": 65}, "mamba_d_head .*65 / mamba_n_heads"),
         ("BambaForCausalLM", {**SIZE, "mamba_n_heads": 8}, "layer_types"),
+        ("JambaForCausalLM", {**SIZE, "attn_layer_offset": 8}, "attn_layer_offset .*from 0 to .*7"),
+        ("JambaForCausalLM", {**SIZE}, "layer_types"),
         ("KimiLinearForCausalLM", {**KIMI, "mla_use_nope": False}, "mla_use_nope.*True"),
         ("KimiLinearForCausalLM", {**KIMI, "linear_attn_config": 3}, "linear_attn_config"),
         ("KimiLinearForCausalLM", {**KIMI, "mlp_layer_types": ["moe"]}, "dense or sparse"),

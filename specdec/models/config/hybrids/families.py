@@ -13,6 +13,7 @@ from specdec.models.config.hybrids.delta_rules import (
     QWEN3_5_MOE,
     QWEN3_NEXT,
 )
+from specdec.models.config.hybrids.jamba import JAMBA
 from specdec.models.config.hybrids.kimi import KIMI_LINEAR
 from specdec.models.config.hybrids.nemotron import NEMOTRON_H
 from specdec.models.config.hybrids.state_spaces import BAMBA, FALCON_H1, GRANITE_HYBRID
@@ -28,6 +29,7 @@ HYBRIDS: Mapping[str, Architecture] = MappingProxyType(
         "NemotronHForCausalLM": NEMOTRON_H,
         "FalconH1ForCausalLM": FALCON_H1,
         "BambaForCausalLM": BAMBA,
+        "JambaForCausalLM": JAMBA,
         "OlmoHybridForCausalLM": OLMO_HYBRID,
         "KimiLinearForCausalLM": KIMI_LINEAR,
     }

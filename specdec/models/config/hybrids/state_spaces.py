@@ -19,9 +19,15 @@ from specdec.models.config.hybrids.layer_types import (
     with_keys,
 )
 from specdec.models.config.layer_patterns import LayerRopes, Windows, one_rope, partial_rope
-from specdec.models.config.recurrent import BesideAttention, Recurrent, StateSpace
+from specdec.models.config.recurrent import Recurrent, StateSpace
 from specdec.models.config.rope import rotary_fraction
-from specdec.models.config.traits import DecoderTraits, Experts, LogitTransform, TensorNames
+from specdec.models.config.traits import (
+    BesideAttention,
+    DecoderTraits,
+    Experts,
+    LogitTransform,
+    TensorNames,
+)
 
 _BAMBA_NAMES = TensorNames(
     mlp="feed_forward", mlp_norm="pre_ff_layernorm", final_norm="model.final_layernorm"

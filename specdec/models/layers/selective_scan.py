@@ -1,0 +1,108 @@
+"""The state space of Mamba (Gu and Dao 2023, arXiv 2312.00752) in torch, as Jamba has it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.kernels.reference.convolution import causal_convolution
+from specdec.kernels.reference.gated_delta import DeltaInputs, run_gated_delta
+from specdec.kernels.reference.state_pool import StatePlan, StatePool
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config.recurrent import SelectiveScan
+from specdec.models.layers.linear import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    WeightPart,
+    weight_parts,
+)
+from specdec.models.layers.norm import RMSNorm
+from specdec.models.weights.checkpoint import CheckpointReader
+
+
+class SelectiveScanLayer(nn.Module):
+    """The recurrence of this rank's channels, whose outputs are gated."""
+
+    def __init__(
+        self,
+        config: SelectiveScan,
+        hidden_size: int,
+        norm_eps: float,
+        reader: CheckpointReader,
+        prefix: str,
+        own: range,
+        group: TensorParallelGroup,
+    ) -> None:
+        """Read the weights of own channels."""
+        super().__init__()
+        self.config, channels, rank = config, config.num_channels, config.step_rank
+        parts = weight_parts(
+            prefix, ("in_proj",), [channels] * 2, [own] * 2, has_bias=config.has_bias
+        )
+        self.in_proj = ColumnParallelLinear(reader, hidden_size, parts)
+        shape = (channels, 1, config.kernel_size)
+        self.conv = reader.read(f"{prefix}.conv1d.weight", shape, rows=own).squeeze(1).clone()
+        self.conv_bias: Tensor | None = None
+        if config.has_conv_bias:
+            self.conv_bias = reader.read(f"{prefix}.conv1d.bias", shape[:1], rows=own)
+        self.x_proj = RowParallelLinear(
+            reader, f"{prefix}.x_proj", (config.num_parameters, channels), own, group
+        )
+        steps = WeightPart(f"{prefix}.dt_proj", channels, own, has_bias=True)
+        self.dt_proj = ColumnParallelLinear(reader, rank, [steps])
+        self.norms = nn.ModuleList(
+            RMSNorm(reader, f"{prefix}.{name}_layernorm.weight", size, norm_eps)
+            for name, size in zip(("dt", "b", "c"), self._sizes, strict=True)
+        )
+        rates = (channels, config.state_dim)
+        self.decay_rate = reader.read(f"{prefix}.A_log", rates, rows=own, dtype=torch.float32).exp()
+        self.skip = reader.read(f"{prefix}.D", rates[:1], rows=own, dtype=torch.float32)
+        self.out_proj = RowParallelLinear(
+            reader,
+            f"{prefix}.out_proj",
+            (hidden_size, channels),
+            own,
+            group,
+            has_bias=config.has_bias,
+        )
+
+    @property
+    def _sizes(self) -> tuple[int, int, int]:
+        """Sizes of the latents of steps, of B and of C."""
+        config = self.config
+        return config.step_rank, config.state_dim, config.state_dim
+
+    def forward(
+        self,
+        x: Tensor,  # [T, hidden_size]
+        residual: Tensor | None,  # [T, hidden_size]
+        states: StatePool,
+        layer: int,
+        plan: StatePlan,
+    ) -> Tensor:
+        """Return [T, hidden_size], plus the residual if given. layer: its index in the pool."""
+        values, gates = self.in_proj(x).chunk(2, 1)
+        extended = states.extend(layer, values, plan)
+        mixed = F.silu(causal_convolution(extended, self.conv, self.conv_bias))
+        inputs = self._inputs(mixed, x.dtype)
+        found = run_gated_delta(inputs, states.memory[layer], plan).squeeze(2)
+        found += self.skip * mixed
+        outputs = found[plan.new_places - plan.window] * F.silu(gates.float())
+        output: Tensor = self.out_proj(outputs.to(x.dtype), residual)
+        return output
+
+    def _inputs(self, values: Tensor, dtype: torch.dtype) -> DeltaInputs:
+        """Return what the recurrence needs; a collective call. values: [N, channels] float32."""
+        parameters = self.x_proj(values.to(dtype), None).split(self._sizes, 1)
+        latent, key, query = (
+            norm(part.contiguous()) for norm, part in zip(self.norms, parameters, strict=True)
+        )
+        steps = F.softplus(self.dt_proj(latent).float())  # [N, channels]
+        shape = (-1, values.shape[1], -1)
+        return DeltaInputs(
+            query.float()[:, None].expand(shape),
+            key.float()[:, None].expand(shape),
+            (values * steps)[..., None],
+            -self.decay_rate * steps[..., None],
+        )
