@@ -5,6 +5,7 @@ from __future__ import annotations
 from specdec.config.engine import AdapterLimits
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import CHECKPOINT_QUANTIZATIONS
+from specdec.config.speculation.methods import head_methods
 from specdec.engine.models.model_resolution import Models
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.recurrent import Recurrent
@@ -53,8 +54,9 @@ def _check_hybrid(config: LLMConfig, recurrent: Recurrent) -> None:
     if config.enable_lora:
         limit = "false: no adapter updates the projections of recurrent layers"
         raise InvalidValueError("enable_lora", True, limit)
-    if config.head is not None:
-        limit = "a method without a draft head: none is trained for recurrent layers"
+    if config.head is not None and not config.head.is_in_target:
+        own = " or ".join(name for name, each in head_methods().items() if each.is_in_target)
+        limit = f"{own}, or a method without a draft head: none is trained for recurrent layers"
         raise InvalidValueError("speculative_config.method", config.head.name, limit)
     recurrent.units(0, config.tensor_parallel_size)  # raises for more ranks than units
 

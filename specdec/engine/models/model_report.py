@@ -225,10 +225,10 @@ def _fit(name: str, directory: Path, config: ModelConfig) -> MethodFit:
         return MethodFit(name, Fit.READY, "it reads the text alone")
     if config.transformers is not None and issubclass(method, HeadMethodConfig):
         return MethodFit(name, Fit.NO, "transformers' code runs no draft heads")
-    if config.recurrent is not None and issubclass(method, HeadMethodConfig):
-        return MethodFit(name, Fit.NO, "no draft head is trained for recurrent layers")
     if method.is_in_target:
         return _fit_of_own_layers(name, directory, config)
+    if config.recurrent is not None and issubclass(method, HeadMethodConfig):
+        return MethodFit(name, Fit.NO, "no draft head is trained for recurrent layers")
     if issubclass(method, HeadMethodConfig):
         shape = f"hidden size {config.hidden_size} and {config.vocab_size} tokens"
         reason = f"it needs a head made for this model, with {shape}"

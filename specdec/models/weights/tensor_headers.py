@@ -77,14 +77,7 @@ class TensorHeaders:
     @classmethod
     def of_text_model(cls, headers: Mapping[str, TensorHeader]) -> TensorHeaders:
         """Return headers under the names of a text model, where it is a part of a larger model."""
-        found = {text_name(name): header for name, header in headers.items()}
-        views = tensor_views({name: header.shape for name, header in found.items()})
-        parts = {name for view in views.values() for name in view.stored}
-        viewed = {
-            name: TensorHeader(found[view.stored[0]].dtype, view.shape)
-            for name, view in views.items()
-        }
-        return cls({name: found[name] for name in found.keys() - parts} | viewed)
+        return cls(with_views({text_name(name): header for name, header in headers.items()}))
 
     def __contains__(self, name: str) -> bool:
         return name in self.headers
@@ -104,6 +97,17 @@ class TensorHeaders:
         if name not in self.headers:
             raise UnsupportedModelError(f"the files have no tensor {name}")
         return self.headers[name]
+
+
+def with_views(headers: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
+    """Return the headers of the tensors that layers read; see `tensor_views`."""
+    views = tensor_views({name: header.shape for name, header in headers.items()})
+    parts = {name for view in views.values() for name in view.stored}
+    viewed = {
+        name: TensorHeader(headers[view.stored[0]].dtype, view.shape)
+        for name, view in views.items()
+    }
+    return {name: header for name, header in headers.items() if name not in parts} | viewed
 
 
 def text_name(name: str) -> str:

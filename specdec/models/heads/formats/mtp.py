@@ -113,7 +113,7 @@ def read_mtp(source: HeadSource, target: ModelConfig) -> Reading:
     is_glm = "Glm" in target.architecture or "glm" in str(source.fields.raw.get("model_type"))
     has_final_norm = "norm.weight" in names
     shape = FusedShape(
-        decoder=_read_layer(source, names, target),
+        decoder=_read_layer(source, names, target, family),
         draft_vocab_size=target.vocab_size,
         has_bias="fc.bias" in names,
         normalizes_inputs=True,
@@ -134,7 +134,9 @@ def read_mtp(source: HeadSource, target: ModelConfig) -> Reading:
     )
 
 
-def _read_layer(source: HeadSource, names: TensorNames, target: ModelConfig) -> ModelConfig:
+def _read_layer(
+    source: HeadSource, names: TensorNames, target: ModelConfig, family: _Family
+) -> ModelConfig:
     """Read the decoder layer, whose kind the tensors show.
 
     Raises UnsupportedModelError for a layer with experts or latents that is not like the target's.
@@ -146,7 +148,8 @@ def _read_layer(source: HeadSource, names: TensorNames, target: ModelConfig) -> 
             f"{source.directory}: the MLP of the MTP layer is of an unknown kind; it must have "
             "mlp.gate_proj, or mlp.gate and experts"
         )
-    if not has_latents and not has_experts:
+    is_gated = target.traits.has_attention_gate and family is _QWEN3_NEXT
+    if not has_latents and not has_experts and not is_gated:
         return read_layers(source.fields, names, target, num_layers=1)
     if has_latents != (target.latent is not None):
         raise UnsupportedModelError(
@@ -157,7 +160,11 @@ def _read_layer(source: HeadSource, names: TensorNames, target: ModelConfig) -> 
         raise UnsupportedModelError(
             f"{source.directory}: the MTP layer has experts, and the target has none"
         )
-    if replace(target.traits, attention_scale=None) != LLAMA:
+    if is_gated:
+        # Norms have their values once they are read; see `adds_one`.
+        traits = replace(target.traits, adds_one_to_norms=False)
+        target = replace(target, traits=traits, recurrent=None)
+    elif replace(target.traits, attention_scale=None) != LLAMA:
         raise UnsupportedModelError(
             f"{source.directory}: MTP layers with experts or latent attention are not supported "
             f"for {target.architecture}, whose layers differ from those of DeepSeek"

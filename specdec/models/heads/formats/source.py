@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from specdec.models.weights.quantization_config import with_quantization
-from specdec.models.weights.tensor_headers import TensorHeader, TensorHeaders, require_values
-from specdec.models.weights.weight_files import find_weight_files, read_headers
+from specdec.models.weights.tensor_headers import (
+    TensorHeader,
+    TensorHeaders,
+    require_values,
+    with_views,
+)
+from specdec.models.weights.weight_files import SAFETENSORS, find_weight_files, read_headers
 from specdec.types.errors import ModelNotFoundError, UnsupportedModelError
 
 Shape = tuple[int, ...]
@@ -175,6 +180,8 @@ class HeadSource:
         """
         files, fields = find_weight_files(directory), read_fields(directory)
         headers = read_headers(files)
+        if files[0].suffix == SAFETENSORS:
+            headers = with_views(headers)
         if "quantization_config" in fields:
             from specdec.models.weights.dequantized_tensors import (
                 dequantized_headers,  # imports torch, which few processes need
