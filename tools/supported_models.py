@@ -110,13 +110,20 @@ def _hybrids() -> Iterator[str]:
             ("prefix cache", "off: a state is kept at one position of its sequence alone"),
             (
                 "drafting",
-                "lookups and draft models without recurrent layers; any verifier; drafts are "
-                "chains of at most the configured length, also where a tree is configured; no "
-                "draft heads, and no `specdec train`",
+                "lookups, draft models without recurrent layers, and the MTP layers of Qwen3-Next "
+                "and Qwen 3.5 (`mtp`); any verifier; drafts are chains of at most the configured "
+                "length, also where a tree is configured; no other draft heads, and no "
+                "`specdec train`",
             ),
             (
                 "ranks",
-                "at most as many as channels (LFM2), key heads (Gated DeltaNet) or heads (Mamba-2)",
+                "at most as many as channels (LFM2, Jamba), key heads (Gated DeltaNet) or heads "
+                "(Mamba-2, Kimi Delta Attention)",
+            ),
+            (
+                "names of tensors",
+                "those of the published files, and of transformers 5 for Nemotron-H, Granite 4 "
+                "and Qwen 3.5; the experts of a layer may be in one tensor",
             ),
             ("LoRA, deterministic", "none"),
         ],

@@ -3,8 +3,8 @@
 A state is *committed* at a position of its sequence, up to which every token is known. Beside it
 are the inputs of the guesses after this position, the *tail*. Rollback writes nothing: a row that
 begins r tokens after the position first replays the first r inputs of the tail, which were
-accepted, and the others are dropped. Replay costs no projection, and the tail a vector of each
-guess.
+accepted, and the others are dropped. Replay costs no projection of hidden states, and the tail a
+vector of each guess.
 """
 
 from __future__ import annotations

@@ -1,0 +1,120 @@
+"""MTP layers of models with recurrent layers draft, and change no token."""
+
+from contextlib import nullcontext
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+
+from specdec.config.llm import LLMConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
+from specdec.engine.models.model_limits import check_model_limits
+from specdec.engine.models.model_report import Fit, Precision, report_model
+from specdec.engine.models.model_resolution import Models
+from specdec.models.config.model_config import ModelConfig
+from specdec.types.errors import InvalidValueError
+from specdec.worker.loading import HeadFiles
+from tests.specdec.engine.test_hybrids import SMALL_POOL, hybrid_config, requests
+from tests.specdec.engines import local_engine, tokens_by
+from tests.specdec.fakes import run_ranks
+from tests.specdec.models.families import save_family
+from tests.specdec.tiny import train_tokenizer
+
+QUICK = "qwen3-next"
+SLOW = ("qwen3.5", "qwen3.5-moe")
+
+
+def save_mtp(directory, texts):
+    """Write an MTP layer, which is the last one with attention, whose output the token decides.
+
+    It guesses the token that most often follows in `texts`.
+    """
+    path, config = directory / "model.safetensors", ModelConfig.from_directory(directory)
+    stored = load_file(path)
+    attending = max(set(range(config.num_layers)) - config.recurrent.layers)
+    prefix = f"model.layers.{attending}."
+    tensors = {
+        f"mtp.layers.0.{name.removeprefix(prefix)}": tensor.clone()
+        for name, tensor in stored.items()
+        if name.startswith(prefix)
+    }
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor *= 0.02
+    pairs = {pair for text in texts for pair in pairwise(text)}
+    tokens, following = torch.tensor(sorted(pairs)).t()
+    embedded = F.normalize(stored["model.embed_tokens.weight"], dim=1)[tokens]
+    wanted = F.normalize(stored["lm_head.weight"], dim=1)[following]
+    found = torch.linalg.lstsq(embedded, wanted).solution.t()
+    tensors["mtp.fc.weight"] = torch.cat([found, torch.zeros_like(found)], 1)
+    size = config.hidden_size
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        tensors[f"mtp.{name}.weight"] = torch.zeros(size)
+    save_file(stored | tensors, path, {"format": "pt"})
+
+
+@pytest.fixture(
+    scope="module",
+    params=[QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)],
+)
+def model(request, tmp_path_factory):
+    """A directory with an MTP layer, and the tokens without drafts by temperature."""
+    directory = tmp_path_factory.mktemp(request.param)
+    save_family(directory, request.param)
+    train_tokenizer(383).save_pretrained(directory)
+    expected = {
+        temperature: tokens_by(local_engine(directory, hybrid_config(0)), requests(temperature))
+        for temperature in (0.0, 0.8)
+    }
+    texts = [
+        [*each.prompt, *known[each.request_id]]
+        for known in expected.values()
+        for each in requests()
+    ]
+    save_mtp(directory, texts)
+    return directory, expected
+
+
+def drafted(directory, temperature, group=None, **changes):
+    """Return the tokens with drafts of the MTP layer, and the counts."""
+    speculation = SpeculativeConfig.of(method="mtp", num_speculative_tokens=3, model="given")
+    config = hybrid_config(speculation=speculation, num_draft_tokens=3, **changes)
+    engine = local_engine(directory, config, group, head=HeadFiles(directory))
+    return tokens_by(engine, requests(temperature)), engine.stats().counts
+
+
+@pytest.mark.parametrize(
+    "changes", [SMALL_POOL, {"async_scheduling": True}], ids=["small", "async"]
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drafts_change_no_token(model, temperature, changes):
+    directory, expected = model
+    found, counts = drafted(directory, temperature, **changes)
+    assert found == expected[temperature]
+    speculation = counts.speculation
+    assert 0 < speculation.num_accepted_tokens < speculation.num_draft_tokens
+    assert counts.num_preemptions > 0 or changes != SMALL_POOL
+
+
+def test_the_report_and_the_plan_have_the_layer(model):
+    directory, _ = model
+    report = report_model(directory, Precision("float32", None, is_native=False), 1)
+    fits = {each.method: each.fit for each in report.methods}
+    assert (fits["mtp"], fits["eagle3"]) == (Fit.READY, Fit.NO)
+    assert report.checkpoint.faults == ()
+    for method, limit in (("mtp", None), ("eagle3", "must be mtp, or a method without")):
+        speculation = SpeculativeConfig.of(method=method, model=str(directory))
+        config = LLMConfig(model=str(directory), speculative_config=speculation)
+        models = Models(report.config, head=None)
+        with nullcontext() if limit is None else pytest.raises(InvalidValueError, match=limit):
+            check_model_limits(config, models)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_change_no_token(model, size):
+    directory, expected = model
+    found = run_ranks(size, lambda group: drafted(directory, 0.8, group)[0])
+    assert found == [expected[0.8]] * size
