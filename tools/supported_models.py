@@ -110,10 +110,14 @@ def _hybrids() -> Iterator[str]:
             ("prefix cache", "off: a state is kept at one position of its sequence alone"),
             (
                 "drafting",
-                "lookups, draft models without recurrent layers, and the MTP layers of Qwen3-Next "
-                "and Qwen 3.5 (`mtp`); any verifier; drafts are chains of at most the configured "
-                "length, also where a tree is configured; no other draft heads, and no "
-                "`specdec train`",
+                "lookups, draft models, and the MTP layers of Qwen3-Next and Qwen 3.5 (`mtp`); any "
+                "verifier; drafts are chains of at most the configured length, also where a tree "
+                "is configured; no other draft heads, and no `specdec train`",
+            ),
+            (
+                "as draft models",
+                "for targets with the same tokenizer; neither ahead of the target "
+                "(`async_drafting`) nor in parallel, without adapters and prefix cache",
             ),
             (
                 "ranks",

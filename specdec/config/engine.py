@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
+from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 from specdec.types.validation import require_range
 
 if TYPE_CHECKING:
@@ -169,6 +170,7 @@ class DraftLimits:
     max_num_seqs, enforce_eager: as in EngineConfig; a GPU drafts for more sequences with the host.
     compare_ranks, kv_cache_dtype: as in EngineConfig.
     adapters: limits of its LoRA adapters; None where none can be loaded.
+    max_draft_tokens: most tokens of a draft, whose inputs recurrent layers keep.
     """
 
     num_blocks: int
@@ -185,6 +187,7 @@ class DraftLimits:
     compare_ranks: bool = False
     kv_cache_dtype: KVCacheDType = "auto"
     adapters: AdapterLimits | None = None
+    max_draft_tokens: int = MAX_NUM_SPECULATIVE_TOKENS
 
 
 def has_fbgemm() -> bool:

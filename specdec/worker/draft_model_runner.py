@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specdec.config.engine import DraftLimits
 from specdec.config.gpu.graph_sizes import MAX_NEW_DRAFT_TOKENS
+from specdec.kernels.reference.state_pool import StatePool
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder, WholeDraftDecoder
 from specdec.text.vocab_map import VocabularyMap
@@ -85,6 +86,7 @@ class DraftModelRunner(ModelRunner):
         clock: Callable[[], float] = time.perf_counter,
         has_padding_block: bool = False,
         adapters: RankAdapters | None = None,
+        states: StatePool | None = None,
     ) -> None:
         """Allocate the KV pool.
 
@@ -92,7 +94,7 @@ class DraftModelRunner(ModelRunner):
         confidence_threshold: minimum probability, at temperature 1, of the most likely token; below
             it a draft ends, unless the sequence's rules have another one.
         mask_token_id: of a model that drafts in parallel; None to draft token by token.
-        has_padding_block: as in ModelRunner.
+        has_padding_block, states: as in ModelRunner.
         """
         super().__init__(
             model,
@@ -102,7 +104,9 @@ class DraftModelRunner(ModelRunner):
             vocab_size=vocab_size,
             has_padding_block=has_padding_block,
             adapters=adapters,
+            states=states,
         )
+        self._has_states = states is not None
         state, rows, device = self._batch_state, model.vocab_slice, self.kv_cache.device
         sampler = DraftSampler(state, self._shard, rows, device, vocabulary, confidence_threshold)
         self.grammars, self._mask_token_id, self._sampler = grammars, mask_token_id, sampler
@@ -181,7 +185,8 @@ class DraftModelRunner(ModelRunner):
         masked = self._masked_pass(rows, requested)
         num_drafted = 0
         while rows:
-            logits = masked.at(rows, num_drafted) if masked else self._next_logits(rows)
+            next_logits = masked.at if masked else self._next_logits
+            logits = next_logits(rows, num_drafted)
             spans = [
                 TokenSpan(row.seq_id, requested[row.seq_id].first_index + num_drafted)
                 for row in rows
@@ -233,8 +238,9 @@ class DraftModelRunner(ModelRunner):
         self.catch_up(first)
         row = DraftRow(-1, num_tokens, (0,), 1, num_tokens + 1)
         self.draft(DraftStep(-1, (), (), (), (), (row,)))
-        ahead = AheadRow(-1, 0, (0,), 0, (1,), 1, num_tokens + 1)
-        self.draft_ahead(DraftStep(-1, (), (), (), (), (), (ahead,)))
+        if not self._has_states:  # of which a branch of a tree has none
+            ahead = AheadRow(-1, 0, (0,), 0, (1,), 1, num_tokens + 1)
+            self.draft_ahead(DraftStep(-1, (), (), (), (), (), (ahead,)))
         self.draft(DraftStep(-1, (-1,), (), (), (), ()))
 
     def _row(self, seq_id: int, start: int, token_ids: tuple[int, ...], adapter_id: int) -> StepRow:
@@ -265,10 +271,13 @@ class DraftModelRunner(ModelRunner):
         first_of = {row.seq_id: first for row, first in zip(rows, firsts, strict=True)}
         return _MaskedPass(self.model.compute_logits(hidden[places]), first_of)
 
-    def _next_logits(self, rows: Sequence[StepRow]) -> Tensor:
-        """Run `rows`; return the logits after each, [num_rows, num_tokens]."""
+    def _next_logits(self, rows: Sequence[StepRow], num_drafted: int) -> Tensor:
+        """Run `rows` after `num_drafted` draft tokens, or up to the last of these.
+
+        Returns the logits after each, [num_rows, num_tokens].
+        """
         last = [end - 1 for end in accumulate(len(row.token_ids) for row in rows)]
-        hidden = self.model(self._batch_state.forward_batch(rows), self.kv_cache)
+        hidden = self.model(self._batch_state.draft_batch(rows, num_drafted), self.kv_cache)
         return self.model.compute_logits(hidden[last])
 
     def _extend(

@@ -142,7 +142,7 @@ def _load_target(
         vocab_size=model_config.vocab_size,
         has_padding_block=_runs_on_device(spec),
         adapters=adapters,
-        states=_states_of(model, config),
+        states=_states_of(model, config.max_num_seqs, config.max_row_guesses),
         head=None if spec.head is None else _load_head(spec.head, model_config, model),
         on_device=on_device,
         graphs=_graphs(spec, model) if on_device else None,
@@ -152,11 +152,11 @@ def _load_target(
     return target
 
 
-def _states_of(model: Decoder, config: EngineConfig) -> StatePool | None:
-    """Return the states of a target's recurrent layers; None without such layers."""
+def _states_of(model: Decoder, max_num_seqs: int, max_guesses: int) -> StatePool | None:
+    """Return the states of a model's recurrent layers; None without such layers."""
     if not isinstance(model, HybridDecoder):
         return None
-    return model.enable_states(config.max_num_seqs, config.max_row_guesses)
+    return model.enable_states(max_num_seqs, max_guesses)
 
 
 def _load_head(files: HeadFiles, model_config: ModelConfig, model: Decoder) -> ServedHead:
@@ -231,6 +231,7 @@ def _load_draft(
         mask_token_id=mask_token_id,
         has_padding_block=_runs_on_device(spec),
         adapters=RankAdapters.enabled(model, limits.adapters),
+        states=_states_of(model, limits.max_num_seqs, limits.max_draft_tokens),
     )
     if _uses_device(spec, model, "drafts"):
         report = draft.use_device_steps(limits, _graphs(spec, model))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from specdec.config.llm import LLMConfig
 from specdec.engine.memory.kv_pools import KvPool, NumBlocks, fill
 from specdec.engine.memory.weight_memory import (
+    draft_state_bytes,
     extra_draft_bytes,
     extra_weight_bytes,
     require_room,
@@ -146,7 +147,7 @@ def draft_bytes_without_kv(config: LLMConfig, models: Models, *, in_process: boo
         return 0
     num_ranks = drafting.draft_tensor_parallel_size + config.num_spare_ranks
     weights = models.draft.weight_bytes(config.resolved_dtype, drafting.quantization)
-    weights += extra_draft_bytes(config, models)
+    weights += extra_draft_bytes(config, models) + draft_state_bytes(config, models)
     return weights + (0 if in_process else num_ranks * PROCESS_BYTES)
 
 

@@ -16,6 +16,7 @@ from specdec.engine.memory.weight_memory import state_bytes
 from specdec.engine.models.model_limits import check_model_limits, draft_adapter_limits
 from specdec.engine.models.model_resolution import Models
 from specdec.types.errors import InvalidValueError
+from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 
 
 @dataclass(frozen=True)
@@ -76,16 +77,19 @@ def memory_plan(
             config, models, target, draft, available_bytes, in_process=in_process
         )
     return MemoryPlan(
-        _engine_config(config, target, num_blocks.target, in_process=in_process),
+        _engine_config(config, target, draft, num_blocks.target, in_process=in_process),
         None if draft is None else _draft_limits(config, draft, num_blocks.draft),
         state_bytes(config, models.target),
     )
 
 
 def _engine_config(
-    config: LLMConfig, pool: KvPool, num_blocks: int, *, in_process: bool
+    config: LLMConfig, pool: KvPool, draft: KvPool | None, num_blocks: int, *, in_process: bool
 ) -> EngineConfig:
     speculation, is_hybrid = config.speculative_config, pool.model.recurrent is not None
+    has_no_branches = draft is not None and draft.model.recurrent is not None
+    if speculation is not None and (in_process or has_no_branches):
+        speculation = speculation.without_drafts_ahead
     return EngineConfig(
         max_model_len=pool.max_model_len,
         num_blocks=num_blocks,
@@ -103,7 +107,7 @@ def _engine_config(
         deterministic=config.deterministic,
         compare_ranks=config.compare_ranks,
         kv_cache_dtype=config.kv_cache_dtype,
-        speculation=speculation.without_drafts_ahead if in_process and speculation else speculation,
+        speculation=speculation,
         adapters=config.adapter_limits,
         keeps_guesses=is_hybrid,
     )
@@ -116,12 +120,14 @@ def _draft_limits(config: LLMConfig, pool: KvPool, num_blocks: int) -> DraftLimi
         limit = "left out: config.json of the draft model has no pard_token, so it is not trained "
         limit += "for parallel drafting"
         raise InvalidValueError("speculative_config.parallel_drafting", True, limit)
+    speculation, is_hybrid = config.speculative_config, pool.model.recurrent is not None
+    most = speculation.max_row_guesses if is_hybrid and speculation else MAX_NUM_SPECULATIVE_TOKENS
     return DraftLimits(
         num_blocks=num_blocks,
         block_size=config.block_size,
         max_model_len=pool.max_model_len,
         max_catch_up_tokens=config.max_num_batched_tokens,
-        enable_prefix_caching=config.enable_prefix_caching,
+        enable_prefix_caching=config.enable_prefix_caching and not is_hybrid,
         confidence_threshold=drafting.draft_confidence_threshold,
         parallel_drafting=drafting.parallel_drafting,
         draft_window=drafting.draft_window,
@@ -131,4 +137,5 @@ def _draft_limits(config: LLMConfig, pool: KvPool, num_blocks: int) -> DraftLimi
         compare_ranks=config.compare_ranks,
         kv_cache_dtype=config.kv_cache_dtype,
         adapters=draft_adapter_limits(config, pool.model),
+        max_draft_tokens=most,
     )

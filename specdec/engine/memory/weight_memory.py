@@ -94,6 +94,16 @@ def state_bytes(config: LLMConfig, model: ModelConfig) -> int:
     return config.max_num_seqs * of_sequence
 
 
+def draft_state_bytes(config: LLMConfig, models: Models) -> int:
+    """Return the bytes of the states of a draft model's recurrent layers; 0 without any."""
+    drafting, speculation = config.draft_model, config.speculative_config
+    if models.draft is None or models.draft.recurrent is None or not drafting or not speculation:
+        return 0
+    size, dtype = drafting.draft_tensor_parallel_size, config.resolved_dtype
+    of_sequence = models.draft.recurrent.state_bytes(dtype, size, speculation.max_row_guesses)
+    return config.max_num_seqs * of_sequence
+
+
 def head_bytes_per_token(config: LLMConfig, models: Models) -> int:
     """Return the bytes of a token in a draft head on all ranks: of its KV and what that needs."""
     head, size = models.head, config.tensor_parallel_size

@@ -32,8 +32,7 @@ def check_model_limits(config: LLMConfig, models: Models) -> None:
     if models.target.recurrent is not None:
         _check_hybrid(config, models.target.recurrent)
     if models.draft is not None and models.draft.recurrent is not None:
-        limit = "a model without recurrent layers, whose states draft models do not roll back"
-        raise InvalidValueError("speculative_config.model", models.draft.architecture, limit)
+        _check_hybrid_draft(config, models.draft.recurrent)
     _require_stored_quantization(config, models.target)
     if config.enable_expert_parallel:
         require_experts(models.target, config.tensor_parallel_size)
@@ -46,11 +45,7 @@ def check_model_limits(config: LLMConfig, models: Models) -> None:
 
 def _check_hybrid(config: LLMConfig, recurrent: Recurrent) -> None:
     """Raise InvalidValueError for a setting that a model with recurrent layers does not have."""
-    reason = "recurrent layers run by torch on a CPU alone"
-    if config.device != "cpu":
-        raise InvalidValueError("device", config.device, f"cpu: {reason}")
-    if config.kernels not in ("auto", "torch"):
-        raise InvalidValueError("kernels", config.kernels, f"auto or torch: {reason}")
+    _require_torch_on_cpu(config)
     if config.enable_lora:
         limit = "false: no adapter updates the projections of recurrent layers"
         raise InvalidValueError("enable_lora", True, limit)
@@ -61,9 +56,31 @@ def _check_hybrid(config: LLMConfig, recurrent: Recurrent) -> None:
     recurrent.units(0, config.tensor_parallel_size)  # raises for more ranks than units
 
 
+def _check_hybrid_draft(config: LLMConfig, recurrent: Recurrent) -> None:
+    """Raise InvalidValueError for a setting that a draft model with recurrent layers lacks."""
+    _require_torch_on_cpu(config)
+    drafting, count = config.draft_model, recurrent.kind.num_units
+    assert drafting is not None, "a draft model that is not configured"
+    if drafting.parallel_drafting:
+        limit = "false: the state after a mask token is of no use"
+        raise InvalidValueError("speculative_config.parallel_drafting", True, limit)
+    if (size := drafting.draft_tensor_parallel_size) > count:
+        limit = f"at most {count}, the units of a recurrent layer"
+        raise InvalidValueError("speculative_config.draft_tensor_parallel_size", size, limit)
+
+
+def _require_torch_on_cpu(config: LLMConfig) -> None:
+    reason = "recurrent layers run by torch on a CPU alone"
+    if config.device != "cpu":
+        raise InvalidValueError("device", config.device, f"cpu: {reason}")
+    if config.kernels not in ("auto", "torch"):
+        raise InvalidValueError("kernels", config.kernels, f"auto or torch: {reason}")
+
+
 def draft_adapter_limits(config: LLMConfig, draft: ModelConfig) -> AdapterLimits | None:
     """Return the limits of a draft model's adapters; None where it can load none."""
-    return config.adapter_limits if draft.transformers is None else None
+    has_adapters = draft.transformers is None and draft.recurrent is None
+    return config.adapter_limits if has_adapters else None
 
 
 def _require_stored_quantization(config: LLMConfig, model: ModelConfig) -> None:

@@ -117,11 +117,14 @@ def _resolve_draft(
         return target
     draft = resolve(name, progress=progress)
     _require_model(draft)
-    vocab_size = ModelConfig.from_directory(draft).vocab_size
-    token_map_of(draft, drafting.speculative_token_map, vocab_size)  # before a rank reads it
-    shared = DraftVocabulary.between(draft, target, options).shared
-    if shared is not None:
-        require_enough_shared(shared, "speculative_config.model", name)
+    model = ModelConfig.from_directory(draft)
+    token_map_of(draft, drafting.speculative_token_map, model.vocab_size)  # before a rank reads it
+    vocabulary = DraftVocabulary.between(draft, target, options)
+    if vocabulary.shared is not None:
+        require_enough_shared(vocabulary.shared, "speculative_config.model", name)
+    if model.recurrent is not None and not vocabulary.drafts_ahead:
+        limit = "a model with the target's tokenizer: recurrent layers do not run text again"
+        raise InvalidValueError("speculative_config.model", name, limit)
     return draft
 
 

@@ -4,7 +4,8 @@ A state is *committed* at a position of its sequence, up to which every token is
 are the inputs of the guesses after this position, the *tail*. Rollback writes nothing: a row that
 begins r tokens after the position first replays the first r inputs of the tail, which were
 accepted, and the others are dropped. Replay costs no projection of hidden states, and the tail a
-vector of each guess.
+vector of each guess. A draft model runs guesses one by one: each row counts those before it too,
+and commits nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class StateSpan(NamedTuple):
 
     first: place of the first input in the extended ones, which are `window` earlier inputs, then
     the replayed and the new ones. num_replayed: of the tail. num_known: new tokens that are no
-    guesses. num_kept: guesses whose inputs are the tail after the pass.
+    guesses; below 0 where replayed ones are guesses too. num_kept: guesses whose inputs are the
+    tail after the pass.
     """
 
     slot: int
@@ -189,7 +191,8 @@ class StatePool:
         assert 0 <= num_replayed <= slot.num_tail, "a row begins outside the accepted tokens"
         assert chunk.num_guesses <= self.max_guesses or not slot.is_checked, "too many guesses"
         num_known = num_tokens - chunk.num_guesses
-        assert num_known > 0, "a row of guesses alone"
+        assert num_replayed + num_known >= 0 or not slot.is_checked, "guesses that are committed"
+        num_known = max(num_known, -num_replayed)
         slot.num_committed = chunk.start + num_known
         slot.num_tail = min(chunk.num_guesses, self.max_guesses)
         return StateSpan(

@@ -328,7 +328,8 @@ class DraftModelProposer:
             start, end = progress.num_computed_tokens, len(text.token_ids)
             # The last draft token needs no slot: nothing is computed from it.
             room = self._limits.max_model_len - end + 1
-            count = min(self._adapter.num_draft_tokens(seq, request.max_tokens), room)
+            most = min(room, self._limits.max_draft_tokens)
+            count = min(self._adapter.num_draft_tokens(seq, request.max_tokens), most)
             if count <= 0 or end - start > self._max_pending:
                 continue
             if self._make_room(seq, end + count - 1, requests[place + 1 :]):

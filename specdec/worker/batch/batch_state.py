@@ -303,6 +303,16 @@ class BatchState:
         """Build the flat batch of the tokens of `rows`."""
         return ForwardBatch([self._states[row.seq_id].chunk(row) for row in rows], self._block_size)
 
+    def draft_batch(self, rows: Sequence[StepRow], num_drafted: int) -> ForwardBatch:
+        """Build the same of a draft model. num_drafted: the last draft tokens up to each row's end.
+
+        The token before them, the last of the text, counts as a guess: it may be run again.
+        """
+        chunks = [self._states[row.seq_id].chunk(row) for row in rows]
+        if self._recurrent is not None:
+            chunks = [chunk._replace(num_guesses=num_drafted + 1) for chunk in chunks]
+        return ForwardBatch(chunks, self._block_size)
+
     def compaction(
         self, rows: Sequence[StepRow], tokens: Mapping[int, tuple[int, ...]]
     ) -> list[SlotMove]:

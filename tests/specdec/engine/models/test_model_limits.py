@@ -1,5 +1,7 @@
 """Settings that hybrids, and models run by transformers' code, lack are refused by their names."""
 
+import shutil
+
 import pytest
 
 from specdec.config.engine import ModelOptions
@@ -15,6 +17,8 @@ from tests.specdec.models.families import save_family
 from tests.specdec.models.foreign import save_foreign
 from tests.specdec.packing import awq, write_packed
 from tests.specdec.tiny import tiny_llama_dir, train_tokenizer
+
+TOO_MANY_RANKS = {"draft_tensor_parallel_size": 4}
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +92,26 @@ def test_a_hybrid_has_states_instead_of_a_prefix_cache(hybrid_dir):
     assert {each.method: each.fit for each in report.methods}["mtp"] is Fit.NO
 
 
-def test_a_hybrid_drafts_for_no_other_model(hybrid_dir, tiny_model_dir):
-    drafting = {"method": "draft_model", "model": str(hybrid_dir)}
-    with pytest.raises(InvalidValueError, match=r"speculative_config\.model .*Qwen3Next"):
-        plan(tiny_model_dir, speculative_config=drafting, max_model_len=64)
+def test_a_hybrid_drafts_without_what_it_lacks(hybrid_dir, tiny_model_dir):
+    drafting = {"method": "draft_model", "model": str(hybrid_dir), "num_speculative_tokens": 3}
+    settings = {"speculative_config": drafting, "max_model_len": 64, "max_num_seqs": 2}
+    found = plan(tiny_model_dir, **settings)
+    assert (found.draft.enable_prefix_caching, found.draft.max_draft_tokens) == (False, 3)
+    assert found.engine.enable_prefix_caching
+    assert found.engine.speculation.draft_model.async_drafting == "off"
+    with pytest.raises(InvalidValueError, match="at most 3, the units of a recurrent layer"):
+        plan(tiny_model_dir, **settings | {"speculative_config": {**drafting, **TOO_MANY_RANKS}})
+    with pytest.raises(InvalidValueError, match=r"kernels .*auto or torch: recurrent"):
+        plan(tiny_model_dir, **settings, kernels="native")
+
+
+def test_a_hybrid_drafts_for_no_other_tokenizer(hybrid_dir, tiny_model_dir, tmp_path):
+    shutil.copytree(hybrid_dir, tmp_path, dirs_exist_ok=True)
+    train_tokenizer(300).save_pretrained(tmp_path)
+    drafting = read_speculation({"method": "draft_model", "model": str(tmp_path)})
+    config = LLMConfig(model=str(tiny_model_dir), speculative_config=drafting)
+    with pytest.raises(InvalidValueError, match="a model with the target's tokenizer"):
+        resolve_models(config, print)
 
 
 def test_a_draft_model_is_limited_in_the_same_way(gpt2_dir, tiny_model_dir):
