@@ -86,7 +86,7 @@ class CausalDecoder(nn.Module):
         self._embedding_scale = embedding_scale(config.traits, reader.dtype)
         self.layers = _read_layers(config, reader, self.heads, group)
         if self.kv_dtype.itemsize == 1:
-            _use_kv_scales(self.layers, reader)
+            _use_kv_scales(self.layers, reader, config.traits.names.attention)
         size, eps = config.hidden_size, config.rms_norm_eps
         self.norm = read_norm(reader, config.traits.names.final_norm, size, eps, config.traits)
         self.rotaries = _rotaries(config, max_model_len, reader)
@@ -277,12 +277,12 @@ def _read_layers(
     )
 
 
-def _use_kv_scales(layers: nn.ModuleList, reader: CheckpointReader) -> None:
-    """Read the scales of keys and values; latents have none in checkpoints."""
+def _use_kv_scales(layers: nn.ModuleList, reader: CheckpointReader, name: str) -> None:
+    """Read the scales of keys and values; latents have none in checkpoints. name: of attention."""
     for index, layer in enumerate(layers):
-        if isinstance(layer, DecoderLayer) and isinstance(layer.attention, Attention):
-            prefix = f"model.layers.{index}.self_attn"
-            layer.attention.kv_scales = read_kv_scales(reader.tensors, prefix)
+        for module in layer.modules():
+            if isinstance(module, Attention):
+                module.kv_scales = read_kv_scales(reader.tensors, f"model.layers.{index}.{name}")
 
 
 def _rotaries(

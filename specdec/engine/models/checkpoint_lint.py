@@ -35,6 +35,10 @@ _KEYS_WITHOUT_EFFECT = frozenset(
         *("attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "is_decoder"),
         *("router_jitter_noise", "output_router_logits", "router_aux_loss_coef", "aux_loss_alpha"),
         *("seq_aux", "chunk_size_feed_forward", "return_dict", "problem_type"),
+        *("use_mamba_kernels", "mamba_chunk_size", "chunk_size", "mamba_ssm_cache_dtype"),
+        *("time_step_min", "time_step_max", "time_step_floor", "rescale_prenorm_residual"),
+        *("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max"),
+        *("linear_dt_init_floor", "num_logits_to_keep", "z_loss_coefficient"),
     )
 )
 """Keys of a config.json that change nothing in a forward pass here or in transformers."""

@@ -106,12 +106,15 @@ class GatedDeltaLayer(nn.Module):
         mixed = F.silu(causal_convolution(channels, self.conv, None))
         query, key, value = mixed.split((self.keys, self.keys, self.outputs), 1)
         share, decay = rates[config.kernel_size - 1 :].float().chunk(2, 1)
+        shares = share.sigmoid()
+        if config.share_scale != 1.0:
+            shares *= config.share_scale
         return DeltaInputs(
             self._by_value_head(query) * config.key_dim**-0.5,
             self._by_value_head(key),
             value.unflatten(1, (self.num_values, -1)),
             -self.decay_rate * F.softplus(decay + self.dt_bias),
-            share.sigmoid() * config.share_scale,
+            shares,
         )
 
     def _by_value_head(self, x: Tensor) -> Tensor:

@@ -29,6 +29,9 @@ _TEXT_MODEL_PLACES = (
 )
 """Places of a text model in one that reads images too, and in a separate checkpoint."""
 
+_MARKS = re.compile(r"backbone|embeddings|block_sparse_moe|_layer_norm")
+"""One of these is in each name that changes; most names have none."""
+
 _PUBLISHED_NAMES = {
     # Nemotron-H
     re.compile(r"(?:backbone|model)\.embeddings\.(.+)"): r"model.embed_tokens.\1",
@@ -118,7 +121,7 @@ def text_name(name: str) -> str:
     for prefix, place in _TEXT_MODEL_PLACES:
         if name.startswith(prefix):
             return place + name.removeprefix(prefix)
-    for published, own in _PUBLISHED_NAMES.items():
+    for published, own in _PUBLISHED_NAMES.items() if _MARKS.search(name) else ():
         if match := published.fullmatch(name):
             return match.expand(own)
     return name

@@ -78,7 +78,7 @@ def tensor_views(shapes: Shapes) -> dict[str, TensorView]:
 
 def _experts(stored: str, shapes: Shapes) -> Iterator[tuple[str, ExpertView]]:
     match = _STACK.fullmatch(stored)
-    if match is None or not _is_stack(match[1], shapes):
+    if match is None or len(shapes[stored]) != 3 or not _is_stack(match[1], shapes):
         return
     count, rows, inputs = shapes[stored]
     parts = _PARTS[match[2]]

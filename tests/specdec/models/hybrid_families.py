@@ -249,3 +249,9 @@ HYBRIDS = {
     "qwen3.5": ("Qwen3_5", {**DELTA, "layer_types": None, "full_attention_interval": 2}),
 }
 """Families with recurrent layers, likewise; torch alone runs them."""
+
+QUICK = (
+    *("lfm2", "lfm2-plain", "qwen3-next", "qwen3.5", "granite-4", "granite-4-plain"),
+    *("nemotron-h", "falcon-h1", "kimi-linear", "jamba"),
+)
+"""Families that have every kind of recurrence, and of a layer around it."""

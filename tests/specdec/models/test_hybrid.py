@@ -26,7 +26,7 @@ from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from tests.specdec.engines import engine_config, local_engine, request, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.families import SIZES, config_class, reference_model, save_family
-from tests.specdec.models.hybrid_families import HYBRIDS, SCALES
+from tests.specdec.models.hybrid_families import HYBRIDS, QUICK, SCALES
 from tests.specdec.models.passes import BLOCK_SIZE, in_pass_order, load, mixed_logits
 from tests.specdec.tiny import random_model, train_tokenizer
 
@@ -45,7 +45,12 @@ def reference_logits(directory, ids):
         return reference(directory)(torch.tensor([ids])).logits[0]
 
 
-@pytest.fixture(scope="module", params=HYBRIDS)
+FAMILIES = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in HYBRIDS
+]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
 def directory(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp(request.param)
     save_family(directory, request.param)

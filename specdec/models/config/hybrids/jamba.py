@@ -14,6 +14,7 @@ from specdec.models.config.hybrids.layer_types import (
     LINEAR,
     recurrent_layers,
     require_window,
+    with_keys,
 )
 from specdec.models.config.layer_patterns import no_ropes
 from specdec.models.config.recurrent import Recurrent, SelectiveScan
@@ -35,7 +36,7 @@ def _experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
     if raw["num_experts"] == 1:
         return None
     layers = _periodic(raw, "expert_layer", num_layers)
-    found = mixtral_experts({**raw, "num_local_experts": raw["num_experts"]}, num_layers)
+    found = mixtral_experts(with_keys(raw, num_local_experts=raw["num_experts"]), num_layers)
     return replace(found, layers=layers, normalizes=False)
 
 

@@ -54,7 +54,8 @@ def _canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     renamed = {other: raw[name] for name, other in _NAMES.items() if name in raw}
     nested = {other: own[name] for name, other in _OF_RECURRENCE.items() if name in own}
     types = raw.get("layer_types") or _published_types(own, count(raw, "num_hidden_layers"))
-    return with_keys(raw, **renamed, **nested, layer_types=types)
+    without_rope = {"rope_interleave": False, "rope_scaling": None, "rope_parameters": None}
+    return with_keys(raw, **renamed, **nested, **without_rope, layer_types=types)
 
 
 def _published_types(own: Mapping[str, Any], num_layers: int) -> list[str]:
@@ -102,7 +103,6 @@ KIMI_LINEAR = Architecture(
         "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64,
         "v_head_dim": 128,
-        "rope_interleave": False,
         "linear_head_dim": 128,
         "linear_num_heads": 32,
         "linear_conv_kernel_dim": 4,

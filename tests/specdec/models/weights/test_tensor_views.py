@@ -67,6 +67,7 @@ def test_convolutions_are_joined():
     [
         {"a.experts.gate_up_proj": (2, 8, 10), "a.experts.down_proj": (2, 5, 8)},  # transposed
         {"a.experts.gate_up_proj": (2, 10, 8)},
+        {"a.experts.up_proj": (5, 8), "a.experts.down_proj": (2, 8, 5)},
         {"a.experts.down_proj": (2, 8, 5)},
         {"a.experts.up_proj": (2**40, 5, 8), "a.experts.down_proj": (2**40, 8, 5)},
         {"a.gate_up_proj": (2, 10, 8), "a.down_proj": (2, 8, 5)},
