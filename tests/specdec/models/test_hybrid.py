@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 
+from specdec.config.engine import ModelOptions
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.decoder_tensors import decoder_tensors
@@ -86,6 +87,16 @@ class Passes:
 def test_logits_equal_transformers(directory, size):
     ids = [text(40), text(40, seed=2)]
     parts = run_ranks(size, lambda group: mixed_logits(directory, ids, group))
+    expected = in_pass_order([reference_logits(directory, each) for each in ids])
+    assert_close(torch.cat(parts, dim=1), expected)
+
+
+@pytest.mark.slow
+def test_ranks_may_have_whole_experts(directory):
+    if ModelConfig.from_directory(directory).experts is None:
+        pytest.skip("no experts")
+    ids, options = [text(40), text(40, seed=2)], ModelOptions(divides_by_expert=True)
+    parts = run_ranks(2, lambda group: mixed_logits(directory, ids, group, options=options))
     expected = in_pass_order([reference_logits(directory, each) for each in ids])
     assert_close(torch.cat(parts, dim=1), expected)
 

@@ -8,7 +8,7 @@ from specdec.models.config.decoder_tensors import decoder_tensors
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.weights.checks import check_tensors
 from specdec.models.weights.stored_tensors import StoredTensors
-from specdec.models.weights.tensor_headers import TensorHeaders
+from specdec.models.weights.tensor_headers import TensorHeader, TensorHeaders
 from specdec.models.weights.tensor_views import ExpertView, JoinedView, tensor_views
 from specdec.models.weights.weight_files import read_headers
 from tests.specdec.models.families import reference_model, save_family
@@ -60,6 +60,15 @@ def test_convolutions_are_joined():
     assert isinstance(view, JoinedView)
     parts = [(part.stored[2], *part.window) for part in view.parts(slice(2, 7))]
     assert parts == [("q", slice(2, 3)), ("k", slice(0, 3)), ("v", slice(0, 1))]
+
+
+def test_codes_of_experts_in_one_tensor_are_refused():
+    shapes = {"a.experts.gate_up_proj": (2, 10, 8), "a.experts.down_proj": (2, 8, 5)}
+    headers = {name: TensorHeader("F8_E4M3", shape) for name, shape in shapes.items()}
+    found = check_tensors(
+        TensorHeaders.of_text_model(headers), None, {"a.experts.1.up_proj.weight": (5, 8)}
+    )
+    assert "a.experts.1.up_proj.weight has codes of type F8_E4M3" in found.faults[0]
 
 
 @pytest.mark.parametrize(
