@@ -64,6 +64,9 @@ def _check_hybrid_draft(config: LLMConfig, recurrent: Recurrent) -> None:
     if drafting.parallel_drafting:
         limit = "false: the state after a mask token is of no use"
         raise InvalidValueError("speculative_config.parallel_drafting", True, limit)
+    if drafting.async_drafting not in ("auto", "off"):
+        limit = "auto or off: a state has no branches"
+        raise InvalidValueError("speculative_config.async_drafting", drafting.async_drafting, limit)
     if (size := drafting.draft_tensor_parallel_size) > count:
         limit = f"at most {count}, the units of a recurrent layer"
         raise InvalidValueError("speculative_config.draft_tensor_parallel_size", size, limit)

@@ -101,6 +101,9 @@ def test_a_hybrid_drafts_without_what_it_lacks(hybrid_dir, tiny_model_dir):
     assert found.engine.speculation.draft_model.async_drafting == "off"
     with pytest.raises(InvalidValueError, match="at most 3, the units of a recurrent layer"):
         plan(tiny_model_dir, **settings | {"speculative_config": {**drafting, **TOO_MANY_RANKS}})
+    ahead = {**drafting, "async_drafting": "outcomes"}
+    with pytest.raises(InvalidValueError, match=r"async_drafting .*auto or off"):
+        plan(tiny_model_dir, **settings | {"speculative_config": ahead})
     with pytest.raises(InvalidValueError, match=r"kernels .*auto or torch: recurrent"):
         plan(tiny_model_dir, **settings, kernels="native")
 
