@@ -41,11 +41,7 @@ class SelectiveScanLayer(nn.Module):
             prefix, ("in_proj",), [channels] * 2, [own] * 2, has_bias=config.has_bias
         )
         self.in_proj = ColumnParallelLinear(reader, hidden_size, parts)
-        shape = (channels, 1, config.kernel_size)
-        self.conv = reader.read(f"{prefix}.conv1d.weight", shape, rows=own).squeeze(1).clone()
-        self.conv_bias: Tensor | None = None
-        if config.has_conv_bias:
-            self.conv_bias = reader.read(f"{prefix}.conv1d.bias", shape[:1], rows=own)
+        self._read_convolution(reader, f"{prefix}.conv1d", own)
         self.x_proj = RowParallelLinear(
             reader, f"{prefix}.x_proj", (config.num_parameters, channels), own, group
         )
@@ -66,6 +62,14 @@ class SelectiveScanLayer(nn.Module):
             group,
             has_bias=config.has_bias,
         )
+
+    def _read_convolution(self, reader: CheckpointReader, name: str, own: range) -> None:
+        config = self.config
+        shape = (config.num_channels, 1, config.kernel_size)
+        self.conv = reader.read(f"{name}.weight", shape, rows=own).squeeze(1).clone()
+        self.conv_bias: Tensor | None = None
+        if config.has_conv_bias:
+            self.conv_bias = reader.read(f"{name}.bias", shape[:1], rows=own)
 
     @property
     def _sizes(self) -> tuple[int, int, int]:

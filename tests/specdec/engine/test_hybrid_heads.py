@@ -88,7 +88,7 @@ def drafted(directory, temperature, group=None, **changes):
 @pytest.mark.parametrize(
     "changes", [SMALL_POOL, {"async_scheduling": True}], ids=["small", "async"]
 )
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 def test_drafts_change_no_token(model, temperature, changes):
     directory, expected = model
     found, counts = drafted(directory, temperature, **changes)

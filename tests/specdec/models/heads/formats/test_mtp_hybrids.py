@@ -40,6 +40,7 @@ FAMILIES = {
     "qwen3.5": ("Qwen3_5", {}),
     "qwen3.5-moe": ("Qwen3_5Moe", EXPERTS),
 }
+SLOW = ("qwen3.5", "qwen3.5-moe")
 ATTENDING = 1
 """The layer of another random model whose weights are those of the MTP layer."""
 
@@ -89,7 +90,10 @@ class MtpLayer(nn.Module):
             return drafted(part, part.hidden, self.run, logits, self.norm, 5)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=["qwen3-next", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)],
+)
 def checkpoint(request, tmp_path_factory):
     directory, layer = tmp_path_factory.mktemp(request.param), MtpLayer(request.param)
     layer.target.save_pretrained(directory)
