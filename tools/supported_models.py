@@ -14,8 +14,9 @@ from specdec.config.engine import DTYPE_BYTES
 from specdec.config.kv_cache import FP8_FORMATS
 from specdec.config.quantization import CPU_QUANTIZATION_METHODS, GPU_QUANTIZATION_METHODS
 from specdec.config.speculation.methods import METHOD_NAMES
+from specdec.models.config.families.text_models import TEXT_MODELS
 from specdec.models.config.hybrids.families import HYBRIDS
-from specdec.models.config.registry import ARCHITECTURES, SAME_DECODERS, TEXT_MODELS
+from specdec.models.config.registry import ARCHITECTURES, SAME_DECODERS
 from specdec.models.config.rope import SUPPORTED_ROPE_TYPES
 from specdec.models.weights.dequantize import SUPPORTED as WEIGHT_FORMATS
 from tools.generated_files import run
@@ -35,7 +36,7 @@ embedding and SwiGLU.
 
 def page() -> str:
     """Generate the page."""
-    parts = (_families(), _decoders(), _hybrids(), _transformers(), _refused())
+    parts = (_families(), _decoders(), _by_torch(), _hybrids(), _transformers(), _refused())
     return "\n".join([_HEAD, *chain.from_iterable(parts)]).rstrip() + "\n"
 
 
@@ -48,7 +49,10 @@ def _families() -> Iterator[str]:
     yield _table(("architecture", "`model_type`", "models", "beside Llama"), rows)
     others = ", ".join(f"`{name}` as `{other}`" for name, other in SAME_DECODERS.items())
     yield f"Loaded as another architecture, whose decoder it has: {others}.\n"
-    texts = ", ".join(f"`{name}` as `{text}`" for name, text in TEXT_MODELS.items())
+    texts = ", ".join(
+        f"`{name}` as {' or '.join(f'`{each.architecture}`' for each in whole.texts)}"
+        for name, whole in TEXT_MODELS.items()
+    )
     yield f"Models that read images too, of which the text model is served alone: {texts}.\n"
 
 
@@ -59,8 +63,8 @@ def _decoders() -> Iterator[str]:
         [
             (
                 "decoders",
-                "the C++ kernels on CPUs; torch on GPUs, with `--kernels torch`, and where "
-                "they are neither in the wheel nor can be compiled",
+                "the C++ kernels on CPUs; torch on GPUs, with `--kernels torch`, where the kernels "
+                "are not available, and for [some families](#by-torch-alone)",
             ),
             ("data types", _names(DTYPE_BYTES)),
             (
@@ -91,6 +95,31 @@ def _decoders() -> Iterator[str]:
         "LongRoPE (`longrope`) has a list of factors for contexts up to the original one and a "
         "list for longer ones. As in vLLM, `--max-model-len` decides for the whole service: KV "
         "that was rotated by one list cannot be read with the other.\n"
+    )
+
+
+def _by_torch() -> Iterator[str]:
+    yield "## By torch alone\n"
+    yield (
+        "The native decoder has no kernels for these; `--kernels auto` selects torch, and "
+        "`--kernels native` is refused with the reason.\n"
+    )
+    yield _table(
+        ("family", "reason", "on a GPU"),
+        [
+            ("AFMoE", "gates of attention", "as the others"),
+            ("Qwen 2 MoE", "gates of shared experts", "as the others"),
+            (
+                "Llama 4",
+                "chunks of attention, where `--max-model-len` is above `attention_chunk_size`",
+                "refused above it",
+            ),
+            (
+                "Gemma 4",
+                "layers of different shapes; without LoRA, draft heads and `specdec train`",
+                "refused",
+            ),
+        ],
     )
 
 
@@ -140,14 +169,13 @@ def _transformers() -> Iterator[str]:
         "An architecture without an entry above runs by transformers' modelling code, with "
         "specdec's paged KV cache and scheduler in place of its attention "
         "([adr/0037](adr/0037-transformers-backend.md)). `--model-impl transformers` does the same "
-        "with an architecture of the table, except StableLM and models with LongRoPE; "
-        "`--model-impl specdec` refuses others.\n"
+        "with an architecture of the table, except StableLM, Mistral 4, Llama 4, Gemma 4 and "
+        "models with LongRoPE; `--model-impl specdec` refuses others.\n"
     )
     yield (
         "Such a model needs a causal language model in transformers whose attention can be "
         "replaced, such as GPT-2, GPT-NeoX, GPT BigCode, OPT, Phi 1 and 2, Nemotron, Persimmon, "
-        "Helium, Apertus, Ministral, VaultGemma, Qwen 2 MoE, GLM-4.5, ERNIE 4.5 MoE, Granite MoE "
-        "and Aria (text). When it is loaded, each layer is "
+        "Helium, Ministral, VaultGemma and Aria (text). When it is loaded, each layer is "
         "checked: attention that the KV cache cannot serve is refused.\n"
     )
     yield _table(
@@ -172,14 +200,39 @@ def _transformers() -> Iterator[str]:
     )
 
 
+def _refused_families() -> Iterator[str]:
+    yield "These are refused by both decoders, the own one and transformers' code:\n"
+    yield _table(
+        ("family", "reason"),
+        [
+            (
+                "DeepSeek-V3.2 and GLM-5 (`deepseek_v32`, `glm_moe_dsa`)",
+                "sparse attention: an indexer with separate keys selects the tokens that a query "
+                "sees, and the KV cache has no place for these keys",
+            ),
+            (
+                "MiMo-V2-Flash (`mimo_v2_flash`)",
+                "layers with different numbers of KV heads, and values narrower than keys",
+            ),
+        ],
+    )
+    yield (
+        "A served model reads text only. An image, audio or a file in a request is rejected with "
+        "status 400, and the error names its place and type; in the result of a tool call it "
+        "becomes a note, as [openai.md](openai.md) describes.\n"
+    )
+
+
 def _refused() -> Iterator[str]:
     yield "## What is refused\n"
     yield (
         "The rest is refused at the start, with the reason in the message: encoder-decoders and "
         "encoders; state-space layers and linear attention of families without an entry; attention "
-        "with masks that are neither causal nor a window; models that read images or audio; models "
-        "whose layers are code of their repository, which is never executed.\n"
+        "with masks that are neither causal nor a window; models that read images or audio, unless "
+        "their text model is listed above; models whose layers are code of their repository, which "
+        "is never executed.\n"
     )
+    yield from _refused_families()
     yield (
         "Before anything is loaded, each tensor of a checkpoint must have the type, the shape and "
         "the number of groups that `config.json` and the description of its quantization give: "

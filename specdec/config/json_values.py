@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, cast
 
 from specdec.types.errors import UnsupportedModelError
 
@@ -47,6 +48,11 @@ def require_keys(raw: Mapping[str, Any], names: Sequence[str]) -> None:
     missing = [name for name in names if name not in raw]
     if missing:
         raise UnsupportedModelError(f"config.json has no {', '.join(missing)}")
+
+
+def overlaid(raw: Mapping[str, Any], **values: Any) -> Mapping[str, Any]:
+    """Return config.json with some values; of the other keys those that are read are read there."""
+    return ChainMap(values, cast(MutableMapping[str, Any], raw))
 
 
 def head_dim_of(raw: Mapping[str, Any], hidden_size: int, num_heads: int) -> int:

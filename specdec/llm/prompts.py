@@ -151,6 +151,6 @@ def _text_of(field: str, content: object) -> str | None:
     parts = content if _is_list(content) else [content]
     texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        limit = 'a string, or a list of {"type": "text", "text": ...}'
+        limit = 'a string, or a list of {"type": "text", "text": ...}: the model reads text only'
         raise InvalidValueError(field, content, limit)
     return "\n".join(cast("list[str]", texts))

@@ -21,6 +21,7 @@ from specdec.kernels.cpu.draft_head import DraftHeadKernel, DraftHeadStruct
 from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates, SlotMove
 from specdec.kernels.reference.sample_rows import RowArgmax, SampleParams
 from specdec.kernels.sample import logits_and_argmax
+from specdec.models.config.layer_patterns import Windows
 from specdec.models.layers.decoder_layer import DecoderLayer
 from specdec.models.layers.mixture import SparseMLP
 from specdec.models.layers.mlp import MLP
@@ -41,7 +42,8 @@ class NativeDecoder:
         self.torch_decoder = model
         self._head = native_matrix(model.lm_head.matrix)
         self._weights = NativeWeights()
-        kinds = zip(cast(_Layers, model.layers), model.config.ropes, model.windows, strict=True)
+        windows = cast(Windows, model.windows)  # without chunks, which have no kernels
+        kinds = zip(cast(_Layers, model.layers), model.config.ropes, windows, strict=True)
         layers = [
             self._weights.layer(
                 each.paged_attention,
@@ -52,8 +54,9 @@ class NativeDecoder:
                 attention_output_norm=each.attention_output_norm,
                 mlp_output_norm=each.mlp_output_norm,
                 window=window,
+                query_scales=model.query_scales.get(index),
             )
-            for each, rope, window in kinds
+            for index, (each, rope, window) in enumerate(kinds)
         ]
         struct = self._weights.decoder(layers, model.config, model.embed_tokens, model.norm)
         all_reduce = all_reduce_of(model.embed_tokens.group)

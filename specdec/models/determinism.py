@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config.families.native_limits import native_fault
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.traits import NormKind, QkNorm
 from specdec.types.errors import UnsupportedModelError
@@ -21,6 +22,8 @@ def require_deterministic(
         "modelling code of transformers": config.transformers is not None,
         "recurrent layers": config.recurrent is not None,
     }
+    if device.type == "cpu" and (fault := native_fault(config)):
+        faults[fault] = True
     if device.type != "cpu":
         traits = config.traits
         faults |= {

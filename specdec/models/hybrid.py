@@ -16,7 +16,7 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.recurrent import Recurrent
 from specdec.models.config.rope import Rope
-from specdec.models.llama import CausalDecoder
+from specdec.models.llama import CausalDecoder, Window
 from specdec.models.weights.checkpoint import CheckpointReader
 
 
@@ -80,7 +80,7 @@ class HybridDecoder(CausalDecoder):
         self,
         rotations: Mapping[Rope | None, Rotation | None],
         kv_cache: Tensor,
-        plans: Mapping[int | None, AttentionPlan],
+        plans: Mapping[Window, AttentionPlan],
     ) -> Iterator[tuple[Any, ...]]:
         """Yield what each layer takes: attention has KV, a recurrence states, an MLP nothing."""
         recurrent, caches, states = self._recurrent, iter(kv_cache), count()

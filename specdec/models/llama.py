@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,12 +37,11 @@ from specdec.models.layers.linear import (
 from specdec.models.layers.mixture import SparseMLP
 from specdec.models.layers.norm import read_norm
 from specdec.models.layers.one_block import OneBlock
-from specdec.models.layers.rotary import RotaryEmbedding
+from specdec.models.layers.rotary import RotaryEmbedding, query_scales
 from specdec.models.lora.grouped_adapters import GroupedAdapters, grouped_adapters
 from specdec.models.lora.torch_adapters import TorchAdapters
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.models.weights.kv_scales import read_kv_scales
-from specdec.types.sharding import HeadShard
 from specdec.types.validation import require_range
 
 _MAX_COPIED_SLOTS = 2**16
@@ -73,26 +73,54 @@ class CausalDecoder(nn.Module):
         """
         super().__init__()
         require_range("max_model_len", max_model_len, 1, config.max_position_embeddings)
-        self.config = config
-        self.dtype = reader.dtype
+        self.config, self.dtype, self.device = config, reader.dtype, reader.device
         self.kv_dtype = reader.dtype if kv_dtype is None else kv_dtype
-        self.device = reader.device
-        self.windows = config.sliding_windows
+        self.windows = visible_windows(config, max_model_len)
         self.heads = config.head_shards(group.size)[group.rank]
         self.head_dim = config.head_dim
         self.vocab_slice = group.share_of(config.vocab_size)
         self.lm_head, table = _read_head_and_table(config, reader, self.vocab_slice, output_tokens)
         self.embed_tokens = VocabEmbedding(table, self.vocab_slice, group, reader.dtype)
         self._embedding_scale = embedding_scale(config.traits, reader.dtype)
-        self.layers = _read_layers(config, reader, self.heads, group)
+        self.layers = self._read_layers(config, reader, group)
         if self.kv_dtype.itemsize == 1:
             _use_kv_scales(self.layers, reader, config.traits.names.attention)
         size, eps = config.hidden_size, config.rms_norm_eps
         self.norm = read_norm(reader, config.traits.names.final_norm, size, eps, config.traits)
         self.rotaries = _rotaries(config, max_model_len, reader)
         self.rotary = self.rotaries[config.rope]
+        self.query_scales = query_scales(config, max_model_len)
+        self._query_table = self._placed_query_scales()
         self.backend = reader.backend
         self.attention = layer_attention(config, self.heads, self.backend, block_size, self.device)
+
+    def _placed_query_scales(self) -> Tensor | None:
+        """Return the factors of queries by position, [max_positions, 1, 1]; None without any."""
+        table = next(iter(self.query_scales.values()), None)  # of which all are the same
+        return None if table is None else table.to(self.device, self.dtype)[:, None, None]
+
+    def _read_layers(
+        self, config: ModelConfig, reader: CheckpointReader, group: TensorParallelGroup
+    ) -> nn.ModuleList:
+        if config.traits.has_one_block:
+            return nn.ModuleList(
+                OneBlock(config, reader, f"model.layers.{index}", self.heads, group, index)
+                for index in range(config.num_layers)
+            )
+        with_experts = () if config.experts is None else config.experts.layers
+        recurrent = () if config.recurrent is None else config.recurrent.layers
+        return nn.ModuleList(
+            DecoderLayer(
+                config,
+                reader,
+                f"model.layers.{index}",
+                self.heads,
+                group,
+                has_experts=index in with_experts,
+                is_recurrent=index in recurrent,
+            )
+            for index in range(config.num_layers)
+        )
 
     def enable_adapters(
         self, limits: AdapterLimits | None = None
@@ -129,7 +157,7 @@ class CausalDecoder(nn.Module):
     ) -> HiddenStates:
         """See Decoder."""
         plans = {
-            window: self.attention.plan(batch, self.dtype, Visible(window))
+            window: self.attention.plan(batch, self.dtype, visible(window))
             for window in set(self.windows)
         }
         input_ids, positions = (
@@ -172,7 +200,7 @@ class CausalDecoder(nn.Module):
         if self._adapters is not None:
             self._adapters.begin_device_pass(batch.adapters)
         plans = {
-            window: self.attention.plan_on_device(batch, self.dtype, Visible(window))
+            window: self.attention.plan_on_device(batch, self.dtype, visible(window))
             for window in set(self.windows)
         }
         return self._run_layers(batch.input_ids, batch.positions, kv_cache, plans, taps)
@@ -182,7 +210,7 @@ class CausalDecoder(nn.Module):
         input_ids: Tensor,  # [T] int64
         positions: Tensor,  # [T] int64
         kv_cache: Tensor,
-        plans: Mapping[int | None, AttentionPlan],  # by window
+        plans: Mapping[Window, AttentionPlan],  # by window
         taps: Sequence[int],
     ) -> HiddenStates:
         rotations: dict[Rope | None, Rotation | None] = {None: None}
@@ -192,17 +220,18 @@ class CausalDecoder(nn.Module):
             x = x * self._embedding_scale
         tapped = x.new_empty(len(x), len(taps), x.shape[1])
         contexts = self._contexts(rotations, kv_cache, plans)
+        scale = [] if self._query_table is None else [self._query_table[positions]]
         for index, (layer, context) in enumerate(zip(self.layers, contexts, strict=True)):
-            _copy_to_taps(x, index, taps, tapped)
-            x = layer(x, *context)
-        _copy_to_taps(x, len(self.layers), taps, tapped)
+            copy_to_taps(x, index, taps, tapped)
+            x = layer(x, *context, *(scale if index in self.query_scales else []))
+        copy_to_taps(x, len(self.layers), taps, tapped)
         return HiddenStates(self.norm(x), tapped)
 
     def _contexts(
         self,
         rotations: Mapping[Rope | None, Rotation | None],
         kv_cache: Tensor,
-        plans: Mapping[int | None, AttentionPlan],
+        plans: Mapping[Window, AttentionPlan],
     ) -> Iterator[tuple[Any, ...]]:
         """Yield what each layer takes beside the residual stream."""
         for window, rope, cache in zip(self.windows, self.config.ropes, kv_cache, strict=True):
@@ -223,7 +252,33 @@ class CausalDecoder(nn.Module):
         return logits, row_argmax(logits)
 
 
-def _copy_to_taps(x: Tensor, layer: int, taps: Sequence[int], tapped: Tensor) -> None:
+@dataclass(frozen=True)
+class Chunk:
+    """What a query sees of a layer: the positions before it in its chunk of `size` positions."""
+
+    size: int
+
+
+Window = int | Chunk | None
+
+
+def visible(window: Window) -> Visible:
+    """Return what a query sees."""
+    return Visible(chunk=window.size) if isinstance(window, Chunk) else Visible(window)
+
+
+def visible_windows(config: ModelConfig, max_model_len: int) -> tuple[Window, ...]:
+    """Return what queries see in each layer; chunks only where a context may have several."""
+    chunk = config.traits.attention_chunk
+    if chunk is None or max_model_len <= chunk:
+        return config.sliding_windows
+    return tuple(
+        window if rope is None else Chunk(chunk)
+        for window, rope in zip(config.sliding_windows, config.ropes, strict=True)
+    )
+
+
+def copy_to_taps(x: Tensor, layer: int, taps: Sequence[int], tapped: Tensor) -> None:
     """Copy the residual stream x [T, hidden_size] that enters `layer` to its taps.
 
     tapped: [T, len(taps), hidden_size].
@@ -251,30 +306,6 @@ def _read_head_and_table(
 def _read_table(reader: CheckpointReader, name: str, shape: tuple[int, int], rows: range) -> Tensor:
     """Return this rank's rows of an embedding that is not tied, in memory of their own."""
     return reader.read(name, shape, rows=rows, dtype=reader.exact_dtype(name)).clone()
-
-
-def _read_layers(
-    config: ModelConfig, reader: CheckpointReader, heads: HeadShard, group: TensorParallelGroup
-) -> nn.ModuleList:
-    if config.traits.has_one_block:
-        return nn.ModuleList(
-            OneBlock(config, reader, f"model.layers.{index}", heads, group, index)
-            for index in range(config.num_layers)
-        )
-    with_experts = () if config.experts is None else config.experts.layers
-    recurrent = () if config.recurrent is None else config.recurrent.layers
-    return nn.ModuleList(
-        DecoderLayer(
-            config,
-            reader,
-            f"model.layers.{index}",
-            heads,
-            group,
-            has_experts=index in with_experts,
-            is_recurrent=index in recurrent,
-        )
-        for index in range(config.num_layers)
-    )
 
 
 def _use_kv_scales(layers: nn.ModuleList, reader: CheckpointReader, name: str) -> None:

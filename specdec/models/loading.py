@@ -19,10 +19,12 @@ from specdec.kernels.reference.sample_rows import RowArgmax, SampleParams
 from specdec.kernels.reference.triton_availability import kv_dtype_fault
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.decoder_tensors import decoder_tensors
+from specdec.models.config.families.native_limits import native_fault
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.determinism import require_deterministic
 from specdec.models.dtypes import kv_dtype_of
+from specdec.models.gemma4 import Gemma4Decoder
 from specdec.models.hybrid import HybridDecoder
 from specdec.models.llama import CausalDecoder
 from specdec.models.lora.updates import AdapterStore
@@ -146,7 +148,7 @@ def load_model(
         return _load_transformers(
             directory, config, group, dtype, sizes, device, kernels, output_tokens, kv_cache_dtype
         )
-    kernels = kernels if config.recurrent is None else _kernels_of_hybrids(kernels, device)
+    kernels = _kernels_of(kernels, config, device, max_model_len)
     backend = _select_backend(kernels, device, group, quantization, deterministic=deterministic)
     _require_kv_kernels(backend, device, kv_cache_dtype)
     reader = open_checkpoint(directory, dtype, quantization, device, backend)
@@ -157,6 +159,8 @@ def load_model(
 
 
 def _decoder_of(config: ModelConfig) -> type[CausalDecoder]:
+    if config.varied is not None:
+        return Gemma4Decoder
     return CausalDecoder if config.recurrent is None else HybridDecoder
 
 
@@ -167,6 +171,29 @@ def _kernels_of_hybrids(kernels: Kernels, device: torch.device) -> Kernels:
         raise InvalidValueError("device", device.type, f"cpu: {reason} on a CPU")
     if kernels not in ("auto", "torch"):
         raise InvalidValueError("kernels", kernels, f"auto or torch: {reason}")
+    return "torch"
+
+
+def _kernels_of(
+    kernels: Kernels, config: ModelConfig, device: torch.device, max_model_len: int
+) -> Kernels:
+    """Return torch for a model that the native decoder does not run on a CPU.
+
+    Raises InvalidValueError for kernels or a device that do not run it.
+    """
+    if config.recurrent is not None:
+        return _kernels_of_hybrids(kernels, device)
+    if config.varied is not None and device.type != "cpu":
+        limit = "cpu: layers of different shapes run by torch on a CPU alone"
+        raise InvalidValueError("device", device.type, limit)
+    fault, chunk = native_fault(config, max_model_len), config.traits.attention_chunk
+    if chunk is not None and max_model_len > chunk and device.type != "cpu":
+        limit = f"at most {chunk}, a chunk of attention, on {device.type}"
+        raise InvalidValueError("max_model_len", max_model_len, limit)
+    if fault is None or device.type != "cpu" or kernels == "torch":
+        return kernels
+    if kernels == "native":
+        raise InvalidValueError("kernels", kernels, f"auto or torch: {fault} have no native kernel")
     return "torch"
 
 

@@ -48,6 +48,9 @@ from specdec.models.layers.norm import LayerNorm, RMSNorm
 from specdec.models.layers.qk_norm import counted_kv_heads
 from specdec.models.layers.rotary import RotaryEmbedding
 
+_NATIVE_NORMS = {QkNorm.ROTATED_HEAD: QkNorm.HEAD}
+"""Norms that the kernels have under another name, with weights of ones."""
+
 
 class NativeWeights:
     """Makes structs of torch layers, and owns what the layers do not: norms and biases in float32.
@@ -109,6 +112,7 @@ class NativeWeights:
         mlp_output_norm: nn.Module | None = None,
         window: int | None,
         sees_ahead: bool = False,
+        query_scales: Tensor | None = None,
     ) -> LayerStruct:
         """Return the struct of a layer.
 
@@ -127,20 +131,18 @@ class NativeWeights:
             sin=sin,
             window=window or 0,
             sees_ahead=sees_ahead,
+            query_scales=None if query_scales is None else self.address(query_scales),
         )
         if isinstance(attention, LatentAttention):
             self._add_latents(attention, struct)
         else:
             self._add_heads(attention, struct)
-        if isinstance(mlp, MLP):
-            struct.gate_up, struct.down = self._mlp(mlp)
-        else:
-            self._add_experts(mlp, struct)
+        self._add_mlp(mlp, struct)
         return struct
 
     def _add_heads(self, attention: Attention, layer: LayerStruct) -> None:
         """Set the norms and sinks of heads."""
-        if attention.has_qk_norm:
+        if attention.has_qk_norm and (layer.cos or not attention.norms_rotated):
             layer.query_norm = self.address(attention.query_norm.weight)
             layer.key_norm = self.address(attention.key_norm.weight)
         if attention.sinks is not None:
@@ -159,6 +161,15 @@ class NativeWeights:
             struct.query_norm = self.address(attention.query_norm.weight)
         self._structs.append(struct)
         layer.latent = ctypes.pointer(struct)
+
+    def _add_mlp(self, mlp: MLP | SparseMLP, layer: LayerStruct) -> None:
+        """Set the MLP of a layer's struct, with its activation function's numbers, or a mixture."""
+        if isinstance(mlp, SparseMLP):
+            self._add_experts(mlp, layer)
+            return
+        layer.gate_up, layer.down = self._mlp(mlp)
+        if mlp.xielu is not None:
+            layer.activation = self.address(torch.tensor(mlp.xielu))
 
     def _mlp(self, mlp: MLP) -> tuple[MatrixStruct, MatrixStruct]:
         return self.matrix(mlp.gate_up_proj), self.matrix(mlp.down_proj)
@@ -221,7 +232,7 @@ def traits_struct(
     routing = None if experts is None else experts.routing
     return TraitsStruct(
         norm=list(NormKind).index(traits.norm),
-        qk_norm=list(QkNorm).index(traits.qk_norm),
+        qk_norm=list(QkNorm).index(_NATIVE_NORMS.get(traits.qk_norm, traits.qk_norm)),
         activation=list(Activation).index(traits.activation),
         has_gate=traits.has_gate,
         is_parallel=traits.is_parallel,
@@ -236,6 +247,9 @@ def traits_struct(
         num_expert_groups=1 if routing is None else routing.num_groups,
         num_chosen_groups=1 if routing is None else routing.num_chosen_groups,
         routing_scale=1.0 if routing is None else routing.scale,
+        scales_expert_inputs=experts is not None and experts.scales_inputs,
+        adds_two_best=routing is not None and routing.adds_two_best,
+        rotates_before_norms=traits.rotates_before_norms,
     )
 
 

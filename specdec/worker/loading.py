@@ -22,13 +22,13 @@ from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.reference.state_pool import StatePool
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.drafters.token_map import token_map_of
 from specdec.models.dtypes import DTYPES
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head, require_finite
 from specdec.models.heads.networks.base import DraftHead
 from specdec.models.hybrid import HybridDecoder
 from specdec.models.loading import Decoder, load_model
-from specdec.models.token_map import token_map_of
 from specdec.models.weights.checkpoint import CPU
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer

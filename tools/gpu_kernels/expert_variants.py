@@ -53,6 +53,7 @@ def _route_variants() -> Iterator[Variant]:
             "GROUP_SIZE": size,
             "CHOSEN_GROUPS": num_chosen,
             "IS_SIGMOID": is_sigmoid,
+            "ADDS_TWO_BEST": is_sigmoid,
             "HAS_BIAS": is_sigmoid,
             "NORMALIZES": True,
             "BLOCK_G": power_of_two(groups),

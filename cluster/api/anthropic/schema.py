@@ -95,7 +95,7 @@ def _require_known(block: Any) -> Any:
     """Refuse other blocks than these, such as images, with the reason."""
     if isinstance(block, dict) and block.get("type") not in _BLOCK_TYPES:
         known = ", ".join(_BLOCK_TYPES)
-        message = f"Input should be a block of type {known}: the models read text only"
+        message = f"Input should be a block of type {known}: the served model reads text only"
         raise PydanticCustomError("block_type", message)
     return block
 

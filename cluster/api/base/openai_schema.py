@@ -83,6 +83,20 @@ def at_most(most: int, least: int = 0) -> Any:
     return Field(min_length=least, max_length=most, fail_fast=True)
 
 
+def text_type(*names: str) -> BeforeValidator:
+    """Reject the type of a part of a message that is not one of `names`, such as an image."""
+    *others, last = (repr(name) for name in names)
+    limit = f"{', '.join(others)} or {last}" if others else last
+
+    def check(given: Any) -> Any:
+        if isinstance(given, str) and given not in names:
+            message = f"Input should be {limit}: the served model reads text only"
+            raise PydanticCustomError("literal_error", message)
+        return given
+
+    return BeforeValidator(check)
+
+
 def max_entries(most: int) -> BeforeValidator:
     """Reject a mapping with too many entries before any of them is validated.
 

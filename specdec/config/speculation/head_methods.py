@@ -38,7 +38,7 @@ class HeadMethodConfig(MethodConfig):
     model: the head's checkpoint, a directory or a Hub id; None for the target's own.
     quantization: how the head's matrices are held; None keeps the model's dtype.
     speculative_token_map: JSON file with the target's ids of the tokens that the head may draft,
-        on every node; None for all that it has (`specdec.models.token_map`).
+        on every node; None for all that it has (`specdec.models.drafters.token_map`).
     """
 
     head_format: ClassVar[str]

@@ -65,7 +65,7 @@ class DraftModelConfig(MethodConfig):
         layers without a smaller sliding window; None for all. Models that were trained on short
         texts are accepted more often in long ones with a window.
     speculative_token_map: JSON file with the ids of the tokens that the model may draft, on every
-        node; None for those of its directory, if it has a list (`specdec.models.token_map`).
+        node; None for those of its directory, if it has a list (`models.drafters.token_map`).
     async_drafting: what the model drafts while the target verifies its last drafts. off: nothing,
         a step waits for its drafts; continuing: after all of them and the token that it expects
         from the target; outcomes: after the likeliest tokens of each number of accepted drafts.

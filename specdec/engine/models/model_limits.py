@@ -7,6 +7,7 @@ from specdec.config.llm import LLMConfig
 from specdec.config.quantization import CHECKPOINT_QUANTIZATIONS
 from specdec.config.speculation.methods import head_methods
 from specdec.engine.models.model_resolution import Models
+from specdec.models.config.families.native_limits import native_fault
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.recurrent import Recurrent
 from specdec.types.errors import InvalidValueError
@@ -31,6 +32,12 @@ def check_model_limits(config: LLMConfig, models: Models) -> None:
             raise InvalidValueError("kernels", config.kernels, f"auto or torch: {_REASON}")
     if models.target.recurrent is not None:
         _check_hybrid(config, models.target.recurrent)
+    if models.target.varied is not None:
+        _check_varied(config)
+    fault = native_fault(models.target, config.max_model_len)
+    if fault is not None and config.kernels == "native":
+        limit = f"auto or torch: {fault} have no native kernel"
+        raise InvalidValueError("kernels", config.kernels, limit)
     if models.draft is not None and models.draft.recurrent is not None:
         _check_hybrid_draft(config, models.draft.recurrent)
     _require_stored_quantization(config, models.target)
@@ -84,6 +91,19 @@ def draft_adapter_limits(config: LLMConfig, draft: ModelConfig) -> AdapterLimits
     """Return the limits of a draft model's adapters; None where it can load none."""
     has_adapters = draft.transformers is None and draft.recurrent is None
     return config.adapter_limits if has_adapters else None
+
+
+def _check_varied(config: LLMConfig) -> None:
+    """Raise InvalidValueError for a setting that layers of different shapes do not have."""
+    reason = "layers of different shapes run by torch on a CPU alone"
+    if config.device != "cpu":
+        raise InvalidValueError("device", config.device, f"cpu: {reason}")
+    if config.enable_lora:
+        limit = "false: no adapter updates the projections of layers of different shapes"
+        raise InvalidValueError("enable_lora", True, limit)
+    if config.head is not None:
+        limit = "a method without a draft head: none is made for layers of different shapes"
+        raise InvalidValueError("speculative_config.method", config.head.name, limit)
 
 
 def _require_stored_quantization(config: LLMConfig, model: ModelConfig) -> None:

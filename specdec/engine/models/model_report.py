@@ -29,6 +29,7 @@ from specdec.engine.models.model_limits import require_experts, require_plan
 from specdec.models.config.config_files import read_json
 from specdec.models.config.end_tokens import find_end_tokens
 from specdec.models.config.extra_weights import copied_bytes
+from specdec.models.config.families.native_limits import native_fault
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.registry import ARCHITECTURES
 from specdec.models.heads.config import HeadConfig, head_method_of
@@ -122,7 +123,7 @@ def report_model(
     if options.divides_by_expert:
         require_experts(config, tensor_parallel_size)
     require_plan("tensor_parallel_size", config, tensor_parallel_size)
-    if config.recurrent is not None:
+    if config.recurrent is not None or native_fault(config) is not None:
         precision = replace(precision, is_native=False)
     return ModelReport(
         directory=directory,
@@ -159,7 +160,7 @@ def _differences(config: ModelConfig) -> str:
 
 
 def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[RankMemory]:
-    if config.transformers is not None:
+    if config.transformers is not None or config.varied is not None:
         weights = config.weight_bytes(precision.dtype) + copied_bytes(config, precision.dtype, size)
         kv_bytes = config.kv_bytes_per_token(precision.dtype, size, precision.kv_cache_dtype)
         yield from [RankMemory(weights // size, kv_bytes // size)] * size
@@ -183,7 +184,7 @@ def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[Ran
         if config.latent is not None:
             expansion = config.latent.num_expansion_weights(len(heads.query))
             weights += config.num_attention_layers * expansion * _table_bytes(config, precision)
-        kv_bytes = config.kv_values_per_token(len(heads.kv)) * kv_bytes_of_value
+        kv_bytes = config.kv_values_per_token(rank, size) * kv_bytes_of_value
         experts = config.experts
         num_experts = 0 if experts is None else len(experts.shard(rank, size).experts)
         yield RankMemory(weights, kv_bytes, num_experts, *states)
@@ -225,6 +226,8 @@ def _fit(name: str, directory: Path, config: ModelConfig) -> MethodFit:
         return MethodFit(name, Fit.READY, "it reads the text alone")
     if config.transformers is not None and issubclass(method, HeadMethodConfig):
         return MethodFit(name, Fit.NO, "transformers' code runs no draft heads")
+    if config.varied is not None and issubclass(method, HeadMethodConfig):
+        return MethodFit(name, Fit.NO, "no draft head is made for layers of different shapes")
     if method.is_in_target:
         return _fit_of_own_layers(name, directory, config)
     if config.recurrent is not None and issubclass(method, HeadMethodConfig):

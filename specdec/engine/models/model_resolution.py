@@ -13,10 +13,10 @@ from specdec.config.speculation.head_methods import HeadMethodConfig
 from specdec.config.speculation.methods import METHODS, DraftModelConfig
 from specdec.models.config.config_files import read_json
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.drafters.token_map import token_map_of
 from specdec.models.heads.config import HeadConfig, head_method_of
 from specdec.models.hub import Progress
 from specdec.models.resolve import resolve
-from specdec.models.token_map import token_map_of
 from specdec.models.weights.fingerprint import weights_fingerprint
 from specdec.speculation.proposers import DraftVocabulary
 from specdec.text.vocab_map import require_enough_shared

@@ -48,6 +48,8 @@ class TraitsStruct(ctypes.Structure):
         *((name, c_int32) for name in ("normalizes_experts", "scores_by_sigmoid")),
         *((name, c_int32) for name in ("num_expert_groups", "num_chosen_groups")),
         ("routing_scale", ctypes.c_float),
+        *((name, c_int32) for name in ("adds_two_best", "rotates_before_norms")),
+        ("scales_expert_inputs", c_int32),
     )
 
 
@@ -77,7 +79,8 @@ class LayerStruct(ctypes.Structure):
     """Weights of a layer on one rank; norms are float32. window: 0 without a limit.
 
     cos, sin: [max_positions, rotary_dim / 2] float32; None without rotary embedding.
-    sees_ahead: whether attention is not causal within a pass.
+    sees_ahead: whether attention is not causal within a pass. activation: parameters of xIELU, [4]
+    float32; query_scales: [max_positions] float32; None without.
     """
 
     _fields_ = (
@@ -101,6 +104,7 @@ class LayerStruct(ctypes.Structure):
         ("sin", _Address),
         ("window", c_int64),
         ("sees_ahead", c_int32),
+        *((name, _Address) for name in ("activation", "query_scales")),
     )
 
 

@@ -62,12 +62,21 @@ class Visible:
 
     window: number of visible tokens, its own included; None for no limit. kv_start: slots before
     it, in the first block, have no KV; no token of a batch is there. num_ahead: tokens after its
-    own that it sees, as far as the context has them; 0 but in a DeviceBatch.
+    own that it sees, as far as the context has them; 0 but in a DeviceBatch. chunk: size of the
+    chunks of positions, of which it sees its own alone; None for no chunks.
     """
 
     window: int | None = None
     kv_start: int = 0
     num_ahead: int = 0
+    chunk: int | None = None
+
+    def first_position(self, position: int) -> int:
+        """Return the first position that a query at `position` sees."""
+        first = 0 if self.window is None else position - self.window + 1
+        if self.chunk is not None:
+            first = max(first, position - position % self.chunk)
+        return max(first, 0)
 
 
 ALL_BEFORE = Visible()

@@ -23,7 +23,7 @@ class RoutingRule:
     num_per_token: experts of a token. normalizes: whether their scores are divided by their sum.
     is_sigmoid: whether scores are sigmoids of the logits; else their softmax. num_groups: of
     experts; only those of num_chosen_groups are chosen, by the sum of their two best scores where
-    is_sigmoid, else by the best one. scale: factor of the weights.
+    adds_two_best, else by the best one. scale: factor of the weights.
     """
 
     num_per_token: int
@@ -32,6 +32,7 @@ class RoutingRule:
     num_groups: int = 1
     num_chosen_groups: int = 1
     scale: float = 1.0
+    adds_two_best: bool = True
 
 
 class Routes(NamedTuple):
@@ -61,7 +62,7 @@ def route(logits: Tensor, bias: Tensor | None, rule: RoutingRule) -> Routes:
 def in_best_groups(scores: Tensor, rule: RoutingRule) -> Tensor:
     """Return scores [T, num_experts] with -inf for experts of groups that are not chosen."""
     groups = scores.unflatten(-1, (rule.num_groups, -1))  # [T, groups, experts of one]
-    best = groups.topk(2, -1).values.sum(-1) if rule.is_sigmoid else groups.amax(-1)
+    best = groups.topk(2, -1).values.sum(-1) if rule.adds_two_best else groups.amax(-1)
     kept = best.topk(rule.num_chosen_groups, dim=-1).indices
     is_chosen = torch.zeros_like(best, dtype=torch.bool).scatter_(1, kept, True)
     masked: Tensor = groups.masked_fill(~is_chosen.unsqueeze(-1), float("-inf"))

@@ -83,9 +83,7 @@ class TorchAttention(PagedAttention):
             query_len = batch.query_len(index)
             nodes = batch.chunks[index].num_nodes
             first_position = context_len - max(query_len, nodes + 1)  # of a tree, that of the base
-            first_visible = 0
-            if visible.window is not None:
-                first_visible = max(0, first_position - visible.window + 1)
+            first_visible = visible.first_position(first_position)
             member = _Member(index, first_visible // self.block_size)
             num_visible = context_len - member.first_block * self.block_size
             is_long = query_len > MAX_SHORT_QUERY_TOKENS
@@ -146,6 +144,7 @@ class TorchAttention(PagedAttention):
         if isinstance(batch, RaggedBatch):
             assert not visible.num_ahead, "queries see ahead in a DeviceBatch alone"
             batch = _one_by_one(batch)
+        assert visible.chunk is None, "chunks are those of a ForwardBatch alone"
         num_sequences, num_blocks = batch.block_tables.shape
         slots = torch.arange(num_blocks * self.block_size, device=self.device)
         last = batch.context_lens.unsqueeze(1) - 1
@@ -210,13 +209,17 @@ class TorchAttention(PagedAttention):
         offsets = torch.minimum(steps, query_lens[:, None] - 1)  # [G, Q]
         first_slots = (visible.kv_start - first_blocks * self.block_size).clamp_min_(0)
         rows = starts[:, None] + offsets
-        positions = on_device(batch.positions, device)[rows]
-        positions -= first_blocks[:, None] * self.block_size
-        is_masked = context_mask(positions, first_slots, max_visible, visible.window)
+        absolute = on_device(batch.positions, device)[rows]
+        before = first_blocks[:, None] * self.block_size
+        positions, chunk = absolute - before, visible.chunk
+        lowest = None if chunk is None else absolute - absolute % chunk - before
+        is_masked = context_mask(positions, first_slots, max_visible, visible.window, lowest=lowest)
         for place, index in enumerate(indices):
             if (parents := batch.chunks[index].parents) is not None:
                 query_len, end = batch.query_len(index), int(num_visible[place])
-                mask_tree(is_masked[place, :, :end], parents, query_len, visible.window)
+                last = int(absolute[place, query_len - 1])
+                own = is_masked[place, :, :end]
+                mask_tree(own, parents, query_len, visible.window, chunk, last)
         return AttentionGroup(
             rows=rows,
             slots=self._slots(tables, first_blocks, first_slots, num_visible, max_visible),

@@ -82,6 +82,7 @@ def route(logits: Tensor, bias: Tensor | None, rule: RoutingRule) -> Routes:
         GROUP_SIZE=group_size,
         CHOSEN_GROUPS=rule.num_chosen_groups,
         IS_SIGMOID=rule.is_sigmoid,
+        ADDS_TWO_BEST=rule.adds_two_best,
         HAS_BIAS=bias is not None,
         NORMALIZES=rule.normalizes,
         BLOCK_G=triton.next_power_of_2(rule.num_groups),

@@ -10,6 +10,7 @@ from specdec.config.json_values import unsupported
 from specdec.models.config.layer_patterns import RopeRule, WindowRule, no_windows, one_rope
 from specdec.models.config.recurrent import Recurrent
 from specdec.models.config.traits import LLAMA, Activation, DecoderTraits, Experts, Latent
+from specdec.models.config.varied_layers import VariedLayers
 
 _NAMED_ACTIVATIONS = (Activation.SILU, Activation.GELU_TANH)
 """Those that any family may have; the others are values of `legacy_activations`."""
@@ -32,6 +33,10 @@ def _no_latent(raw: Mapping[str, Any]) -> None:
 
 
 def _no_recurrent(raw: Mapping[str, Any], num_layers: int) -> None:
+    del raw, num_layers
+
+
+def _no_varied(raw: Mapping[str, Any], num_layers: int) -> None:
     del raw, num_layers
 
 
@@ -59,6 +64,7 @@ class Architecture:
     traits: how the layers differ; called with config.json and these defaults. experts: the mixture
         of experts, if there is one; called with the number of layers too. latent: sizes of latent
         attention, if it is that. recurrent: the layers without attention, if there are any.
+    varied: sizes of layers that differ from each other, if they do.
     canonical: returns config.json, with these defaults, under the usual keys.
     notes: what the family has beside Llama, for the documentation.
     """
@@ -81,6 +87,7 @@ class Architecture:
     experts: Callable[[Mapping[str, Any], int], Experts | None] = _no_experts
     latent: Callable[[Mapping[str, Any]], Latent | None] = _no_latent
     recurrent: Callable[[Mapping[str, Any], int], Recurrent | None] = _no_recurrent
+    varied: Callable[[Mapping[str, Any], int], VariedLayers | None] = _no_varied
     canonical: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_given
 
     def activation(self, raw: Mapping[str, Any]) -> Activation:

@@ -11,10 +11,15 @@ from typing import Any
 from specdec.config.engine import ModelImpl
 from specdec.config.json_values import count, require_keys, unsupported
 from specdec.models.config.architecture import Architecture
+from specdec.models.config.families.text_models import (
+    TEXT_MODELS,
+    TextModel,
+    WholeModel,
+    without_image_positions,
+)
 from specdec.models.config.registry import (
     ARCHITECTURES,
     SAME_DECODERS,
-    TEXT_MODELS,
     architecture_of,
 )
 from specdec.models.config.transformers_config import transformers_fault
@@ -101,19 +106,22 @@ def needs_transformers(raw: Mapping[str, Any], model_impl: ModelImpl) -> bool:
     return True
 
 
-def text_config(raw: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
-    """Return the keys of the text model, and those of the whole that it shares."""
+def _text_model(whole: WholeModel, raw: Mapping[str, Any]) -> tuple[TextModel, Mapping[str, Any]]:
+    """Return the text model, and its keys with those that it shares with the whole."""
     nested = raw.get("text_config")
+    if nested is None and whole.may_be_flat:
+        return whole.texts[0], raw
     if not isinstance(nested, dict):
         raise unsupported("text_config", nested, "an object")
-    found = nested.get("model_type", model_type)
-    if found != model_type:
-        raise unsupported("text_config.model_type", found, model_type)
+    texts = {each.model_type: each for each in whole.texts}
+    found = nested.get("model_type", whole.texts[0].model_type)
+    if found not in texts:
+        raise unsupported("text_config.model_type", found, " or ".join(texts))
     shared = (
         *("eos_token_id", "tie_word_embeddings", "dtype", "torch_dtype"),
         "quantization_config",
     )
-    return nested | {key: raw[key] for key in shared if raw.get(key) is not None}
+    return texts[found], nested | {key: raw[key] for key in shared if raw.get(key) is not None}
 
 
 def num_layers_of(raw: Mapping[str, Any]) -> int:
@@ -139,10 +147,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def decoder_of(whole: str, raw: Mapping[str, Any]) -> DecoderFields:
     """Return the architecture of the decoder, and its fields with the defaults of its family."""
-    architecture = TEXT_MODELS.get(whole, whole)
-    family = ARCHITECTURES[architecture]
     if whole in TEXT_MODELS:
-        raw = text_config(raw, family.model_type)
+        text, keys = _text_model(TEXT_MODELS[whole], raw)
+        architecture, raw = text.architecture, {**text.defaults, **without_image_positions(keys)}
+    else:
+        architecture = whole
+    family = ARCHITECTURES[architecture]
     fields = {**family.config_defaults, **raw}
     require_keys(fields, (*_REQUIRED_KEYS, family.norm_eps_key))
     return architecture, family, fields

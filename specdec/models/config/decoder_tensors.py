@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specdec.models.config.model_config import ModelConfig
-from specdec.models.config.traits import DecoderTraits, Experts, Latent, NormKind, QkNorm
+from specdec.models.config.traits import (
+    XIELU_PREFIX,
+    Activation,
+    DecoderTraits,
+    Experts,
+    Latent,
+    NormKind,
+    QkNorm,
+)
+from specdec.models.config.varied_layers import VariedLayers
 
 Shape = tuple[int, ...]
 _Tensors = Iterator[tuple[str, Shape]]
@@ -18,6 +27,8 @@ def decoder_tensors(config: ModelConfig) -> dict[str, Shape]:
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = table
     shapes |= dict(_norm(config, config.traits.names.final_norm, config.hidden_size))
+    if config.varied is not None:
+        shapes |= config.varied.model_tensors(config.hidden_size)
     for index in range(config.num_layers):
         shapes |= {
             f"model.layers.{index}.{name}": shape
@@ -48,6 +59,8 @@ def layer_tensors(
     config: ModelConfig, index: int, input_size: int | None = None
 ) -> dict[str, Shape]:
     """Return the tensors of a layer. input_size: of attention, if not `hidden_size`."""
+    if config.varied is not None:
+        return _varied_tensors(config, config.varied, index)
     hidden, recurrent = config.hidden_size, config.recurrent
     shapes: dict[str, Shape] = {}
     for name in _norm_names(layer_traits(config, index)):
@@ -61,6 +74,15 @@ def layer_tensors(
         return shapes | dict(_mlp(config, mlp, config.intermediate_size, has_bias=has_bias))
     tensors = _mixture(config, experts, config.traits.names.mixture_prefix(""))
     return shapes | {name.removeprefix("."): shape for name, shape in tensors}
+
+
+def _varied_tensors(config: ModelConfig, varied: VariedLayers, index: int) -> dict[str, Shape]:
+    hidden, experts, names = config.hidden_size, config.experts, config.traits.names
+    count, has_bias = 0 if experts is None else experts.count, config.has_qkv_bias
+    shapes = varied.layer_tensors(index, hidden, config.num_heads, count, has_bias=has_bias)
+    shapes |= dict(_mlp(config, names.mlp, varied.mlp_sizes[index], has_bias=False))
+    mixture = () if experts is None else _mixture(config, experts, "")
+    return shapes | {name.removeprefix("."): shape for name, shape in mixture}
 
 
 def layer_traits(config: ModelConfig, index: int) -> DecoderTraits:
@@ -116,7 +138,9 @@ def _heads(config: ModelConfig, input_size: int) -> _Tensors:
     traits, dim = config.traits, config.head_dim
     query, kv = config.num_heads * dim, config.num_kv_heads * dim
     has_bias = config.has_qkv_bias
-    sizes = [query * (1 + traits.has_attention_gate), kv, kv]
+    if traits.names.attention_gate is not None:
+        yield from _linear(traits.names.attention_gate, query, input_size)
+    sizes = [query * (1 + traits.has_gates_beside_queries), kv, kv]
     yield from _linears(traits.names.qkv, sizes, input_size, has_bias=has_bias)
     output = traits.names.attention_output
     yield from _linear(output, config.hidden_size, query, has_bias=config.has_output_bias)
@@ -160,12 +184,16 @@ def _mlp(
     size = latent or config.hidden_size
     yield from _linears(names, sizes, size, has_bias=has_bias)
     yield from _linear(f"{prefix}.{down}", size, inner, has_bias=has_bias)
+    if config.traits.activation is Activation.XIELU:
+        shapes: dict[str, Shape] = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
+        yield from ((f"{prefix}.{XIELU_PREFIX}.{name}", shape) for name, shape in shapes.items())
 
 
 def _mixture(config: ModelConfig, experts: Experts, prefix: str) -> _Tensors:
     names, has_bias, hidden = config.traits.names, experts.has_bias, config.hidden_size
     if experts.routing is not None and experts.routing.has_bias:
-        yield f"{prefix}.{names.choice_bias}", (experts.count,)
+        row = (1,) if experts.routing.is_bias_a_row else ()
+        yield f"{prefix}.{names.choice_bias}", (*row, experts.count)
     router = f"{prefix}.{names.router}"
     yield from _linear(router, experts.count, hidden, has_bias=has_bias)
     if (size := experts.latent_size) is not None:

@@ -23,6 +23,12 @@ def copied_bytes(
     if config.transformers is not None:
         num_tables = num_more + (num_more > 0 and config.tie_word_embeddings)
         return num_tables * config.vocab_size * config.hidden_size * element_bytes
+    routers = 0
+    if config.experts is not None:
+        routers = len(config.experts.layers) * config.experts.count * config.hidden_size
+    if config.varied is not None:
+        sizes = config.hidden_size, config.num_heads, tensor_parallel_size
+        return (config.varied.num_copied(*sizes) + num_more * routers) * element_bytes
     of_ranks = sum(
         config.num_attention_weights(len(shard.query), len(shard.kv))
         for shard in config.head_shards(tensor_parallel_size)
@@ -35,11 +41,9 @@ def copied_bytes(
         ranks = (config.recurrent.num_rank_weights(hidden, rank, size) for rank in range(size))
         copies += (sum(ranks) - config.recurrent.num_matrix_weights(hidden)) * matrix_bytes
     if config.experts is not None:
-        routers = len(config.experts.layers) * config.experts.count * config.hidden_size
-        copies += num_more * routers * element_bytes
         latents = len(config.experts.layers) * config.experts.num_latent_weights(config.hidden_size)
         copies += num_more * latents * matrix_bytes
-    return copies
+    return copies + num_more * routers * element_bytes
 
 
 def adapter_bytes(

@@ -227,14 +227,25 @@ def deepseek_v3_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | No
     return _deepseek_experts(raw, num_layers, has_groups=True, is_sigmoid=True)
 
 
+def mistral4_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
+    """Return the experts of Mistral 4: as DeepSeek-V3's, with a softmax and without a bias."""
+    return _deepseek_experts(raw, num_layers, has_groups=True, is_sigmoid=False, adds_two_best=True)
+
+
 def _deepseek_experts(
-    raw: Mapping[str, Any], num_layers: int, *, has_groups: bool, is_sigmoid: bool
+    raw: Mapping[str, Any],
+    num_layers: int,
+    *,
+    has_groups: bool,
+    is_sigmoid: bool,
+    adds_two_best: bool = False,
 ) -> Experts | None:
+    adds_two_best |= is_sigmoid
     if raw.get("moe_layer_freq", 1) != 1:
         raise unsupported("moe_layer_freq", raw["moe_layer_freq"], "1")
     num_experts, size = count(raw, "n_routed_experts"), count(raw, "moe_intermediate_size")
     num_groups = count(raw, "n_group") if has_groups else 1
-    if num_experts % num_groups or (is_sigmoid and 1 < num_groups > num_experts // 2):
+    if num_experts % num_groups or (adds_two_best and 1 < num_groups > num_experts // 2):
         limit = f"a divisor of n_routed_experts ({num_experts}), at most half of it"
         raise unsupported("n_group", num_groups, limit)
     num_chosen = count(raw, "topk_group") if has_groups else 1
@@ -250,11 +261,12 @@ def _deepseek_experts(
         num_chosen_groups=num_chosen,
         has_bias=is_sigmoid,
         scale=positive(raw, "routed_scaling_factor"),
+        adds_two_best=adds_two_best,
     )
     return Experts(
         num_experts,
         _experts_per_token(raw, "n_routed_experts"),
-        normalizes=is_sigmoid and bool(raw["norm_topk_prob"]),
+        normalizes=adds_two_best and bool(raw["norm_topk_prob"]),
         intermediate_size=size,
         layers=frozenset(range(raw["first_k_dense_replace"], num_layers)),
         routing=routing,

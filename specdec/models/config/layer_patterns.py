@@ -94,7 +94,7 @@ def windows_without_rope(raw: Mapping[str, Any], num_layers: int) -> Windows:
     is_used = bool(raw.get("use_sliding_window")) and raw["sliding_window"] is not None
     if raw.get("layer_types") is not None:
         return _windows(raw, _layer_types(raw, num_layers, may_slide=is_used))
-    return _windows(raw, [is_used and not has for has in _layers_with_rope(raw, num_layers)])
+    return _windows(raw, [is_used and not has for has in layers_with_rope(raw, num_layers)])
 
 
 def one_rope(raw: Mapping[str, Any], windows: Windows) -> LayerRopes:
@@ -116,7 +116,7 @@ def partial_rope(raw: Mapping[str, Any], windows: Windows) -> LayerRopes:
 def rope_on_some_layers(raw: Mapping[str, Any], windows: Windows) -> LayerRopes:
     """Return rotary embeddings on the layers of `no_rope_layers` that have a 1 (SmolLM3)."""
     rope = read_rope(raw)
-    return tuple(rope if has else None for has in _layers_with_rope(raw, len(windows)))
+    return tuple(rope if has else None for has in layers_with_rope(raw, len(windows)))
 
 
 def rope_on_windows(raw: Mapping[str, Any], windows: Windows) -> LayerRopes:
@@ -155,7 +155,8 @@ def rope_by_type(local_theta_key: str) -> RopeRule:
     return ropes
 
 
-def _layers_with_rope(raw: Mapping[str, Any], num_layers: int) -> list[bool]:
+def layers_with_rope(raw: Mapping[str, Any], num_layers: int) -> list[bool]:
+    """Return which layers have rotary embeddings, by `no_rope_layers` or its interval."""
     given = raw.get("no_rope_layers")
     if given is None:
         period = count(raw, "no_rope_layer_interval")

@@ -33,9 +33,9 @@ from specdec.models.config.config_files import (
     supported_architecture,
 )
 from specdec.models.config.end_tokens import read_eos_token_ids, read_tokenizer_end
+from specdec.models.config.families.text_models import TEXT_MODELS
 from specdec.models.config.layer_patterns import LayerRopes, Windows, main_rope
 from specdec.models.config.recurrent import Recurrent
-from specdec.models.config.registry import TEXT_MODELS
 from specdec.models.config.rope import DefaultRope, LongRope, Rope, read_rope
 from specdec.models.config.stored_weights import StoredWeights, stored_weights
 from specdec.models.config.tied_head import has_own_head
@@ -44,10 +44,18 @@ from specdec.models.config.transformers_config import (
     TransformersModel,
     read_transformers_shape,
 )
+from specdec.models.config.varied_layers import VariedLayers
 from specdec.models.weights.quantization_config import with_quantization
 from specdec.types.errors import ModelNotFoundError, UnsupportedModelError, reason_of
 from specdec.types.sampling.sampling_params import SamplingDefaults
 from specdec.types.sharding import HeadShard, partition
+
+_SHAPE = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"),
+    *("head_dim", "max_position_embeddings", "tie_word_embeddings"),
+)
+_OPTIONAL = ("has_qkv_bias", "has_output_bias", "has_mlp_bias", "has_qk_norm")
+_WITHOUT: Mapping[str, Any] = dict.fromkeys(_OPTIONAL, False)
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,8 @@ class ModelConfig:
     text_part_of: the architecture of a model that also reads images, of which this is the text
         model; None for others.
     traits: how the layers differ from Llama's. experts: in place of the MLP of some layers.
-    recurrent: the layers without attention; None where all have it.
+    recurrent: the layers without attention; None where all have it. varied: sizes of layers that
+        differ from each other, whose heads and MLP are then not those of the fields.
     latent: sizes of latent attention; all heads then share a key of head_dim, which is num_kv_heads
         1; None for other attention.
     stored_quantization: method by which the weights in the files are quantized, of config.json;
@@ -102,6 +111,7 @@ class ModelConfig:
     experts: Experts | None = None
     latent: Latent | None = None
     recurrent: Recurrent | None = None
+    varied: VariedLayers | None = None
     text_part_of: str | None = None
     transformers: TransformersModel | None = None
     stored_quantization: str | None = None
@@ -127,11 +137,7 @@ class ModelConfig:
             raise unsupported("partial_rotary_factor", self.rotary_fraction, limit)
         for rope in {self.rope, *self.layer_ropes}:
             if isinstance(rope, LongRope):
-                for name in ("short_factors", "long_factors"):
-                    found, expected = len(getattr(rope, name)), self.rotary_dim // 2
-                    if found != expected:
-                        key, limit = name.removesuffix("s"), f"a list of {expected} numbers"
-                        raise unsupported(key, f"a list of {found}", limit)
+                rope.require_factors(self.rotary_dim // 2)
 
     @classmethod
     def from_directory(
@@ -189,6 +195,7 @@ class ModelConfig:
             head_dim=latent.key_dim if latent else head_dim_of(raw, hidden_size, num_heads),
             latent=latent,
             recurrent=family.recurrent(raw, len(windows)),
+            varied=family.varied(raw, len(windows)),
             rms_norm_eps=fraction(raw, family.norm_eps_key),
             rope=main_rope(ropes, windows) or read_rope(raw),
             layer_ropes=ropes,
@@ -204,7 +211,6 @@ class ModelConfig:
             has_mlp_bias=has(raw, family.mlp_bias),
             has_qk_norm=has(raw, family.qk_norm),
             sliding_windows=windows,
-            # transformers 5 renamed torch_dtype to dtype.
             checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
             mask_token_id=raw.get("pard_token", raw.get("ptd_token_id")),
             stored_quantization=(raw.get("quantization_config") or {}).get("quant_method"),
@@ -218,23 +224,12 @@ class ModelConfig:
         found = read_transformers_shape(directory)
         return cls(
             architecture=found.model.class_name,
-            vocab_size=found.vocab_size,
-            hidden_size=found.hidden_size,
-            intermediate_size=found.intermediate_size,
-            num_layers=found.num_layers,
-            num_heads=found.num_heads,
-            num_kv_heads=found.num_kv_heads,
-            head_dim=found.head_dim,
+            **{name: getattr(found, name) for name in _SHAPE},
             rms_norm_eps=1e-5,
             rope=DefaultRope(10_000.0),
-            max_position_embeddings=found.max_position_embeddings,
-            tie_word_embeddings=found.tie_word_embeddings,
             eos_token_ids=read_eos_token_ids(raw, generation),
             sampling_defaults=read_sampling_defaults(generation),
-            has_qkv_bias=False,
-            has_output_bias=False,
-            has_mlp_bias=False,
-            has_qk_norm=False,
+            **_WITHOUT,
             sliding_windows=(None,) * found.num_layers,
             checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
             transformers=found.model,
@@ -257,14 +252,21 @@ class ModelConfig:
         """Weights of the decoder, a tied head counted once."""
         if self.transformers is not None:
             return self.transformers.num_parameters
+        if self.varied is not None:
+            sizes, rows = (self.hidden_size, self.num_heads), self.vocab_size + 1
+            rows += self.vocab_size * (not self.tie_word_embeddings)
+            layers = self.varied.num_weights(*sizes, self.experts, has_bias=self.has_qkv_bias)
+            return layers + rows * self.hidden_size
         query, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        attention = self.has_qkv_bias * (query * (1 + self.traits.has_attention_gate) + 2 * kv)
+        gates = query * self.traits.has_gates_beside_queries
+        attention = self.has_qkv_bias * (query + gates + 2 * kv)
         attention += self.has_output_bias * self.hidden_size
         inner = self.intermediate_size * (1 + self.traits.has_gate)
         biases = self.has_mlp_bias * (inner + self.hidden_size)
-        qk_norms = 2 * self.head_dim if self.traits.qk_norm is QkNorm.HEAD else query + kv
+        of_norms = {QkNorm.HEAD: 2 * self.head_dim, QkNorm.ROTATED_HEAD: 0}
+        qk_norms = of_norms.get(self.traits.qk_norm, query + kv)
         norm_size = self.hidden_size * (1 + self.traits.has_norm_bias)
-        norms = self.traits.num_layer_norms * norm_size
+        norms = self.traits.num_layer_norms * norm_size + self.traits.num_activation_weights
         attention += self.has_qk_norm * qk_norms + self.num_heads * self.traits.has_sinks
         embeddings = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         vectors = self.num_mlps * biases + self.num_layers * norms + norm_size
@@ -276,7 +278,7 @@ class ModelConfig:
             expansion = self.latent.num_expansion_weights(self.num_heads)
             vectors += self.num_attention_layers * (latents + expansion)
         if self.experts is not None:  # their router stays in the model's dtype
-            of_layer = self.experts.num_vector_weights(self.hidden_size, self.traits)
+            of_layer = self.experts.num_vector_weights(self.hidden_size, 1 + self.traits.has_gate)
             vectors += len(self.experts.layers) * of_layer
         return self._num_matrix_elements + embeddings + vectors
 
@@ -330,8 +332,8 @@ class ModelConfig:
     @property
     def has_llama_layers(self) -> bool:
         """Return whether all layers are Llama's, as those of drafters that are trained here."""
-        is_dense = (self.experts, self.latent, self.recurrent, self.transformers) == (None,) * 4
-        return is_dense and self.traits == LLAMA and set(self.ropes) == {self.rope}
+        kinds = (self.experts, self.latent, self.recurrent, self.varied, self.transformers)
+        return not any(kinds) and self.traits == LLAMA and set(self.ropes) == {self.rope}
 
     @property
     def _num_matrix_elements(self) -> int:
@@ -369,10 +371,8 @@ class ModelConfig:
 
     def with_window(self, window: int) -> ModelConfig:
         """Return the model with at most `window` visible tokens in each layer."""
-        windows = tuple(
-            window if each is None else min(each, window) for each in self.sliding_windows
-        )
-        return replace(self, sliding_windows=windows)
+        windows = (window if each is None else min(each, window) for each in self.sliding_windows)
+        return replace(self, sliding_windows=tuple(windows))
 
     def head_shards(self, tensor_parallel_size: int) -> tuple[HeadShard, ...]:
         """Return the heads of each rank. Raises InvalidValueError for more ranks than heads."""
@@ -389,10 +389,15 @@ class ModelConfig:
         dtype: of the model. Some KV heads may be on several ranks. Tokens outside every layer's
         window keep their slots.
         """
-        num_kv_heads = sum(len(shard.kv) for shard in self.head_shards(tensor_parallel_size))
-        return self.kv_values_per_token(num_kv_heads) * kv_element_bytes(dtype, kv_cache_dtype)
+        size = tensor_parallel_size
+        values = sum(self.kv_values_per_token(rank, size) for rank in range(size))
+        return values * kv_element_bytes(dtype, kv_cache_dtype)
 
-    def kv_values_per_token(self, num_kv_heads: int) -> int:
-        """Return the numbers in the KV of one token over all layers, for these KV heads."""
+    def kv_values_per_token(self, rank: int, tensor_parallel_size: int) -> int:
+        """Return the numbers in the KV of one token over all layers, on one rank."""
+        if self.varied is not None:
+            width = self.varied.kv_width(self.num_heads, rank, tensor_parallel_size)
+            return 2 * len(self.varied.kv_places) * width
         parts = 2 if self.latent is None else 1  # the value of a latent is a part of its key
-        return parts * self.num_attention_layers * num_kv_heads * self.head_dim
+        width = len(self.head_shards(tensor_parallel_size)[rank].kv) * self.head_dim
+        return parts * self.num_attention_layers * width

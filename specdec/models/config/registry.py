@@ -10,6 +10,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from specdec.models.config.architecture import Architecture
+from specdec.models.config.families.dense import DENSE
+from specdec.models.config.families.gemma4 import GEMMA4
+from specdec.models.config.families.hunyuan import HUNYUAN
+from specdec.models.config.families.llama4 import LLAMA4
+from specdec.models.config.families.mistral import MISTRAL
+from specdec.models.config.families.mixtures import MIXTURES
+from specdec.models.config.families.other_mixtures import OTHER_MIXTURES
+from specdec.models.config.families.sigmoid_mixtures import SIGMOID_MIXTURES
+from specdec.models.config.families.text_models import TEXT_MODELS
 from specdec.models.config.family_traits import (
     cohere_traits,
     ernie_traits,
@@ -38,7 +47,6 @@ from specdec.models.config.layer_patterns import (
     rope_on_windows_if_any,
     windows_without_rope,
 )
-from specdec.models.config.mixtures import MIXTURES
 from specdec.models.config.rope import rotary_fraction
 from specdec.models.config.traits import Activation
 
@@ -316,7 +324,14 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             ropes=rope_on_windows_if_any,
             traits=exaone4_traits,
         ),
+        **DENSE,
+        **LLAMA4,
+        **GEMMA4,
+        **MISTRAL,
+        **HUNYUAN,
         **MIXTURES,
+        **OTHER_MIXTURES,
+        **SIGMOID_MIXTURES,
         **HYBRIDS,
     }
 )
@@ -327,22 +342,10 @@ SUPPORTED_ARCHITECTURES = tuple(ARCHITECTURES)
 SAME_DECODERS: Mapping[str, str] = MappingProxyType({"MiMoForCausalLM": "Qwen2ForCausalLM"})
 """Architectures whose decoder is that of another one: they add only layers for drafting."""
 
-TEXT_MODELS: Mapping[str, str] = MappingProxyType(
-    {
-        "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
-        "Mistral3ForConditionalGeneration": "MistralForCausalLM",
-        "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
-        "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
-    }
-)
-"""Models that read images too, and the architecture of their text model, which is served alone."""
-
 _MODEL_TYPES = MappingProxyType(
     {each.model_type: name for name, each in ARCHITECTURES.items()}
     | {"mimo": "MiMoForCausalLM"}
-    | {"gemma3": "Gemma3ForConditionalGeneration", "mistral3": "Mistral3ForConditionalGeneration"}
-    | {"qwen3_5": "Qwen3_5ForConditionalGeneration"}
-    | {"qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration"}
+    | {each.model_type: name for name, each in TEXT_MODELS.items()}
 )
 
 

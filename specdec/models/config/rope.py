@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from specdec.config.json_values import unsupported
 from specdec.types.errors import UnsupportedModelError
 
 
@@ -43,8 +44,8 @@ class Llama3Rope:
     original_max_position_embeddings: int
 
     def __post_init__(self) -> None:
-        if self.high_freq_factor <= self.low_freq_factor:
-            limit = f"a number above low_freq_factor ({self.low_freq_factor})"
+        if self.high_freq_factor < self.low_freq_factor:
+            limit = f"a number from low_freq_factor ({self.low_freq_factor}) on"
             raise _unsupported("high_freq_factor", self.high_freq_factor, limit)
 
 
@@ -82,13 +83,36 @@ class LongRope:
     original_max_position_embeddings: int
     attention_factor: float
 
+    def require_factors(self, count: int) -> None:
+        """Raise UnsupportedModelError unless both lists have `count` numbers."""
+        for name in ("short_factors", "long_factors"):
+            if (found := len(getattr(self, name))) != count:
+                limit = f"a list of {count} numbers"
+                raise unsupported(name.removesuffix("s"), f"a list of {found}", limit)
+
     def factors(self, max_positions: int) -> tuple[float, ...]:
         """Return the factors of a service whose longest context is `max_positions`."""
         is_long = max_positions > self.original_max_position_embeddings
         return self.long_factors if is_long else self.short_factors
 
 
-Rope = DefaultRope | LinearRope | Llama3Rope | YarnRope | LongRope
+@dataclass(frozen=True)
+class ProportionalRope:
+    """The first `fraction` of frequencies, each divided by `factor`; the others are 0 (Gemma 4)."""
+
+    theta: float
+    fraction: float
+    factor: float
+
+    def __post_init__(self) -> None:
+        for name, limit in (("fraction", 1.0), ("theta", math.inf), ("factor", math.inf)):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 < value <= limit or value == math.inf:
+                key = {"fraction": "partial_rotary_factor", "theta": "rope_theta"}.get(name, name)
+                raise _unsupported(key, value, f"a number above 0, at most {limit}")
+
+
+Rope = DefaultRope | LinearRope | Llama3Rope | YarnRope | LongRope | ProportionalRope
 
 SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from specdec.config.json_values import unsupported
 from specdec.types.sharding import partition
 
 
@@ -23,32 +24,41 @@ class Activation(StrEnum):
     """The activation function of an MLP; GELU in its tanh approximation.
 
     CLAMPED_SWIGLU: (u + 1) g sigmoid(1.702 g), of a gate g up to 7 and an up projection u from -7
-    to 7 (GPT-OSS). SQUARED_RELU: max(0, x)^2 (Nemotron-H), in torch alone.
+    to 7 (GPT-OSS). RELU2: max(x, 0)^2. XIELU: with trained numbers in each layer (arXiv
+    2411.13010).
     """
 
     SILU = "silu"
     GELU_TANH = "gelu_pytorch_tanh"
     CLAMPED_SWIGLU = "clamped_swiglu"
-    SQUARED_RELU = "squared_relu"
+    RELU2 = "relu2"
+    XIELU = "xielu"
+
+
+XIELU_PREFIX = "act_fn"
+"""Prefix of the numbers of xIELU in the tensors of an MLP."""
 
 
 class QkNorm(StrEnum):
     """What the norm of queries and keys covers.
 
     HEAD: each head, with one vector of weights for all. EACH_HEAD: each head, with separate
-    weights. ALL_HEADS: the values of all heads together, on all ranks.
+    weights. ALL_HEADS: the values of all heads together, on all ranks. ROTATED_HEAD: each head,
+    without weights, in the layers with rotary embedding alone.
     """
 
     HEAD = "by head"
     EACH_HEAD = "by head, own weights"
     ALL_HEADS = "over all heads"
+    ROTATED_HEAD = "by rotated head, without weights"
 
 
 @dataclass(frozen=True)
 class TensorNames:
     """Names of a layer's tensors in a checkpoint.
 
-    qkv, gate_up: a single name holds the rows of all its projections, in this order. attention,
+    qkv, gate_up: a single name holds the rows of all its projections, in this order.
+    attention_gate: of the projection to gates; None where they are beside queries. attention,
     mlp, mixture: prefixes; of a mixture None for that of the MLP, empty for that of the layer.
     router: of a mixture; choice_bias: of its bias in choices; shared, shared_gate: of its shared
     experts and of their gate; experts: of the others; to_latents, from_latents: of the projections
@@ -60,6 +70,7 @@ class TensorNames:
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     qk_norms: tuple[str, str] = ("q_norm", "k_norm")
     attention: str = "self_attn"
+    attention_gate: str | None = None
     attention_output: str = "o_proj"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
@@ -101,8 +112,8 @@ class Routing:
 
     is_sigmoid: whether scores are sigmoids of the router's logits; else their softmax. num_groups:
     of experts; only those of num_chosen_groups are chosen, by the sum of their two best scores
-    where is_sigmoid, else by the best one. has_bias: whether a bias joins the scores in choices.
-    scale: factor of the weights.
+    where adds_two_best, else by the best one. has_bias: whether a bias joins the scores in choices.
+    is_bias_a_row: whether it is stored as a matrix of one row. scale: factor of the weights.
     """
 
     is_sigmoid: bool
@@ -110,6 +121,8 @@ class Routing:
     num_chosen_groups: int
     has_bias: bool
     scale: float
+    adds_two_best: bool = True
+    is_bias_a_row: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,8 +187,9 @@ class Experts:
     routing: None for the experts with the largest probabilities. shared_size: hidden units of the
     experts that each token has; 0 without any. has_shared_gate: whether their result is multiplied
     by a gate of the token. latent_size: of the inputs and results of routed experts, to which all
-    ranks project; None for hidden states. is_divided_by_expert: whether a rank has whole
-    experts (GShard, arXiv 2006.16668, section 3), rather than a share of the hidden units of each;
+    ranks project; None for hidden states. scales_inputs: whether the weights of a token's experts
+    multiply what they read, in place of their results. is_divided_by_expert: whether a rank has
+    whole experts (GShard, arXiv 2006.16668, section 3), rather than a share of the units of each;
     shared experts are divided by hidden units in any case.
     """
 
@@ -189,6 +203,7 @@ class Experts:
     shared_size: int = 0
     has_shared_gate: bool = False
     latent_size: int | None = None
+    scales_inputs: bool = False
     is_divided_by_expert: bool = False
 
     @property
@@ -209,12 +224,14 @@ class Experts:
         """Return the weights of a layer's projections to latents and back, of every rank."""
         return 2 * (self.latent_size or 0) * hidden_size
 
-    def num_vector_weights(self, hidden_size: int, traits: DecoderTraits) -> int:
-        """Return the weights of a layer that are not of experts' matrices: of router and biases."""
+    def num_vector_weights(self, hidden_size: int, num_inputs: int) -> int:
+        """Return the weights of a layer that are not of experts' matrices: of router and biases.
+
+        num_inputs: projections that an expert starts with.
+        """
         found = (self.count + self.has_shared_gate) * hidden_size
         if self.has_bias:
-            size = (1 + traits.has_gate) * self.intermediate_size + hidden_size + 1
-            found += self.count * size
+            found += self.count * (num_inputs * self.intermediate_size + hidden_size + 1)
         if self.routing is not None:
             found += self.count * self.routing.has_bias
         return found
@@ -257,6 +274,19 @@ NO_TRANSFORM = LogitTransform()
 
 
 @dataclass(frozen=True)
+class QueryScale:
+    """Factor of a query at position p: 1 + beta ln(1 + floor((p + offset) / length)) (Llama 4).
+
+    is_without_rope: whether only layers without rotary embedding have it.
+    """
+
+    beta: float
+    length: float
+    offset: int = 0
+    is_without_rope: bool = False
+
+
+@dataclass(frozen=True)
 class DecoderTraits:
     """The layers of a decoder, where they are not Llama's.
 
@@ -270,6 +300,10 @@ class DecoderTraits:
     is_rope_interleaved: whether rotary pairs are neighbours in the checkpoint; loading reorders
         them to halves.
     attention_scale: factor of scores; None: 1 / sqrt(head_dim).
+    rotates_before_norms: whether queries and keys are rotated before they are normalized.
+    query_scale: factor of queries by position; None: 1.
+    attention_chunk: size of the chunks of positions, of which a query sees those before it in its
+        own, in the layers with rotary embedding; None: all.
     has_attention_gate: whether the result of each query head is multiplied by a gate of each value.
     has_sinks: whether each head has a score that every softmax includes, without a value.
     attention_softcap: bound c of scores s, which become c * tanh(s / c); None: no bound.
@@ -289,7 +323,10 @@ class DecoderTraits:
     has_gate: bool = True
     is_rope_interleaved: bool = False
     qk_norm: QkNorm = QkNorm.HEAD
+    rotates_before_norms: bool = False
     attention_scale: float | None = None
+    query_scale: QueryScale | None = None
+    attention_chunk: int | None = None
     has_attention_gate: bool = False
     has_sinks: bool = False
     attention_softcap: float | None = None
@@ -306,12 +343,24 @@ class DecoderTraits:
         assert self.has_input_norms or not self.is_parallel, "both halves read one norm"
         is_plain = self.has_input_norms and not (self.is_parallel or self.changes_outputs)
         assert is_plain or not self.has_one_block, "a block alone has one norm before it"
+        if self.activation is Activation.XIELU and self.has_gate:
+            raise unsupported("hidden_act", self.activation.value, "without a gate")
 
     @property
     def num_layer_norms(self) -> int:
         """Norms of hidden states in a layer."""
         num_inputs = 1 if self.is_parallel or self.has_one_block else 2
         return self.has_input_norms * num_inputs + 2 * self.has_output_norms
+
+    @property
+    def has_gates_beside_queries(self) -> bool:
+        """Return whether the projection to queries has the gates of attention too."""
+        return self.has_attention_gate and self.names.attention_gate is None
+
+    @property
+    def num_activation_weights(self) -> int:
+        """Numbers of the activation function in a layer."""
+        return 4 if self.activation is Activation.XIELU else 0
 
     @property
     def changes_outputs(self) -> bool:

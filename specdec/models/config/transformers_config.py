@@ -58,6 +58,10 @@ class TransformersModel:
     is_divided_by_expert: bool = False
 
 
+_COUNTS_POSITIONS = ("llama4_text",)
+"""Models whose attention does not read the positions that it is given."""
+
+
 @dataclass(frozen=True)
 class TransformersShape:
     """Facts about such a model that the engine needs, from its configuration.
@@ -90,6 +94,8 @@ def transformers_fault(raw: Mapping[str, Any]) -> str | None:
         return f"transformers has no model_type {str(model_type)[:100]!r}"
     if raw.get("is_encoder_decoder") or model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return f"transformers has no causal language model for {model_type}"
+    if model_type in _COUNTS_POSITIONS:
+        return f"the attention of {model_type} counts the positions of a batch like one text"
     if raw.get("quantization_config") is not None:
         return "transformers' code reads no quantized weights here"
     model = _model_class(str(model_type))
@@ -142,6 +148,10 @@ def _read_config(directory: Path) -> Any:
     except Exception as error:  # transformers raises any exception for invalid files
         reason = " ".join(str(error).split())[:_MAX_REASON_CHARS]
         raise UnsupportedModelError(f"transformers cannot read {directory}: {reason}") from error
+    if config.to_dict().get("per_layer_config"):
+        raise UnsupportedModelError(
+            f"{directory}: the layers of {config.model_type} have heads of different sizes"
+        )
     if _has_long_rope(config):
         raise UnsupportedModelError(
             f"{directory}: transformers selects LongRoPE's factors by the length of each text, so "

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from specdec.models.config.registry import SAME_DECODERS, SUPPORTED_ARCHITECTURES, TEXT_MODELS
+from specdec.models.config.families.text_models import TEXT_MODELS
+from specdec.models.config.registry import SAME_DECODERS, SUPPORTED_ARCHITECTURES
 
 _STATE_SPACE = ("mamba", "rwkv", "ssm", "zamba", "jamba", "recurrent", "hyena", "xlstm")
 _STATE_KEYS = ("ssm_cfg", "state_size", "mamba_d_state", "mamba_num_heads", "ssm_state_size")
 _LINEAR_KEYS = ("linear_num_key_heads", "linear_attn_config", "linear_conv_kernel_dim")
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_WHOLE = "ForConditionalGeneration"
 _ENCODERS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 
 
@@ -22,7 +24,8 @@ def explain_unsupported(
     architecture: None where config.json names neither an architecture nor a known model_type.
     fault: why transformers' code cannot run it either, if that is known.
     """
-    supported = ", ".join((*SUPPORTED_ARCHITECTURES, *SAME_DECODERS, *TEXT_MODELS))
+    decoders = _shortened((*SUPPORTED_ARCHITECTURES, *SAME_DECODERS), "ForCausalLM")
+    supported = f"{decoders}; {_shortened(TEXT_MODELS, _WHOLE)}"
     if architecture is None:
         model_type = raw.get("model_type")
         found = "none" if model_type is None else f"only the model_type {str(model_type)[:100]!r}"
@@ -31,6 +34,11 @@ def explain_unsupported(
         named = f"architecture {architecture[:100]} is not supported"
     reason = _reason(architecture or str(raw.get("model_type")), raw) or fault
     return f"{named}{f': {reason}' if reason else ''}; supported: {supported}"
+
+
+def _shortened(names: Iterable[str], suffix: str) -> str:
+    """Return names without their common end, which follows them."""
+    return f"{', '.join(name.removesuffix(suffix) for name in names)} ({suffix})"
 
 
 def _reason(name: str, raw: Mapping[str, Any]) -> str | None:
@@ -48,7 +56,7 @@ def _reason(name: str, raw: Mapping[str, Any]) -> str | None:
         return "its multi-head latent attention (MLA) is not implemented"
     if any(raw.get(key) for key in _EXPERT_KEYS):
         return "its mixture of experts is not implemented"
-    if "vision_config" in raw or name.endswith("ForConditionalGeneration"):
+    if "vision_config" in raw or name.endswith(_WHOLE):
         return "it reads images or audio besides text"
     if "auto_map" in raw:
         return "its layers are code of its repository, which is never executed"

@@ -13,12 +13,12 @@ from pathlib import Path
 from specdec.config.engine import DTYPE_BYTES, DTypeName
 from specdec.config.quantization import QuantizationMethod
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.drafters.token_map import TOKEN_MAP_KEY, read_token_map
 from specdec.models.heads.formats import speculators
 from specdec.models.heads.formats.detect import detect_method, head_method, read_head
 from specdec.models.heads.formats.layers import with_window
 from specdec.models.heads.formats.shape import HeadShape, Reading
 from specdec.models.heads.formats.source import HeadSource, TensorNames, read_fields
-from specdec.models.token_map import TOKEN_MAP_KEY, read_token_map
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.types.validation import require_range
 

@@ -1,4 +1,4 @@
-"""Selection of the rows of output heads by a list of tokens (`specdec.models.token_map`)."""
+"""Selection of the rows of output heads by tokens (`specdec.models.drafters.token_map`)."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from specdec.kernels.reference.attention import QueryKeyNorms
 from specdec.kernels.reference.kv_scales import UNIT_SCALES
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.traits import QkNorm
 from specdec.models.layers.latent_attention import LatentAttention
 from specdec.models.layers.linear import (
     ColumnParallelLinear,
@@ -57,7 +58,10 @@ class Attention(nn.Module):
         self.qkv_proj = ColumnParallelLinear(reader, input_size or config.hidden_size, parts)
         if config.has_qk_norm:
             self.query_norm, self.key_norm = read_qk_norms(config, reader, prefix, group)
-        self._fused_norms = self._norms_by_head() if config.has_qk_norm else None
+        self._rotates_first = config.has_qk_norm and config.traits.rotates_before_norms
+        self.norms_rotated = config.traits.qk_norm is QkNorm.ROTATED_HEAD
+        is_fused = config.has_qk_norm and not self._rotates_first
+        self._fused_norms = self._norms_by_head() if is_fused else None
         self.sinks: Tensor | None = None
         if config.traits.has_sinks:
             own = range(heads.query.start, heads.query.stop)
@@ -79,12 +83,16 @@ class Attention(nn.Module):
         kv_cache: Tensor,  # [num_slots, 2, num_kv_heads, head_dim]
         attention: PagedAttention,
         plan: AttentionPlan,
+        query_scale: Tensor | None = None,  # [T, 1, 1]
     ) -> Tensor:
         """Return [T, hidden_size], plus the residual if given."""
+        heads = self._project(x, rotation)
+        if query_scale is not None:
+            heads[:, : self.num_heads] *= query_scale
         attended = attention.rotate_and_run(
-            self._project(x),
+            heads,
             self._fused_norms,
-            rotation,
+            None if self._rotates_first else rotation,
             kv_cache,
             plan,
             self.sinks,
@@ -103,11 +111,15 @@ class Attention(nn.Module):
     ) -> None:
         """Write the keys and values of x, to which no query attends in this pass."""
         norms, scales = self._fused_norms, self.kv_scales
-        attention.rotate_and_store(self._project(x), norms, rotation, kv_cache, slots, scales)
+        heads, left = self._project(x, rotation), None if self._rotates_first else rotation
+        attention.rotate_and_store(heads, norms, left, kv_cache, slots, scales)
 
-    def _project(self, x: Tensor) -> Tensor:
+    def _project(self, x: Tensor, rotation: Rotation | None) -> Tensor:
         """Return queries, keys and values [T, heads, head_dim], with norms not by attention."""
-        return self._with_norms(self.qkv_proj(x).view(len(x), -1, self.head_dim))
+        heads: Tensor = self.qkv_proj(x).view(len(x), -1, self.head_dim)
+        if self._rotates_first and rotation is not None:
+            rotation.apply_(heads[:, : self.num_heads + self.num_kv_heads])
+        return heads if self.norms_rotated and rotation is None else self._with_norms(heads)
 
     def _with_norms(self, heads: Tensor) -> Tensor:
         if self.has_qk_norm and self._fused_norms is None:
@@ -134,31 +146,47 @@ class GatedAttention(Attention):
         kv_cache: Tensor,
         attention: PagedAttention,
         plan: AttentionPlan,
+        query_scale: Tensor | None = None,
     ) -> Tensor:
         """See Attention."""
+        assert query_scale is None, "no family has gates and factors of queries"
         projected = self.qkv_proj(x).view(len(x), -1, self.head_dim)
-        gated, others = projected.split((2 * self.num_heads, 2 * self.num_kv_heads), 1)
-        query, gate = gated.unflatten(1, (self.num_heads, 2)).unbind(2)  # each beside its gate
-        heads = self._with_norms(torch.cat((query, others), 1))
+        gates, others = projected.tensor_split((self.num_heads,), 1)
+        heads = self._with_norms(others.contiguous())
         norms, scales = self._fused_norms, self.kv_scales
         attended = attention.rotate_and_run(
             heads, norms, rotation, kv_cache, plan, self.sinks, scales
         )
-        output: Tensor = self.o_proj((attended * gate.sigmoid()).flatten(1), residual)
+        output: Tensor = self.o_proj((attended * gates.sigmoid()).flatten(1), residual)
         return output
 
 
 def _qkv_parts(config: ModelConfig, prefix: str, heads: HeadShard) -> list[WeightPart]:
     traits, dim = config.traits, config.head_dim
-    query = dim * (1 + traits.has_attention_gate)
+    query, gates = dim * (1 + traits.has_gates_beside_queries), list[WeightPart]()
+    if traits.names.attention_gate is not None:
+        name, rows = f"{prefix}.{traits.names.attention_gate}", head_rows(heads.query, dim)
+        gates.append(WeightPart(name, dim * config.num_heads, rows))
     order = rotary_halves(dim, config.rotary_dim) if traits.is_rope_interleaved else None
-    return weight_parts(
+    query_order = _gates_first(dim, len(heads.query)) if traits.has_gates_beside_queries else order
+    parts = weight_parts(
         prefix,
         traits.names.qkv,
         [query * config.num_heads, *[dim * config.num_kv_heads] * 2],
         [head_rows(heads.query, query), *[head_rows(heads.kv, dim)] * 2],
         has_bias=config.has_qkv_bias,
-        orders=(order, order, None),
+        orders=(query_order, order, None),
+    )
+    return [*gates, *parts]
+
+
+def _gates_first(head_dim: int, num_heads: int) -> tuple[int, ...]:
+    """Return the rows of queries, each of which is stored before its gate, after all gates."""
+    return tuple(
+        (2 * head + half) * head_dim + row
+        for half in (1, 0)
+        for head in range(num_heads)
+        for row in range(head_dim)
     )
 
 

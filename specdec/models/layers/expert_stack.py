@@ -41,7 +41,7 @@ def stack_experts(experts: Sequence[nn.Module]) -> ExpertStack | None:
 
 
 def _has_gate(expert: MLP) -> bool:
-    return expert.has_gate and expert.activation is not Activation.GELU_TANH
+    return expert.has_gate and expert.activation in (Activation.SILU, Activation.CLAMPED_SWIGLU)
 
 
 def _stacked(linears: Sequence[_Linear]) -> Tensor | PackedWeight | None:

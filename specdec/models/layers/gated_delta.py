@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -26,18 +27,12 @@ _NORM_EPS = 1e-6
 """Epsilon of the norms of queries and keys, which have no weights."""
 
 
-class _Projected(NamedTuple):
-    """Projections of T tokens: what the recurrence needs of them, and the gates of its outputs.
-
-    inputs: queries, keys and values, then the shares and the decays, [T, num_inputs].
-    """
-
-    inputs: Tensor
-    gates: Tensor  # [T, value heads * value_dim]
-
-
 class GatedDeltaLayer(nn.Module):
-    """The recurrence of this rank's key heads, whose outputs are normalized and gated by head."""
+    """The recurrence of this rank's key heads, whose outputs are normalized and gated by head.
+
+    It projects to its inputs, which are shares, decays, queries, keys and values, and to the gates
+    of its outputs.
+    """
 
     def __init__(
         self,
@@ -77,32 +72,19 @@ class GatedDeltaLayer(nn.Module):
         plan: StatePlan,
     ) -> Tensor:
         """Return [T, hidden_size], plus the residual if given. layer: its index in the pool."""
-        projected = self._project(x)
-        extended = states.extend(layer, projected.inputs, plan)
+        projected: Tensor = self.in_proj(x)
+        inputs, gates = projected.split((2 * self.num_values + len(self.conv), self.outputs), 1)
+        extended = states.extend(layer, inputs, plan)
         found = run_gated_delta(self._delta_inputs(extended), states.memory[layer], plan)
         outputs = self._normalize(found[plan.new_places - plan.window].to(x.dtype))
-        gates = F.silu(projected.gates.float())
-        output: Tensor = self.out_proj((outputs.flatten(1) * gates).to(x.dtype), residual)
+        gated = outputs.flatten(1) * F.silu(gates.float())
+        output: Tensor = self.out_proj(gated.to(x.dtype), residual)
         return output
-
-    def _project(self, x: Tensor) -> _Projected:
-        projected: Tensor = self.in_proj(x)
-        config, count = self.config, self.num_values
-        if not config.is_grouped:
-            mixed = 2 * self.keys + self.outputs
-            channels, gates, rates = projected.split((mixed, self.outputs, 2 * count), 1)
-            return _Projected(torch.cat((channels, rates), 1), gates)
-        qkvz, ba = projected.split((projected.shape[1] - 2 * count, 2 * count), 1)
-        sizes = (config.key_dim, config.key_dim, config.unit_outputs, config.unit_outputs)
-        query, key, value, gates = qkvz.unflatten(1, (self.num_keys, -1)).split(sizes, 2)
-        share, decay = ba.unflatten(1, (self.num_keys, 2, -1)).unbind(2)
-        parts = (query, key, value, share, decay)
-        return _Projected(torch.cat([part.flatten(1) for part in parts], 1), gates.flatten(1))
 
     def _delta_inputs(self, extended: Tensor) -> DeltaInputs:
         """Return what the recurrence needs of all but the first extended inputs of a plan."""
         config = self.config
-        channels, rates = extended.split((len(self.conv), 2 * self.num_values), 1)
+        rates, channels = extended.split((2 * self.num_values, len(self.conv)), 1)
         mixed = F.silu(causal_convolution(channels, self.conv, None))
         query, key, value = mixed.split((self.keys, self.keys, self.outputs), 1)
         share, decay = rates[config.kernel_size - 1 :].float().chunk(2, 1)
@@ -132,16 +114,41 @@ class GatedDeltaLayer(nn.Module):
 
 
 def _parts(config: GatedDelta, prefix: str, own: range) -> list[WeightPart]:
-    """Return the projections of own key heads, in the order in which they are split again."""
-    parts, count = list[WeightPart](), config.num_key_heads
-    for name, size in config.projections.items():
-        sizes = [size]
-        if name == "in_proj_qkv":
-            sizes = [config.key_dim, config.key_dim, config.unit_outputs]
-        rows = [head_rows(own, each) for each in sizes]
-        totals = [count * each for each in sizes]
-        parts += weight_parts(prefix, (name,), totals, rows, has_bias=False)
-    return parts
+    """Return the projections of own key heads, in the order of GatedDeltaLayer."""
+    count, unit = config.num_key_heads, config.values_per_key
+    sizes = (config.key_dim, config.key_dim, config.unit_outputs)
+
+    def part(name: str, *sizes: int) -> WeightPart:
+        size = sum(sizes)
+        order = _by_projection(sizes, len(own)) if len(sizes) > 1 else None
+        return WeightPart(f"{prefix}.{name}", count * size, head_rows(own, size), order=order)
+
+    if config.is_separate:
+        rates = (part(name, unit) for name in ("b_proj", "a_proj"))
+        inner = (part(f"{name}_proj", size) for name, size in zip("qkv", sizes, strict=True))
+        return [*rates, *inner, part("g_proj", config.unit_outputs)]
+    if config.is_grouped:
+        return [part("in_proj_ba", unit, unit), part("in_proj_qkvz", *sizes, config.unit_outputs)]
+    rows = [head_rows(own, size) for size in sizes]
+    channels = weight_parts(
+        prefix, ("in_proj_qkv",), [count * size for size in sizes], rows, has_bias=False
+    )
+    rates = (part(name, unit) for name in ("in_proj_b", "in_proj_a"))
+    return [*rates, *channels, part("in_proj_z", config.unit_outputs)]
+
+
+def _by_projection(sizes: Sequence[int], num_heads: int) -> tuple[int, ...]:
+    """Return the rows of projections that are stored by head, by projection.
+
+    sizes: rows of a head in each projection.
+    """
+    whole, starts = sum(sizes), accumulate(sizes, initial=0)
+    return tuple(
+        head * whole + start + row
+        for start, size in zip(starts, sizes, strict=False)
+        for head in range(num_heads)
+        for row in range(size)
+    )
 
 
 def _read_convolution(

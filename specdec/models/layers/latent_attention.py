@@ -75,6 +75,7 @@ class LatentAttention(nn.Module):
         kv_cache: Tensor,  # [num_slots, 1, 1, key_dim]
         attention: PagedAttention,
         plan: AttentionPlan,
+        query_scale: Tensor | None = None,  # [T, 1, 1]
     ) -> Tensor:
         """Return [T, hidden_size], plus the residual if given."""
         latent, expansion = self._latent, self.expansion.in_torch
@@ -90,6 +91,8 @@ class LatentAttention(nn.Module):
         heads[:, :-1, latent.rope_dim :] = expansion.to_keys.multiply(plain).transpose(0, 1)
         heads[:, -1, : latent.rope_dim] = key[:, : latent.rope_dim]
         heads[:, -1, latent.rope_dim :] = self.kv_norm(key[:, latent.rope_dim :])
+        if query_scale is not None:
+            heads[:, :-1] *= query_scale
         attended = attention.rotate_and_run(heads, None, rotation, kv_cache, plan)
         values = expansion.to_values.multiply(attended.transpose(0, 1)).transpose(0, 1)
         output: Tensor = self.o_proj(values.flatten(1), residual)

@@ -50,10 +50,7 @@ class SparseMLP(nn.Module):
         rows = WeightPart(name, count, range(count), has_bias=config.has_bias)
         self.router = ColumnParallelLinear(exact, hidden_size, [rows])
         reader.num_elements_read = exact.num_elements_read
-        routing, self.choice_bias = config.routing, None
-        if routing is not None and routing.has_bias:
-            bias_name = f"{prefix}.{names.choice_bias}"
-            self.choice_bias = reader.read(bias_name, (count,), dtype=torch.float32)
+        self.choice_bias = _read_choice_bias(config, reader, f"{prefix}.{names.choice_bias}")
         self.rule = _rule(config)
         self.shared: nn.Module | None = None
         if config.shared_size:
@@ -66,11 +63,14 @@ class SparseMLP(nn.Module):
         own = (f"{prefix}.{names.experts}.{index}" for index in self.own)
         size = config.intermediate_size
         self.experts = nn.ModuleList(read_expert(each, size, sharing) for each in own)
-        self.stack = stack_experts(list(self.experts)) if reader.backend.is_triton else None
+        can_stack = reader.backend.is_triton and not config.scales_inputs
+        self.stack = stack_experts(list(self.experts)) if can_stack else None
 
     @property
     def fits_graphs(self) -> bool:
         """Return whether it runs in fixed shapes, without a value that the host reads."""
+        if self.config.scales_inputs:
+            return False
         return self.stack is not None or (self.backend.is_triton and not self.own)
 
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
@@ -89,8 +89,11 @@ class SparseMLP(nn.Module):
             if index not in self.own:
                 continue
             rows, places = (chosen == index).nonzero(as_tuple=True)
-            added: Tensor = self.experts[index - self.own.start](x[rows], None)
-            mixed.index_add_(0, rows, added * weights[rows, places, None])
+            expert, scale = self.experts[index - self.own.start], weights[rows, places, None]
+            if self.config.scales_inputs:
+                mixed.index_add_(0, rows, expert(x[rows] * scale, None))
+            else:
+                mixed.index_add_(0, rows, expert(x[rows], None) * scale)
         return mixed
 
     def _run_grouped(self, x: Tensor, residual: Tensor | None) -> Tensor:
@@ -146,6 +149,14 @@ class LatentSparseMLP(SparseMLP):
         return mixed.add_(self.from_latents(found))
 
 
+def _read_choice_bias(config: Experts, reader: CheckpointReader, name: str) -> Tensor | None:
+    """Return what joins the scores of experts in choices, [count] float32; None without it."""
+    if config.routing is None or not config.routing.has_bias:
+        return None
+    shape = (1, config.count) if config.routing.is_bias_a_row else (config.count,)
+    return reader.read(name, shape, dtype=torch.float32).flatten().clone()
+
+
 class _GatedExpert(nn.Module):
     """An expert whose result is multiplied by a sigmoid of the token."""
 
@@ -171,4 +182,5 @@ def _rule(config: Experts) -> RoutingRule:
         num_groups=routing.num_groups,
         num_chosen_groups=routing.num_chosen_groups,
         scale=routing.scale,
+        adds_two_best=routing.adds_two_best,
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -9,7 +12,7 @@ from specdec.kernels.reference.experts import clamped_swiglu
 from specdec.kernels.rows import row_kernels
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
-from specdec.models.config.traits import Activation
+from specdec.models.config.traits import XIELU_PREFIX, Activation
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear, weight_parts
 from specdec.models.layers.matrix import FullMatrix
 from specdec.models.weights.checkpoint import CheckpointReader
@@ -46,6 +49,8 @@ class MLP(nn.Module):
         gate_up, down = traits.names.of_mlp(is_routed=is_routed)
         parts = weight_parts(prefix, gate_up, sizes, rows, has_bias=has_bias)
         self.gate_up_proj = ColumnParallelLinear(reader, hidden, parts)
+        is_xielu = self.activation is Activation.XIELU
+        self.xielu = _read_xielu(reader, prefix) if is_xielu else None
         self._kernels = row_kernels(reader.backend)
         self.down_proj = RowParallelLinear(
             reader,
@@ -74,11 +79,21 @@ class MLP(nn.Module):
         gate, *up = units.chunk(1 + self.has_gate, dim=-1)
         if self.activation is Activation.CLAMPED_SWIGLU:
             return clamped_swiglu(gate, up[0])
-        if self.activation is Activation.SQUARED_RELU:
-            activated = F.relu(gate).square_()
-        else:
-            activated = F.silu(gate) if is_silu else F.gelu(gate, approximate="tanh")
+        activated = self._of_one(gate)
         return activated.mul_(up[0]) if up else activated
+
+    def _of_one(self, x: Tensor) -> Tensor:
+        """Return the activation function of each number of x."""
+        match self.activation:
+            case Activation.SILU:
+                return F.silu(x)
+            case Activation.RELU2:
+                return F.relu(x).square_()
+            case Activation.XIELU:
+                assert self.xielu is not None
+                return _xielu(x, self.xielu)
+            case _:
+                return F.gelu(x, approximate="tanh")
 
 
 class ScaledMLP(MLP):
@@ -104,3 +119,30 @@ class ScaledMLP(MLP):
         units[:, : units.shape[1] // 2] *= self.gate_scale
         output: Tensor = self.down_proj(self._activate(units), None) * self.scale
         return output if residual is None else residual + output
+
+
+class XieluNumbers(NamedTuple):
+    """The trained numbers of xIELU in a layer, as its formula has them."""
+
+    alpha_p: float
+    alpha_n: float
+    beta: float
+    eps: float
+
+
+def _read_xielu(reader: CheckpointReader, prefix: str) -> XieluNumbers:
+    """Read the numbers; files have the inverse of softplus of alpha_p, and of alpha_n less beta."""
+
+    def read(name: str, *shape: int) -> Tensor:
+        return reader.read(f"{prefix}.{XIELU_PREFIX}.{name}", shape, dtype=torch.float32)
+
+    alpha_p, alpha_n = (float(F.softplus(read(name, 1))) for name in ("alpha_p", "alpha_n"))
+    beta = float(read("beta"))
+    return XieluNumbers(alpha_p, beta + alpha_n, beta, float(read("eps")))
+
+
+def _xielu(x: Tensor, numbers: XieluNumbers) -> Tensor:
+    """Return xIELU (Huang and Schlag, arXiv 2411.13010) of each number of x."""
+    alpha_p, alpha_n, beta, eps = numbers
+    negative = (torch.expm1(x.clamp(max=eps)) - x) * alpha_n
+    return torch.where(x > 0, alpha_p * x * x, negative) + beta * x

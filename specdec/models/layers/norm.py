@@ -23,19 +23,22 @@ class RMSNorm(nn.Module):
     def __init__(
         self,
         reader: CheckpointReader,
-        name: str,
+        name: str | None,
         size: int,
         eps: float,
         *,
         adds_one: bool = False,
     ) -> None:
-        """Read the weights.
+        """Read the weights; without a name they are ones.
 
         adds_one: whether they are stored less one; they are then kept in float32, which 16 bits
         near one would round by up to half a percent.
         """
         super().__init__()
-        self.weight = reader.read(name, (size,), dtype=torch.float32 if adds_one else None)
+        if name is None:
+            self.weight = torch.ones(size, dtype=reader.dtype, device=reader.device)
+        else:
+            self.weight = reader.read(name, (size,), dtype=torch.float32 if adds_one else None)
         if adds_one:
             self.weight += 1
         self.eps = eps

@@ -29,6 +29,9 @@ def read_qk_norms(
                 read_norm(reader, query, dim, eps, traits),
                 read_norm(reader, key, dim, eps, traits),
             )
+        case QkNorm.ROTATED_HEAD:
+            norm = RMSNorm(reader, None, dim, eps)
+            return norm, norm
         case QkNorm.EACH_HEAD:
             return (
                 _each_head(config, reader, query, config.num_heads, own.query),

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import Rotation
-from specdec.models.config.rope import DefaultRope, LinearRope, Llama3Rope, LongRope, Rope, YarnRope
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.rope import (
+    DefaultRope,
+    LinearRope,
+    Llama3Rope,
+    LongRope,
+    ProportionalRope,
+    Rope,
+    YarnRope,
+)
 
 
 class RotaryEmbedding:
@@ -61,8 +70,17 @@ def frequencies(rope: Rope, rotary_dim: int, max_positions: int) -> Tensor:
             return _llama3(rope, plain)
         case YarnRope():
             return _yarn(rope, plain)
+        case ProportionalRope():
+            return _proportional(rope, plain)
         case LongRope():
             return plain / torch.tensor(rope.factors(max_positions))
+
+
+def _proportional(rope: ProportionalRope, plain: Tensor) -> Tensor:
+    """Return the first frequencies of `plain` [head_dim / 2], and 0 for the others."""
+    num_rotated = int(rope.fraction * 2 * len(plain) // 2)
+    is_rotated = torch.arange(len(plain), device=plain.device) < num_rotated
+    return torch.where(is_rotated, plain / rope.factor, 0.0)
 
 
 def _llama3(rope: Llama3Rope, plain: Tensor) -> Tensor:
@@ -71,7 +89,7 @@ def _llama3(rope: Llama3Rope, plain: Tensor) -> Tensor:
     plain: [head_dim / 2].
     """
     waves = rope.original_max_position_embeddings * plain / (2 * math.pi)
-    width = rope.high_freq_factor - rope.low_freq_factor
+    width = (rope.high_freq_factor - rope.low_freq_factor) or 1e-9  # equal: no interpolation
     kept = ((waves - rope.low_freq_factor) / width).clamp(0, 1)
     return torch.lerp(plain / rope.factor, plain, kept)
 
@@ -94,6 +112,23 @@ def _dimension_with(turns: float, rope: YarnRope, plain: Tensor) -> float:
     """Return the dimension of `plain` [head_dim / 2] with `turns` periods in the context."""
     wanted_over_fastest = rope.original_max_position_embeddings / (turns * 2 * math.pi)
     return len(plain) * math.log(wanted_over_fastest) / math.log(rope.theta)
+
+
+def query_scales(config: ModelConfig, max_positions: int) -> dict[int, Tensor]:
+    """Return the factor of queries at each position, [max_positions] float32, of layers with one.
+
+    All layers share the tensor.
+    """
+    scale = config.traits.query_scale
+    if scale is None:
+        return {}
+    steps = (torch.arange(max_positions, device="cpu").float() + scale.offset) / scale.length
+    table = 1.0 + scale.beta * torch.log1p(steps.floor())
+    return {
+        index: table
+        for index, rope in enumerate(config.ropes)
+        if rope is None or not scale.is_without_rope
+    }
 
 
 def rotary_halves(head_dim: int, rotary_dim: int) -> tuple[int, ...]:

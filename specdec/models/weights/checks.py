@@ -27,7 +27,8 @@ _MTP = ".eh_proj.weight"
 _DRAFTING_LAYERS = "layers for drafting"
 _DRAFTING = re.compile(r"(model\.)?mtp(_\w+)?\..*|medusa_heads?\..*")
 _OTHER_MEDIA = re.compile(
-    r"(model\.)?(vision_\w+|visual|audio_\w+|multi_modal_projector|image_newline|embed_vision)\b.*"
+    r"(model\.)?(vision_\w+|visual|vit|audio_\w+|multi_modal_projector|mm_projector|image_newline"
+    r"|embed_(vision|audio))\b.*"
 )
 _KNOWN = {
     "a copy of the tied embedding": re.compile(r"lm_head\.weight"),

@@ -96,7 +96,8 @@ class StoredTensors:
         stored, view = self._stored(name), self._views.get(name)
         if isinstance(view, ExpertView):
             rows, cols = window or (slice(None), slice(None))
-            return self._part(view.part(rows, cols))[0]
+            part = self._part(view.part(rows, cols))[0]
+            return part.t() if view.is_transposed else part
         if isinstance(view, JoinedView):
             parts = view.parts(*(window or (slice(None),)))
             return torch.cat([self._part(part) for part in parts])

@@ -2,8 +2,9 @@
 
 Layers read each expert as separate matrices. With E experts, H hidden and I expert units, some
 files have `gate_up_proj` [E, 2 I, H], the rows of the gate first, or `up_proj` [E, I, H], and
-`down_proj` [E, H, I]; the transposed ones of GPT-OSS are in `gpt_oss`. The convolution of queries,
-keys and values is one tensor for layers, and three in some files.
+`down_proj` [E, H, I]; or both transposed, [E, H, 2 I] and [E, I, H]. Those of GPT-OSS, whose gate
+and up rows alternate, are in `gpt_oss`. The convolution of queries, keys and values is one tensor
+for layers, and three in some files.
 """
 
 from __future__ import annotations
@@ -29,20 +30,26 @@ class StoredPart(NamedTuple):
 
 
 class ExpertView(NamedTuple):
-    """The matrix of an expert in a stored tensor: `shape[0]` rows of it, from `first` on."""
+    """The matrix of an expert in a stored tensor: `shape[0]` rows of it, from `first` on.
+
+    is_transposed: whether they are columns of the stored tensor.
+    """
 
     stored: tuple[str]
     expert: int
     first: int
     shape: tuple[int, int]
+    is_transposed: bool = False
 
     def part(self, rows: slice, cols: slice) -> StoredPart:
         """Return the part with these rows and columns, after a dimension of 1."""
         start, stop, _ = rows.indices(self.shape[0])
-        expert = slice(self.expert, self.expert + 1)
-        return StoredPart(
-            *self.stored, (expert, slice(self.first + start, self.first + stop), cols)
+        expert, own = (
+            slice(self.expert, self.expert + 1),
+            slice(self.first + start, self.first + stop),
         )
+        window = (expert, cols, own) if self.is_transposed else (expert, own, cols)
+        return StoredPart(*self.stored, window)
 
 
 class JoinedView(NamedTuple):
@@ -78,25 +85,30 @@ def tensor_views(shapes: Shapes) -> dict[str, TensorView]:
 
 def _experts(stored: str, shapes: Shapes) -> Iterator[tuple[str, ExpertView]]:
     match = _STACK.fullmatch(stored)
-    if match is None or len(shapes[stored]) != 3 or not _is_stack(match[1], shapes):
+    is_transposed = None if match is None else _is_transposed(match[1], shapes)
+    if match is None or is_transposed is None or len(shapes[stored]) != 3:
         return
-    count, rows, inputs = shapes[stored]
+    count, *matrix = shapes[stored]
+    rows, inputs = reversed(matrix) if is_transposed else matrix
     parts = _PARTS[match[2]]
     size = rows // len(parts)
     for expert in range(count):
         for place, part in enumerate(parts):
             name = f"{match[1]}.{expert}.{part}_proj.weight"
-            yield name, ExpertView((stored,), expert, place * size, (size, inputs))
+            own = (size, inputs)
+            yield name, ExpertView((stored,), expert, place * size, own, is_transposed)
 
 
-def _is_stack(prefix: str, shapes: Shapes) -> bool:
-    """Return whether the tensors after a prefix have the shapes of a stack of experts."""
+def _is_transposed(prefix: str, shapes: Shapes) -> bool | None:
+    """Return whether a stack of experts is transposed; None without one after the prefix."""
     down = shapes.get(f"{prefix}.down_proj", ())
-    if len(down) != 3 or not 0 < down[0] <= _MAX_EXPERTS:
-        return False
-    count, hidden, units = down
+    if len(down) != 3 or not 0 < down[0] <= _MAX_EXPERTS or f"{prefix}.down_proj_bias" in shapes:
+        return None
+    count, rows, inputs = down
     gated, plain = (shapes.get(f"{prefix}.{part}_proj") for part in ("gate_up", "up"))
-    return gated == (count, 2 * units, hidden) or plain == (count, units, hidden)
+    if gated == (count, 2 * inputs, rows) or plain == (count, inputs, rows):
+        return False
+    return True if gated == (count, inputs, 2 * rows) else None
 
 
 def _convolution(prefix: str, shapes: Shapes) -> Iterator[tuple[str, JoinedView]]:

@@ -253,10 +253,13 @@ class Target:
 
 
 def _read_config(directory: Path) -> ModelConfig:
-    """Read the configuration of a target. Raises UnsupportedModelError for recurrent layers."""
+    """Read the configuration of a target. Raises UnsupportedModelError for layers of some kinds."""
     config = ModelConfig.from_directory(directory)
-    if config.recurrent is not None:
-        raise UnsupportedModelError(
-            f"{config.architecture}: no drafter is trained for recurrent layers"
-        )
+    kinds = {
+        "recurrent layers": config.recurrent is not None,
+        "layers of different shapes": config.varied is not None,
+    }
+    for kind, is_found in kinds.items():
+        if is_found:
+            raise UnsupportedModelError(f"{config.architecture}: no drafter is trained for {kind}")
     return config

@@ -1,25 +1,26 @@
 """Tiny random checkpoints of every supported family, with all of its features switched on."""
 
+import json
+
 import pytest
 import torch
 import transformers
 
+from tests.specdec.models.family_features import (
+    ALTERNATING,
+    BIASES,
+    LATENT,
+    LLAMA3,
+    SIGMOID_EXPERTS,
+    WINDOW,
+    YARN,
+)
 from tests.specdec.models.hybrid_families import DELTA_FAMILIES, HYBRIDS, SCALES
+from tests.specdec.models.recent_families import RECENT
 from tests.specdec.tiny import random_model
-
-WINDOW = 7
-"""Shorter than every sequence, and not a multiple of a block."""
 
 MAX_POSITIONS = 256
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 LONG_ROPE = {
     "rope_type": "longrope",
     "rope_theta": 1000.0,
@@ -27,34 +28,7 @@ LONG_ROPE = {
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 2.0],
     "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0],
 }
-ALTERNATING = {
-    "sliding_window": WINDOW,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-}
-BIASES = {"attention_bias": True, "mlp_bias": True}
 GLM = {"rope_parameters": {"rope_theta": 1000.0, "partial_rotary_factor": 0.5}}
-
-LATENT = {
-    "head_dim": 6,
-    "num_key_value_heads": 9,
-    "kv_lora_rank": 34,
-    "qk_rope_head_dim": 6,
-    "qk_nope_head_dim": 18,
-    "v_head_dim": 13,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 25,
-    "first_k_dense_replace": 1,
-}
-
-SIGMOID_EXPERTS = {
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 25,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.5,
-}
 
 FAMILIES = {
     "llama": ("Llama", {}),
@@ -240,18 +214,31 @@ FAMILIES = {
             "num_experts_per_tok": 2,
         },
     ),
+    **RECENT,
 }
 """Names of the tests: the family in transformers, and changes of its configuration."""
+
+NEWER_THAN_KEYS = ("gemma4",)
+"""Families without files that have the older keys of rotary embeddings."""
 
 NOT_BY_TRANSFORMERS = {
     "phi3": "LongRoPE",
     "phi3-short": "LongRoPE",
     "stablelm": "takes no attention function",
     "stablelm-parallel": "takes no attention function",
+    "mistral4": "no causal language model for mistral4",
+    "llama4": "counts the positions",
+    "llama4-one-chunk": "counts the positions",
+    "llama4-plain": "counts the positions",
+    "gemma4": "heads of different sizes",
+    "gemma4-moe": "heads of different sizes",
 }
 """Families that transformers' code cannot run here, with the reason in the message."""
 
 BY_TRANSFORMERS = [name for name in FAMILIES if name not in NOT_BY_TRANSFORMERS]
+
+BY_TORCH = ("qwen2-moe", "afmoe", "llama4", "gemma4", "gemma4-moe")
+"""Families that the native decoder does not run; those of Gemma 4 have no draft heads either."""
 
 LLAMA_LIKE = [
     name
@@ -270,6 +257,12 @@ WITH_ALL_TRAITS = [
     "qwen3-moe",
     "gpt-oss",
     "deepseek-v3",
+    "apertus",
+    "ministral3",
+    "hunyuan-moe",
+    "afmoe",
+    "llama4",
+    "gemma4",
 ]
 """Families that together have every trait."""
 
@@ -295,7 +288,7 @@ SIZES = {
 
 def config_class(family):
     """Return the configuration class of a family in transformers."""
-    is_text = family in ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
+    is_text = family in ("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")
     name = f"{family}TextConfig" if is_text else f"{family}Config"
     return getattr(transformers, name)
 
@@ -305,12 +298,15 @@ def save_family(directory, name, **changes):
     family, own = {**FAMILIES, **HYBRIDS}[name]
     config = config_class(family)(**{**SIZES, **own, **changes})
     model = random_model(getattr(transformers, f"{family}ForCausalLM"), config, seed=3)
-    if family.startswith(("Gemma", *DELTA_FAMILIES)):  # stores weights of norms less one
+    if family == "Gemma4":  # whose scores have no other factor
+        for layer in model.model.layers:
+            layer.self_attn.q_norm.weight.data *= 0.25
+    elif family.startswith(("Gemma", *DELTA_FAMILIES)):  # stores weights of norms less one
         for parameter, weight in model.named_parameters():
             if "norm" in parameter and "linear_attn" not in parameter:
                 weight.data -= 1
     for name, bias in model.named_buffers():
-        if name.endswith(("e_score_correction_bias", "expert_bias")):
+        if name.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar")):
             torch.nn.init.uniform_(bias, generator=torch.Generator().manual_seed(3))
     if family in SCALES:
         for weight in model.model.layers.parameters():
@@ -325,6 +321,6 @@ def save_family(directory, name, **changes):
 def reference_model(directory, dtype=torch.float32):
     """Load the model of transformers, with plain attention and experts."""
     implementations = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=dtype, **implementations
-    ).eval()
+    (name,) = json.loads((directory / "config.json").read_text())["architectures"]
+    model_class = getattr(transformers, name)  # not all of them are known to AutoModelForCausalLM
+    return model_class.from_pretrained(directory, dtype=dtype, **implementations).eval()

@@ -31,6 +31,8 @@ FAMILIES += [  # together they have every trait
         *("mixtral", "qwen3-moe", "olmoe", "gpt-oss"),
         *("deepseek-v2", "deepseek-v2-groups", "deepseek-v3"),
         *("glm4-moe", "dots1", "minimax-m2"),
+        *("apertus", "arcee", "ministral3", "mistral4", "hunyuan-moe", "ernie4.5-moe"),
+        "llama4-one-chunk",
     )
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -46,6 +48,9 @@ def save(directory, name):
     config = json.loads(path.read_text()) | {"max_position_embeddings": 1024}
     if config.get("sliding_window"):
         config["sliding_window"] = 300
+    rope = config["rope_parameters"]
+    if "llama_4_scaling_beta" in rope:  # as published: a larger one enlarges rounding errors
+        config["rope_parameters"] = {**rope, "llama_4_scaling_beta": 0.1}
     path.write_text(json.dumps(config))
 
 

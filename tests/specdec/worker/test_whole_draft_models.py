@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec.kernels.cpu import native_library
-from specdec.models.token_map import TOKEN_MAP_FILE
+from specdec.models.drafters.token_map import TOKEN_MAP_FILE
 from specdec.types.sampling.sampling_spec import Verifier
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.families import save_family

@@ -17,6 +17,7 @@ from cluster.api.base.openai_schema import (
     at_most,
     number,
     option,
+    text_type,
 )
 from cluster.api.openai.logprobs import ChoiceLogprobs, PromptLogprobs
 from cluster.api.openai.schemas.sampling_fields import TOKEN_IDS, ResponseFormat, SamplingFields
@@ -42,7 +43,7 @@ _TEXT_ONLY = "left out: the models read and write text only"
 class ContentPart(RequestModel):
     """A part of a message's content; only text is supported."""
 
-    type: Literal["text", "refusal"]
+    type: Annotated[Literal["text", "refusal"], text_type("text", "refusal")]
     text: str | None = option("with type `text`")
     refusal: str | None = option("with type `refusal`")
     cache_control: CacheControl = option(CACHE_NOTE)

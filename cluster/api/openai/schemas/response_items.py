@@ -9,7 +9,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from cluster.api.base.openai_schema import RequestModel, ResponseModel, at_most, option, same_as
+from cluster.api.base.openai_schema import (
+    RequestModel,
+    ResponseModel,
+    at_most,
+    option,
+    same_as,
+    text_type,
+)
 from cluster.api.openai.logprobs import TokenLogprob
 from cluster.api.openai.schemas.chat_schema import MAX_PARTS, MAX_TOOLS, FunctionDefinition
 from cluster.replica.limits import MAX_TOKEN_IDS
@@ -25,6 +32,7 @@ _ITEM_TYPES = (
     "custom_tool_call",
     "custom_tool_call_output",
 )
+_MEDIA_TYPES = ("input_image", "input_file", "input_audio")
 _NOT_SHOWN = "accepted; not shown to the model"
 
 
@@ -40,12 +48,20 @@ class InputPart(RequestModel):
     )
 
 
+class MessagePart(InputPart):
+    """A part of a message; one that is no text is refused with the reason."""
+
+    type: Annotated[
+        Literal["input_text", "output_text", "text"], text_type("input_text", "output_text", "text")
+    ]
+
+
 class InputMessage(RequestModel):
     """One message of the chat. An earlier answer is accepted unchanged."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[InputPart], at_most(MAX_PARTS)]
+    content: str | Annotated[list[MessagePart], at_most(MAX_PARTS)]
     id: str | None = option(_NOT_SHOWN)
     status: str | None = option(_NOT_SHOWN)
     phase: str | None = option(_NOT_SHOWN)
@@ -132,7 +148,8 @@ def _item_type(item: Any) -> str:
 def _require_known_item(item: Any) -> Any:
     """Refuse other items than these, such as those of hosted tools, with the known types."""
     if isinstance(item, dict) and item.get("type", "message") not in _ITEM_TYPES:
-        message = f"Input should be an item of type {', '.join(_ITEM_TYPES)}"
+        reason = ": the served model reads text only" if item["type"] in _MEDIA_TYPES else ""
+        message = f"Input should be an item of type {', '.join(_ITEM_TYPES)}{reason}"
         raise PydanticCustomError("item_type", message)
     return item
 

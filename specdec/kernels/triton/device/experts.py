@@ -25,6 +25,7 @@ def route(
     GROUP_SIZE: tl.constexpr,
     CHOSEN_GROUPS: tl.constexpr,
     IS_SIGMOID: tl.constexpr,
+    ADDS_TWO_BEST: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     NORMALIZES: tl.constexpr,
     BLOCK_G: tl.constexpr,
@@ -52,7 +53,7 @@ def route(
     choice = tl.where(is_expert, choice, float("-inf"))
     if GROUPS > 1:
         best = tl.max(choice, 1)
-        if IS_SIGMOID:
+        if ADDS_TWO_BEST:
             is_best = choice == best[:, None]
             first = tl.min(tl.where(is_best, experts, _NONE), 1)
             best += tl.max(tl.where(experts == first[:, None], float("-inf"), choice), 1)

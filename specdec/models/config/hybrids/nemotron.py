@@ -125,7 +125,7 @@ NEMOTRON_H = Architecture(
     },
     norm_eps_key="layer_norm_epsilon",
     activation_key="mlp_hidden_act",
-    legacy_activations={"relu2": Activation.SQUARED_RELU},
+    legacy_activations={"relu2": Activation.RELU2},
     mlp_bias="mlp_bias",
     ropes=no_ropes,
     traits=_traits,

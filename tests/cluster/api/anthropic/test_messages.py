@@ -178,7 +178,8 @@ async def test_a_key_may_be_in_the_header_of_the_client(headers, authorization):
             400,
             "invalid_request_error",
             "messages[0].content[0] is {'type': 'image', 'source': {}}; it must be a block of type "
-            "text, tool_use, tool_result, thinking, redacted_thinking: the models read text only",
+            "text, tool_use, tool_result, thinking, redacted_thinking: the served model reads text "
+            "only",
         ),
     ],
 )

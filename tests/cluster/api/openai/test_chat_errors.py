@@ -32,7 +32,7 @@ BROKEN_TOOL = {
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content[0].type",
-            "'text'",
+            "is 'image_url'; it must be 'text' or 'refusal': the served model reads text only",
         ),
         ({"temprature": 1}, "temprature", "did you mean temperature"),
         ({"use_beam_search": True}, "use_beam_search", "beam search is not supported"),

@@ -1,3 +1,4 @@
+# Modules: specdec.engine.models.model_limits, specdec.models.config.families.native_limits
 """Settings that hybrids, and models run by transformers' code, lack are refused by their names."""
 
 import shutil
@@ -74,6 +75,31 @@ def test_settings_that_recurrent_layers_lack_are_refused(hybrid_dir, settings, l
     with pytest.raises(InvalidValueError, match=next(iter(settings))) as refused:
         plan(hybrid_dir, **settings)
     assert limit in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "limit"),
+    [
+        ("afmoe", {"kernels": "native"}, "auto or torch: gates of attention have no native kernel"),
+        ("qwen2-moe", {"kernels": "native"}, "gates of shared experts have no native kernel"),
+        ("llama4", {"kernels": "native"}, "chunks of 7 tokens (max_model_len 256) have no native"),
+        ("gemma4", {"kernels": "native"}, "layers of different shapes have no native kernel"),
+        ("gemma4", {"device": "cuda"}, "must be cpu: layers of different shapes"),
+        ("gemma4", {"enable_lora": True}, "must be false: no adapter updates the projections"),
+    ],
+)
+def test_settings_that_families_by_torch_lack_are_refused(tmp_path, family, settings, limit):
+    save_family(tmp_path, family)
+    train_tokenizer(383).save_pretrained(tmp_path)
+    with pytest.raises(InvalidValueError, match=next(iter(settings))) as refused:
+        plan(tmp_path, **settings)
+    assert limit in str(refused.value)
+
+
+def test_chunks_that_no_context_leaves_have_native_kernels(tmp_path):
+    save_family(tmp_path, "llama4")
+    train_tokenizer(383).save_pretrained(tmp_path)
+    assert plan(tmp_path, kernels="native", max_model_len=7) is not None
 
 
 def test_a_hybrid_has_states_instead_of_a_prefix_cache(hybrid_dir):
@@ -160,7 +186,7 @@ def test_plans_that_ranks_cannot_follow_are_refused(tmp_path):
         save_foreign(directory, name)
         train_tokenizer(383).save_pretrained(directory)
         with pytest.raises(InvalidValueError, match=f"tensor_parallel_size is {size}; it {limit}"):
-            plan(directory, tensor_parallel_size=size)
+            plan(directory, tensor_parallel_size=size, model_impl="transformers")
 
 
 def test_copies_of_a_tied_embedding_are_counted(tiny_model_dir):

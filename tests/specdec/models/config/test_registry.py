@@ -1,4 +1,9 @@
-# Modules: specdec.models.config.architecture, specdec.models.config.mixtures
+# Modules: specdec.models.config.architecture
+# Modules: specdec.models.config.families.dense, specdec.models.config.families.gemma4
+# Modules: specdec.models.config.families.hunyuan, specdec.models.config.families.llama4
+# Modules: specdec.models.config.families.mistral, specdec.models.config.families.mixtures
+# Modules: specdec.models.config.families.other_mixtures
+# Modules: specdec.models.config.families.sigmoid_mixtures
 """The registry of architectures."""
 
 import subprocess

@@ -83,7 +83,7 @@ def test_a_part_of_a_head_may_be_rotated_where_that_is_known():
         ({"rope_type": "linear", "factor": float("inf")}, "factor is inf; it must be"),
         ({"rope_type": "yarn", "factor": 0}, "factor is 0; it must be"),
         ({"rope_theta": -1.0}, "rope_theta is -1.0; it must be"),
-        ({**LLAMA3, "low_freq_factor": 4}, r"high_freq_factor is 4.0; .* low_freq_factor \(4.0\)"),
+        ({**LLAMA3, "low_freq_factor": 5}, r"high_freq_factor is 4.0; .* low_freq_factor \(5.0\)"),
         ({"rope_type": "longrope"}, "short_factor is None; it must be a list of numbers above 0"),
         ({"rope_type": "longrope", "short_factor": [0]}, "short_factor is 0; it must be a number"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; it must be 1.0"),

@@ -47,7 +47,8 @@ def assert_logits_of_one_rank(directory, size, **options):
     ids = sequences()
     expected = in_pass_order(reference_logits(directory, ids))
     parts = run_ranks(
-        size, lambda group: mixed_logits(load(directory, group=group, **options), ids)
+        size,
+        lambda group: mixed_logits(load(directory, "transformers", group=group, **options), ids),
     )
     found = torch.cat(parts, 1)
     torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
@@ -85,7 +86,7 @@ def test_a_rank_keeps_its_part_of_experts_alone(tmp_path, divides_by_expert):
     save_foreign(tmp_path, "qwen2-moe", moe_intermediate_size=34)
 
     def shapes(group):
-        model = load(tmp_path, group=group, divides_by_expert=divides_by_expert)
+        model = load(tmp_path, "transformers", group=group, divides_by_expert=divides_by_expert)
         experts = model._body.layers[0].mlp.experts
         tensors = experts.gate_up_proj, experts.down_proj
         assert all(each.untyped_storage().nbytes() == 4 * each.numel() for each in tensors)

@@ -71,10 +71,20 @@ def test_codes_of_experts_in_one_tensor_are_refused():
     assert "a.experts.1.up_proj.weight has codes of type F8_E4M3" in found.faults[0]
 
 
+def test_stacks_may_be_transposed():
+    shapes = {"a.experts.gate_up_proj": (2, 8, 10), "a.experts.down_proj": (2, 5, 8)}
+    up = tensor_views(shapes)["a.experts.1.up_proj.weight"]
+    assert up == ExpertView(("a.experts.gate_up_proj",), 1, 5, (5, 8), is_transposed=True)
+    assert up.part(slice(1, 3), slice(2, 4)).window == (slice(1, 2), slice(2, 4), slice(6, 8))
+
+
 @pytest.mark.parametrize(
     "shapes",
     [
-        {"a.experts.gate_up_proj": (2, 8, 10), "a.experts.down_proj": (2, 5, 8)},  # transposed
+        {
+            **{"a.experts.gate_up_proj": (2, 8, 10), "a.experts.down_proj": (2, 5, 8)},
+            "a.experts.down_proj_bias": (2, 8),  # GPT-OSS
+        },
         {"a.experts.gate_up_proj": (2, 10, 8)},
         {"a.experts.up_proj": (5, 8), "a.experts.down_proj": (2, 8, 5)},
         {"a.experts.down_proj": (2, 8, 5)},

@@ -25,6 +25,11 @@ SPECDEC_INLINE Floats gelu_of(Floats x) {
   return x * sigmoid(1.5957691216057308f * (x + 0.044715f * (x * x * x)));
 }
 
+SPECDEC_INLINE Floats relu2_of(Floats x) {
+  const Floats positive = x < Floats{} ? Floats{} : x;  // NaN stays
+  return positive * positive;
+}
+
 // x = function(x) over `size` numbers.
 template <typename Function>
 SPECDEC_INLINE void transform(float* x, int64_t size, Function&& function) {
@@ -132,6 +137,23 @@ void clamped_swiglu(float* gate, const float* up, int64_t size) {
 void silu(float* x, int64_t size) { transform(x, size, silu_of); }
 
 void gelu(float* x, int64_t size) { transform(x, size, gelu_of); }
+
+void relu2(float* x, int64_t size) { transform(x, size, relu2_of); }
+
+void relu2_and_mul(float* gate, const float* up, int64_t size) {
+  transform_and_mul(gate, up, size, relu2_of);
+}
+
+void xielu(float* x, const float* parameters, int64_t size) {
+  const float alpha_p = parameters[0], alpha_n = parameters[1], beta = parameters[2];
+  const Floats eps = broadcast(parameters[3]), zero = Floats{};
+  transform(x, size, [&](Floats part) {
+    const Floats below = part > eps ? eps : part;  // NaN stays
+    const Floats negative = (vec_exp(below) - 1.0f - part) * alpha_n;
+    const Floats positive = part * part * alpha_p;
+    return (part > zero ? positive : negative) + part * beta;
+  });
+}
 
 void add_silu(const float* x, int64_t size, float* to) {
   for_each_vector(size, [&](int64_t begin, int64_t count) {

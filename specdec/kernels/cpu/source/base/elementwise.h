@@ -39,9 +39,17 @@ void gelu_and_mul(float* gate, const float* up, int64_t size);
 // of GPT-OSS.
 void clamped_swiglu(float* gate, const float* up, int64_t size);
 
-// x = silu(x), and x = gelu(x) with the tanh approximation, over `size` numbers.
+// x = silu(x), x = gelu(x) with the tanh approximation, and x = max(x, 0)^2, over `size` numbers.
 void silu(float* x, int64_t size);
 void gelu(float* x, int64_t size);
+void relu2(float* x, int64_t size);
+
+// gate = max(gate, 0)^2 * up. gate, up: [size].
+void relu2_and_mul(float* gate, const float* up, int64_t size);
+
+// x = xIELU(x) over `size` numbers (Huang and Schlag, arXiv 2411.13010): alpha_p x^2 + beta x above
+// 0, else alpha_n (e^min(x, eps) - 1 - x) + beta x. parameters: alpha_p, alpha_n, beta, eps.
+void xielu(float* x, const float* parameters, int64_t size);
 
 // to += silu(x) over `size` numbers.
 void add_silu(const float* x, int64_t size, float* to);

@@ -16,7 +16,7 @@ namespace specdec {
 
 enum class NormKind : int32_t { kRms = 0, kLayer = 1 };
 
-enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1, kClampedSwiglu = 2 };
+enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1, kClampedSwiglu = 2, kRelu2 = 3, kXielu = 4 };
 
 // What the norm of queries and keys covers (`QkNorm` in specdec/models/config/traits.py).
 enum class QkNorm : int32_t { kHead = 0, kEachHead = 1, kAllHeads = 2 };
@@ -60,6 +60,8 @@ struct Layer {
   const float* sin;
   int64_t window;  // tokens up to a query that are visible to it, itself included; 0 for no limit
   int32_t sees_ahead;  // whether a query also sees the tokens after it in the pass
+  const float* activation;    // [4], parameters of xIELU; or null
+  const float* query_scales;  // [max_positions], factors of queries; or null
 };
 
 // How the layers of a family differ from Llama's (`DecoderTraits` in specdec/models/config/traits.py).
@@ -77,6 +79,9 @@ struct Traits {
   int32_t scores_by_sigmoid;   // whether experts have sigmoids as scores, not a softmax
   int32_t num_expert_groups, num_chosen_groups;  // 1 and 1 without groups
   float routing_scale;                           // of the weights of experts
+  int32_t adds_two_best;          // whether the score of a group is the sum of its two best
+  int32_t rotates_before_norms;   // whether queries and keys are rotated before their norm
+  int32_t scales_expert_inputs;   // whether weights of experts multiply inputs, not results
 };
 
 // Sizes of multi-head latent attention (`Latent` in specdec/models/config/traits.py); rank is 0 without it.

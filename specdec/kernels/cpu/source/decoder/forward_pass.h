@@ -310,7 +310,8 @@ class ForwardPass {
       adapters_->adapt({index, &LoraLayer::gate_up}, tokens, input, hidden_units_,
                        hidden_units_stride(), team);
       const Activations gated = activate_and_quantize(
-          model_.traits, layer.down, {hidden_units_, model_.num_hidden_units, input.count},
+          model_.traits, layer.down,
+          {hidden_units_, model_.num_hidden_units, input.count, layer.activation},
           matrix_scratch_, team);
       project_to_residual(layer.down, {index, &LoraLayer::down}, gated, first,
                           layer.mlp_output_norm, team);

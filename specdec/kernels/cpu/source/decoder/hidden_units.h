@@ -15,9 +15,11 @@ namespace specdec {
 constexpr int64_t kMinRowsPerThread = 2;
 
 // Rows of hidden units: gate, if the MLP has one, then up projection, of `size` units each.
+// parameters: of the layer's activation function, or null.
 struct HiddenUnits {
   float* begin;
   int64_t size, num_rows;
+  const float* parameters = nullptr;
 };
 
 // Return the floats from one row of hidden units to the next.
@@ -26,7 +28,9 @@ inline int64_t units_stride(const Traits& traits, int64_t size) {
 }
 
 // Apply the activation function to `count` units in place. up: the units of the up projection.
-inline void activate(const Traits& traits, float* units, const float* up, int64_t count) {
+// parameters: as in HiddenUnits.
+inline void activate(const Traits& traits, float* units, const float* up, int64_t count,
+                     const float* parameters) {
   switch (traits.activation) {
     case Activation::kSilu:
       return traits.has_gate ? silu_and_mul(units, up, count) : silu(units, count);
@@ -34,6 +38,10 @@ inline void activate(const Traits& traits, float* units, const float* up, int64_
       return traits.has_gate ? gelu_and_mul(units, up, count) : gelu(units, count);
     case Activation::kClampedSwiglu:
       return clamped_swiglu(units, up, count);
+    case Activation::kRelu2:
+      return traits.has_gate ? relu2_and_mul(units, up, count) : relu2(units, count);
+    case Activation::kXielu:
+      return xielu(units, parameters, count);
   }
 }
 
@@ -46,7 +54,7 @@ inline void activate_vectors(const Traits& traits, const HiddenUnits& units, Ran
     const int64_t end = std::min(per_row, begin + vectors.end - i);
     float* from = units.begin + row * stride + begin * kLanes;
     activate(traits, from, from + units.size,
-             std::min(end * kLanes, units.size) - begin * kLanes);
+             std::min(end * kLanes, units.size) - begin * kLanes, units.parameters);
     i += end - begin;
   }
 }

@@ -125,6 +125,7 @@ class LatentAttention {
         float* const to = absorbed_ + index * model_.head_dim;
         std::copy_n(queries + token * stride + head * query_dim(), model_.rotary_dim, to);
         rope_and_cache_.rotate(layer, token, to);
+        rope_and_cache_.scale_query(layer, token, to);
       }
     });
   }

@@ -127,11 +127,13 @@ class Mixture {
   void add(const Expert& expert, const Activations& input, Range places, ThreadTeam team) {
     const int64_t size = model_.hidden_size, count = places.end - places.begin;
     const int64_t per_token = model_.traits.experts_per_token;
+    const bool scales_inputs = model_.traits.scales_expert_inputs;
     const Activations rows = {inputs_, size, count, input.scratch};
     team.parallel_for_ranges(count, [&](Range own) {
       for (int64_t i = own.begin; i < own.end; ++i) {
-        const int64_t row = routes_.places[places.begin + i] / per_token;
-        std::copy_n(input.x + row * input.stride, size, inputs_ + i * size);
+        const int64_t place = routes_.places[places.begin + i];
+        std::copy_n(input.x + place / per_token * input.stride, size, inputs_ + i * size);
+        if (scales_inputs) scale(inputs_ + i * size, routes_.weights[place], size);
       }
       quantize_rows(expert.gate_up, rows, own);
     });
@@ -139,7 +141,7 @@ class Mixture {
     team.parallel_for_ranges(count, [&](Range own) {
       for (int64_t i = own.begin; i < own.end; ++i) {
         const int64_t place = routes_.places[places.begin + i];
-        add_scaled(results_ + i * size, routes_.weights[place], size,
+        add_scaled(results_ + i * size, scales_inputs ? 1.0f : routes_.weights[place], size,
                    mixed_ + place / per_token * size);
       }
     });

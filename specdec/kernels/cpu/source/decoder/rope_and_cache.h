@@ -81,6 +81,12 @@ class RopeAndCache {
     apply_rotary(values, layer.cos + first, layer.sin + first, model_.rotary_dim);
   }
 
+  // Multiply a query of a token by the factor of its position, if the layer has factors.
+  void scale_query(const Layer& layer, int64_t token, float* values) const {
+    if (!layer.query_scales) return;
+    scale(values, layer.query_scales[token_slots_[token].position], model_.head_dim);
+  }
+
  private:
   const Decoder& model_;
   std::vector<TokenSlot> token_slots_;  // [num_tokens]
@@ -92,9 +98,15 @@ class RopeAndCache {
       kv.write_value(kv_head - model_.num_kv_heads, slot(token), values);
       return;
     }
-    normalize(layer, head, squares, values);
-    rotate(layer, token, values);
-    if (kv_head >= 0) kv.write_key(kv_head, slot(token), values);
+    if (model_.traits.rotates_before_norms) {
+      rotate(layer, token, values);
+      normalize(layer, head, squares, values);
+    } else {
+      normalize(layer, head, squares, values);
+      rotate(layer, token, values);
+    }
+    if (kv_head >= 0) return kv.write_key(kv_head, slot(token), values);
+    scale_query(layer, token, values);
   }
 
   // Normalize a query or key head, where the layer has norms of heads.

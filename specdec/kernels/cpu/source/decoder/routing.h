@@ -51,10 +51,10 @@ inline float score_experts(const Traits& traits, float* logits) {
   return sum;
 }
 
-// Return the score of a group of experts by those of its experts: the sum of the two best sigmoids
-// (DeepSeek-V3, arXiv 2412.19437, section 2.1.2), or the best probability (DeepSeek-V2).
+// Return the score of a group of experts by those of its experts: the sum of the two best
+// (DeepSeek-V3, arXiv 2412.19437, section 2.1.2), or the best one (DeepSeek-V2).
 inline float score_group(const Traits& traits, const float* scores, int64_t size) {
-  if (!traits.scores_by_sigmoid) return *std::max_element(scores, scores + size);
+  if (!traits.adds_two_best) return *std::max_element(scores, scores + size);
   float best = -std::numeric_limits<float>::infinity(), second = best;
   for (int64_t expert = 0; expert < size; ++expert) {
     second = std::max(second, std::min(best, scores[expert]));
@@ -94,7 +94,7 @@ inline void route_row(const Traits& traits, const float* bias, float* logits, Ch
   const float* choices = logits;
   if (bias || traits.num_expert_groups > 1) {
     for (int64_t expert = 0; expert < count; ++expert) {
-      scratch.choices[expert] = logits[expert] + (bias ? bias[expert] : 0.0f);
+      scratch.choices[expert] = bias ? logits[expert] / sum + bias[expert] : logits[expert];
     }
     if (traits.num_expert_groups > 1) {
       mask_groups(traits, scratch.choices, scratch.group_scores, scratch.groups);

@@ -121,3 +121,21 @@ async def test_log_probabilities(http):
 async def test_the_error_names_the_invalid_field(http, changes, param):
     response = await http.post(URL, json={**ASKED, **changes})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        (
+            {"role": "user", "content": [{"type": "input_image", "image_url": "a"}]},
+            "input[0].content[0].type is 'input_image'; it must be",
+        ),
+        ({"type": "input_image", "image_url": "a"}, "input[0] is {'type': 'input_image'"),
+    ],
+)
+async def test_images_are_refused_with_the_reason(http, item, words):
+    response = await http.post(URL, json={**ASKED, "input": [item]})
+    message = response.json()["error"]["message"]
+    assert response.status_code == 400
+    assert words in message
+    assert message.endswith("the served model reads text only")

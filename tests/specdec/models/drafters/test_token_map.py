@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.drafters.token_map import TOKEN_MAP_FILE, token_map_of
 from specdec.models.loading import load_model
-from specdec.models.token_map import TOKEN_MAP_FILE, token_map_of
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.heads.driver import KERNELS

@@ -1,0 +1,41 @@
+"""What the native decoder has no kernels for: torch runs models with it on a CPU too."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from specdec.models.config.traits import DecoderTraits, Experts
+from specdec.models.config.varied_layers import VariedLayers
+
+
+class DecoderShape(Protocol):
+    """The fields of a ModelConfig that decide."""
+
+    @property
+    def traits(self) -> DecoderTraits: ...
+
+    @property
+    def experts(self) -> Experts | None: ...
+
+    @property
+    def varied(self) -> VariedLayers | None: ...
+
+    @property
+    def max_position_embeddings(self) -> int: ...
+
+
+def native_fault(config: DecoderShape, max_model_len: int | None = None) -> str | None:
+    """Return what of a model has no native kernel; None where the native decoder runs it.
+
+    max_model_len: of the service; None for the longest that the model has.
+    """
+    experts, chunk = config.experts, config.traits.attention_chunk
+    longest = config.max_position_embeddings if max_model_len is None else max_model_len
+    faults = {
+        "layers of different shapes": config.varied is not None,
+        "gates of attention": config.traits.has_attention_gate,
+        "gates of shared experts": experts is not None and experts.has_shared_gate,
+        f"chunks of {chunk} tokens (max_model_len {longest})": chunk is not None
+        and longest > chunk,
+    }
+    return next((name for name, is_found in faults.items() if is_found), None)
