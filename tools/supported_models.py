@@ -107,8 +107,6 @@ def _by_torch() -> Iterator[str]:
     yield _table(
         ("family", "reason", "on a GPU"),
         [
-            ("AFMoE", "gates of attention", "as the others"),
-            ("Qwen 2 MoE", "gates of shared experts", "as the others"),
             (
                 "Llama 4",
                 "chunks of attention, where `--max-model-len` is above `attention_chunk_size`",
@@ -135,7 +133,10 @@ def _hybrids() -> Iterator[str]:
     yield _table(
         ("topic", "support"),
         [
-            ("kernels", "torch on a CPU; `--kernels native`, `triton` and GPUs are refused"),
+            (
+                "kernels",
+                "native ones and torch on a CPU; `--kernels triton` and GPUs are refused",
+            ),
             ("prefix cache", "off: a state is kept at one position of its sequence alone"),
             (
                 "drafting",
@@ -158,7 +159,8 @@ def _hybrids() -> Iterator[str]:
                 "those of the published files, and of transformers 5 for Nemotron-H, Granite 4 "
                 "and Qwen 3.5; the experts of a layer may be in one tensor",
             ),
-            ("LoRA, deterministic", "none"),
+            ("`deterministic`", "as native kernels always are; not with torch"),
+            ("LoRA", "none"),
         ],
     )
 

@@ -18,10 +18,12 @@ from specdec.config.engine import AdapterLimits
 from specdec.kernels.cpu import MatrixStruct, native_library
 from specdec.kernels.cpu.decoder import DecoderKernel
 from specdec.kernels.cpu.draft_head import DraftHeadKernel, DraftHeadStruct
+from specdec.kernels.cpu.recurrence import PassStates
 from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates, SlotMove
 from specdec.kernels.reference.sample_rows import RowArgmax, SampleParams
 from specdec.kernels.sample import logits_and_argmax
 from specdec.models.config.layer_patterns import Windows
+from specdec.models.hybrid import HybridDecoder
 from specdec.models.layers.decoder_layer import DecoderLayer
 from specdec.models.layers.mixture import SparseMLP
 from specdec.models.layers.mlp import MLP
@@ -46,7 +48,7 @@ class NativeDecoder:
         kinds = zip(cast(_Layers, model.layers), model.config.ropes, windows, strict=True)
         layers = [
             self._weights.layer(
-                each.paged_attention,
+                each.mixer,
                 each.mlp_norm,
                 cast(MLP | SparseMLP, each.mlp),
                 input_norm=each.input_norm,
@@ -146,3 +148,30 @@ class NativeDecoder:
         if places is None:
             return torch.arange(own.start, own.stop, dtype=torch.int32)
         return (own.start + places).to(torch.int32)
+
+
+class NativeHybridDecoder(NativeDecoder):
+    """One rank of a decoder with recurrent layers on native kernels.
+
+    The states are those of `torch_decoder`.
+    """
+
+    torch_decoder: HybridDecoder
+
+    def forward(self, batch: ForwardBatch, kv_cache: Tensor) -> Tensor:
+        """See NativeDecoder; commits states."""
+        return self._kernel.forward(batch, kv_cache, self._states_of(batch))
+
+    def forward_with_taps(
+        self, batch: ForwardBatch, kv_cache: Tensor, taps: Sequence[int]
+    ) -> HiddenStates:
+        """See Decoder; commits states."""
+        return self._kernel.forward_with_taps(batch, kv_cache, taps, self._states_of(batch))
+
+    @property
+    def can_draft(self) -> bool:
+        """See WholeDraftDecoder: the states of drafts are those of later rows."""
+        return False
+
+    def _states_of(self, batch: ForwardBatch) -> PassStates:
+        return PassStates(self.torch_decoder.states, batch)

@@ -20,13 +20,13 @@ def require_deterministic(
     """
     faults = {
         "modelling code of transformers": config.transformers is not None,
-        "recurrent layers": config.recurrent is not None,
     }
     if device.type == "cpu" and (fault := native_fault(config)):
         faults[fault] = True
     if device.type != "cpu":
         traits = config.traits
         faults |= {
+            "recurrent layers": config.recurrent is not None,
             "LayerNorm": traits.norm is not NormKind.RMS,
             "norms over all heads": config.has_qk_norm and traits.qk_norm is QkNorm.ALL_HEADS,
             "ranks whose results are added in an order of NCCL's choice": not group.adds_in_order,

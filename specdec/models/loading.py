@@ -21,7 +21,9 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.decoder_tensors import decoder_tensors
 from specdec.models.config.families.native_limits import native_fault
 from specdec.models.config.model_config import ModelConfig
-from specdec.models.cpu_decoder import NativeDecoder
+from specdec.models.config.native_recurrence import kernels_of_hybrids, recurrence_fault
+from specdec.models.config.recurrent import Recurrent
+from specdec.models.cpu_decoder import NativeDecoder, NativeHybridDecoder
 from specdec.models.determinism import require_deterministic
 from specdec.models.dtypes import kv_dtype_of
 from specdec.models.gemma4 import Gemma4Decoder
@@ -155,7 +157,7 @@ def load_model(
     _require_tensors(config, reader, directory, group)
     kv_dtype = kv_dtype_of(dtype, kv_cache_dtype)
     model = _decoder_of(config)(config, reader, group, *sizes, output_tokens, kv_dtype)
-    return NativeDecoder(model) if backend is KernelBackend.CPU else model
+    return _on_native_kernels(model) if backend is KernelBackend.CPU else model
 
 
 def _decoder_of(config: ModelConfig) -> type[CausalDecoder]:
@@ -164,14 +166,23 @@ def _decoder_of(config: ModelConfig) -> type[CausalDecoder]:
     return CausalDecoder if config.recurrent is None else HybridDecoder
 
 
-def _kernels_of_hybrids(kernels: Kernels, device: torch.device) -> Kernels:
-    """Return the kernels of a model with recurrent layers. Raises InvalidValueError for others."""
-    reason = "recurrent layers have no kernels but torch's"
+def _on_native_kernels(model: CausalDecoder) -> NativeDecoder:
+    return NativeHybridDecoder(model) if isinstance(model, HybridDecoder) else NativeDecoder(model)
+
+
+def _kernels_of_layers(
+    kernels: Kernels, recurrent: Recurrent | None, device: torch.device
+) -> Kernels:
+    """Return the kernels that the layers have. Raises InvalidValueError for others."""
+    if recurrent is None:
+        return kernels
     if device.type != "cpu":
-        raise InvalidValueError("device", device.type, f"cpu: {reason} on a CPU")
-    if kernels not in ("auto", "torch"):
-        raise InvalidValueError("kernels", kernels, f"auto or torch: {reason}")
-    return "torch"
+        limit = "cpu: recurrent layers have kernels for CPUs alone"
+        raise InvalidValueError("device", device.type, limit)
+    found = kernels_of_hybrids(kernels, recurrent)
+    if found != kernels:
+        logger.warning("using torch kernels: %s have no native kernel", recurrence_fault(recurrent))
+    return found
 
 
 def _kernels_of(
@@ -182,7 +193,7 @@ def _kernels_of(
     Raises InvalidValueError for kernels or a device that do not run it.
     """
     if config.recurrent is not None:
-        return _kernels_of_hybrids(kernels, device)
+        return _kernels_of_layers(kernels, config.recurrent, device)
     if config.varied is not None and device.type != "cpu":
         limit = "cpu: layers of different shapes run by torch on a CPU alone"
         raise InvalidValueError("device", device.type, limit)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from specdec.kernels.cpu import MatrixStruct, SharedMemory
 from specdec.kernels.cpu.decoder import (
-    FORMATS,
     AllReduce,
     DecoderStruct,
     EmbeddingStruct,
@@ -23,8 +22,15 @@ from specdec.kernels.cpu.decoder import (
     NormStruct,
     TraitsStruct,
 )
+from specdec.kernels.cpu.matrix import FORMATS
+from specdec.kernels.cpu.recurrence import (
+    RecurrenceKind,
+    RecurrentShapeStruct,
+    RecurrentWeightsStruct,
+)
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.recurrent import GatedDelta, Recurrent, ShortConvolution, StateSpace
 from specdec.models.config.traits import (
     Activation,
     DecoderTraits,
@@ -34,6 +40,7 @@ from specdec.models.config.traits import (
     QkNorm,
 )
 from specdec.models.layers.decoder_layer import Attention
+from specdec.models.layers.gated_delta import GatedDeltaLayer
 from specdec.models.layers.latent_attention import LatentAttention
 from specdec.models.layers.linear import (
     ColumnParallelLinear,
@@ -42,11 +49,14 @@ from specdec.models.layers.linear import (
     embedding_scale,
 )
 from specdec.models.layers.matrix import Matrix, NativeMatrix
-from specdec.models.layers.mixture import SparseMLP
+from specdec.models.layers.mixture import GatedExpert, SparseMLP
 from specdec.models.layers.mlp import MLP
 from specdec.models.layers.norm import LayerNorm, RMSNorm
 from specdec.models.layers.qk_norm import counted_kv_heads
+from specdec.models.layers.recurrent import RecurrentLayer
 from specdec.models.layers.rotary import RotaryEmbedding
+from specdec.models.layers.short_convolution import ShortConvolutionLayer
+from specdec.models.layers.state_space import StateSpaceLayer
 
 _NATIVE_NORMS = {QkNorm.ROTATED_HEAD: QkNorm.HEAD}
 """Norms that the kernels have under another name, with weights of ones."""
@@ -95,6 +105,7 @@ class NativeWeights:
             rank=group.rank,
             traits=traits_struct(config.traits, config.head_dim, embedding.dtype, config.experts),
             latent=latent_struct(config.latent),
+            recurrent=recurrent_struct(config.recurrent, group.rank, group.size),
             embedding=embedding_struct(embedding),
             layers=(LayerStruct * len(layers))(*layers),
             final_norm=self.norm(final_norm),
@@ -102,7 +113,7 @@ class NativeWeights:
 
     def layer(
         self,
-        attention: Attention | LatentAttention,
+        attention: Attention | LatentAttention | RecurrentLayer,
         mlp_norm: nn.Module,
         mlp: MLP | SparseMLP,
         *,
@@ -121,8 +132,6 @@ class NativeWeights:
         """
         cos, sin = (None, None) if rotary is None else self._rotary_tables(rotary)
         struct = LayerStruct(
-            qkv=self.matrix(attention.qkv_proj),
-            output=self.matrix(attention.o_proj),
             input_norm=self.norm(input_norm),
             mlp_norm=self.norm(mlp_norm),
             attention_output_norm=self.norm(attention_output_norm),
@@ -133,12 +142,21 @@ class NativeWeights:
             sees_ahead=sees_ahead,
             query_scales=None if query_scales is None else self.address(query_scales),
         )
-        if isinstance(attention, LatentAttention):
-            self._add_latents(attention, struct)
-        else:
-            self._add_heads(attention, struct)
+        self._add_mixer(attention, struct)
         self._add_mlp(mlp, struct)
         return struct
+
+    def _add_mixer(
+        self, mixer: Attention | LatentAttention | RecurrentLayer, layer: LayerStruct
+    ) -> None:
+        """Set the projections of the half that mixes tokens, and what it has between them."""
+        if not isinstance(mixer, Attention | LatentAttention):
+            layer.qkv, layer.output = self.matrix(mixer.in_proj), self.matrix(mixer.out_proj)
+            return self._add_recurrence(mixer, layer)
+        layer.qkv, layer.output = self.matrix(mixer.qkv_proj), self.matrix(mixer.o_proj)
+        if isinstance(mixer, LatentAttention):
+            return self._add_latents(mixer, layer)
+        return self._add_heads(mixer, layer)
 
     def _add_heads(self, attention: Attention, layer: LayerStruct) -> None:
         """Set the norms and sinks of heads."""
@@ -171,6 +189,22 @@ class NativeWeights:
         if mlp.xielu is not None:
             layer.activation = self.address(torch.tensor(mlp.xielu))
 
+    def _add_recurrence(self, recurrence: RecurrentLayer, layer: LayerStruct) -> None:
+        """Set what a recurrence has beside its projections."""
+        known = ShortConvolutionLayer | GatedDeltaLayer | StateSpaceLayer
+        assert isinstance(recurrence, known), "torch runs it"
+        struct = RecurrentWeightsStruct(taps=self.address(recurrence.conv.t()))
+        if not isinstance(recurrence, GatedDeltaLayer) and recurrence.conv_bias is not None:
+            struct.convolution_bias = self.address(recurrence.conv_bias)
+        if not isinstance(recurrence, ShortConvolutionLayer):
+            struct.decay_rates = self.address(recurrence.decay_rate)
+            struct.step_biases = self.address(recurrence.dt_bias)
+            struct.norm = self.address(recurrence.norm)
+        if isinstance(recurrence, StateSpaceLayer):
+            struct.skips = self.address(recurrence.skip)
+        self._structs.append(struct)
+        layer.recurrent = ctypes.pointer(struct)
+
     def _mlp(self, mlp: MLP) -> tuple[MatrixStruct, MatrixStruct]:
         return self.matrix(mlp.gate_up_proj), self.matrix(mlp.down_proj)
 
@@ -185,10 +219,14 @@ class NativeWeights:
         if mixture.choice_bias is not None:
             layer.choice_bias = self.address(mixture.choice_bias)
         if mixture.shared is not None:
-            self._add_shared(cast(MLP, mixture.shared), layer)
+            self._add_shared(cast(MLP | GatedExpert, mixture.shared), layer)
 
-    def _add_shared(self, mlp: MLP, layer: LayerStruct) -> None:
+    def _add_shared(self, expert: MLP | GatedExpert, layer: LayerStruct) -> None:
         """Set the experts of every token, unless other ranks have all of their hidden units."""
+        if isinstance(expert, GatedExpert):
+            layer.shared_gate, mlp = self.address(expert.gate), cast(MLP, expert.expert)
+        else:
+            mlp = expert
         shared = (ExpertStruct * 1)(ExpertStruct(*self._mlp(mlp)))
         if shared[0].down.in_features:
             self._structs.append(shared)
@@ -235,6 +273,7 @@ def traits_struct(
         qk_norm=list(QkNorm).index(_NATIVE_NORMS.get(traits.qk_norm, traits.qk_norm)),
         activation=list(Activation).index(traits.activation),
         has_gate=traits.has_gate,
+        has_attention_gate=traits.has_attention_gate,
         is_parallel=traits.is_parallel,
         attention_scale=scale,
         attention_softcap=traits.attention_softcap or 0.0,
@@ -259,6 +298,33 @@ def latent_struct(latent: Latent | None) -> LatentShapeStruct:
         return LatentShapeStruct()
     query_rank = latent.query_rank or 0
     return LatentShapeStruct(latent.rank, query_rank, latent.plain_dim, latent.value_dim)
+
+
+def recurrent_struct(
+    recurrent: Recurrent | None, rank: int, tensor_parallel_size: int
+) -> RecurrentShapeStruct:
+    """Return the sizes of a rank's recurrent layers for the kernels."""
+    if recurrent is None:
+        return RecurrentShapeStruct()
+    own, kind = recurrent.units(rank, tensor_parallel_size), recurrent.kind
+    struct = RecurrentShapeStruct(num_layers=len(recurrent.layers), kernel_size=kind.kernel_size)
+    match kind:
+        case ShortConvolution():
+            struct.kind = RecurrenceKind.SHORT_CONVOLUTION
+            struct.num_channels = len(own)
+        case GatedDelta():
+            struct.kind, struct.num_keys = RecurrenceKind.GATED_DELTA, len(own)
+            struct.num_channels = len(own) * kind.unit_channels
+            struct.heads_per_key = kind.values_per_key
+            struct.num_heads = len(own) * kind.values_per_key
+            struct.key_dim, struct.value_dim = kind.key_dim, kind.value_dim
+        case StateSpace():
+            struct.kind, struct.num_keys = RecurrenceKind.STATE_SPACE, kind.num_groups
+            struct.num_channels = len(own) * kind.head_dim + 2 * kind.group_channels
+            struct.heads_per_key = kind.num_heads // kind.num_groups
+            struct.num_heads, struct.first_head = len(own), own.start
+            struct.key_dim, struct.value_dim = kind.state_dim, kind.head_dim
+    return struct
 
 
 def embedding_struct(embedding: VocabEmbedding) -> EmbeddingStruct:

@@ -22,6 +22,7 @@ from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.reference.state_pool import StatePool
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.drafters.token_map import token_map_of
 from specdec.models.dtypes import DTYPES
 from specdec.models.heads.config import HeadConfig
@@ -154,9 +155,10 @@ def _load_target(
 
 def _states_of(model: Decoder, max_num_seqs: int, max_guesses: int) -> StatePool | None:
     """Return the states of a model's recurrent layers; None without such layers."""
-    if not isinstance(model, HybridDecoder):
+    decoder = model.torch_decoder if isinstance(model, NativeDecoder) else model
+    if not isinstance(decoder, HybridDecoder):
         return None
-    return model.enable_states(max_num_seqs, max_guesses)
+    return decoder.enable_states(max_num_seqs, max_guesses)
 
 
 def _load_head(files: HeadFiles, model_config: ModelConfig, model: Decoder) -> ServedHead:

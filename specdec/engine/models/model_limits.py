@@ -9,6 +9,7 @@ from specdec.config.speculation.methods import head_methods
 from specdec.engine.models.model_resolution import Models
 from specdec.models.config.families.native_limits import native_fault
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.native_recurrence import kernels_of_hybrids
 from specdec.models.config.recurrent import Recurrent
 from specdec.types.errors import InvalidValueError
 
@@ -52,7 +53,7 @@ def check_model_limits(config: LLMConfig, models: Models) -> None:
 
 def _check_hybrid(config: LLMConfig, recurrent: Recurrent) -> None:
     """Raise InvalidValueError for a setting that a model with recurrent layers does not have."""
-    _require_torch_on_cpu(config)
+    _require_kernels_on_cpu(config, recurrent)
     if config.enable_lora:
         limit = "false: no adapter updates the projections of recurrent layers"
         raise InvalidValueError("enable_lora", True, limit)
@@ -65,7 +66,7 @@ def _check_hybrid(config: LLMConfig, recurrent: Recurrent) -> None:
 
 def _check_hybrid_draft(config: LLMConfig, recurrent: Recurrent) -> None:
     """Raise InvalidValueError for a setting that a draft model with recurrent layers lacks."""
-    _require_torch_on_cpu(config)
+    _require_kernels_on_cpu(config, recurrent)
     drafting, count = config.draft_model, recurrent.kind.num_units
     assert drafting is not None, "a draft model that is not configured"
     if drafting.parallel_drafting:
@@ -79,12 +80,11 @@ def _check_hybrid_draft(config: LLMConfig, recurrent: Recurrent) -> None:
         raise InvalidValueError("speculative_config.draft_tensor_parallel_size", size, limit)
 
 
-def _require_torch_on_cpu(config: LLMConfig) -> None:
-    reason = "recurrent layers run by torch on a CPU alone"
+def _require_kernels_on_cpu(config: LLMConfig, recurrent: Recurrent) -> None:
     if config.device != "cpu":
-        raise InvalidValueError("device", config.device, f"cpu: {reason}")
-    if config.kernels not in ("auto", "torch"):
-        raise InvalidValueError("kernels", config.kernels, f"auto or torch: {reason}")
+        limit = "cpu: recurrent layers have kernels for CPUs alone"
+        raise InvalidValueError("device", config.device, limit)
+    kernels_of_hybrids(config.kernels, recurrent)  # raises for kernels that they do not have
 
 
 def draft_adapter_limits(config: LLMConfig, draft: ModelConfig) -> AdapterLimits | None:

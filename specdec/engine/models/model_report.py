@@ -123,7 +123,7 @@ def report_model(
     if options.divides_by_expert:
         require_experts(config, tensor_parallel_size)
     require_plan("tensor_parallel_size", config, tensor_parallel_size)
-    if config.recurrent is not None or native_fault(config) is not None:
+    if native_fault(config) is not None:
         precision = replace(precision, is_native=False)
     return ModelReport(
         directory=directory,

@@ -15,13 +15,16 @@ from torch import Tensor
 from specdec.kernels.cpu.build import declare
 from specdec.kernels.cpu.large_memory import huge_page_allocator
 from specdec.kernels.cpu.lora import AdapterRunStruct, LoraArrays, run_structs
-from specdec.kernels.cpu.matrix import MatrixStruct
+from specdec.kernels.cpu.matrix import FORMATS, MatrixStruct
+from specdec.kernels.cpu.recurrence import (
+    PassStates,
+    RecurrentShapeStruct,
+    RecurrentWeightsStruct,
+    StatePoolStruct,
+)
 from specdec.kernels.cpu.shared_memory import SharedMemory
 from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates, SlotMove
 from specdec.types.drafts.draft_tree import ancestors
-
-FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Data types of embeddings and KV; the values of `Format` in matrix.h."""
 
 _DONE, _NEEDS_MEMORY = 0, 2
 """Values of `PassResult` in decoder.h; any other value means a lost peer."""
@@ -41,7 +44,7 @@ class TraitsStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("norm", "qk_norm", "activation", "has_gate")),
-        ("is_parallel", c_int32),
+        *((name, c_int32) for name in ("has_attention_gate", "is_parallel")),
         *((name, ctypes.c_float) for name in ("attention_scale", "attention_softcap")),
         *((name, ctypes.c_float) for name in ("embedding_scale", "residual_scale")),
         *((name, c_int32) for name in ("num_experts", "experts_per_token")),
@@ -90,13 +93,14 @@ class LayerStruct(ctypes.Structure):
         ("down", MatrixStruct),
         ("router", MatrixStruct),
         *((name, ctypes.POINTER(ExpertStruct)) for name in ("experts", "shared")),
-        ("choice_bias", _Address),
+        *((name, _Address) for name in ("shared_gate", "choice_bias")),
         *((name, c_int64) for name in ("first_expert", "num_own_experts")),
         ("input_norm", NormStruct),
         ("mlp_norm", NormStruct),
         ("attention_output_norm", NormStruct),
         ("mlp_output_norm", NormStruct),
         ("latent", ctypes.POINTER(LatentWeightsStruct)),
+        ("recurrent", ctypes.POINTER(RecurrentWeightsStruct)),
         ("query_norm", _Address),
         ("key_norm", _Address),
         ("sinks", _Address),
@@ -134,6 +138,7 @@ class DecoderStruct(ctypes.Structure):
         ("rank", c_int32),
         ("traits", TraitsStruct),
         ("latent", LatentShapeStruct),
+        ("recurrent", RecurrentShapeStruct),
         ("embedding", EmbeddingStruct),
         ("layers", ctypes.POINTER(LayerStruct)),
         ("final_norm", NormStruct),
@@ -152,6 +157,7 @@ class BatchStruct(ctypes.Structure):
         *((name, _Address) for name in ("num_nodes", "ancestors")),
         ("adapter_runs", ctypes.POINTER(AdapterRunStruct)),
         ("num_adapter_runs", c_int64),
+        ("states", ctypes.POINTER(StatePoolStruct)),
     )
 
 
@@ -201,7 +207,7 @@ class ModelKernel:
         self._workspace = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def new_kv_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> Tensor:
-        """Return zeros [num_layers, num_kv_heads, num_blocks, 2, block_size * head_dim].
+        """Return zeros [KV layers, num_kv_heads, num_blocks, 2, block_size * head_dim].
 
         A block holds keys as [head_dim, block_size] and values as [block_size, head_dim]. With
         latent attention it holds keys as [block_size, head_dim], of which the values are a part,
@@ -209,7 +215,8 @@ class ModelKernel:
         """
         model = self.model
         block = (1 if model.latent.rank else 2, block_size * model.head_dim)
-        shape = (model.num_layers, model.num_kv_heads, num_blocks, *block)
+        num_layers = model.num_layers - model.recurrent.num_layers
+        shape = (num_layers, model.num_kv_heads, num_blocks, *block)
         num_bytes = math.prod(shape) * dtype.itemsize
         return huge_page_allocator().allocate(num_bytes).view(dtype).view(shape)
 
@@ -267,19 +274,26 @@ class DecoderKernel(ModelKernel):
             move_kv=(None, structs[0], kv, count, _Address, count),
         )
 
-    def forward(self, batch: ForwardBatch, kv_cache: Tensor) -> Tensor:
+    def forward(
+        self, batch: ForwardBatch, kv_cache: Tensor, states: PassStates | None = None
+    ) -> Tensor:
         """Write the batch's KV to `kv_cache`; return hidden states [T, hidden_size] in float32.
 
-        kv_cache: as returned by `new_kv_cache`. Raises as `call` does.
+        kv_cache: as returned by `new_kv_cache`. states: those of recurrent layers, which are
+        committed. Raises as `call` does.
         """
-        return self._forward(self._arrays(batch), kv_cache, None)
+        return self._forward(self._arrays(batch, states), kv_cache, None)
 
     def forward_with_taps(
-        self, batch: ForwardBatch, kv_cache: Tensor, taps: Sequence[int]
+        self,
+        batch: ForwardBatch,
+        kv_cache: Tensor,
+        taps: Sequence[int],
+        states: PassStates | None = None,
     ) -> HiddenStates:
         """Run the same pass; also return the residual streams that enter the layers `taps`."""
         assert all(0 <= layer <= self.model.num_layers for layer in taps)
-        arrays = self._arrays(batch)
+        arrays = self._arrays(batch, states)
         tapped = torch.empty(arrays.num_tokens, len(taps), self.model.hidden_size, device="cpu")
         layers = array("q", taps)
         struct = _TapsStruct(layers.buffer_info()[0], len(layers), tapped.data_ptr())
@@ -291,8 +305,11 @@ class DecoderKernel(ModelKernel):
         kv, address = KvCacheStruct.of(kv_cache), slots.buffer_info()[0]
         self.library.specdec_move_kv(self.model, kv, block_size, address, len(moves))
 
-    def _arrays(self, batch: ForwardBatch) -> BatchArrays:
-        return BatchArrays(batch, self.max_positions, self.adapters)
+    def _arrays(self, batch: ForwardBatch, states: PassStates | None) -> BatchArrays:
+        arrays = BatchArrays(batch, self.max_positions, self.adapters)
+        if states is not None:
+            arrays.struct.states = ctypes.pointer(states.struct)
+        return arrays
 
     def _forward(self, batch: BatchArrays, kv_cache: Tensor, taps: _TapsStruct | None) -> Tensor:
         model, library, kv = self.model, self.library, KvCacheStruct.of(kv_cache)

@@ -44,6 +44,10 @@ _DTYPES = {
 }
 
 
+FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""Data types of embeddings, KV and inputs of recurrences; the values of `Format` in matrix.h."""
+
+
 class MatrixStruct(ctypes.Structure):
     """`Matrix` in matrix.h. Its creator owns the memory that it points to."""
 

@@ -344,9 +344,9 @@ class DecoderLayer(nn.Module):
         return self.attention
 
     @property
-    def paged_attention(self) -> Attention | LatentAttention:
-        """The attention of a layer that is not recurrent, as native kernels need it."""
-        assert isinstance(self.attention, Attention | LatentAttention), "the layer is recurrent"
+    def mixer(self) -> Attention | LatentAttention | RecurrentLayer:
+        """The attention or the recurrence of a layer, as native kernels need it."""
+        assert isinstance(self.attention, Attention | LatentAttention | RecurrentLayer)
         return self.attention
 
     def _join(self, residual: Tensor, x: Tensor) -> Tensor:

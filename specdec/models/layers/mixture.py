@@ -57,7 +57,7 @@ class SparseMLP(nn.Module):
             self.shared = read_shared(f"{prefix}.{names.shared}", config.shared_size, group)
             if config.has_shared_gate:
                 gate = reader.read(f"{prefix}.{names.shared_gate}.weight", (1, hidden_size))
-                self.shared = _GatedExpert(self.shared, gate)
+                self.shared = GatedExpert(self.shared, gate)
         self.own = config.shard(group.rank, group.size).experts
         sharing = TensorParallelGroup() if config.is_divided_by_expert else group
         own = (f"{prefix}.{names.experts}.{index}" for index in self.own)
@@ -157,7 +157,7 @@ def _read_choice_bias(config: Experts, reader: CheckpointReader, name: str) -> T
     return reader.read(name, shape, dtype=torch.float32).flatten().clone()
 
 
-class _GatedExpert(nn.Module):
+class GatedExpert(nn.Module):
     """An expert whose result is multiplied by a sigmoid of the token."""
 
     def __init__(self, expert: nn.Module, gate: Tensor) -> None:

@@ -30,10 +30,10 @@ class ShortConvolutionLayer(nn.Module):
         parts = weight_parts(prefix, ("in_proj",), sizes, rows, has_bias=config.has_bias)
         self.in_proj = ColumnParallelLinear(reader, hidden_size, parts)
         shape = (config.num_channels, 1, config.kernel_size)
-        self.weight = reader.read(f"{prefix}.conv.weight", shape, rows=own).squeeze(1).clone()
-        self.bias: Tensor | None = None
+        self.conv = reader.read(f"{prefix}.conv.weight", shape, rows=own).squeeze(1).clone()
+        self.conv_bias: Tensor | None = None
         if config.has_bias:
-            self.bias = reader.read(f"{prefix}.conv.bias", shape[:1], rows=own)
+            self.conv_bias = reader.read(f"{prefix}.conv.bias", shape[:1], rows=own)
         out_shape = (hidden_size, config.num_channels)
         self.out_proj = RowParallelLinear(
             reader, f"{prefix}.out_proj", out_shape, own, group, has_bias=config.has_bias
@@ -50,6 +50,6 @@ class ShortConvolutionLayer(nn.Module):
         """Return [T, hidden_size], plus the residual if given. layer: its index in the pool."""
         gate, output_gate, values = self.in_proj(x).chunk(3, -1)
         inputs = states.extend(layer, gate * values, plan)
-        mixed = causal_convolution(inputs, self.weight, self.bias)[plan.new_places - plan.window]
+        mixed = causal_convolution(inputs, self.conv, self.conv_bias)[plan.new_places - plan.window]
         output: Tensor = self.out_proj(output_gate * mixed.to(x.dtype), residual)
         return output

@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from specdec.kernels import backend
+from specdec.kernels.cpu import native_library
 from specdec.kernels.reference.state_pool import StatePool
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.cpu_decoder import NativeDecoder
 from specdec.types.errors import BadLogitsError
 from specdec.types.sampling.sampling_params import SpeculationOptions
 from specdec.worker import LocalTarget, load_runner
@@ -26,6 +29,7 @@ from tests.specdec.engines import (
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.families import save_family
 from tests.specdec.models.hybrid_families import HYBRIDS
+from tests.specdec.models.passes import weights_of
 from tests.specdec.tiny import train_tokenizer
 
 NUM_TOKENS = 16
@@ -40,6 +44,19 @@ SMALL_POOL = {"max_model_len": 96, "num_blocks": 28}
 TEMPERATURES = pytest.mark.parametrize(
     "temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8]
 )
+
+
+COMPILED = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
+KERNELS = ["torch", pytest.param("auto", marks=COMPILED)]
+
+
+@pytest.fixture(scope="module", autouse=True, params=KERNELS)
+def kernels(request):
+    """Select the kernels of all models: native ones, if a model has them, or torch's."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(backend, "native_library", lambda: None)
+        yield request.param
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -67,7 +84,7 @@ def requests(temperature=0.0, count=6, **params):
 
 
 @pytest.fixture(scope="module")
-def expected(directory):
+def expected(directory, kernels):
     """Return the tokens of each request alone, without drafts, by temperature."""
     found = {}
     for temperature in (0.0, 0.8):
@@ -134,7 +151,7 @@ def test_ranks_generate_the_same(directory, expected, temperature):
 @TEMPERATURES
 def test_a_draft_model_changes_no_token(directory, expected, tiny_model_dir, temperature):
     each_of = requests(temperature=temperature)
-    proposer = draft_model(tiny_model_dir, kernels="torch")
+    proposer = draft_model(tiny_model_dir)
     engine = local_engine(directory, hybrid_config(3), None, proposer)
     assert tokens_by(engine, each_of) == expected[temperature]
 
@@ -204,18 +221,19 @@ def test_random_histories(directory, expected, seed):
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_draft_with_nan_is_computed_again_without_it(directory, is_async):
-    """Attention multiplies the NaN of the draft by 0, so that the state of the row is NaN."""
+    """Torch's attention multiplies the NaN of the draft by 0, so that the row's state is NaN."""
     config = hybrid_config(3, async_scheduling=is_async)
     if ModelConfig.from_directory(directory).tie_word_embeddings:
         pytest.skip("a NaN in a tied embedding is in the logits of every row")
     each_of = requests(0.8, logit_bias={POISON: -100.0})
     expected = tokens_by(local_engine(directory, config), each_of)
     runner = load_runner(directory, "float32", config, TensorParallelGroup())
-    runner.model.embed_tokens.weight[POISON] = torch.nan
+    weights_of(runner.model).embed_tokens.weight[POISON] = torch.nan
     drafts = ScriptedProposer(lambda token_ids, most: [POISON] * (most and len(token_ids) % 5 == 0))
     engine = make_engine(directory, config, LocalTarget(runner), drafts)
     assert tokens_by(engine, each_of) == expected
-    assert engine.stats().counts.num_preemptions > 0
+    is_native = isinstance(runner.model, NativeDecoder)
+    assert (engine.stats().counts.num_preemptions > 0) == (not is_native)
     [failed] = run(engine, [request("poisoned", [5, POISON, 6])]).values()
     assert isinstance(failed.error, BadLogitsError)
     assert tokens_by(engine, each_of) == expected
@@ -229,13 +247,10 @@ def committed_with_a_guess(self, chunk, first):
     )
 
 
-def of_another_slot(self, layer, inputs, plan):
-    """Read the states of the sequence in the next slot."""
-    own = self.inputs, self.memory
-    self.inputs, self.memory = self.inputs.roll(1, 1), self.memory.roll(1, 1)
-    extended = EXTEND(self, layer, inputs, plan)
-    self.inputs, self.memory = own
-    return extended
+def of_another_slot(self, chunk, first):
+    """Use the states of the next slot after a draft of which tokens were accepted."""
+    span = ADVANCE(self, chunk, first)
+    return span._replace(slot=(span.slot + (span.num_replayed > 0)) % self.num_slots)
 
 
 def of_the_last_sequence(self, slot, *, is_checked=True):
@@ -245,14 +260,14 @@ def of_the_last_sequence(self, slot, *, is_checked=True):
     self.inputs[:, slot], self.memory[:, slot] = kept
 
 
-ADVANCE, EXTEND, RESET = StatePool._advance, StatePool.extend, StatePool.reset
+ADVANCE, RESET = StatePool._advance, StatePool.reset
 
 
 @pytest.mark.parametrize(
     ("method", "fault"),
     [
         ("_advance", committed_with_a_guess),
-        ("extend", of_another_slot),
+        ("_advance", of_another_slot),
         ("reset", of_the_last_sequence),
     ],
     ids=lambda value: getattr(value, "__name__", value),

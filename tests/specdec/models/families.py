@@ -237,7 +237,7 @@ NOT_BY_TRANSFORMERS = {
 
 BY_TRANSFORMERS = [name for name in FAMILIES if name not in NOT_BY_TRANSFORMERS]
 
-BY_TORCH = ("qwen2-moe", "afmoe", "llama4", "gemma4", "gemma4-moe")
+BY_TORCH = ("llama4", "gemma4", "gemma4-moe")
 """Families that the native decoder does not run; those of Gemma 4 have no draft heads either."""
 
 LLAMA_LIKE = [

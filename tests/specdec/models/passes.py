@@ -53,8 +53,9 @@ def mixed_logits(
     """
     model = load(directory, group, dtype, quantization, **how)
     cache = model.new_kv_cache(40 * BLOCK_SIZE)
-    if isinstance(model, HybridDecoder):
-        model.enable_states(40, 0)
+    decoder = weights_of(model)
+    if isinstance(decoder, HybridDecoder):
+        decoder.enable_states(40, 0)
     first, second = list(range(3, 20)), list(range(39, 24, -1))
     a, b = (each[:length] for each, length in zip(ids, lengths, strict=True))
     chunk, prefill, other = len(a) - 4, len(a) - 1, len(b) - 7

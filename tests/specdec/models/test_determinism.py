@@ -59,6 +59,14 @@ def test_models_without_invariant_kernels_are_refused_on_a_gpu(tmp_path):
     require_deterministic(config, ALONE, CPU)
 
 
+def test_recurrent_layers_have_invariant_kernels_on_a_cpu(tmp_path):
+    save_family(tmp_path, "lfm2-plain")
+    config = ModelConfig.from_directory(tmp_path)
+    require_deterministic(config, ALONE, CPU)
+    with pytest.raises(UnsupportedModelError, match="recurrent layers on device cuda"):
+        require_deterministic(config, ALONE, GPU)
+
+
 @pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss", "deepseek-v3"])
 def test_experts_sinks_and_latents_have_invariant_kernels(tmp_path, family):
     save_family(tmp_path, family)

@@ -6,6 +6,7 @@
 # Modules: specdec.models.layers.kimi_delta, specdec.models.layers.one_block
 # Modules: specdec.models.layers.selective_scan, specdec.models.config.hybrids.jamba
 # Modules: specdec.models.config.hybrids.nemotron, specdec.models.config.hybrids.kimi
+# Modules: specdec.kernels.cpu.recurrence
 """Reference tests: each family with recurrent layers against transformers."""
 
 from functools import cache
@@ -16,10 +17,13 @@ import torch
 import transformers
 
 from specdec.config.engine import ModelOptions
+from specdec.kernels.cpu import native_library
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.decoder_tensors import decoder_tensors
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.native_recurrence import recurrence_fault
+from specdec.models.cpu_decoder import NativeHybridDecoder
 from specdec.models.hybrid import HybridDecoder
 from specdec.models.weights.checkpoint import open_checkpoint
 from specdec.models.weights.checks import check_tensors
@@ -28,12 +32,24 @@ from tests.specdec.engines import engine_config, local_engine, request, tokens_b
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.families import SIZES, config_class, reference_model, save_family
 from tests.specdec.models.hybrid_families import HYBRIDS, QUICK, SCALES
-from tests.specdec.models.passes import BLOCK_SIZE, in_pass_order, load, mixed_logits
+from tests.specdec.models.passes import BLOCK_SIZE, in_pass_order, load, mixed_logits, weights_of
+from tests.specdec.threads import num_threads
 from tests.specdec.tiny import random_model, train_tokenizer
 
 TOLERANCE = 1e-4
 NUM_TOKENS = 100
 """More than a chunk of the gated delta rule."""
+
+COMPILED = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
+KERNELS = pytest.mark.parametrize("kernels", ["torch", pytest.param("auto", marks=COMPILED)])
+
+NATIVE = (
+    "Lfm2ForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "GraniteMoeHybridForCausalLM",
+)
+"""Architectures that native kernels run."""
 
 
 @cache
@@ -70,23 +86,28 @@ def assert_close(found, expected):
 class Passes:
     """Passes of one sequence, in slot 1 of two."""
 
-    def __init__(self, directory, max_guesses=8):
-        self.model = load(directory, TensorParallelGroup())
+    def __init__(self, directory, kernels="auto", max_guesses=8, **how):
+        self.model = load(directory, TensorParallelGroup(), kernels=kernels, **how)
         self.cache = self.model.new_kv_cache(128)
-        self.states = self.model.enable_states(2, max_guesses)
+        self.states = weights_of(self.model).enable_states(2, max_guesses)
         self.table = list(range(128 // BLOCK_SIZE))
 
-    @torch.inference_mode()
     def run(self, token_ids, start, num_guesses=0):
+        return self.run_beside(token_ids, start, num_guesses=num_guesses)
+
+    @torch.inference_mode()
+    def run_beside(self, token_ids, start, *others, num_guesses=0):
+        """Run a row after those of other sequences, and return its logits."""
         chunk = Chunk(token_ids, start, self.table, num_guesses=num_guesses, state_slot=1)
-        hidden = self.model(ForwardBatch([chunk], BLOCK_SIZE), self.cache)
-        return self.model.compute_logits(hidden).clone()
+        hidden = self.model(ForwardBatch([*others, chunk], BLOCK_SIZE), self.cache)
+        return self.model.compute_logits(hidden)[-len(token_ids) :].clone()
 
 
+@KERNELS
 @pytest.mark.parametrize("size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
-def test_logits_equal_transformers(directory, size):
+def test_logits_equal_transformers(directory, size, kernels):
     ids = [text(40), text(40, seed=2)]
-    parts = run_ranks(size, lambda group: mixed_logits(directory, ids, group))
+    parts = run_ranks(size, lambda group: mixed_logits(directory, ids, group, kernels=kernels))
     expected = in_pass_order([reference_logits(directory, each) for each in ids])
     assert_close(torch.cat(parts, dim=1), expected)
 
@@ -101,9 +122,10 @@ def test_ranks_may_have_whole_experts(directory):
     assert_close(torch.cat(parts, dim=1), expected)
 
 
+@KERNELS
 @pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_prompt_may_be_chunked_anywhere(directory, step):
-    ids, passes = text(), Passes(directory)
+def test_a_prompt_may_be_chunked_anywhere(directory, step, kernels):
+    ids, passes = text(), Passes(directory, kernels)
     expected = reference_logits(directory, ids)
     for border in range(1, NUM_TOKENS, step):
         passes.states.reset(1)
@@ -111,9 +133,10 @@ def test_a_prompt_may_be_chunked_anywhere(directory, step):
         assert_close(logits, expected)
 
 
-def test_guesses_leave_no_state(directory):
+@KERNELS
+def test_guesses_leave_no_state(directory, kernels):
     """Whatever number of guesses is accepted, and whatever the others were."""
-    ids, plain, passes = text(60), Passes(directory), Passes(directory)
+    ids, plain, passes = text(60), Passes(directory, kernels), Passes(directory, kernels)
     plain.run(ids[:40], 0)
     passes.run(ids[:40], 0)
     expected = torch.cat([plain.run([token], 40 + index) for index, token in enumerate(ids[40:])])
@@ -129,6 +152,52 @@ def test_guesses_leave_no_state(directory):
     assert_close(passes.states.memory[:, 1], plain.states.memory[:, 1])
     window = slice(passes.states.window)
     assert_close(passes.states.inputs[:, 1, window], plain.states.inputs[:, 1, window])
+
+
+def native_passes(directory, **how):
+    config = ModelConfig.from_directory(directory)
+    if config.architecture not in NATIVE and recurrence_fault(config.recurrent) is not None:
+        pytest.skip("torch runs it")
+    passes = Passes(directory, **how)
+    assert isinstance(passes.model, NativeHybridDecoder)
+    return passes
+
+
+@COMPILED
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_native_rows_are_the_same_bits_however_they_run(directory, dtype):
+    """In any batch, with any chunks and threads, and after any number of accepted guesses."""
+    ids, plain, passes = text(60), *(native_passes(directory, dtype=dtype) for _ in range(2))
+    expected = plain.run(ids, 0)
+    expected = torch.cat((expected, plain.run([9], 60)))
+    other = Chunk(text(23, seed=5), 0, list(range(16, 24)), num_guesses=6)
+    poisoned = Chunk([5], 23, list(range(16, 24)))
+    found = [passes.run_beside(ids[:20], 0, other), passes.run(ids[20:37], 20)]
+    passes.states.memory[:, 0] = passes.states.inputs[:, 0] = torch.nan
+    found.append(passes.run_beside([*ids[37:41], 7, 8], 37, poisoned, num_guesses=5)[:4])
+    with num_threads(3):
+        found += [passes.run([*ids[41:60], 9, 1], 41, num_guesses=1)[:-1]]
+    assert torch.equal(torch.cat(found), expected)
+    assert torch.equal(passes.states.memory[:, 1], plain.states.memory[:, 1])
+
+
+@COMPILED
+@pytest.mark.parametrize(
+    ("how", "limit"),
+    [
+        ({"dtype": torch.bfloat16}, 0.03),
+        ({"dtype": torch.float16}, 0.004),
+        ({"quantization": "int8"}, 0.05),
+        ({"quantization": "w8a8"}, 0.07),
+    ],
+    ids=["bf16", "fp16", "int8", "w8a8"],
+)
+def test_native_formats_are_close_to_float32(directory, how, limit):
+    """In most rows: in some a rounding error selects another expert."""
+    ids, passes = text(), native_passes(directory, **how)
+    expected = reference_logits(directory, ids)
+    error = torch.cat((passes.run(ids[:50], 0), passes.run(ids[50:], 50))) - expected
+    assert (error.norm(dim=1) / expected.norm(dim=1)).median() < limit
 
 
 def test_a_row_outside_of_the_accepted_tokens_is_an_error(directory):
@@ -157,12 +226,14 @@ def test_every_parameter_is_read_and_counted(directory):
 
 
 @pytest.mark.slow
-def test_greedy_text_equals_transformers(directory):
+@KERNELS
+def test_greedy_text_equals_transformers(directory, kernels):
     """200 tokens, with drafts."""
     train_tokenizer(383).save_pretrained(directory)
     prompt = text(30)
     config = engine_config(4, max_model_len=240, keeps_guesses=True, enable_prefix_caching=False)
-    found = tokens_by(local_engine(directory, config), [request("a", prompt, max_tokens=200)])["a"]
+    engine = local_engine(directory, config, kernels=kernels)
+    found = tokens_by(engine, [request("a", prompt, max_tokens=200)])["a"]
     with torch.inference_mode():
         expected = reference(directory).generate(
             torch.tensor([prompt]),

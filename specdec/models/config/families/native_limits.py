@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from specdec.models.config.traits import DecoderTraits, Experts
+from specdec.models.config.native_recurrence import recurrence_fault
+from specdec.models.config.recurrent import Recurrent
+from specdec.models.config.traits import DecoderTraits
 from specdec.models.config.varied_layers import VariedLayers
 
 
@@ -15,7 +17,7 @@ class DecoderShape(Protocol):
     def traits(self) -> DecoderTraits: ...
 
     @property
-    def experts(self) -> Experts | None: ...
+    def recurrent(self) -> Recurrent | None: ...
 
     @property
     def varied(self) -> VariedLayers | None: ...
@@ -29,13 +31,12 @@ def native_fault(config: DecoderShape, max_model_len: int | None = None) -> str 
 
     max_model_len: of the service; None for the longest that the model has.
     """
-    experts, chunk = config.experts, config.traits.attention_chunk
+    chunk = config.traits.attention_chunk
     longest = config.max_position_embeddings if max_model_len is None else max_model_len
     faults = {
         "layers of different shapes": config.varied is not None,
-        "gates of attention": config.traits.has_attention_gate,
-        "gates of shared experts": experts is not None and experts.has_shared_gate,
         f"chunks of {chunk} tokens (max_model_len {longest})": chunk is not None
         and longest > chunk,
     }
-    return next((name for name, is_found in faults.items() if is_found), None)
+    found = next((name for name, is_found in faults.items() if is_found), None)
+    return recurrence_fault(config.recurrent) if found is None and config.recurrent else found

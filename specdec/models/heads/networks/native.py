@@ -181,7 +181,7 @@ class NativeHead:
 
     def _layer(self, layer: nn.Module, rotary: RotaryEmbedding, window: int | None) -> LayerStruct:
         assert isinstance(layer, DecoderLayer | FirstLayer | UnnormalizedLayer)
-        attention = layer.paged_attention if isinstance(layer, DecoderLayer) else layer.attention
+        attention = layer.mixer if isinstance(layer, DecoderLayer) else layer.attention
         return self._weights.layer(
             attention,
             layer.mlp_norm,

@@ -7,6 +7,7 @@
 namespace specdec {
 
 struct AdapterRun;  // in lora.h
+struct StatePool;   // in states.h
 
 // Sequence i owns tokens query_starts[i] to query_starts[i + 1], the last of its context_lens[i]
 // tokens. block_tables[i] lists the KV blocks of the sequence in order.
@@ -27,6 +28,7 @@ struct Batch {
   // In order and without overlaps; tokens outside of all runs have no adapter.
   const AdapterRun* adapter_runs = nullptr;  // [num_adapter_runs]
   int64_t num_adapter_runs = 0;
+  const StatePool* states = nullptr;  // of recurrent layers; null without any
 
   int64_t num_nodes_of(int64_t sequence) const { return num_nodes ? num_nodes[sequence] : 0; }
 

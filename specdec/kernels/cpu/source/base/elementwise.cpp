@@ -170,6 +170,21 @@ void multiply_by_sigmoid(const float* x, int64_t size, float* to) {
   });
 }
 
+void multiply_by_silu(const float* x, int64_t size, float* to) {
+  for_each_vector(size, [&](int64_t begin, int64_t count) {
+    const Floats gate = silu_of(load_partial(x + begin, count));
+    store_partial(to + begin, load_partial(to + begin, count) * gate, count);
+  });
+}
+
+float dot(const float* x, const float* y, int64_t size) {
+  Floats sum = {};
+  for_each_vector(size, [&](int64_t begin, int64_t count) {
+    sum += load_partial(x + begin, count) * load_partial(y + begin, count);
+  });
+  return reduce_sum(sum);
+}
+
 void tanh_of(const float* x, int64_t size, float* to) {
   for_each_vector(size, [&](int64_t begin, int64_t count) {
     store_partial(to + begin, vec_tanh(load_partial(x + begin, count)), count);

@@ -57,6 +57,12 @@ void add_silu(const float* x, int64_t size, float* to);
 // to *= sigmoid(x) over `size` numbers.
 void multiply_by_sigmoid(const float* x, int64_t size, float* to);
 
+// to *= silu(x) over `size` numbers.
+void multiply_by_silu(const float* x, int64_t size, float* to);
+
+// Return the sum of products of `size` numbers.
+float dot(const float* x, const float* y, int64_t size);
+
 // to = tanh(x) over `size` numbers.
 void tanh_of(const float* x, int64_t size, float* to);
 

@@ -11,6 +11,7 @@
 #include "attention/kv_cache.h"
 #include "collectives/allreduce.h"
 #include "gemm/matrix.h"
+#include "recurrence/recurrence.h"
 
 namespace specdec {
 
@@ -42,17 +43,21 @@ struct LatentWeights {
 };
 
 struct Layer {
-  Matrix qkv, output;  // qkv: with latents, to queries or their latents, and to keys
+  // qkv: to gates, if any, queries, keys and values; with latents, to queries or their latents, and
+  // to keys; with a recurrence, to its inputs and gates.
+  Matrix qkv, output;
   Matrix gate_up;  // gate, then up projection; the latter only where the MLP has no gate
   Matrix down;
   Matrix router;          // [num_experts, hidden_size]
   const Expert* experts;  // [num_own_experts], in place of gate_up and down
   const Expert* shared;   // experts of every token, as one; or null
+  const float* shared_gate;  // [hidden_size], whose product with a token gates `shared`; or null
   const float* choice_bias;  // [num_experts], added to the scores that choose experts; or null
   int64_t first_expert, num_own_experts;  // of the mixture, on this rank
   Norm input_norm, mlp_norm;
   Norm attention_output_norm, mlp_output_norm;
   const LatentWeights* latent;  // null without latents
+  const RecurrentWeights* recurrent;  // in place of attention; or null
   const float* query_norm;  // [head_dim], of each head where heads have their own weights; or null
   const float* key_norm;
   const float* sinks;  // [num_heads], scores of a key without a value; or null
@@ -70,6 +75,7 @@ struct Traits {
   QkNorm qk_norm;
   Activation activation;
   int32_t has_gate;
+  int32_t has_attention_gate;  // whether the result of attention is multiplied by gates of values
   int32_t is_parallel;      // whether the MLP reads what attention reads
   float attention_scale;    // of scores
   float attention_softcap;  // of scores; 0 for none
@@ -112,11 +118,14 @@ struct Decoder {
   int32_t rank;
   Traits traits;
   LatentShape latent;
+  RecurrentShape recurrent;
   Embedding embedding;
   const Layer* layers;      // [num_layers]
   Norm final_norm;
   Communicator* communicator;  // for ranks that share memory, else null
   AllReduce all_reduce;        // for other ranks, else null
+
+  int64_t num_kv_layers() const { return num_layers - recurrent.num_layers; }
 };
 
 // Residual streams that a forward pass returns: those that enter some layers; num_layers is the
@@ -130,14 +139,15 @@ struct Taps {
 // Result of a forward pass. After kPeerLost the output is undefined.
 enum class PassResult : int32_t { kDone = 0, kPeerLost = 1, kNeedsMemory = 2 };
 
-// KV cache of all layers: [num_layers] of KvLayer.
+// KV cache of all layers with attention, in their order: [num_kv_layers] of KvLayer.
 struct KvCache {
   char* data;
   Format format;
   int64_t num_blocks;
 };
 
-// KV blocks of all layers that one pass has beside the cache: [num_layers] of KvLayer's extra data.
+// KV blocks of these layers that one pass has beside the cache: [num_kv_layers] of KvLayer's extra
+// data.
 struct ExtraKv {
   char* data = nullptr;
   int64_t num_blocks = 0;

@@ -15,10 +15,17 @@
 #include "decoder/layer_plans.h"
 #include "decoder/lora_pass.h"
 #include "decoder/mixture.h"
+#include "decoder/pass_sizes.h"
 #include "decoder/rope_and_cache.h"
 #include "gemm/gemm_float.h"
+#include "recurrence/recurrent_pass.h"
 
 namespace specdec {
+
+// A layer's place among all layers, and among those with attention or those with a recurrence.
+struct LayerIndex {
+  int64_t of_all, of_kind;
+};
 
 // Rows of an MLP pass; their hidden units stay in the cache.
 constexpr int64_t kMlpRows = 128;
@@ -35,18 +42,20 @@ class ForwardPass {
         cache_(cache),
         extra_(extra),
         taps_(taps),
+        widths_(model),
         rope_and_cache_(model, batch),
         plans_(make_plans(model, batch, num_threads)) {
     Arena arena(memory);
     residual_ = arena.allocate_floats(batch.num_tokens * model.hidden_size);
     normed_ = arena.allocate_floats(batch.num_tokens * model.hidden_size);
-    qkv_ = arena.allocate_floats(batch.num_tokens * qkv_stride());
+    qkv_ = arena.allocate_floats(batch.num_tokens * widths_.projection);
     if (has_one_qk_norm()) squares_ = arena.allocate_floats(batch.num_tokens * 2);
     latent_attention_.emplace(model, rope_and_cache_, batch.num_tokens, arena);
-    attention_output_ = arena.allocate_floats(batch.num_tokens * attention_output_stride());
-    hidden_units_ = arena.allocate_floats(mlp_rows() * hidden_units_stride());
+    recurrent_.emplace(model.recurrent, model.norm_eps, batch, num_threads, arena);
+    attention_output_ = arena.allocate_floats(batch.num_tokens * widths_.output);
+    hidden_units_ = arena.allocate_floats(mlp_rows() * widths_.hidden_units);
     mixture_.emplace(model, mlp_rows(), arena);
-    matrix_scratch_ = arena.allocate(matrix_scratch_bytes());
+    matrix_scratch_ = arena.allocate(matrix_scratch_bytes(model, batch.num_tokens, mlp_rows()));
     attention_scratch_ = arena.allocate_floats(attention_scratch_floats());
     adapters_.emplace(batch, arena);
     memory_bytes_ = arena.used();
@@ -83,14 +92,16 @@ class ForwardPass {
   // Run the layers. first_input: what the first layer projects to queries, keys and values,
   // [num_tokens, in_features]; null for the normalized residual stream.
   void run_layers(const float* first_input, ThreadTeam team) {
+    int64_t num_recurrent = 0;
     for (int64_t index = 0; index < model_.num_layers && !has_failed_; ++index) {
       const Layer& layer = model_.layers[index];
-      attention(layer, index, index == 0 ? first_input : nullptr, team);
+      const int64_t place = layer.recurrent ? num_recurrent++ : index - num_recurrent;
+      mix_tokens(layer, {index, place}, index == 0 ? first_input : nullptr, team);
       if (!has_failed_) mlp(layer, index, team);
     }
   }
 
-  // Return a layer's KV in the cache and in the extra blocks.
+  // Return the KV of one of the layers with attention, in the cache and in the extra blocks.
   KvLayer kv_layer(int64_t layer) const {
     return kv_of_layer(model_, cache_, extra_, batch_.block_size, layer);
   }
@@ -114,17 +125,19 @@ class ForwardPass {
   KvCache cache_;
   ExtraKv extra_;
   const Taps* taps_;
+  const Widths widths_;
   RopeAndCache rope_and_cache_;
   std::vector<AttentionPlan> plans_;
   std::atomic<bool> has_failed_{false};
   int64_t memory_bytes_;
   float* residual_;  // [num_tokens, hidden_size], the residual stream
   float* normed_;    // [num_tokens, hidden_size]
-  // [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: query, key, value heads; with latents as
-  // in LatentAttention
+  // [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: query, key, value heads, after gates if
+  // any; with latents as in LatentAttention; with a recurrence as in RecurrentColumns
   float* qkv_;
   float* squares_ = nullptr;  // [num_tokens, 2], of queries and of keys; null without such a norm
   std::optional<LatentAttention> latent_attention_;  // without memory where there are no latents
+  std::optional<RecurrentPass> recurrent_;  // without memory where no layer is recurrent
   float* attention_output_;  // [num_tokens, num_heads, dimensions of values]
   std::optional<LoraPass> adapters_;
   float* hidden_units_;  // [mlp_rows, 1 or 2, num_hidden_units]: gate, if any, then up projection
@@ -133,34 +146,8 @@ class ForwardPass {
   float* attention_scratch_;
 
   int64_t num_all_heads() const { return model_.num_heads + 2 * model_.num_kv_heads; }
-  bool has_latents() const { return model_.latent.rank > 0; }
-  int64_t qkv_stride() const {
-    if (has_latents()) return LatentAttention::projection_stride(model_);
-    return num_all_heads() * model_.head_dim;
-  }
-  int64_t attention_output_stride() const {
-    return model_.num_heads * (has_latents() ? model_.latent.value_dim : model_.head_dim);
-  }
-  int64_t hidden_units_stride() const {
-    return units_stride(model_.traits, model_.num_hidden_units);
-  }
   bool has_one_qk_norm() const { return model_.traits.qk_norm == QkNorm::kAllHeads; }
   int64_t mlp_rows() const { return std::min(batch_.num_tokens, kMlpRows); }
-
-  int64_t matrix_scratch_bytes() const {
-    int64_t max_size = 0;
-    for (int64_t index = 0; index < model_.num_layers; ++index) {
-      const Layer& layer = model_.layers[index];
-      const auto add = [&](const Matrix& matrix, int64_t rows) {
-        max_size = std::max(max_size, scratch_bytes(matrix, rows));
-      };
-      add(layer.qkv, batch_.num_tokens);
-      if (layer.latent) add(layer.latent->query_up, batch_.num_tokens);
-      add(layer.output, batch_.num_tokens);
-      for_each_mlp_matrix(layer, [&](const Matrix& matrix) { add(matrix, mlp_rows()); });
-    }
-    return max_size;
-  }
 
   int64_t attention_scratch_floats() const {
     int64_t max_size = 0;
@@ -257,7 +244,7 @@ class ForwardPass {
     const int64_t num_keys = num_heads + model_.num_kv_heads - first_key;
     team.parallel_for_ranges(batch_.num_tokens, [&](Range own) {
       for (int64_t token = own.begin; token < own.end; ++token) {
-        const float* heads = qkv_ + token * qkv_stride();
+        const float* heads = qkv_ + token * widths_.qkv + widths_.gates;
         squares_[2 * token] = sum_squares(heads, num_heads * dim);
         squares_[2 * token + 1] = sum_squares(heads + first_key * dim, num_keys * dim);
       }
@@ -265,32 +252,57 @@ class ForwardPass {
     all_reduce(batch_.num_tokens * 2, squares_, team);
   }
 
-  void attention(const Layer& layer, int64_t index, const float* input_rows, ThreadTeam team) {
-    const Activations input = attention_input(layer, index, input_rows, team);
-    gemm(layer.qkv, input, qkv_, qkv_stride(), Store::kOverwrite, team);
-    adapters_->adapt({index, &LoraLayer::qkv}, {0, batch_.num_tokens}, input, qkv_, qkv_stride(),
+  // Run the half of a layer that mixes tokens: attention, or a recurrence.
+  void mix_tokens(const Layer& layer, LayerIndex index, const float* input_rows, ThreadTeam team) {
+    const Activations input = attention_input(layer, index.of_all, input_rows, team);
+    const int64_t stride = layer.recurrent ? layer.qkv.out_features : widths_.qkv;
+    gemm(layer.qkv, input, qkv_, stride, Store::kOverwrite, team);
+    adapters_->adapt({index.of_all, &LoraLayer::qkv}, {0, batch_.num_tokens}, input, qkv_, stride,
                      team);
-    layer.latent ? attend_to_latents(layer, index, team) : attend_to_heads(layer, index, team);
+    if (layer.recurrent) {
+      recur(layer, index.of_kind, team);
+    } else {
+      layer.latent ? attend_to_latents(layer, index, team)
+                   : attend_to_heads(layer, index.of_kind, team);
+    }
     if (has_failed_) return;
-    const Activations attention_rows = {attention_output_, attention_output_stride(),
-                                        batch_.num_tokens, matrix_scratch_};
-    quantize_rows(layer.output, attention_rows, team);
-    project_to_residual(layer.output, {index, &LoraLayer::output}, attention_rows, 0,
+    const Activations rows = {attention_output_, layer.output.in_features, batch_.num_tokens,
+                              matrix_scratch_};
+    quantize_rows(layer.output, rows, team);
+    project_to_residual(layer.output, {index.of_all, &LoraLayer::output}, rows, 0,
                         layer.attention_output_norm, team);
   }
 
-  // Write the KV of the projections, and attention's output.
-  void attend_to_heads(const Layer& layer, int64_t index, ThreadTeam team) {
-    const KvLayer kv = kv_layer(index);
-    if (has_one_qk_norm()) sum_head_squares(team);
-    if (has_failed_) return;
-    rope_and_cache_.run(layer, kv, {0, num_all_heads()}, qkv_, qkv_stride(), squares_, team);
-    plan_for(layer).attend(qkv_, qkv_stride(), kv, layer.sinks, attention_output_,
-                           attention_output_stride(), attention_scratch_, team);
+  // Write the outputs of a recurrence, and the states after it.
+  void recur(const Layer& layer, int64_t place, ThreadTeam team) {
+    recurrent_->run(*layer.recurrent, place, qkv_, layer.qkv.out_features, attention_output_, team,
+                    [&](int64_t count, float* data) {
+                      all_reduce(count, data, team);
+                      return !has_failed_;
+                    });
   }
 
-  void attend_to_latents(const Layer& layer, int64_t index, ThreadTeam team) {
-    const KvLayer kv = kv_layer(index);
+  // Write the KV of the projections, and attention's output.
+  void attend_to_heads(const Layer& layer, int64_t place, ThreadTeam team) {
+    const KvLayer kv = kv_layer(place);
+    if (has_one_qk_norm()) sum_head_squares(team);
+    if (has_failed_) return;
+    float* const heads = qkv_ + widths_.gates;
+    rope_and_cache_.run(layer, kv, {0, num_all_heads()}, heads, widths_.qkv, squares_, team);
+    plan_for(layer).attend(heads, widths_.qkv, kv, layer.sinks, attention_output_,
+                           widths_.attention_output, attention_scratch_, team);
+    if (!widths_.gates) return;
+    team.parallel_for_ranges(batch_.num_tokens, [&](Range own) {
+      for (int64_t token = own.begin; token < own.end; ++token) {
+        multiply_by_sigmoid(qkv_ + token * widths_.qkv, widths_.gates,
+                            attention_output_ + token * widths_.gates);
+      }
+    });
+  }
+
+  void attend_to_latents(const Layer& layer, LayerIndex layer_index, ThreadTeam team) {
+    const int64_t index = layer_index.of_all;
+    const KvLayer kv = kv_layer(layer_index.of_kind);
     LatentAttention& latents = *latent_attention_;
     latents.project(layer, index, *adapters_, kv, qkv_, matrix_scratch_, team);
     plan_for(layer).attend(latents.absorbed(), latents.absorbed_stride(), kv, layer.sinks,
@@ -306,9 +318,9 @@ class ForwardPass {
         continue;
       }
       const Activations input = layer_input(layer.mlp_norm, layer.gate_up, tokens, team);
-      gemm(layer.gate_up, input, hidden_units_, hidden_units_stride(), Store::kOverwrite, team);
+      gemm(layer.gate_up, input, hidden_units_, widths_.hidden_units, Store::kOverwrite, team);
       adapters_->adapt({index, &LoraLayer::gate_up}, tokens, input, hidden_units_,
-                       hidden_units_stride(), team);
+                       widths_.hidden_units, team);
       const Activations gated = activate_and_quantize(
           model_.traits, layer.down,
           {hidden_units_, model_.num_hidden_units, input.count, layer.activation},

@@ -28,6 +28,7 @@ inline std::vector<AttentionPlan> make_plans(const Decoder& model, const Batch& 
       model.traits.attention_scale,
       model.traits.attention_softcap};
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (model.layers[layer].recurrent) continue;
     const Visibility visibility = visibility_in(model.layers[layer]);
     const auto has_it = [&](const AttentionPlan& plan) { return plan.visibility() == visibility; };
     if (std::none_of(plans.begin(), plans.end(), has_it)) {

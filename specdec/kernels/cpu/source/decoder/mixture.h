@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "base/arena.h"
@@ -63,7 +64,7 @@ class Mixture {
     team.barrier();
     gemm(layer.router, input, logits_, traits.num_experts, Store::kOverwrite, team);
     route(layer, input.count, team);
-    if (layer.shared) start_with_shared(*layer.shared, input, team);
+    if (layer.shared) start_with_shared(layer, input, team);
     for (int64_t own = 0; own < layer.num_own_experts; ++own) {
       const int64_t expert = layer.first_expert + own;
       const Range places = {routes_.starts[expert], routes_.starts[expert + 1]};
@@ -106,10 +107,18 @@ class Mixture {
     });
   }
 
-  // Set the sums of all rows to the results of the experts that each token has.
-  void start_with_shared(const Expert& shared, const Activations& input, ThreadTeam team) {
-    quantize_rows(shared.gate_up, input, team);
-    run_expert(shared, input, model_.num_shared_units, mixed_, team);
+  // Set the sums of all rows to the results of the experts that each token has, by its gate if any.
+  void start_with_shared(const Layer& layer, const Activations& input, ThreadTeam team) {
+    quantize_rows(layer.shared->gate_up, input, team);
+    run_expert(*layer.shared, input, model_.num_shared_units, mixed_, team);
+    if (!layer.shared_gate) return;
+    const int64_t size = model_.hidden_size;
+    team.parallel_for_ranges(input.count, [&](Range own) {
+      for (int64_t row = own.begin; row < own.end; ++row) {
+        const float gate = dot(input.x + row * input.stride, layer.shared_gate, size);
+        scale(mixed_ + row * size, 1.0f / (1.0f + std::exp(-gate)), size);
+      }
+    });
   }
 
   // Run the products of an expert over quantized rows, and write the results to `to`.

@@ -34,7 +34,7 @@ void move_token(const KvLayer& kv, int64_t head, int64_t source, int64_t target)
 SPECDEC_EXPORT void specdec_move_kv(const specdec::Decoder* model, const specdec::KvCache* cache,
                                     int64_t block_size, const int32_t* slots, int64_t count) {
   specdec::KvLayer kv = specdec::kv_of_layer(*model, *cache, {}, block_size, 0);
-  for (int64_t layer = 0; layer < model->num_layers; ++layer, kv.data += kv.num_bytes()) {
+  for (int64_t layer = 0; layer < model->num_kv_layers(); ++layer, kv.data += kv.num_bytes()) {
     for (int64_t head = 0; head < kv.num_kv_heads; ++head) {
       for (int64_t move = 0; move < count; ++move) {
         specdec::move_token(kv, head, slots[2 * move], slots[2 * move + 1]);

@@ -1,0 +1,60 @@
+"""The recurrent layers that have native kernels: torch runs the others on a CPU too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Any
+
+from specdec.config.engine import Kernels
+from specdec.models.config.recurrent import GatedDelta, Recurrent, ShortConvolution, StateSpace
+from specdec.types.errors import InvalidValueError
+
+_KERNEL_FIELDS: Mapping[type[Any], frozenset[str]] = MappingProxyType(
+    {
+        Recurrent: frozenset({"layers", "kind"}),
+        ShortConvolution: frozenset({"num_channels", "kernel_size", "has_bias", "prefix"}),
+        GatedDelta: frozenset(
+            {"num_key_heads", "num_value_heads", "key_dim", "value_dim", "kernel_size"}
+            | {"is_grouped", "is_separate", "prefix"}
+        ),
+        StateSpace: frozenset(
+            {"num_heads", "head_dim", "num_groups", "state_dim", "kernel_size"}
+            | {"has_bias", "has_conv_bias", "has_output_bias", "prefix"}
+        ),
+    }
+)
+"""The kinds that the kernels run, with the fields that they, or the layers' weights, follow."""
+
+
+def recurrence_fault(recurrent: Recurrent) -> str | None:
+    """Return what of recurrent layers has no native kernel; None where the kernels run them.
+
+    The kernels do not follow a field that they do not name, so it must have its default.
+    """
+    for part in (recurrent, recurrent.kind):
+        known = _KERNEL_FIELDS.get(type(part))
+        if known is None:
+            return f"recurrent layers of kind {type(part).__name__}"
+        for each in fields(part):
+            if each.name not in known and getattr(part, each.name) != each.default:
+                return f"recurrent layers with {each.name} {getattr(part, each.name)}"
+    return None
+
+
+def kernels_of_hybrids(kernels: Kernels, recurrent: Recurrent) -> Kernels:
+    """Return the kernels on a CPU: torch in place of native ones that the layers do not have.
+
+    Raises InvalidValueError for kernels that they do not have and that are asked for by name.
+    """
+    fault = recurrence_fault(recurrent)
+    if kernels == "triton":
+        others = "auto, native or torch" if fault is None else "auto or torch"
+        limit = f"{others}: recurrent layers have kernels for CPUs alone"
+        raise InvalidValueError("kernels", kernels, limit)
+    if fault is None:
+        return kernels
+    if kernels == "native":
+        raise InvalidValueError("kernels", kernels, f"auto or torch: {fault} have no native kernel")
+    return "torch"
