@@ -39,8 +39,8 @@ test: .make/setup ## run the tests that are not slow, in WORKERS processes; ARGS
 test-slow: .make/setup ## run the slow tests: recovery, load, replicas of the real service
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-test-interleavings: .make/setup ## run 20,000 random histories of an engine whose target is lost again and again
-	$(BIN)/python -m pytest -m 'slow or not slow' tests/chaos/test_interleavings.py $(ARGS)
+test-interleavings: .make/setup ## run 120,000 random histories of an engine whose target is lost again and again
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/chaos/test_interleavings.py tests/chaos/test_recurrent.py $(ARGS)
 
 chaos: .make/setup ## put random faults into the real service; ARGS='--minutes 30 --seed 1'
 	$(BIN)/python -m tests.chaos $(ARGS)

@@ -128,7 +128,7 @@ def _hybrids() -> Iterator[str]:
         f"{names} have layers without keys and values, whose state is updated by each token. Each "
         "rank keeps the state of a sequence at its last known token, and the inputs of the drafts "
         "after it: the next step runs the accepted ones again, and drafts of any acceptance "
-        "change no token. `specdec models show` reports the bytes of both.\n"
+        "change no token. `specdec models show` reports their bytes.\n"
     )
     yield _table(
         ("topic", "support"),
@@ -137,7 +137,10 @@ def _hybrids() -> Iterator[str]:
                 "kernels",
                 "native ones and torch on a CPU; `--kernels triton` and GPUs are refused",
             ),
-            ("prefix cache", "off: a state is kept at one position of its sequence alone"),
+            (
+                "prefix cache",
+                "up to a snapshot of states ([adr/0045](adr/0045-snapshots-of-states.md))",
+            ),
             (
                 "drafting",
                 "lookups, draft models, and the MTP layers of Qwen3-Next and Qwen 3.5 (`mtp`); any "

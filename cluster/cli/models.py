@@ -286,7 +286,10 @@ def _states(rank: RankMemory) -> str:
     if not rank.state_bytes:
         return ""
     state, guess = (f"{each / 2**10:.1f} KiB" for each in (rank.state_bytes, rank.guess_bytes))
-    return f", {state} of states a sequence and {guess} more a draft token"
+    return (
+        f", {state} of states a sequence and {guess} more a draft token, and a snapshot of the "
+        f"states for {rank.snapshot_tokens} tokens of KV"
+    )
 
 
 def _end_tokens(report: ModelReport) -> str:

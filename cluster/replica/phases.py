@@ -139,6 +139,8 @@ class Serving:
             memory=self._memory.read(self._models.places_on(self._address)),
             block_size=stats.block_size,
             num_kv_blocks=stats.num_kv_blocks,
+            num_snapshots=stats.num_snapshots,
+            state_bytes=stats.state_bytes,
             max_loras=stats.max_loras,
             adapters_in_use=stats.adapters_in_use,
             counts=stats.counts,

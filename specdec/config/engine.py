@@ -64,6 +64,9 @@ after it. The kernels compute with it, and the memory plan counts the parts."""
 LEAST_UPDATE_PART = 256
 """Least inputs of such a part."""
 
+LEAST_SNAPSHOT_INTERVAL = 32
+"""Least KV blocks for each snapshot of states; the chunks of a long prompt end so far apart."""
+
 MAX_STREAM_INTERVAL = 2**20
 """More tokens than are ever buffered."""
 
@@ -110,6 +113,8 @@ class EngineConfig:
     kv_cache_dtype: of keys and values; auto: the data type of the model.
     keeps_guesses: whether the target's recurrent layers keep the inputs of the guesses of a row,
         which are then at most max_row_guesses.
+    state_bytes: of the states of a sequence in recurrent layers. num_snapshots: of such states, for
+        the prefix cache. snapshot_interval: KV blocks between those of a long prompt.
     """
 
     max_model_len: int
@@ -129,6 +134,9 @@ class EngineConfig:
     speculation: SpeculativeConfig | None = None
     adapters: AdapterLimits | None = None
     keeps_guesses: bool = False
+    state_bytes: int = 0
+    num_snapshots: int = 0
+    snapshot_interval: int = LEAST_SNAPSHOT_INTERVAL
 
     def __post_init__(self) -> None:
         require_range("max_model_len", self.max_model_len, 1, 2**24)
@@ -141,6 +149,8 @@ class EngineConfig:
             "max_num_batched_tokens", self.max_num_batched_tokens, self.max_num_seqs, 2**20
         )
         require_range("max_prefill_tokens", self.max_prefill_tokens, 1, 2**20)
+        require_range("num_snapshots", self.num_snapshots, 0, 2**31)
+        require_range("snapshot_interval", self.snapshot_interval, 1, 2**31)
         blocks_of_longest = -(-self.max_model_len // self.block_size)
         require_range("num_blocks", self.num_blocks, blocks_of_longest, 2**31)
 
@@ -188,6 +198,11 @@ class DraftLimits:
     kv_cache_dtype: KVCacheDType = "auto"
     adapters: AdapterLimits | None = None
     max_draft_tokens: int = MAX_NUM_SPECULATIVE_TOKENS
+
+
+def snapshot_interval(state_bytes: int, block_bytes: int) -> int:
+    """Return the KV blocks for each snapshot of states, which takes no more memory than they do."""
+    return max(LEAST_SNAPSHOT_INTERVAL, -(-state_bytes // block_bytes))
 
 
 def has_fbgemm() -> bool:

@@ -15,6 +15,7 @@ from specdec.engine.requests.stop_checker import Stop, append, extend
 from specdec.engine.scheduling.async_scheduling import CollectedStep, StepsInFlight
 from specdec.engine.scheduling.decode_run import RepeatedDecodes, Rows
 from specdec.engine.scheduling.speculator import Speculator
+from specdec.engine.scheduling.state_saves import end_saves, running
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.decode_rows import SampledTokens
@@ -75,7 +76,8 @@ class Committer:
 
     def commit(self, step: CollectedStep) -> Committed:
         """Commit the results of the rows whose sequences still run."""
-        rows, verified, self._head_version = step
+        rows, verified, self._head_version, saves = step
+        valid = running(saves)
         self._is_step_in_flight = bool(self._steps)
         self._observes_undrafted = self._speculator.observes_undrafted
         failed: list[EngineOutput] = []
@@ -84,6 +86,8 @@ class Committer:
         else:
             prompts = {part.seq_id: part for part in verified.prompt_logprobs}
             committed = self._commit_rows(rows, _results(verified.rows), prompts, failed)
+        if saves:
+            end_saves(saves, valid, verified, self._blocks)
         self._speculator.end_step()
         self.drafts.end_step()
         outputs = [output for _, output in committed if output is not None]

@@ -74,9 +74,9 @@ class Engine:
         self._recorder = recorder or Metrics()
         self._clock = clock
         self._inputs = InputProcessor(config, model, tokenizer)
-        self._blocks = BlockManager(
-            config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
-        )
+        self._counts = Counts()  # the fields about drafts are in the committer
+        has_states = model.recurrent is not None
+        self._blocks = BlockManager.of(config, self._counts, has_states=has_states)
         self._steps = StepsInFlight(
             target,
             self._blocks,
@@ -85,7 +85,6 @@ class Engine:
             needs_tokens=config.head_needs_tokens,
             has_adapters=adapters is not None,
         )
-        self._counts = Counts()  # the fields about drafts are in the committer
         self._scheduler = Scheduler(config, self._blocks, self._counts, seats_of(config, adapters))
         self._speculator = Speculator(
             config.speculation, proposer or make_proposer(config.speculation), policy
@@ -295,6 +294,7 @@ class Engine:
             num_waiting=self._scheduler.num_waiting,
             num_blocks=self._blocks.num_blocks,
             num_free_blocks=self._blocks.num_free_blocks,
+            num_snapshots=self._blocks.num_snapshots,
             last_batch_size=self._batch_size,
             is_speculation_on=self._speculator.is_on,
             num_speculation_flips=policy.num_flips if policy else 0,

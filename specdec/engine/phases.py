@@ -82,12 +82,14 @@ class LoadedEngine:
     def with_all_counters(self, stats: EngineStats) -> EngineStats:
         """Return an engine's stats with its sizes, and with those of requests and models."""
         control, config = self.settings.control, self.engine.config
+        num_states = stats.num_running + (stats.num_snapshots or 0)
         return replace(
             stats,
             mode=control.mode if control else "",
             head_probe_acceptance=self.head_probe_acceptance,
             block_size=config.block_size,
             num_kv_blocks=config.num_blocks,
+            state_bytes=num_states * config.state_bytes if config.state_bytes else None,
             max_loras=config.adapters.max_loras if config.adapters else 0,
             counts=Counts.sum((stats.counts, self.metrics.counts, self.executor.counts)),
         )

@@ -48,15 +48,19 @@ class HybridDecoder(CausalDecoder):
         assert self.config.recurrent is not None, "a hybrid has recurrent layers"
         return self.config.recurrent
 
-    def enable_states(self, num_sequences: int, max_guesses: int) -> StatePool:
+    def enable_states(
+        self, num_sequences: int, max_guesses: int, num_snapshots: int = 0
+    ) -> StatePool:
         """Return the states of at most `num_sequences`; call it once, before the first pass.
 
         max_guesses: of a row.
         """
-        self.states = self._new_states(num_sequences, max_guesses)
+        self.states = self._new_states(num_sequences, max_guesses, num_snapshots)
         return self.states
 
-    def _new_states(self, num_sequences: int, max_guesses: int) -> StatePool:
+    def _new_states(
+        self, num_sequences: int, max_guesses: int, num_snapshots: int = 0
+    ) -> StatePool:
         shape = self._recurrent.kind.state(self._units)
         return StatePool(
             len(self._recurrent.layers),
@@ -65,6 +69,7 @@ class HybridDecoder(CausalDecoder):
             shape.memory,
             num_slots=num_sequences,
             max_guesses=max_guesses,
+            num_snapshots=num_snapshots,
             dtype=self.dtype,
             device=self.device,
         )

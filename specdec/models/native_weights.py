@@ -199,6 +199,7 @@ class NativeWeights:
         if not isinstance(recurrence, ShortConvolutionLayer):
             struct.decay_rates = self.address(recurrence.decay_rate)
             struct.step_biases = self.address(recurrence.dt_bias)
+            assert recurrence.norm is not None, "torch runs it"
             struct.norm = self.address(recurrence.norm)
         if isinstance(recurrence, StateSpaceLayer):
             struct.skips = self.address(recurrence.skip)

@@ -3,6 +3,8 @@
 Prefix caching as in vLLM and SGLang: a full block of verified tokens is *published* under a key
 that identifies its tokens and all before them. A later sequence with the same prefix reuses the
 block. A published block without a holder stays in the cache until its memory is needed.
+
+Where a model has recurrent layers, a sequence reuses the blocks before a snapshot of their states.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ from functools import lru_cache
 from hashlib import blake2b
 from struct import Struct
 
-from specdec.types.messages import BASE_MODEL
+from specdec.config.engine import EngineConfig
+from specdec.sequences.state_snapshots import StateSnapshots
+from specdec.types.messages import BASE_MODEL, Snapshot
+from specdec.types.reports.stats import Counts
 
 BlockKey = bytes
 """128 bits of BLAKE2b over the previous block's key and the block's own tokens; a hash of the
@@ -34,10 +39,19 @@ class BlockManager:
     """Allocates fixed-size KV blocks. Only published blocks are shared between sequences."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        snapshots: StateSnapshots | None = None,
     ) -> None:
-        """block_size: in tokens. Without prefix caching nothing is published or reused."""
+        """block_size: in tokens. Without prefix caching nothing is published or reused.
+
+        snapshots: of recurrent layers; None where no state is needed, or nothing is reused.
+        """
         self.num_blocks = num_blocks
+        self.snapshots = snapshots
         self.block_size = block_size
         self._is_caching = enable_prefix_caching
         self._packed = Struct(f"<{block_size}i").pack
@@ -53,6 +67,20 @@ class BlockManager:
         self._published: dict[BlockKey, int] = {}
         self._keys: dict[int, BlockKey] = {}  # the inverse of _published
 
+    @classmethod
+    def of(cls, config: EngineConfig, counts: Counts, *, has_states: bool) -> BlockManager:
+        """Return the blocks of an engine. has_states: whether its model has recurrent layers."""
+        is_caching, snapshots = config.enable_prefix_caching, None
+        if is_caching and has_states:
+            slots = config.num_snapshots, config.snapshot_interval
+            snapshots = StateSnapshots(*slots, config.block_size, counts)
+        return cls(
+            config.num_blocks,
+            config.block_size,
+            enable_prefix_caching=is_caching,
+            snapshots=snapshots,
+        )
+
     @property
     def num_free_blocks(self) -> int:
         """Blocks that can be allocated, cached ones without a holder included."""
@@ -62,6 +90,11 @@ class BlockManager:
     def num_free_slots(self) -> int:
         """Tokens that the free blocks have room for."""
         return len(self._free) * self.block_size
+
+    @property
+    def num_snapshots(self) -> int | None:
+        """Snapshots of states; None where none are taken."""
+        return None if self.snapshots is None else len(self.snapshots)
 
     @property
     def holders(self) -> frozenset[int]:
@@ -100,11 +133,16 @@ class BlockManager:
         if not self._free:
             return None  # at least one block is new: the last token is never cached
         prefix = self._cached_prefix(token_ids, keys) if reuse else []
+        cached_keys = keys[: len(prefix) + 1]
+        if self.snapshots is not None:
+            del prefix[self.snapshots.num_usable(cached_keys) :]
         num_cached = len(prefix) * self.block_size
         end = min(len(token_ids), num_cached + budget)
         num_taken = sum(self._num_holders[block] == 0 for block in prefix)
         if self._blocks_for(end) - len(prefix) + num_taken > len(self._free):
             return None
+        if self.snapshots is not None:
+            self.snapshots.admit(seq_id, cached_keys, len(prefix), len(token_ids))
         self._hold_prefix(seq_id, prefix, keys)
         has_room = self.reserve(seq_id, end)
         assert has_room, "free blocks were counted wrongly"
@@ -114,7 +152,7 @@ class BlockManager:
         """Add the full blocks of a sequence's first `num_tokens` tokens to the prefix cache.
 
         The sequence must be attached, their KV computed and the tokens verified. A block whose
-        contents another block has already published is not added.
+        contents another block has already published is added in its place if that has no holder.
         """
         keys = self.unpublished_keys(seq_id, token_ids, num_tokens)
         if not keys:
@@ -122,7 +160,11 @@ class BlockManager:
         first = self._num_published_of[seq_id]
         self._num_published_of[seq_id] = first + len(keys)
         for index, key in enumerate(keys, first):
-            if key not in self._published:
+            known = self._published.get(key)
+            if known is None or not self._num_holders[known]:
+                if known is not None:
+                    del self._keys[known]
+                    self._free.move_to_end(known, last=False)
                 block = self._tables[seq_id][index]
                 self._published[key] = block
                 self._keys[block] = key
@@ -178,12 +220,29 @@ class BlockManager:
         self._tables.pop(seq_id, None)
         self._chains.pop(seq_id, None)
         self._num_published_of.pop(seq_id, None)
+        if self.snapshots is not None:
+            self.snapshots.release(seq_id)
+
+    def resumption(self, seq_id: int) -> Snapshot | None:
+        """Return the snapshot that the states of an admitted sequence begin with, if any."""
+        return None if self.snapshots is None else self.snapshots.resumption(seq_id)
+
+    def end_save(self, seq_id: int, slot: int, key: BlockKey | None) -> None:
+        """Keep a snapshot that the ranks have taken of a sequence's states, unless it is of no use.
+
+        key: of the block after which it was taken; None where the states are invalid. Without this
+        block in the cache no sequence could use it.
+        """
+        assert self.snapshots is not None, "a snapshot of a model without states"
+        self.snapshots.end_save(seq_id, slot, key if key in self._published else None)
 
     def clear(self) -> None:
         """Empty the prefix cache, as when the KV is lost. No sequence may hold a block."""
         assert not self.holders, "clear while sequences hold blocks"
         self._published.clear()
         self._keys.clear()
+        if self.snapshots is not None:
+            self.snapshots.clear()
 
     def check_integrity(self) -> None:
         """Assert that no block is lost and that only published blocks are shared."""
@@ -193,6 +252,8 @@ class BlockManager:
         assert set(self._free) == set(range(self.num_blocks)) - set(held), "blocks lost"
         assert all(count == held[block] for block, count in enumerate(self._num_holders))
         assert self._keys == {block: key for key, block in self._published.items()}
+        if self.snapshots is not None:
+            self.snapshots.check_integrity(self._tables.keys(), self._published.keys())
 
     def _cached_prefix(self, token_ids: Sequence[int], keys: list[BlockKey]) -> list[int]:
         """Return the published blocks of the longest cached prefix."""
@@ -225,6 +286,8 @@ class BlockManager:
         key = self._keys.pop(block, None)
         if key is not None:
             del self._published[key]
+            if self.snapshots is not None:
+                self.snapshots.drop(key)
         self._num_holders[block] = 1
         return block
 
@@ -242,7 +305,10 @@ class BlockManager:
         self._num_holders[block] -= 1
         if self._num_holders[block] == 0:
             self._free[block] = None
-            self._free.move_to_end(block, last=block in self._keys)
+            key = self._keys.get(block)
+            self._free.move_to_end(block, last=key is not None)
+            if self.snapshots is not None and key is not None:
+                self.snapshots.touch(key)
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

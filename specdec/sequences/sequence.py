@@ -16,7 +16,13 @@ from specdec.types.control import SpeculationControl
 from specdec.types.drafters import CONFIGURED_VERSION
 from specdec.types.drafts.draft_length import DraftLength
 from specdec.types.drafts.draft_survival import AcceptanceHistory, ConfidenceHistory
-from specdec.types.messages import BASE_MODEL, Logprobs, PromptLogprobs, SequenceAdmission
+from specdec.types.messages import (
+    BASE_MODEL,
+    Logprobs,
+    PromptLogprobs,
+    SequenceAdmission,
+    Snapshot,
+)
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling.sampling_params import SamplingParams
@@ -172,6 +178,7 @@ class Sequence:
     choices: of its request, once that is open. decode_fields: the end of its last output of a
     decode, from `speculation` on.
     open_length: up to this number of tokens only an end-of-sequence token ends it.
+    snapshot: that the states of its recurrent layers begin with, since it was last admitted.
     """
 
     seq_id: int
@@ -196,6 +203,7 @@ class Sequence:
     head_draft: HeadDraft | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     open_length: int = 0
+    snapshot: Snapshot | None = None
     decode_fields: tuple[object, ...] = ()
     output_buffer: OutputBuffer = field(default_factory=lambda: OutputBuffer(interval=1))
     constraint: OutputConstraint | None = None
@@ -270,7 +278,7 @@ class Sequence:
         rules = self.rules
         if rules.prompt_logprobs is not None and self.prompt_report is None:
             rules = replace(rules, prompt_logprobs=None)
-        return self._admission(rules)
+        return self._admission(rules, self.snapshot)
 
     @property
     def admission_with_tokens(self) -> SequenceAdmission:
@@ -289,12 +297,15 @@ class Sequence:
             return admission
         return replace(admission, grammar=grammar.spec, token_ids=tuple(self.token_ids))
 
-    def _admission(self, rules: SamplingRules) -> SequenceAdmission:
+    def _admission(
+        self, rules: SamplingRules, snapshot: Snapshot | None = None
+    ) -> SequenceAdmission:
         return SequenceAdmission(
             seq_id=self.seq_id,
             num_prompt_tokens=self.num_prompt_tokens,
             rules=rules,
             token_ids=tuple(self.token_ids) if rules.needs_tokens else (),
+            snapshot=snapshot,
         )
 
     def predicted_draft(self, control: SpeculationControl) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ to four times as long to create.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -23,6 +23,16 @@ from specdec.types.sampling.sampling_params import StructuredOutput
 from specdec.types.sampling.sampling_spec import SamplingRules
 
 
+class Snapshot(NamedTuple):
+    """A copy of the states of a sequence's recurrent layers. slot: of the ranks' copies.
+
+    position: number of tokens after which it was taken.
+    """
+
+    slot: int
+    position: int
+
+
 @dataclass(frozen=True)
 class SequenceAdmission:
     """A sequence that is new to the worker, or was released there.
@@ -31,6 +41,7 @@ class SequenceAdmission:
         them.
     grammar: for a draft worker, the grammar of its drafts; a target receives masks instead.
     is_trial: whether its rows may begin anywhere, because their results are not used.
+    snapshot: that its states are copied from; None where its first row begins at position 0.
     """
 
     seq_id: int
@@ -39,6 +50,7 @@ class SequenceAdmission:
     token_ids: tuple[int, ...] = ()
     grammar: StructuredOutput | None = None
     is_trial: bool = False
+    snapshot: Snapshot | None = None
 
 
 @dataclass(frozen=True)
@@ -266,6 +278,7 @@ class StepInput:
     """One forward pass. `released` is applied first, then `admitted`, then the block tables.
 
     rows: `sequences.decode_rows.RepeatedRows` where they follow from those of the step before.
+    saves: snapshots to take after the pass, with the ids of their sequences.
     """
 
     step_id: int
@@ -273,6 +286,7 @@ class StepInput:
     admitted: tuple[SequenceAdmission, ...]
     block_table_deltas: tuple[BlockTableDelta, ...]
     rows: Sequence[StepRow]
+    saves: tuple[tuple[int, Snapshot], ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)

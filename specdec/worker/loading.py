@@ -143,7 +143,7 @@ def _load_target(
         vocab_size=model_config.vocab_size,
         has_padding_block=_runs_on_device(spec),
         adapters=adapters,
-        states=_states_of(model, config.max_num_seqs, config.max_row_guesses),
+        states=_states_of(model, config.max_num_seqs, config.max_row_guesses, config.num_snapshots),
         head=None if spec.head is None else _load_head(spec.head, model_config, model),
         on_device=on_device,
         graphs=_graphs(spec, model) if on_device else None,
@@ -153,12 +153,14 @@ def _load_target(
     return target
 
 
-def _states_of(model: Decoder, max_num_seqs: int, max_guesses: int) -> StatePool | None:
+def _states_of(
+    model: Decoder, max_num_seqs: int, max_guesses: int, num_snapshots: int = 0
+) -> StatePool | None:
     """Return the states of a model's recurrent layers; None without such layers."""
     decoder = model.torch_decoder if isinstance(model, NativeDecoder) else model
     if not isinstance(decoder, HybridDecoder):
         return None
-    return decoder.enable_states(max_num_seqs, max_guesses)
+    return decoder.enable_states(max_num_seqs, max_guesses, num_snapshots)
 
 
 def _load_head(files: HeadFiles, model_config: ModelConfig, model: Decoder) -> ServedHead:

@@ -169,7 +169,9 @@ class TargetModelRunner(ModelRunner):
                 if self._queue.begin(step.step_id, own, states):
                     output = self._verified_by_host(self._queue.collect_settled(), rows, states)
                     return self._drafted_by_host(output, rows, seq_ids)
-        return self._run(step.step_id, rows)
+        output = self._run(step.step_id, rows)
+        self._batch_state.save_states(step)
+        return output
 
     def begin(self, step: StepInput) -> bool:
         """Begin a step on the device after the one in flight, if any, for `collect`.

@@ -37,7 +37,6 @@ SUSPECTED = "CrashingRequestError"
 BLOCK_SIZE = 4
 VOCAB_SIZE = 383
 MAX_MODEL_LEN = 48
-NUM_EVENTS = 60
 MAX_STEPS_TO_END = 3_000
 
 Deliver = Callable[[Sequence[EngineOutput]], Sequence[EngineOutput]]
@@ -106,6 +105,8 @@ class Client:
 class Simulation:
     """An engine and its clients. `run` does random events and checks the history of all calls."""
 
+    num_events = 60
+
     def __init__(
         self,
         seed: int,
@@ -118,7 +119,7 @@ class Simulation:
         self._now_s = 0.0
         self._clients: dict[str, Client] = {}  # of open requests, by request id
         self._calls: list[Call] = []
-        self._reference = HashTarget(BLOCK_SIZE, VOCAB_SIZE)
+        self._reference = self._make_reference()
         self.target = self._make_target()
         self._is_lost = False
         self.num_losses = 0
@@ -132,7 +133,7 @@ class Simulation:
 
     def run(self) -> list[str]:
         """Return the violations of this history."""
-        for _ in range(NUM_EVENTS):
+        for _ in range(self.num_events):
             self._event()
             self.engine.check_integrity()
         return self._end() + violations(self._calls, {EXPIRED, SUSPECTED})
@@ -155,6 +156,9 @@ class Simulation:
         if stats.num_free_blocks != stats.num_blocks:
             faults.append(f"{stats.num_blocks - stats.num_free_blocks} KV blocks leaked")
         return faults
+
+    def _make_reference(self) -> HashTarget:
+        return HashTarget(BLOCK_SIZE, VOCAB_SIZE)
 
     def _make_target(self) -> LossyTarget:
         return LossyTarget(self._draft, lambda: self.random.random() < 0.01)
@@ -214,9 +218,7 @@ class Simulation:
         if len(self._clients) >= 12:
             return
         choose, name = self.random.choice, f"call {len(self._calls)}"
-        length = self.random.randint(1, 24)
-        first = self.random.randrange(4)
-        prompt = tuple(10 + (first + place // 3) % 4 for place in range(length))
+        prompt = self._prompt()
         params = SamplingParams(
             temperature=0.0,
             n=choose((1, 1, 1, 3)),
@@ -236,6 +238,11 @@ class Simulation:
             queue_deadline_s=self._now_s + choose((3.0, 1e9)),
         )
         self._send(Client(call, request))
+
+    def _prompt(self) -> Tokens:
+        length = self.random.randint(1, 24)
+        first = self.random.randrange(4)
+        return tuple(10 + (first + place // 3) % 4 for place in range(length))
 
     def _send(self, client: Client) -> None:
         try:

@@ -289,7 +289,9 @@ class HashTarget:
     def collect(self) -> VerifyOutput:
         step, verified = self._in_flight.popleft(), []
         self._update(step)
-        for row in map(self._resolved, step.rows):
+        rows = [self._resolved(row) for row in step.rows]
+        self._run(rows)
+        for row in rows:
             table = self._tables[row.seq_id]
             for offset, token in enumerate(row.token_ids):
                 self._slots[self._slot(table, row.num_computed_tokens + offset)] = token
@@ -335,6 +337,9 @@ class HashTarget:
         assert len(self._tables) <= self.max_num_seqs, "more sequences than seats"
         for delta in step.block_table_deltas:
             self._tables[delta.seq_id][delta.start :] = delta.block_ids
+
+    def _run(self, rows: Sequence[StepRow]) -> None:
+        """Run the layers of a model that has some, before the rows are verified."""
 
     def _resolved(self, row: StepRow) -> StepRow:
         if not row.is_pending:

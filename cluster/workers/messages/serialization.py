@@ -34,6 +34,7 @@ from specdec.types.messages import (
     Logprobs,
     PromptLogprobs,
     SequenceAdmission,
+    Snapshot,
     StepInput,
     StepRow,
     VerifiedRow,
@@ -58,7 +59,8 @@ def encode_step(step: StepInput) -> Frames:
     Without changes of block tables, deltas and blocks are left out. The header of rows that repeat
     those before also has the ids of the sequences that left; only those that join are sent.
     """
-    header = [step.step_id, step.released, [_encode_admission(each) for each in step.admitted]]
+    admitted = [_encode_admission(each) for each in step.admitted]
+    header = [step.step_id, step.released, admitted, step.saves]
     rows = step.rows
     if isinstance(rows, RepeatedRows):
         header.append(rows.left)
@@ -70,7 +72,7 @@ def encode_step(step: StepInput) -> Frames:
 def decode_step(frames: Sequence[bytes], before: Sequence[StepRow] = ()) -> StepInput:
     """Decode the frames of `encode_step`. before: the rows of the step that was sent before."""
     header, *others = frames
-    step_id, released, admitted, *repeated = msgpack.unpackb(header, use_list=False)
+    step_id, released, admitted, saves, *repeated = msgpack.unpackb(header, use_list=False)
     num_deltas = 0 if len(others) in NUM_ROW_FRAMES else 2
     rows: Sequence[StepRow] = decode_rows(others[num_deltas:])
     if repeated:
@@ -81,6 +83,7 @@ def decode_step(frames: Sequence[bytes], before: Sequence[StepRow] = ()) -> Step
         admitted=tuple(_admission(*fields) for fields in admitted),
         block_table_deltas=tuple(_decode_deltas(*others[:2])) if num_deltas else (),
         rows=rows,
+        saves=tuple((seq_id, Snapshot(*snapshot)) for seq_id, snapshot in saves),
     )
 
 
@@ -204,7 +207,8 @@ def _encode_admission(admission: SequenceAdmission) -> list[Any]:
     grammar = None if admission.grammar is None else vars(admission.grammar)
     rules, verifier = _rule_values(admission.rules), _verifier_values(admission.rules.verifier)
     known = admission.seq_id, admission.num_prompt_tokens
-    return [*known, rules, verifier, admission.token_ids, grammar, admission.is_trial]
+    others = admission.token_ids, grammar, admission.is_trial, admission.snapshot
+    return [*known, rules, verifier, *others]
 
 
 _RULES = [each.name for each in fields(SamplingRules) if each.name != "verifier"]
@@ -220,6 +224,7 @@ def _admission(
     token_ids: tuple[int, ...],
     grammar: dict[str, Any] | None,
     is_trial: bool,
+    snapshot: tuple[int, int] | None,
 ) -> SequenceAdmission:
     return SequenceAdmission(
         seq_id,
@@ -228,6 +233,7 @@ def _admission(
         token_ids,
         None if grammar is None else StructuredOutput(**grammar),
         is_trial,
+        None if snapshot is None else Snapshot(*snapshot),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from specdec.config.engine import snapshot_interval
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import QuantizationMethod
 from specdec.engine.memory.weight_memory import (
@@ -15,6 +16,7 @@ from specdec.engine.memory.weight_memory import (
 )
 from specdec.engine.models.model_resolution import Models
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.recurrent import Recurrent
 from specdec.types.validation import require_range
 
 
@@ -27,6 +29,8 @@ class KvPool:
     max_num_seqs such sequences fill. weight_bytes: of the model. extra_bytes: weights of all loaded
     versions of a draft head and of adapters, and the head's KV after the pool. Both on all ranks
     together.
+    state_bytes: of a sequence's states on all ranks. snapshot_interval: blocks whose bytes include
+    those of a snapshot of states; None without snapshots.
     """
 
     name: str
@@ -38,6 +42,12 @@ class KvPool:
     most_blocks: int
     weight_bytes: int
     extra_bytes: int = 0
+    state_bytes: int = 0
+    snapshot_interval: int | None = None
+
+    def num_snapshots(self, num_blocks: int) -> int:
+        """Return the snapshots of states beside a number of blocks."""
+        return max(1, num_blocks // self.snapshot_interval) if self.snapshot_interval else 0
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,19 @@ def target_pool(config: LLMConfig, models: Models) -> KvPool:
     pool = _pool(config, "target", model, size, max_model_len, method)
     block_bytes = pool.block_bytes + config.block_size * head_bytes_per_token(config, models)
     extra_bytes = extra_weight_bytes(config, models) + draft_block_bytes(config, models)
-    return replace(pool, block_bytes=block_bytes, extra_bytes=extra_bytes)
+    pool = replace(pool, block_bytes=block_bytes, extra_bytes=extra_bytes)
+    return pool if model.recurrent is None else _with_states(config, pool, model.recurrent)
+
+
+def _with_states(config: LLMConfig, pool: KvPool, recurrent: Recurrent) -> KvPool:
+    """Return the pool with the bytes of snapshots in those of blocks, where the cache needs any."""
+    state_bytes = recurrent.state_bytes(config.resolved_dtype, pool.num_ranks)
+    pool = replace(pool, state_bytes=state_bytes)
+    if not config.enable_prefix_caching:
+        return pool
+    interval = snapshot_interval(state_bytes, pool.block_bytes)
+    block_bytes = pool.block_bytes + -(-state_bytes // interval)
+    return replace(pool, block_bytes=block_bytes, snapshot_interval=interval)
 
 
 def draft_pool(config: LLMConfig, models: Models) -> KvPool | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec.config.engine import DraftLimits, EngineConfig
+from specdec.config.engine import LEAST_SNAPSHOT_INTERVAL, DraftLimits, EngineConfig
 from specdec.config.llm import LLMConfig
 from specdec.engine.memory.gpu_memory import divide_gpu, divide_gpus
 from specdec.engine.memory.host_memory import divide_host, divide_hosts
@@ -37,7 +37,10 @@ class MemoryPlan:
         if self.draft is not None:
             text += f" ({self.draft.num_blocks} for the draft model)"
         if self.state_bytes:
-            text += f", states of {self.state_bytes / 2**20:.1f} MiB (so no prefix cache)"
+            text += f", states of {self.state_bytes / 2**20:.1f} MiB"
+        if engine.num_snapshots:
+            snapshot_bytes = engine.num_snapshots * engine.state_bytes
+            text += f", {engine.num_snapshots} snapshots of {snapshot_bytes / 2**20:.1f} MiB"
         limits = f"{engine.max_num_seqs} sequences of at most {engine.max_model_len} tokens"
         return f"{text}, {limits}"
 
@@ -98,7 +101,7 @@ def _engine_config(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_prefill_tokens=config.prefill_limit,
         max_queue_len=config.max_queue_len,
-        enable_prefix_caching=config.enable_prefix_caching and not is_hybrid,
+        enable_prefix_caching=config.enable_prefix_caching,
         stream_interval=config.stream_interval,
         # In the process of the caller only a GPU runs a step while the engine schedules the next,
         # and a draft model does not run while the target does.
@@ -110,6 +113,9 @@ def _engine_config(
         speculation=speculation,
         adapters=config.adapter_limits,
         keeps_guesses=is_hybrid,
+        state_bytes=pool.state_bytes,
+        num_snapshots=pool.num_snapshots(num_blocks),
+        snapshot_interval=pool.snapshot_interval or LEAST_SNAPSHOT_INTERVAL,
     )
 
 

@@ -170,6 +170,8 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
         block_size=lambda report: report.block_size or None,
         num_gpu_blocks=lambda report: report.num_kv_blocks or None,
     ),
+    gauge("state_snapshots", "Snapshots of states of recurrent layers.", "num_snapshots"),
+    gauge("state_bytes", "Bytes of states of running requests and of snapshots.", "state_bytes"),
     _info(
         "lora_requests_info",
         "1, with the adapters of running and of queued requests in its labels.",
@@ -186,6 +188,13 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     ),
     counter("prompt_tokens", "Prompt tokens, counted for each choice.", "num_prompt_tokens"),
     counter("prompt_tokens_cached", "Prompt tokens with cached KV.", "num_cached_tokens"),
+    counter("state_snapshots_saved", "Snapshots of states that were taken.", "num_saved_states"),
+    counter("state_resumed_tokens", "Tokens not computed for a snapshot.", "num_resumed_tokens"),
+    counter(
+        "state_recomputed_tokens",
+        "Tokens with cached KV computed again, for want of a snapshot after them.",
+        "num_stateless_tokens",
+    ),
     counter("generation_tokens", "Generated tokens.", "num_generated_tokens"),
     counters(
         "generation_tokens_by_adapter",

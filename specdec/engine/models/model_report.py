@@ -14,8 +14,10 @@ from specdec.config.engine import (
     DEFAULT_MODEL_OPTIONS,
     DTYPE_BYTES,
     DTypeName,
+    EngineConfig,
     ModelOptions,
     kv_element_bytes,
+    snapshot_interval,
 )
 from specdec.config.hf_overrides import with_overrides
 from specdec.config.kv_cache import KVCacheDType
@@ -85,6 +87,14 @@ class RankMemory:
     num_experts: int = 0
     state_bytes: int = 0
     guess_bytes: int = 0
+
+    @property
+    def snapshot_tokens(self) -> int:
+        """Tokens of KV for each snapshot of the states, with KV blocks of the default size."""
+        block_size = EngineConfig.block_size
+        return block_size * snapshot_interval(
+            self.state_bytes, block_size * self.kv_bytes_per_token
+        )
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from specdec.engine.scheduling.decode_run import PENDING, RepeatedDecodes, Rows,
 from specdec.engine.scheduling.scheduled_row import ScheduledRow
 from specdec.engine.scheduling.scheduler import Scheduler
 from specdec.engine.scheduling.speculator import Drafting
+from specdec.engine.scheduling.state_saves import Save, begin_saves
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import Sequence, SequenceStatus
 from specdec.sequences.worker_view import WorkerView
@@ -48,6 +49,7 @@ class _Step(NamedTuple):
     rows: Rows
     began_at_s: float
     head_version: int
+    saves: tuple[Save, ...]
 
 
 class CollectedStep(NamedTuple):
@@ -56,6 +58,7 @@ class CollectedStep(NamedTuple):
     rows: Rows
     output: VerifyOutput
     head_version: int
+    saves: tuple[Save, ...] = ()
 
 
 class StepsInFlight:
@@ -124,24 +127,26 @@ class StepsInFlight:
             block_size = self._blocks.block_size
             changing = (seq for seq, row in rows if _may_change(row, block_size))
         delta = self._worker.update(changing)
+        saves = begin_saves(rows, delta.admitted, self._blocks)
         step = StepInput(
             step_id=step_id,
             released=delta.released,
             admitted=delta.admitted,
             block_table_deltas=delta.block_table_deltas,
             rows=sent_rows(rows),
+            saves=tuple([(seq.seq_id, snapshot) for seq, snapshot in saves]),
         )
-        self._steps.append(_Step(rows, self._clock(), self.head_version))
+        self._steps.append(_Step(rows, self._clock(), self.head_version, saves))
         self.target.begin(step)
 
     def collect(self) -> CollectedStep:
         """Wait for the oldest step and return its rows and results."""
         verified = self.target.collect()
-        rows, began_at_s, head_version = self._steps.popleft()
+        rows, began_at_s, head_version, saves = self._steps.popleft()
         # A step that began while another ran is timed from the end of that one.
         began_at_s, self._collected_at_s = max(began_at_s, self._collected_at_s), self._clock()
         self._recorder.record_verify(self._collected_at_s - began_at_s)
-        return CollectedStep(rows, verified, head_version)
+        return CollectedStep(rows, verified, head_version, saves)
 
     def resolve(self) -> None:
         """Put what the step before has yielded into the rows of the step in flight.

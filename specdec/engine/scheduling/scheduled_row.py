@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from specdec.sequences.sequence import Sequence
+from specdec.sequences.state_snapshots import StateSnapshots
 from specdec.speculation.proposers import Proposal
 from specdec.types.drafts.draft_decision import DraftShape
 from specdec.types.drafts.draft_tree import chain_of, is_chain, require_tree
@@ -26,6 +27,16 @@ class ScheduledRow(NamedTuple):
     num_next_drafts: int = 0
     max_depth: int | None = None
     next_draft_depth: int = 0
+
+    @classmethod
+    def of_prompt(
+        cls, seq: Sequence, budget: int, snapshots: StateSnapshots | None
+    ) -> ScheduledRow:
+        """Return the next tokens of a prompt, at most `budget`, up to one worth a snapshot."""
+        count = min(seq.num_uncomputed_tokens, budget)
+        if snapshots is not None:
+            count = snapshots.cut(seq.seq_id, seq.num_computed_tokens, count)
+        return cls(seq, count)
 
     @property
     def num_guesses(self) -> int:

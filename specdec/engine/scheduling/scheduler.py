@@ -311,9 +311,9 @@ class Scheduler:
         for seq in sorted([seq for seq in sequences if not seq.is_decoding], key=_by_rank):
             if budget == 0:
                 break
-            chunk = min(seq.num_uncomputed_tokens, budget)
-            if seq.status is SequenceStatus.RUNNING and self._add_row(ScheduledRow(seq, chunk)):
-                budget -= chunk
+            if seq.status is SequenceStatus.RUNNING:
+                row = ScheduledRow.of_prompt(seq, budget, self.blocks.snapshots)
+                budget -= row.num_tokens if self._add_row(row) else 0
         return budget
 
     def _has_seat(self, ending: Set[int] = frozenset()) -> bool:
@@ -356,8 +356,8 @@ class Scheduler:
         self._waiting.remove(seq)
         insort(self._running, seq, key=_by_rank)
         self.batch += 1
-        seq.status = SequenceStatus.RUNNING
-        seq.num_computed_tokens = cached
+        seq.status, seq.num_computed_tokens = SequenceStatus.RUNNING, cached
+        seq.snapshot = self.blocks.resumption(seq.seq_id)
         if not seq.has_run:
             seq.num_cached_tokens = min(cached, seq.num_prompt_tokens)
             self._counts.num_cached_tokens += seq.num_cached_tokens
@@ -367,9 +367,9 @@ class Scheduler:
         self.load.join(seq)
         if self._seats is not None:
             self._seats.admitted(seq)
-        chunk = min(seq.num_uncomputed_tokens, budget)
-        self._rows[seq.seq_id] = ScheduledRow(seq, chunk)
-        return chunk
+        row = ScheduledRow.of_prompt(seq, budget, self.blocks.snapshots)
+        self._rows[seq.seq_id] = row
+        return row.num_tokens
 
     def _add_row(self, row: ScheduledRow) -> bool:
         """Reserve a row's blocks, preempting later sequences; return False if that fails."""

@@ -6,6 +6,8 @@ begins r tokens after the position first replays the first r inputs of the tail,
 accepted, and the others are dropped. Replay costs no projection of hidden states, and the tail a
 vector of each guess. A draft model runs guesses one by one: each row counts those before it too,
 and commits nothing.
+
+Snapshots are copies of committed states, with which other sequences begin.
 """
 
 from __future__ import annotations
@@ -130,7 +132,8 @@ class StatePool:
     """The states of at most `num_slots` sequences, which `BatchState` gives slots.
 
     inputs: [layers, num_slots, window + max_guesses, num_inputs], in the dtype of the model.
-    memory: [layers, num_slots, *memory], float32.
+    memory: [layers, num_slots, *memory], float32. saved_inputs, saved_memory: of snapshots,
+    likewise, but without guesses.
     """
 
     def __init__(
@@ -142,6 +145,7 @@ class StatePool:
         *,
         num_slots: int,
         max_guesses: int,
+        num_snapshots: int = 0,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -150,6 +154,8 @@ class StatePool:
         shape = (num_layers, num_slots, window + max_guesses, num_inputs)
         self.inputs = torch.zeros(shape, dtype=dtype, device=device)
         self.memory = torch.zeros((num_layers, num_slots, *memory), device=device)
+        self.saved_inputs = self.inputs.new_zeros(num_layers, num_snapshots, window, num_inputs)
+        self.saved_memory = self.memory.new_zeros(num_layers, num_snapshots, *memory)
         self._slots = [_Slot() for _ in range(num_slots)]
 
     @property
@@ -164,6 +170,19 @@ class StatePool:
         self._slots[slot] = _Slot(is_checked=is_checked)
         self.inputs[:, slot].zero_()
         self.memory[:, slot].zero_()
+
+    def save(self, slot: int, snapshot: int, position: int) -> None:
+        """Copy the state that a sequence has at a position."""
+        own = self._slots[slot]
+        assert own.num_committed == position or not own.is_checked, "a snapshot of another position"
+        self.saved_inputs[:, snapshot] = self.inputs[:, slot, : self.window]
+        self.saved_memory[:, snapshot] = self.memory[:, slot]
+
+    def resume(self, slot: int, snapshot: int, position: int) -> None:
+        """Begin a sequence in a slot with the state of a snapshot, taken at a position."""
+        self._slots[slot] = _Slot(position)
+        self.inputs[:, slot, : self.window] = self.saved_inputs[:, snapshot]
+        self.memory[:, slot] = self.saved_memory[:, snapshot]
 
     def spoil(self, slot: int) -> None:
         """Record that the last row of a sequence has invalid logits: its state may be invalid.

@@ -200,6 +200,9 @@ class Counts(Additive):
         of draft tokens, and those that the table profiled at start-up has for them. spent_s:
         the sum of the former, with the seconds of waiting for drafts. undrafted_s: those that the
         same tokens are estimated to take without drafts.
+    num_saved_states: snapshots that were taken of states of recurrent layers. num_resumed_tokens:
+        tokens before those from which sequences began. num_stateless_tokens: tokens with cached KV
+        that were computed again, since the last snapshot was before them.
     num_drafted_steps: steps that verified a draft. reached_by_position: draft tokens by position of
         which all earlier ones of their draft were accepted.
 
@@ -240,6 +243,9 @@ class Counts(Additive):
     num_drafted_steps: int = 0
     reached_by_position: tuple[int, ...] = ()
     ahead: AheadCounts = field(default_factory=AheadCounts)
+    num_saved_states: int = 0
+    num_resumed_tokens: int = 0
+    num_stateless_tokens: int = 0
 
 
 class DraftCounter:
@@ -324,6 +330,8 @@ class EngineReport:
     mode: of speculation, with the active rule; empty where nothing can draft.
     estimated_speedup: over no speculation, for the decision and batch of the last step; None where
         no costs are known. estimated_tokens_per_s: of that batch; None likewise.
+    num_snapshots: of states of recurrent layers; None where none are taken. state_bytes: of these
+        and of the states of running sequences; None without such layers.
     head_probe_acceptance: share of the first draft tokens of a head that were the target's in the
         probe at start-up; None without a head.
     drafter_version: of the head that drafts; None without a head.
@@ -343,6 +351,8 @@ class EngineReport:
     drafter_version: int | None = None
     block_size: int = 0
     num_kv_blocks: int = 0
+    num_snapshots: int | None = None
+    state_bytes: int | None = None
     max_loras: int = 0
     adapters_in_use: AdaptersInUse = AdaptersInUse()
     counts: Counts = field(default_factory=Counts)

@@ -198,11 +198,25 @@ class BatchState:
             state = self._states[admission.seq_id] = SequenceState.of(admission, self._tokens)
             if self._recurrent is not None:
                 state.state_slot = heappop(self._free_slots)
-                self._recurrent.reset(state.state_slot, is_checked=not admission.is_trial)
+                self._begin_states(self._recurrent, state)
             if admission.rules.prompt_logprobs is not None:
                 self._with_prompt_logprobs.add(admission.seq_id)
         for delta in step.block_table_deltas:
             self._states[delta.seq_id].apply(delta)
+
+    def _begin_states(self, states: StatePool, state: SequenceState) -> None:
+        """Give an admitted sequence the states that its first row begins with."""
+        admission, slot = state.admission, state.state_slot
+        if admission.snapshot is None:
+            states.reset(slot, is_checked=not admission.is_trial)
+        else:
+            states.resume(slot, *admission.snapshot)
+
+    def save_states(self, step: StepInput) -> None:
+        """Take the snapshots of a step that was run."""
+        for seq_id, snapshot in step.saves:
+            assert self._recurrent is not None, "a snapshot of a model without states"
+            self._recurrent.save(self._states[seq_id].state_slot, *snapshot)
 
     def resolve_pending(self, rows: Sequence[StepRow]) -> Sequence[StepRow]:
         """Replace PENDING_TOKEN, which was not sampled when the step was scheduled."""

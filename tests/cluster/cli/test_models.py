@@ -119,6 +119,15 @@ def test_show_reports_native_latent_attention(tmp_path):
     assert report["ranks"][0]["kv_bytes_per_token"] == 3 * (34 + 6) * 4
 
 
+def test_show_reports_states_and_their_snapshots(tmp_path):
+    save_family(tmp_path, "qwen3.5")
+    result = run_cli("models", "show", str(tmp_path))
+    [rank] = [line for line in result.stdout.splitlines() if line.startswith("rank 0")]
+    states = json.loads(run_cli("models", "show", str(tmp_path), "--json").stdout)["ranks"][0]
+    assert f"{states['state_bytes'] / 2**10:.1f} KiB of states a sequence" in rank
+    assert rank.endswith("and a snapshot of the states for 512 tokens of KV")
+
+
 def test_show_refuses_a_model_that_cannot_be_served(tmp_path):
     content = {"architectures": ["MambaForCausalLM"], "state_size": 16}
     (tmp_path / "config.json").write_text(json.dumps(content))

@@ -33,6 +33,7 @@ from specdec.types.messages import (
     PromptLogprobs,
     RowDrafting,
     SequenceAdmission,
+    Snapshot,
     StepInput,
     StepRow,
     VerifiedRow,
@@ -132,18 +133,23 @@ RULES = st.builds(
 GRAMMARS = st.none() | st.sampled_from(
     [StructuredOutput(json_schema="{}"), StructuredOutput(choice=("a", "ü"))]
 )
+SNAPSHOTS = st.builds(Snapshot, INT32, INT32)
 STEPS = st.builds(
     StepInput,
     step_id=st.integers(0, 2**60),
     released=st.lists(SEQ_IDS, max_size=8).map(tuple),
     admitted=st.lists(
-        st.builds(SequenceAdmission, SEQ_IDS, INT32, RULES, TOKENS, GRAMMARS, st.booleans()),
+        st.builds(
+            SequenceAdmission,
+            *(SEQ_IDS, INT32, RULES, TOKENS, GRAMMARS, st.booleans(), st.none() | SNAPSHOTS),
+        ),
         max_size=4,
     ).map(tuple),
     block_table_deltas=st.lists(st.builds(BlockTableDelta, SEQ_IDS, INT32, TOKENS), max_size=4).map(
         tuple
     ),
     rows=st.lists(step_rows(), max_size=4).map(tuple),
+    saves=st.lists(st.tuples(SEQ_IDS, SNAPSHOTS), max_size=3).map(tuple),
 )
 PROMPT_LOGPROBS = st.builds(
     lambda seq_id, start, count, width: PromptLogprobs(seq_id, start, logprobs(count, width)),
@@ -254,7 +260,7 @@ def test_tokens_of_an_admission_are_not_copied(monkeypatch):
     monkeypatch.setattr(serialization.msgpack, "packb", lambda header: packed.append(header) or b"")
     rules = SamplingRules(allowed_token_ids=(5, 6), logit_bias=((7, 1.0),), bad_words=((8, 9),))
     serialization.encode_step(StepInput(1, (), (SequenceAdmission(0, 3, rules),), (), ()))
-    [(_, _, [[_, _, sent, verifier, *_]])] = packed
+    [(_, _, [[_, _, sent, verifier, *_]], _)] = packed
     assert verifier == astuple(rules.verifier)
     names = [each.name for each in fields(rules) if each.name != "verifier"]
     assert all(value is getattr(rules, name) for name, value in zip(names, sent, strict=True))

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from specdec.config.engine import ModelOptions
+from specdec.config.engine import ModelOptions, snapshot_interval
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative_keys import read_speculation
 from specdec.engine.memory.memory_plan import memory_plan
@@ -100,16 +100,25 @@ def test_chunks_that_no_context_leaves_have_native_kernels(tmp_path):
     assert plan(tmp_path, kernels="native", max_model_len=7) is not None
 
 
-def test_a_hybrid_has_states_instead_of_a_prefix_cache(hybrid_dir):
+def test_a_hybrid_has_states_and_snapshots_in_its_memory(hybrid_dir):
     tree = {"method": "ngram", "num_speculative_tokens": 4, "num_draft_tree_tokens": 8}
     found = plan(hybrid_dir, speculative_config=tree, max_num_seqs=10)
-    assert not found.engine.enable_prefix_caching
     assert (found.engine.keeps_guesses, found.engine.max_row_guesses) == (True, 4)
     recurrent = ModelConfig.from_directory(hybrid_dir).recurrent
     assert found.state_bytes == 10 * recurrent.state_bytes("float32", 1, num_guesses=4)
     assert f"states of {found.state_bytes / 2**20:.1f} MiB" in found.describe()
     gib = {"kv_cache_memory_gib": 0.01, "max_model_len": 64}
-    assert plan(hybrid_dir, **gib).engine.num_blocks > 0
+    cached, plain = (
+        plan(hybrid_dir, enable_prefix_caching=is_on, **gib).engine for is_on in (True, False)
+    )
+    block_bytes = 16 * ModelConfig.from_directory(hybrid_dir).kv_bytes_per_token("float32")
+    assert cached.state_bytes == plain.state_bytes == recurrent.state_bytes("float32")
+    assert cached.snapshot_interval == snapshot_interval(cached.state_bytes, block_bytes)
+    assert plain.num_snapshots == 0 < cached.num_snapshots
+    own = cached.num_blocks * block_bytes + cached.num_snapshots * cached.state_bytes
+    assert 0.98 < own / (plain.num_blocks * block_bytes) <= 1
+    snapshots = found.engine.num_snapshots * found.engine.state_bytes / 2**20
+    assert f"{found.engine.num_snapshots} snapshots of {snapshots:.1f} MiB" in found.describe()
     report = report_model(hybrid_dir, Precision("float32", None, is_native=True), 2)
     states = [each.state_bytes + 4 * each.guess_bytes for each in report.ranks]
     assert sum(states) * 10 == found.state_bytes
@@ -128,8 +137,8 @@ def test_a_hybrid_drafts_without_what_it_lacks(hybrid_dir, tiny_model_dir):
     ahead = {**drafting, "async_drafting": "outcomes"}
     with pytest.raises(InvalidValueError, match=r"async_drafting .*auto or off"):
         plan(tiny_model_dir, **settings | {"speculative_config": ahead})
-    with pytest.raises(InvalidValueError, match=r"kernels .*auto or torch: recurrent"):
-        plan(tiny_model_dir, **settings, kernels="native")
+    with pytest.raises(InvalidValueError, match=r"kernels .*auto, native or torch: recurrent"):
+        plan(tiny_model_dir, **settings, kernels="triton")
 
 
 def test_a_hybrid_drafts_for_no_other_tokenizer(hybrid_dir, tiny_model_dir, tmp_path):
