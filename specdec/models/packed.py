@@ -13,91 +13,23 @@ cache, so that nothing else knows of the format.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specdec.config.engine import DTypeName
 from specdec.models.dtypes import DTYPES
 from specdec.models.layers.matrix import quantize_rows
 from specdec.models.weights.checkpoint import open_checkpoint
+from specdec.models.weights.packed_info import PACKED_FILE, Base, PackedInfo
 from specdec.models.weights.stored_tensors import StoredTensors
-from specdec.models.weights.weight_files import find_weight_files
 from specdec.types.errors import UnsupportedModelError
 
-PACKED_FILE, PACKED_TENSORS = "packed.json", "packed.safetensors"
-_FORMAT = 1
+PACKED_TENSORS = "packed.safetensors"
 _SCALE = ".scale"
-
-
-@dataclass(frozen=True)
-class Base:
-    """The parts of a checkpoint that are those of another model.
-
-    model: its name for `resolve`. tensors, files: names, which are the same in both.
-    """
-
-    model: str
-    tensors: tuple[str, ...]
-    files: tuple[str, ...]
-
-    def read(self, directory: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return the tensors by name, from the base's directory.
-
-        Raises UnsupportedModelError where the base does not have one.
-        """
-        reader = open_checkpoint(directory, dtype)
-        return {
-            name: reader.read(name, reader.tensors.shape(name)).contiguous()
-            for name in self.tensors
-        }
-
-    def read_files(self, directory: Path) -> dict[str, bytes]:
-        """Return the files by name, from the base's directory. Raises UnsupportedModelError."""
-        missing = [name for name in self.files if not (directory / name).is_file()]
-        if missing:
-            raise UnsupportedModelError(f"the base model {self.model} has no {missing[0]}")
-        return {name: (directory / name).read_bytes() for name in self.files}
-
-
-@dataclass(frozen=True)
-class PackedInfo:
-    """The content of `packed.json`.
-
-    dtype: of the tensors of the unpacked checkpoint. base: None where it is whole.
-    """
-
-    dtype: DTypeName
-    base: Base | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the content that `read` reads."""
-        return {"format": _FORMAT, **asdict(self)}
-
-    @classmethod
-    def read(cls, directory: Path) -> Self:
-        """Read the file of a directory. Raises UnsupportedModelError."""
-        path = directory / PACKED_FILE
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            found, dtype, base = content["format"], content["dtype"], content["base"]
-            if found != _FORMAT or dtype not in DTYPES:
-                limit = f"format {_FORMAT} with a dtype of {', '.join(DTYPES)}"
-                raise UnsupportedModelError(f"{path} has format {found} and {dtype}, not {limit}")
-            if base is None:
-                return cls(dtype)
-            names = {key: tuple(map(_file_name, base[key])) for key in ("tensors", "files")}
-            return cls(dtype, Base(str(base["model"]), **names))
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            raise UnsupportedModelError(f"{path} cannot be read: {error!r}") from error
 
 
 def pack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -125,7 +57,7 @@ def unpack(directory: Path, base: Path | None, output: Path) -> None:
             shutil.copyfile(path, output / path.name)
     if info.base is not None:
         assert base is not None, "a packed checkpoint with a base needs its directory"
-        tensors |= info.base.read(base, dtype)
+        tensors |= read_base(info.base, base, dtype)
         for name, content in info.base.read_files(base).items():
             (output / name).write_bytes(content)
     weights = output / "model.safetensors"
@@ -134,18 +66,15 @@ def unpack(directory: Path, base: Path | None, output: Path) -> None:
     shutil.copymode(output / "config.json", weights)
 
 
-def identity(directory: Path, base: Path | None) -> str:
-    """Return a name for the unpacked directory, by content, and by path and age of the base."""
-    content = hashlib.sha256()
-    for path in sorted(directory.iterdir()):
-        if path.is_file():
-            content.update(f"{path.name}\0".encode())
-            with path.open("rb") as file:
-                content.update(hashlib.file_digest(file, "sha256").digest())
-    for path in find_weight_files(base) if base else ():
-        status = path.resolve().stat()
-        content.update(f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}".encode())
-    return f"{directory.resolve().name}-{content.hexdigest()[:16]}"
+def read_base(base: Base, directory: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the tensors of a base by name, from its directory.
+
+    Raises UnsupportedModelError where it does not have one.
+    """
+    reader = open_checkpoint(directory, dtype)
+    return {
+        name: reader.read(name, reader.tensors.shape(name)).contiguous() for name in base.tensors
+    }
 
 
 def _unpacked(stored: StoredTensors, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -163,10 +92,3 @@ def _unpacked(stored: StoredTensors, dtype: torch.dtype) -> dict[str, Tensor]:
             tensor = tensor.float() * scale[:, None]
         tensors[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
     return tensors
-
-
-def _file_name(name: object) -> str:
-    """Return a name of a tensor or a file; raises ValueError for a path to another directory."""
-    if not isinstance(name, str) or name != Path(name).name:
-        raise ValueError(f"{name!r} is not a name")
-    return name

@@ -36,6 +36,7 @@ from specdec.config.model_aliases import ALIASES, TARGETS_OF_DRAFTERS, PackagedM
 from specdec.models.drafters.card import drafter_directory
 from specdec.models.gguf.conversion import add_sampling_defaults, convert
 from specdec.models.gguf.header import part_paths
+from specdec.models.weights.packed_info import PACKED_FILE, PackedInfo, identity
 from specdec.types.errors import ModelNotFoundError, UnsupportedModelError, reason_of
 
 if TYPE_CHECKING:  # imports the hub's client, which a rank does not need for a local model
@@ -46,7 +47,6 @@ _HUB_ID = re.compile(
 )
 _BUILT = "model"
 _GGUF_CONVERSION = 2  # changes when results of earlier conversions must not be used
-_PACKED_FILE = "packed.json"  # as in `packed`, which imports torch
 _PIP_LIMITS = ("--timeout=15", "--retries=2")
 
 
@@ -160,21 +160,20 @@ def _whole(
 
     is_remote: whether its files come from the Hub, and so may not name files of this machine.
     """
-    if not (directory / _PACKED_FILE).is_file():
+    if not (directory / PACKED_FILE).is_file():
         return directory
-    from specdec.models import packed
-
     try:
-        base = packed.PackedInfo.read(directory).base
+        base = PackedInfo.read(directory).base
         if base is not None and is_remote and not _is_public(base.model):
             raise UnsupportedModelError(f"its base {base.model!r} is not an alias or a Hub id")
         source = None if base is None else _base(base.model, directory, cache_dir, progress)
-        name = packed.identity(directory, source)
-        return _built_once(
-            cache_dir / "unpacked" / name,
-            lambda work: packed.unpack(directory, source, work / _BUILT),
-            progress,
-        )
+
+        def write(work: Path) -> None:
+            from specdec.models.packed import unpack  # imports torch
+
+            unpack(directory, source, work / _BUILT)
+
+        return _built_once(cache_dir / "unpacked" / identity(directory, source), write, progress)
     except (ModelNotFoundError, UnsupportedModelError) as error:
         raise ModelNotFoundError(f"{directory} cannot be unpacked: {error}") from error
 
@@ -183,7 +182,7 @@ def _base(model: str, packed: Path, cache_dir: Path, progress: Progress) -> Path
     """Return the directory of a packed one's base; its path may be relative to the packed one."""
     beside = local_path(str(packed / model)) if model.startswith(".") else None
     found = beside or local_path(model)
-    if found is not None and (found / _PACKED_FILE).is_file():
+    if found is not None and (found / PACKED_FILE).is_file():
         raise UnsupportedModelError(f"its base {model!r} is packed itself")
     return resolve(model if beside is None else str(beside), cache_dir, progress)
 

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from specdec.models.packed import PACKED_FILE, PACKED_TENSORS, PackedInfo, pack
+from specdec.models.packed import PACKED_TENSORS, pack, read_base
+from specdec.models.weights.packed_info import PACKED_FILE, PackedInfo
 from specdec.training.atomic_files import write_atomically
 from specdec.training.data.config import ExportLayout, WeightDtype
 from specdec.training.drafters.base import Drafter
@@ -42,7 +43,7 @@ def export(
 def _write_published(drafter: Drafter, directory: Path, dtype: WeightDtype) -> None:
     tensors, shared = _on_host(drafter), drafter.shared()
     if shared is not None:
-        tensors |= shared.base.read(shared.directory, getattr(torch, dtype))
+        tensors |= read_base(shared.base, shared.directory, getattr(torch, dtype))
         for name, content in shared.base.read_files(shared.directory).items():
             write_atomically(directory / name, content)
     _write_tensors(directory / "model.safetensors", tensors, getattr(torch, dtype))

@@ -1,3 +1,4 @@
+# Modules: specdec.models.packed, specdec.models.weights.packed_info
 """Packed checkpoints, and their unpacking where a model is resolved."""
 
 import json
@@ -7,15 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specdec.models.packed import (
-    PACKED_FILE,
-    PACKED_TENSORS,
-    Base,
-    PackedInfo,
-    pack,
-    unpack,
-)
+from specdec.models.packed import PACKED_TENSORS, pack, unpack
 from specdec.models.resolve import portable_name, resolve
+from specdec.models.weights.packed_info import PACKED_FILE, Base, PackedInfo
 from specdec.types.errors import ModelNotFoundError, UnsupportedModelError
 from tests.specdec.tiny import tiny_llama_dir
 
