@@ -90,7 +90,8 @@ class RouterReplica:
         self._application, self._replica_id = context.app_name, context.replica_id.unique_id
         self._has_failed = False
         placement = ray.util.get_current_placement_group()
-        with refusing_repeatable():
+        refusal = None if found is None else found.refusal
+        with refusing_repeatable(refusal):
             self.router = await asyncio.to_thread(
                 make_router,
                 serve_config,
@@ -114,7 +115,8 @@ class RouterReplica:
         expose_rpcs(admin, self)
         self._ingress = self._embedded_ingress(serve_config, admin, known, token)
         self._is_complete = True
-        await self._start(placement)
+        with refusing_repeatable(refusal):
+            await self._start(placement)
 
     def _limits(self, config: ServeConfig, keys: tuple[ApiKey, ...]) -> tuple[ApiKeys, ByteBudget]:
         """Return the limits of this process, which front ends share."""
@@ -130,8 +132,7 @@ class RouterReplica:
         self.operators.control.start()
         if self._ingress is not None:
             await self._ingress.start()
-        with refusing_repeatable():
-            await self.router.start(placement)
+        await self.router.start(placement)
         freeze_heap()
         if self._ingress is not None:
             await self._ingress.set_ready(True)

@@ -25,6 +25,7 @@ from cluster.control.peers import DRAFT_HOST
 from cluster.observability import logs
 from cluster.replica.group_specs import draft_spec
 from cluster.serve.node_memory import draft_host_bytes, node_shares
+from cluster.serve.start_errors import refusing_repeatable
 from cluster.workers.group_spec import GroupSpec, log_progress
 from cluster.workers.ray.resources import (
     CPUS_PER_DRAFT_HOST,
@@ -86,7 +87,8 @@ class DraftHostReplica:
         placement = ray.util.get_current_placement_group()
         self._seat_bytes: int | None = None
         self._num_blocks = 0
-        await asyncio.to_thread(self._start, serve_config, placement, context.app_name, found)
+        with refusing_repeatable(None if found is None else found.refusal):
+            await asyncio.to_thread(self._start, serve_config, placement, context.app_name, found)
 
     def _start(
         self,

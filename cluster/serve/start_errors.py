@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 from specdec.types.errors import (
     InvalidValueError,
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from ray.serve.schema import ApplicationStatusOverview
 
 _POLL_S = 0.2
+_END_S = 30.0
+"""Time for the command to end a replica after it has read why that refuses to start."""
 
 _REPEATABLE = (InvalidValueError, ModelNotFoundError, OutOfMemoryError, UnsupportedModelError)
 """Errors of configuration and files, which occur again with the same ones."""
@@ -48,12 +51,20 @@ class RefusedStartError(SpecdecError):
 
 
 @contextmanager
-def refusing_repeatable() -> Iterator[None]:
-    """Raise RefusedStartError in place of errors that another attempt would repeat."""
+def refusing_repeatable(refusal: Path | None) -> Iterator[None]:
+    """Raise RefusedStartError in place of errors that another attempt would repeat.
+
+    refusal: file from which the command reads the reason; None without one. The command then ends
+    this process, which waits for that: Serve would log the error with its traceback.
+    """
     try:
         yield
     except _REPEATABLE as error:
-        raise RefusedStartError(str(error)) from None
+        refused = RefusedStartError(str(error))
+        if refusal is not None and refusal.is_file():
+            refusal.write_text(str(refused), encoding="utf-8")
+            time.sleep(_END_S)
+        raise refused from None
 
 
 def _reason_in(text: str) -> str | None:
@@ -62,20 +73,23 @@ def _reason_in(text: str) -> str | None:
     return None if line is None else line.partition(_BEFORE_REASON)[2]
 
 
-def wait_until_running(names: Sequence[str]) -> None:
+def wait_until_running(names: Sequence[str], refusal: IO[str]) -> None:
     """Return when all applications run. Raises StartupError for one that cannot.
 
-    Serve tries to start a replica three times, also where files or configuration are at fault.
+    refusal: file of `refusing_repeatable`, which replicas on other nodes cannot write. Serve tries
+    to start a replica three times, also where files or configuration are at fault.
     """
     from ray import serve
 
     while waiting := _not_running(serve.status().applications, names):
+        refusal.seek(0)
+        for messages in ([refusal.read()], *map(_messages, waiting)):
+            if (reason := _reason_in("\n".join(messages))) is not None:
+                raise StartupError(reason)
         for application in waiting:
-            messages = _messages(application)
-            if (refusal := _reason_in("\n".join(messages))) is not None:
-                raise StartupError(refusal)
             if application.status == "DEPLOY_FAILED":
-                raise InterruptedStartError(f"the Router did not start: {_last_line(messages)}")
+                reason = _last_line(_messages(application))
+                raise InterruptedStartError(f"the Router did not start: {reason}")
         time.sleep(_POLL_S)
 
 

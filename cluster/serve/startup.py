@@ -6,7 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from cluster.api.base.authentication import access_summary, read_keys, read_token, samples_warning
 from cluster.config.config_file import application_name, check_prefix
@@ -57,6 +59,10 @@ class ServedModel:
     def application(self) -> str:
         """The name of its Serve application."""
         return application_name(self.config)
+
+    def reporting_to(self, refusal: Path) -> FoundByDriver | None:
+        """Return what was found, with the file for reasons not to start."""
+        return None if self.found is None else replace(self.found, refusal=refusal)
 
 
 def serve_forever(
@@ -274,16 +280,17 @@ def deploy(served: Sequence[ServedModel]) -> dict[str, str]:
     from cluster.serve.application import make_application
 
     routes = _routes(served)
-    targets = [
-        serve.RunTarget(
-            make_application(each.config, each.found),
-            name=each.application,
-            route_prefix=routes[each.application],
-        )
-        for each in served
-    ]
-    serve.run_many(targets, wait_for_applications_running=False)
-    wait_until_running([each.application for each in served])
+    with NamedTemporaryFile("r", prefix="specdec-refusal-", encoding="utf-8") as refusal:
+        targets = [
+            serve.RunTarget(
+                make_application(each.config, each.reporting_to(Path(refusal.name))),
+                name=each.application,
+                route_prefix=routes[each.application],
+            )
+            for each in served
+        ]
+        serve.run_many(targets, wait_for_applications_running=False)
+        wait_until_running([each.application for each in served], refusal)
     return routes
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from cluster.config.serve_config import ServeConfig
@@ -62,11 +63,13 @@ class FoundByDriver:
     """Facts that the deploying process has determined, where there is only one node.
 
     memory_bytes: that a replica may use. num_sharing: replicas that share the node's cores.
+    refusal: file in which a replica reports why it cannot start; None without a reader.
     """
 
     directories: ModelDirectories
     memory_bytes: int
     num_sharing: int
+    refusal: Path | None = None
 
 
 def placement_bundles(config: ServeConfig) -> list[dict[str, float]]:

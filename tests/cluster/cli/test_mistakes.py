@@ -1,13 +1,21 @@
 # Modules: specdec.engine.models.preflight
-"""Mistakes of users: each ends `specdec serve` with one line and exit code 2 before Ray starts."""
+"""Mistakes of users: each ends `specdec serve` with one line and exit code 2.
+
+All but the last one do so before Ray starts.
+"""
 
 import re
 import socket
+import subprocess
+import sys
 import time
 from contextlib import nullcontext
+from itertools import chain
 from unittest.mock import Mock
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from cluster.cli import serve as cli_serve
 from cluster.serve.ray_session import RaySession
@@ -117,3 +125,20 @@ def test_a_program_gets_the_same_line(function, place, monkeypatch):
     [path] = function(place)
     with pytest.raises(SpecdecError, match=MISTAKES[function]):
         LLM(str(path))
+
+
+@pytest.mark.slow
+def test_a_fault_that_only_a_rank_finds_is_one_line(place):
+    model = place.copy()
+    weights = load_file(model / "model.safetensors")
+    weights |= {f"model.layers.1.self_attn.{name}_scale": torch.zeros(1) for name in "kv"}
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    ports = zip(("--grpc-port", "--http-port"), map(str, free_ports(2)), strict=True)
+    flags = ("--device=cpu", "--kernels=torch", "--kv-cache-dtype=fp8", *chain(*ports))
+    command = [sys.executable, "-m", "cluster", "serve", str(model), *flags]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert (result.returncode, result.stdout) == (2, "")
+    *progress, last = result.stderr.splitlines()
+    scale = "model.layers.1.self_attn.k_scale"
+    assert last == f"error: {scale} is 0.0; it must be a positive number"
+    assert all(re.match("starting Ray$|loading |  still starting, ", line) for line in progress)

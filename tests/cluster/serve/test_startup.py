@@ -19,6 +19,7 @@ from cluster.serve.start_errors import (
     RefusedStartError,
     StartupError,
     refusing_repeatable,
+    wait_until_running,
 )
 from cluster.serve.startup import ServedModel, _access, _ready_message, deploy, running_service
 from specdec.engine.models.model_resolution import ModelDirectories
@@ -263,11 +264,27 @@ def test_other_starts_are_retried_by_serve(monkeypatch):
         started(monkeypatch, ("DEPLOYING", lost), ("DEPLOY_FAILED", lost))
 
 
-def test_errors_of_files_and_settings_would_occur_again():
-    with pytest.raises(RefusedStartError, match="would fail again: 1 GiB"), refusing_repeatable():
-        raise OutOfMemoryError("1 GiB is free")
-    with pytest.raises(TargetFailedError), refusing_repeatable():
+@pytest.mark.parametrize("has_reader", [True, False])
+def test_errors_of_files_and_settings_would_occur_again(monkeypatch, tmp_path, has_reader):
+    waits = []
+    monkeypatch.setattr(start_errors.time, "sleep", waits.append)
+    refusal = tmp_path / "refusal"
+    if has_reader:  # otherwise the command has ended its wait, and removed the file
+        refusal.touch()
+    with (
+        pytest.raises(RefusedStartError, match="would fail again: 1 GiB"),
+        refusing_repeatable(refusal),
+    ):
+        raise OutOfMemoryError("1 GiB\nis free")
+    assert refusal.exists() == has_reader == bool(waits)
+    with pytest.raises(TargetFailedError), refusing_repeatable(refusal):
         raise TargetFailedError("rank 0 ended")
+    if has_reader:
+        found = SimpleNamespace(status="DEPLOYING", message="", deployments={})
+        applications = SimpleNamespace(applications={"a": found})
+        monkeypatch.setattr(serve, "status", lambda: applications)
+        with refusal.open() as file, pytest.raises(StartupError, match=r"^1 GiB is free$"):
+            wait_until_running(["a"], file)
 
 
 def test_a_redeployed_first_model_keeps_the_root(deployed):
