@@ -55,15 +55,19 @@ def available_cpus() -> int:
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
-def cpu_share_of_others(
-    interval_s: float = 0.3, sleep: Callable[[float], None] = time.sleep
-) -> float:
-    """Return the share of this process's cores that other processes use meanwhile, 0 to 1."""
-    busy_s, own_s, began_at_s = _busy_s(), time.process_time(), time.monotonic()
-    sleep(interval_s)
-    elapsed_s = time.monotonic() - began_at_s
-    others_s = _busy_s() - busy_s - (time.process_time() - own_s)
-    return min(1.0, max(0.0, others_s / (elapsed_s * len(os.sched_getaffinity(0)))))
+class LoadOfOthers:
+    """Load that other processes put on this process's cores, from the creation of this object."""
+
+    def __init__(self) -> None:
+        self._began_at_s = time.monotonic()
+        self._others_s = _busy_s() - time.process_time()
+
+    def share(self, interval_s: float = 0.3, sleep: Callable[[float], None] = time.sleep) -> float:
+        """Return the share of the cores' time, 0 to 1; wait until `interval_s` have passed."""
+        sleep(max(0.0, self._began_at_s + interval_s - time.monotonic()))
+        elapsed_s = time.monotonic() - self._began_at_s
+        others_s = _busy_s() - time.process_time() - self._others_s
+        return min(1.0, max(0.0, others_s / (elapsed_s * len(os.sched_getaffinity(0)))))
 
 
 def _busy_s() -> float:

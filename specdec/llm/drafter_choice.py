@@ -12,8 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from specdec.config.hardware import (
+    LoadOfOthers,
     available_cpus,
-    cpu_share_of_others,
     default_cache_dir,
     gpu_name,
     processor_name,
@@ -60,11 +60,12 @@ def with_fastest_drafter(
     source = ALIASES[config.model]
     if measure is None and not any(each.has_weights for each in source.drafters):
         return config
+    load = LoadOfOthers()
     if (fault := _other_weights(config.model, source, progress)) is not None:
         progress(f"{fault}: drafting with ngram")
         return replace(config, speculative_config=SpeculativeConfig.of())
     try:
-        speeds = _speeds(config, progress, measure)
+        speeds = _speeds(config, progress, measure, load)
     except TrialError as error:
         progress(f"{error}; drafting with {source.drafters[0].name}, the default")
         return config
@@ -84,9 +85,10 @@ def speeds_of_alias(config: LLMConfig, progress: Progress) -> DrafterSpeeds:
     if source is None or not source.drafters:
         known = ", ".join(name for name, each in ALIASES.items() if each.drafters)
         raise InvalidValueError("model", config.model, f"an alias with drafters ({known})")
+    load = LoadOfOthers()
     if (fault := _other_weights(config.model, source, progress)) is not None:
         raise TrialError(fault)
-    return _speeds(config, progress, None)
+    return _speeds(config, progress, None, load)
 
 
 def _other_weights(name: str, source: PackagedModel, progress: Progress) -> str | None:
@@ -97,14 +99,17 @@ def _other_weights(name: str, source: PackagedModel, progress: Progress) -> str 
     return f"the weights in {directory} are not those that the drafters of {name} were made for"
 
 
-def _speeds(config: LLMConfig, progress: Progress, measure: MeasureSpeeds | None) -> DrafterSpeeds:
+def _speeds(
+    config: LLMConfig, progress: Progress, measure: MeasureSpeeds | None, load: LoadOfOthers
+) -> DrafterSpeeds:
     """Return the stored speeds of an alias's drafters, or measure them and store settled ones.
 
-    Raises TrialError, and InvalidValueError for device cuda without a GPU.
+    load: since the checks before, which take most of the time that a sample needs. Raises
+    TrialError, and InvalidValueError for device cuda without a GPU.
     """
     drafters = ALIASES[config.model].drafters
     cards = _cards(drafters)
-    path = _stored_path(config, drafters)
+    path = _stored_path(config, drafters, load.share() >= _BUSY_SHARE)
     with suppress(OSError, ValueError, TypeError):
         return speeds_from(json.loads(path.read_bytes()), drafters)
     progress(
@@ -134,7 +139,7 @@ def _store(speeds: DrafterSpeeds, path: Path, progress: Progress) -> None:
         progress(f"the speeds are not stored, and will be measured again: {error}")
 
 
-def _stored_path(config: LLMConfig, drafters: Sequence[ShippedDrafter]) -> Path:
+def _stored_path(config: LLMConfig, drafters: Sequence[ShippedDrafter], is_busy: bool) -> Path:
     """Return the file of the speeds, whose name has a hash of what they depend on."""
     paths = (drafter_directory(each.name) / CARD for each in drafters)
     cards = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
@@ -143,7 +148,7 @@ def _stored_path(config: LLMConfig, drafters: Sequence[ShippedDrafter]) -> Path:
         processor_name(),
         available_cpus(),
         gpu_name() if config.device == "cuda" else None,
-        cpu_share_of_others() >= _BUSY_SHARE,
+        is_busy,
         *(getattr(config, name) for name in MEASURED_SETTINGS),
         *zip(map(repr, drafters), cards, strict=True),
     ]

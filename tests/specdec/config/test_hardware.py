@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from specdec.config import hardware
-from specdec.config.hardware import cpu_share_of_others, resolved_device
+from specdec.config.hardware import LoadOfOthers, resolved_device
 
 
 @pytest.mark.parametrize(
@@ -62,4 +62,12 @@ def test_the_load_of_others_is_without_this_process_and_other_cores(
         machine.cores[2] += own_s
         machine.own += own_s
 
-    assert cpu_share_of_others(0.3, sleep) == pytest.approx(share)
+    assert LoadOfOthers().share(0.3, sleep) == pytest.approx(share)
+
+
+def test_the_time_since_the_load_was_first_read_counts(machine):
+    load, waits = LoadOfOthers(), []
+    machine.clock += 1.0
+    machine.cores[1] += 0.5
+    assert load.share(0.3, waits.append) == pytest.approx(0.25)
+    assert waits == [0.0]

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+from specdec.config.hardware import LoadOfOthers
 from specdec.config.model_aliases import ALIASES, ShippedDrafter
 from specdec.engine.models import preflight
 from specdec.llm import drafter_choice
@@ -31,7 +32,7 @@ def shipped_aliases(model_dir, directory, monkeypatch, drafters=DRAFTERS):
     for module in (drafter_choice, preflight):
         monkeypatch.setattr(module, "resolve", lambda name, progress: model_dir)
     monkeypatch.setattr(drafter_choice, "drafter_directory", lambda name: directory / name)
-    monkeypatch.setattr(drafter_choice, "cpu_share_of_others", lambda: 0.0)
+    monkeypatch.setattr(LoadOfOthers, "share", lambda self: 0.0)
     monkeypatch.setenv("SPECDEC_CACHE_DIR", str(directory / "cache"))
     for drafter, accepted in zip(drafters, ([8, 4], [60, 40], [0, 0]), strict=False):
         result = {"num_steps": 80, "num_drafts": 80, "num_accepted": accepted}

@@ -2,9 +2,11 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from specdec.config.hardware import LoadOfOthers
 from specdec.config.llm import LLMConfig
 from specdec.config.model_aliases import ShippedDrafter
 from specdec.config.speculation.speculative import SpeculativeConfig
@@ -71,7 +73,7 @@ def test_a_service_and_an_llm_share_what_is_stored(tiny_model_dir, tmp_path, mon
         ("version", lambda _: "0.0.0"),
         ("processor_name", lambda: "another one"),
         ("available_cpus", lambda: 777),
-        ("cpu_share_of_others", lambda: 0.3),
+        ("LoadOfOthers", lambda: SimpleNamespace(share=lambda: 0.3)),
     ],
 )
 def test_another_version_machine_or_load_is_measured_again(
@@ -91,7 +93,7 @@ def test_another_version_machine_or_load_is_measured_again(
 def test_a_little_load_changes_nothing(alias, measured, monkeypatch):
     measure, calls = measured
     for share in (0.0, 0.2):
-        monkeypatch.setattr(drafter_choice, "cpu_share_of_others", lambda share=share: share)
+        monkeypatch.setattr(LoadOfOthers, "share", lambda self, share=share: share)
         with_fastest_drafter(LLMConfig(model="tiny"), lambda _: None, measure)
     assert len(calls) == 1
 
