@@ -33,8 +33,9 @@ _SLOW_START = "timed out during startup"
 RAY_ENVIRONMENT = MappingProxyType(
     {
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Keep an idle service idle: by default these loops run ten times a second.
-        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1.0",
+        # Keep an idle service idle: by default these loops run ten times a second. A start waits for
+        # two or three rounds of the first one.
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
         # With autoscaling, several reports must fall into the look-back period.
         "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2.0",
