@@ -32,6 +32,8 @@ _BATCH_SIZES = (1, 4, 16, 64, 128, 256, 512, 1024)
 
 _BATCH_SIZES_OF_MIXTURES = tuple(2**exponent for exponent in range(11))
 _MAX_ROUNDS = 4
+_MANY_ROWS, _AS_LONG = 64, 0.9
+"""See `_costs_by_rows`."""
 
 
 class TargetCosts(NamedTuple):
@@ -236,19 +238,39 @@ class CostProfiler:
         """Return the seconds of each step, and of its begin.
 
         They are the minimum over a few rounds, since other load on the machine only adds time. The
-        cheapest steps run first, since the budget may not suffice for all. The first round
-        also warms up each step.
+        cheapest steps run first, since the budget may not suffice for all, and another round begins
+        only in its first half. A round ends where all larger steps cost by their rows. The first
+        round also warms up each step.
         """
         started_at_s, seconds = self.clock(), dict[ProfiledStep, tuple[float, float]]()
         for _ in range(_MAX_ROUNDS):
-            for index, step in enumerate(steps):
+            if self.clock() - started_at_s > budget_s / 2:
+                break
+            for step in steps:
                 begun_at_s = self.clock()
-                if index > 0 and begun_at_s - started_at_s > budget_s:
+                if seconds and begun_at_s - started_at_s > budget_s:
                     return seconds
                 begin_s = run(step)
                 step_s = self.clock() - begun_at_s
                 seconds[step] = min(seconds.get(step, (math.inf, 0.0)), (step_s, begin_s))
+                if _costs_by_rows(step, seconds):
+                    break
         return seconds
+
+
+def _costs_by_rows(step: ProfiledStep, seconds: Mapping[ProfiledStep, tuple[float, float]]) -> bool:
+    """Return whether a large pass takes as long a row as one over at most half of the rows.
+
+    Arithmetic bounds both then. A draft model's steps, of several passes, are not compared.
+    """
+    if step.num_draft_tokens or step.num_rows < _MANY_ROWS:
+        return False
+    row_s = seconds[step][0] / step.num_rows
+    return any(
+        each_s / each.num_rows < row_s / _AS_LONG
+        for each, (each_s, _) in seconds.items()
+        if not each.num_draft_tokens and 2 * each.num_rows <= step.num_rows
+    )
 
 
 @dataclass(frozen=True)

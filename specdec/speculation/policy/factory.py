@@ -44,7 +44,7 @@ def make_policy(
     text: tuple[int, ...] = (),
     draft_text: tuple[int, ...] = (),
 ) -> SpeculationPolicy | None:
-    """Return the policy; None where nothing drafts. Goodput first profiles for four seconds.
+    """Return the policy; None where nothing drafts. Goodput first profiles, up to four seconds.
 
     `target` and the draft worker must not have sequences yet. control: the present settings.
     measure_draft: passes the draft worker to the profiler; None without a draft model.

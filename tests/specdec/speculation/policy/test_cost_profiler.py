@@ -192,6 +192,33 @@ def test_profiling_respects_its_budget_and_extrapolates_the_rest_by_rows():
     assert table.step_s(8, 4) > table.step_s(1, 0)
 
 
+@pytest.mark.parametrize(("least_s", "most_rows"), [(0.04, 128), (1.0, 640)])
+def test_steps_that_cost_by_their_rows_are_extrapolated(least_s, most_rows):
+    """Weights are read for 40 rows, or for all, in the time in which the arithmetic is done."""
+
+    class Roofline(TimedTarget):
+        def collect(self):
+            self.clock.now_s += max(least_s, 0.001 * self.rows[-1])
+            return VerifyOutput(0, ())
+
+    clock = Clock()
+    target = Roofline(clock)
+    config = engine_config(max_num_seqs=128, max_num_batched_tokens=1024)
+    table = CostProfiler(config, 4, clock).verification(target, budget_s=100).steps
+    assert max(target.rows) == most_rows
+    for size, count in ((1, 4), (64, 0), (128, 4)):
+        assert table.step_s(size, count) == pytest.approx(max(least_s, 0.001 * size * (1 + count)))
+
+
+@pytest.mark.parametrize(("budget_s", "num_rounds"), [(1.0, 4), (0.17, 2), (0.06, 1)])
+def test_a_round_begins_in_the_first_half_of_the_budget(budget_s, num_rounds):
+    clock = Clock()
+    target = TimedTarget(clock)
+    config = engine_config(max_num_seqs=2, max_num_batched_tokens=64)
+    CostProfiler(config, 1, clock).verification(target, budget_s)  # 50 ms a round
+    assert len(target.rows) == 4 * num_rounds + 2  # and the admission and release
+
+
 def test_shapes_over_max_num_batched_tokens_are_not_run():
     clock = Clock()
     target = TimedTarget(clock)
