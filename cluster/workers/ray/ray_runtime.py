@@ -33,8 +33,8 @@ _SLOW_START = "timed out during startup"
 RAY_ENVIRONMENT = MappingProxyType(
     {
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Keep an idle service idle: by default these loops run ten times a second. A start waits for
-        # two or three rounds of the first one.
+        # Keep an idle service idle: by default these loops run ten times a second. A start waits
+        # for two or three rounds of the first one.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
         # With autoscaling, several reports must fall into the look-back period.
