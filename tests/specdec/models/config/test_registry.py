@@ -31,6 +31,7 @@ def test_an_unknown_model_type_has_no_architecture():
     assert architecture_of("mamba") is None
 
 
-def test_importing_the_registry_does_not_import_torch():
-    code = "import sys, specdec.models.config.registry; assert 'torch' not in sys.modules"
+def test_finding_a_model_and_its_architecture_does_not_import_torch():
+    modules = "specdec.models.config.registry, specdec.models.resolve"
+    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
