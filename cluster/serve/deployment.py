@@ -90,8 +90,7 @@ class RouterReplica:
         self._application, self._replica_id = context.app_name, context.replica_id.unique_id
         self._has_failed = False
         placement = ray.util.get_current_placement_group()
-        refusal = None if found is None else found.refusal
-        with refusing_repeatable(refusal):
+        with refusing_repeatable(found):
             self.router = await asyncio.to_thread(
                 make_router,
                 serve_config,
@@ -115,8 +114,7 @@ class RouterReplica:
         expose_rpcs(admin, self)
         self._ingress = self._embedded_ingress(serve_config, admin, known, token)
         self._is_complete = True
-        with refusing_repeatable(refusal):
-            await self._start(placement)
+        await self._start(placement, found)
 
     def _limits(self, config: ServeConfig, keys: tuple[ApiKey, ...]) -> tuple[ApiKeys, ByteBudget]:
         """Return the limits of this process, which front ends share."""
@@ -127,12 +125,13 @@ class RouterReplica:
         budget = ByteBudget(config.max_inflight_mib * 2**20)
         return ApiKeys(keys, min_priority=config.min_priority), budget
 
-    async def _start(self, placement: PlacementGroup | None) -> None:
+    async def _start(self, placement: PlacementGroup | None, found: FoundByDriver | None) -> None:
         """Serve: alive at once, and ready once the models are warm."""
         self.operators.control.start()
         if self._ingress is not None:
             await self._ingress.start()
-        await self.router.start(placement)
+        with refusing_repeatable(found):
+            await self.router.start(placement)
         freeze_heap()
         if self._ingress is not None:
             await self._ingress.set_ready(True)

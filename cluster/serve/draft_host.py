@@ -87,7 +87,7 @@ class DraftHostReplica:
         placement = ray.util.get_current_placement_group()
         self._seat_bytes: int | None = None
         self._num_blocks = 0
-        with refusing_repeatable(None if found is None else found.refusal):
+        with refusing_repeatable(found):
             await asyncio.to_thread(self._start, serve_config, placement, context.app_name, found)
 
     def _start(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from specdec.types.errors import (
@@ -21,6 +20,8 @@ from specdec.types.errors import (
 
 if TYPE_CHECKING:
     from ray.serve.schema import ApplicationStatusOverview
+
+    from cluster.workers.ray.resources import FoundByDriver
 
 _POLL_S = 0.2
 _END_S = 30.0
@@ -51,16 +52,17 @@ class RefusedStartError(SpecdecError):
 
 
 @contextmanager
-def refusing_repeatable(refusal: Path | None) -> Iterator[None]:
+def refusing_repeatable(found: FoundByDriver | None) -> Iterator[None]:
     """Raise RefusedStartError in place of errors that another attempt would repeat.
 
-    refusal: file from which the command reads the reason; None without one. The command then ends
-    this process, which waits for that: Serve would log the error with its traceback.
+    A command that waits for the start reads the reason from a file and ends this process, which
+    waits for that: Serve would log the error with its traceback.
     """
     try:
         yield
     except _REPEATABLE as error:
         refused = RefusedStartError(str(error))
+        refusal = None if found is None else found.refusal
         if refusal is not None and refusal.is_file():
             refusal.write_text(str(refused), encoding="utf-8")
             time.sleep(_END_S)

@@ -22,6 +22,7 @@ from cluster.serve.start_errors import (
     wait_until_running,
 )
 from cluster.serve.startup import ServedModel, _access, _ready_message, deploy, running_service
+from cluster.workers.ray.resources import FoundByDriver
 from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.llm import drafter_choice
 from specdec.types.errors import (
@@ -271,17 +272,18 @@ def test_errors_of_files_and_settings_would_occur_again(monkeypatch, tmp_path, h
     refusal = tmp_path / "refusal"
     if has_reader:  # otherwise the command has ended its wait, and removed the file
         refusal.touch()
+    found = FoundByDriver(ModelDirectories(tmp_path, None, None), 1, 1, refusal)
     with (
         pytest.raises(RefusedStartError, match="would fail again: 1 GiB"),
-        refusing_repeatable(refusal),
+        refusing_repeatable(found),
     ):
         raise OutOfMemoryError("1 GiB\nis free")
     assert refusal.exists() == has_reader == bool(waits)
-    with pytest.raises(TargetFailedError), refusing_repeatable(refusal):
+    with pytest.raises(TargetFailedError), refusing_repeatable(found):
         raise TargetFailedError("rank 0 ended")
     if has_reader:
-        found = SimpleNamespace(status="DEPLOYING", message="", deployments={})
-        applications = SimpleNamespace(applications={"a": found})
+        waiting = SimpleNamespace(status="DEPLOYING", message="", deployments={})
+        applications = SimpleNamespace(applications={"a": waiting})
         monkeypatch.setattr(serve, "status", lambda: applications)
         with refusal.open() as file, pytest.raises(StartupError, match=r"^1 GiB is free$"):
             wait_until_running(["a"], file)
