@@ -56,11 +56,11 @@ class ClockedReplica(RouterReplica):
         patch.object(target_group, "TARGET", clocked).start()  # this process serves nothing else
         await super().__init__(config, control_plane, found, draft_hosts)
 
-    async def _start(self, placement: PlacementGroup | None) -> None:
-        await super()._start(placement)
+    async def _start(self, placement: PlacementGroup | None, found: Any) -> None:
+        await super()._start(placement, found)
         names = {each.name: each.native_id for each in threading.enumerate()}
-        found = {"pid": os.getpid(), "threads": {**names, EVENT_LOOP: threading.get_native_id()}}
-        (self._directory / THREADS_FILE).write_text(json.dumps(found))
+        threads = {"pid": os.getpid(), "threads": {**names, EVENT_LOOP: threading.get_native_id()}}
+        (self._directory / THREADS_FILE).write_text(json.dumps(threads))
 
 
 def install() -> None:
