@@ -1,9 +1,8 @@
-"""Measure what goodput control loses against the best fixed draft length, and against off.
+"""Measure the regret of goodput control: what it loses against the best fixed draft length.
 
 The target is synthetic, with a given cost curve, and time is simulated, so the policy is measured
-and not the machine. Rounds alternate: the best fixed number is selected on odd rounds and compared
-on even rounds, so a lucky selection does not count. The policy learns in the first round and is
-compared on the others.
+and not the machine. It decides by noisy times and random results, as in a service; its decisions
+are scored by their results on average, and the best length is known from the same averages.
 
     python -m benchmarks.control
 """
@@ -13,9 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
+from statistics import mean
 
 from tqdm import tqdm
 
@@ -26,77 +26,104 @@ from tests.specdec.speculation.policy.synthetic_service import (
     CostCurve,
     SyntheticService,
     auto_policy,
-    fixed_policy,
+    expected_accepted,
 )
 
-STREAMS = (1, 2, 4, 8, 16, 32, 64)
+STREAMS = (1, 8, 16, 32, 64, 128)
 MAX_DRAFT_TOKENS = 7
-AIM = 0.95
+MOST_REGRET, LEAST_OFF_SHARE = 0.03, 0.99
 
 CURVES = {
     "gpu": CostCurve(weights_s=0.010, row_s=0.00005, draft_s=0.0008),
     "small gpu": CostCurve(weights_s=0.010, row_s=0.0002, draft_s=0.0008),
     "cpu": CostCurve(weights_s=0.020, row_s=0.004, draft_s=0.003),
 }
+_SPREAD = (-0.3, -0.15, 0.0, 0.08, 0.14)
+"""Of the acceptance rates of the sequences of a load around one of them."""
+
+
+def sequences_of(acceptance_length: float, num_draft_tokens: int) -> tuple[tuple[float, ...], ...]:
+    """Return the acceptance of sequences that differ, with this acceptance length on average."""
+    low, high = 0.0, 1.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        rates = [min(max(middle + each, 0.02), 0.98) for each in _SPREAD]
+        length = 1 + mean(expected_accepted([rate] * num_draft_tokens) for rate in rates)
+        low, high = (middle, high) if length < acceptance_length else (low, middle)
+    return tuple((rate,) * MAX_DRAFT_TOKENS for rate in rates)
+
+
 ACCEPTANCE = {
-    "good": (0.9, 0.88, 0.86, 0.84, 0.82, 0.8, 0.8),
-    "medium": (0.7, 0.65, 0.6, 0.6, 0.55, 0.5, 0.5),
-    "bad": (0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2),
+    "good": ((0.9, 0.88, 0.86, 0.84, 0.82, 0.8, 0.8),),
+    "medium": ((0.7, 0.65, 0.6, 0.6, 0.55, 0.5, 0.5),),
+    "bad": ((0.2,) * MAX_DRAFT_TOKENS,),
+    "5.04 of 7": sequences_of(5.04, 7),
+    "2.49 of 3": sequences_of(2.49, 3),
 }
+"""Of one kind of sequence, or of several. The last two have the extreme acceptance lengths that
+InferenceX publishes for SPEED-Bench's coding prompts."""
 
 
 @dataclass(frozen=True)
 class Settings:
     """Extent of the simulation.
 
-    A round lasts `round_s` seconds and at least `round_steps` steps without drafts: in a short
-    round the few slow steps dominate. wrong_by: factor of error in the drafts' cost measured at
-    start-up.
+    The policy learns for `learn_s` seconds and is measured for `round_s`, and for as many as
+    `round_steps` steps without drafts take if that is longer. wrong_by: factor of error in the
+    drafts' cost measured at start-up.
     """
 
-    num_rounds: int = 8
-    round_s: float = 20.0
-    round_steps: int = 400
+    num_rounds: int = 4
+    learn_s: float = 20.0
+    round_s: float = 60.0
+    round_steps: int = 1000
     wrong_by: float = 1.0
 
 
 def measure(curve: str, acceptance: str, num_streams: int, settings: Settings) -> Result:
-    """Run auto and each fixed number, all in the same rounds."""
-    rates, costs = ACCEPTANCE[acceptance], CURVES[curve]
-    contenders = []
-    for count in (None, *range(MAX_DRAFT_TOKENS + 1)):
-        clock = Clock()
-        if count is None:
-            table = costs.table(MAX_DRAFT_TOKENS, settings.wrong_by)
-            policy = auto_policy(clock, table, MAX_DRAFT_TOKENS)
-        else:
-            policy = fixed_policy(clock, count)
-        seed = 100 * num_streams + (MAX_DRAFT_TOKENS + 1 if count is None else count)
-        contenders.append((policy, SyntheticService(costs, rates, clock, seed=seed)))
+    """Run auto in rounds that differ by chance."""
+    costs, kinds = CURVES[curve], ACCEPTANCE[acceptance]
     round_s = max(settings.round_s, settings.round_steps * costs.step_s(num_streams, 0))
-    rounds = [
-        [service.run(policy, num_streams, round_s) for policy, service in contenders]
-        for _ in range(settings.num_rounds)
-    ]
-    odd, even = ([median(column) for column in zip(*part, strict=True)] for part in _split(rounds))
-    _, *fixed_odd = odd
-    auto, *fixed = even
-    policy, service = contenders[0]
+    num_tokens = num_seconds = 0.0
+    chosen, num_changes = Counter[int](), 0
+    for seed in range(settings.num_rounds):
+        clock = Clock()
+        service = SyntheticService(costs, kinds[0], clock, others=kinds[1:], seed=seed)
+        policy = auto_policy(
+            clock, costs.table(MAX_DRAFT_TOKENS, settings.wrong_by), MAX_DRAFT_TOKENS
+        )
+        service.run(policy, num_streams, settings.learn_s)
+        tokens, seconds, changes = (
+            service.expected_tokens,
+            service.expected_s,
+            len(policy.log.changes),
+        )
+        service.chosen.clear()
+        service.run(policy, num_streams, round_s)
+        num_tokens += service.expected_tokens - tokens
+        num_seconds += service.expected_s - seconds
+        chosen += service.chosen
+        num_changes += len(policy.log.changes) - changes
     return Result(
         curve=curve,
         acceptance=acceptance,
         num_streams=num_streams,
-        best=max(range(MAX_DRAFT_TOKENS + 1), key=lambda count: fixed_odd[count]),
-        fixed_tokens_per_s=tuple(round(each, 1) for each in fixed),
-        auto_tokens_per_s=round(auto, 1),
-        chosen=dict(sorted(service.chosen.items())),
-        num_changes=len(policy.log.changes),
+        fixed_tokens_per_s=tuple(
+            round(_goodput(costs, kinds, num_streams, count), 1)
+            for count in range(MAX_DRAFT_TOKENS + 1)
+        ),
+        auto_tokens_per_s=round(num_tokens / num_seconds, 1),
+        chosen=dict(sorted(chosen.items())),
+        num_changes=num_changes,
     )
 
 
-def _split(rounds: Sequence[list[float]]) -> tuple[Sequence[list[float]], Sequence[list[float]]]:
-    """Return the first, third, ... rounds, and the second, fourth, ... rounds."""
-    return rounds[0::2], rounds[1::2]
+def _goodput(
+    costs: CostCurve, kinds: Sequence[Sequence[float]], num_streams: int, count: int
+) -> float:
+    """Return the tokens per second of a fixed number of draft tokens."""
+    tokens = 1 + mean(expected_accepted(rates[:count]) for rates in kinds)
+    return num_streams * tokens / costs.step_s(num_streams, count)
 
 
 def measure_all(settings: Settings) -> list[Result]:
@@ -106,24 +133,28 @@ def measure_all(settings: Settings) -> list[Result]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return 1 if auto is below its aim in any case."""
+    """Run the benchmark; return 1 where auto misses an aim in any case."""
     options = _parser().parse_args(arguments)
-    settings = Settings(options.rounds, options.round_s, wrong_by=options.wrong_by)
+    settings = Settings(options.rounds, round_s=options.round_s, wrong_by=options.wrong_by)
     results = measure_all(settings)
-    worst = min(min(each.best_share, each.off_share) for each in results)
-    report = {"settings": asdict(settings), "worst": worst, "results": list(map(asdict, results))}
+    worst = {
+        "regret": round(max(each.regret for each in results), 4),
+        "off_share": round(min(each.off_share for each in results), 4),
+    }
+    report = {"settings": asdict(settings), **worst, "results": list(map(asdict, results))}
     write_text(options.output, json.dumps(report, indent=1) + "\n")
-    write_text(options.output.with_suffix(".md"), page(results, AIM))
-    write_text(options.output.with_suffix(".svg"), plot(results, AIM))
-    print(json.dumps({"worst": round(worst, 4), "aim": AIM, "num_cases": len(results)}))
-    return 0 if worst >= AIM else 1
+    write_text(options.output.with_suffix(".md"), page(results))
+    write_text(options.output.with_suffix(".svg"), plot(results, MOST_REGRET))
+    print(json.dumps({**worst, "num_cases": len(results)}))
+    is_met = worst["regret"] <= MOST_REGRET and worst["off_share"] >= LEAST_OFF_SHARE
+    return 0 if is_met else 1
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmarks.control", description="Compare goodput control with fixed draft lengths."
     )
-    parser.add_argument("--rounds", type=int, default=Settings.num_rounds, help="an even number")
+    parser.add_argument("--rounds", type=int, default=Settings.num_rounds)
     parser.add_argument("--round-s", type=float, default=Settings.round_s, help="simulated seconds")
     parser.add_argument(
         "--wrong-by",

@@ -9,12 +9,16 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Protocol
 
 from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
+
+_STEPS_OF_SEQUENCE = 100
 
 
 @dataclass
@@ -82,6 +86,7 @@ class SyntheticService:
         acceptance: Sequence[float] | Callable[[float], Sequence[float]],
         clock: Clock,
         *,
+        others: Sequence[Sequence[float]] = (),
         seed: int = 0,
         noise: float = 0.05,
         stall: float = 5.0,
@@ -90,16 +95,19 @@ class SyntheticService:
 
         acceptance: probability by position, given those before; or a function of the time that
             returns it.
+        others: of other kinds of sequences. Each row has all kinds in turn, a hundred steps each.
         noise: most by which a step is longer than the curve has it, as a share. stall: the same of
             every hundredth step, at random, as by load from another process.
         """
         self.curve = curve
         self.clock = clock
         self._acceptance = acceptance if callable(acceptance) else _constant(acceptance)
+        self._others = others
         self._random = random.Random(seed)
         self._noise = noise
         self._stall = stall
         self.num_tokens = 0
+        self.expected_tokens = self.expected_s = 0.0  # of the same decisions, without chance
         self.num_steps = 0
         self.chosen: Counter[int] = Counter()  # number of steps by selected draft length
 
@@ -110,12 +118,14 @@ class SyntheticService:
         self.chosen[count] += 1
         drafted = (num_decoding if limit is None else min(limit, num_decoding)) if count else 0
         policy.begin_step(drafted, drafted, has_prefill=False)
-        rates = self._acceptance(self.clock.now_s)[:count]
+        rates = [own[:count] for own in self._rates(num_decoding)[:drafted]]
+        self.expected_tokens += num_decoding + sum(map(expected_accepted, rates))
+        self.expected_s += self.curve.step_s(num_decoding, count, drafted)
         noise = 1 + self._noise * self._random.random()
         if self._random.random() < 0.01:
             noise += self._stall
         self.clock.now_s += noise * self.curve.step_s(num_decoding, count, drafted)
-        results = Counter(self._num_accepted(rates) for _ in range(drafted))
+        results = Counter(map(self._num_accepted, rates))
         self.num_tokens += num_decoding
         for accepted, num_rows in results.items():
             self.num_tokens += num_rows * accepted
@@ -123,6 +133,12 @@ class SyntheticService:
         policy.end_step()
         self.num_steps += 1
         return count
+
+    def _rates(self, num_decoding: int) -> list[Sequence[float]]:
+        """Return the acceptance of each row."""
+        kinds = [self._acceptance(self.clock.now_s), *self._others]
+        turn = self.num_steps // _STEPS_OF_SEQUENCE
+        return [kinds[(row + turn) % len(kinds)] for row in range(num_decoding)]
 
     def _num_accepted(self, rates: Sequence[float]) -> int:
         accepted = 0
@@ -136,6 +152,11 @@ class SyntheticService:
         while self.clock.now_s - start_s < seconds:
             self.step(policy, num_decoding)
         return (self.num_tokens - before) / (self.clock.now_s - start_s)
+
+
+def expected_accepted(rates: Sequence[float]) -> float:
+    """Return the expected number of accepted tokens of a draft with these probabilities."""
+    return sum(accumulate(rates, mul))
 
 
 def auto_policy(
