@@ -20,10 +20,6 @@ _TREE_COLUMNS = (
 _EXTRAS_PART = "penalties, grammars, log-probabilities"
 _EXTRAS_COLUMNS = ("batch", "request", "sequences with it", "ms on the device", "ms by the host")
 _ASYNC_COLUMNS = ("process", "drafts", "tokens/s", "hit rate", "draft model busy", "overlap")
-_STEP_PARTS = {
-    "main steps": "Milliseconds of a step of 8B with k drafts",
-    "grid": "The same by context, batch and sampling",
-}
 _SPECULATION_COLUMNS = (
     *("batch", "tokens/s without drafts", "5 drafts, times these"),
     *("the policy's drafts, times these", "drafts a sequence and step by the policy"),
@@ -62,8 +58,8 @@ def _sections(parts: dict[str, Any]) -> Iterator[tuple[str, Sequence[str], list[
     yield "Steps of 8B with trees", _TREE_COLUMNS, _timed_rows(cells("trees", "tree_cells"))
     title = "Steps of 8B with 4 drafts, by requests of some sequences"
     yield title, _EXTRAS_COLUMNS, _timed_rows(cells(_EXTRAS_PART, "extras_cells"))
-    for part, title in _STEP_PARTS.items():
-        yield title, *_step_table(cells(part, "cells"))
+    steps = _step_table(cells("main steps", "cells"))
+    yield "Milliseconds of a step of 8B with k drafts (the grid is in the JSON)", *steps
     speculation = parts.get("speculation", {})
     yield "Speculation", _SPECULATION_COLUMNS, list(_speculation_rows(speculation))
 
