@@ -141,7 +141,7 @@ def check_training(config: Settings) -> None:
     if config.training_buffer_tokens:
         # The files of the model decide about what was left out.
         has_head = speculation is not None and (
-            speculation.head is not None
+            (speculation.head is not None and not speculation.head.has_layers_of_model)
             or not speculation.left_out.isdisjoint({"method", "drafter"})
         )
         if not has_head:

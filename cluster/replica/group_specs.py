@@ -70,7 +70,8 @@ def _head_source(config: ServeConfig, directories: ModelDirectories) -> HeadSour
     model = ModelSource(
         method.model or config.model, directory, may_be_pickled=method.model is not None
     )
-    return HeadSource(model, method.quantization, method.window, method.speculative_token_map)
+    token_map = method.speculative_token_map
+    return HeadSource(model, method.quantization, method.window, token_map, method.name)
 
 
 def _group_spec(

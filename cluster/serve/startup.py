@@ -33,6 +33,7 @@ from cluster.workers.ray.resources import (
 from specdec.config.gpu.gpu_sharing import with_gpu_sharing
 from specdec.config.hardware import available_cpus, num_gpus, require_gpu
 from specdec.engine.memory.memory_plan import memory_plan
+from specdec.engine.models.colocation import with_colocated_draft
 from specdec.engine.models.model_detection import with_detected_models
 from specdec.engine.models.model_resolution import (
     ModelDirectories,
@@ -226,13 +227,11 @@ def _check_files(configs: Sequence[ServeConfig]) -> None:
 
 
 def _with_gpu_sharing(config: ServeConfig, report: Report) -> ServeConfig:
-    """Let target and draft model share the only GPU of this machine."""
+    """Let target and draft model share the only GPU of this machine, in one process if possible."""
     if config.device == "cpu" or config.draft_model is None:
         return config
     decided = with_gpu_sharing(config, num_gpus())
-    if decided.shares_gpu and not config.shares_gpu:
-        report(f"{config.served_model_name}: target and draft model share the only GPU")
-    return decided
+    return with_colocated_draft(decided, report) if decided.shares_gpu else decided
 
 
 def _check_resources(config: ServeConfig, directories: ModelDirectories, memory_bytes: int) -> None:

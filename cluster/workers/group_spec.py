@@ -62,12 +62,13 @@ class AdapterSource:
 
 @dataclass(frozen=True)
 class HeadSource:
-    """A draft head beside a target; quantization, window, token_map: as in `HeadFiles`."""
+    """A draft head beside a target; the fields after `model` are as in `HeadFiles`."""
 
     model: ModelSource
     quantization: QuantizationMethod | None
     window: int | None = None
     token_map: str | None = None
+    method: str | None = None
 
 
 @dataclass(frozen=True)

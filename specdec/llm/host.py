@@ -18,6 +18,7 @@ from specdec.engine.core import EngineCore
 from specdec.engine.executor import Executor
 from specdec.engine.memory.memory_plan import MemoryPlan, memory_plan
 from specdec.engine.metrics.request_metrics import RequestMetrics
+from specdec.engine.models.colocation import with_colocated_draft
 from specdec.engine.models.model_detection import with_detected_models
 from specdec.engine.models.model_resolution import (
     ModelDirectories,
@@ -80,7 +81,9 @@ class EngineHost:
         config = with_detected_models(arguments.config, print_progress)
         in_process = arguments.executor is None
         _check_target(config, in_process=in_process)
-        config = with_fastest_drafter(config, print_progress, in_process=in_process)
+        config = with_fastest_drafter(config, print_progress)
+        if config.device == "cuda" and in_process:
+            config = with_colocated_draft(config, print_progress)
         self.arguments = arguments = replace(arguments, config=config)
         directories = resolve_models(arguments.config, print_progress)
         check_draft_model(config, directories, print_progress)

@@ -115,9 +115,9 @@ class LocalExecutor:
         directory, method = self._directories.head, self._config.head
         head = None
         if directory is not None and method is not None:
-            head = HeadFiles(
-                directory, method.quantization, method.window, method.speculative_token_map
-            )
+            token_map = method.speculative_token_map
+            keys = method.quantization, method.window, token_map, method.name
+            head = HeadFiles(directory, *keys)
         target, limits = self._directories.target, self._plan.engine
         model = self._rank_model(target, limits, quantization, head=head)
         runner = load_warm(model, TensorParallelGroup())

@@ -50,13 +50,19 @@ class HeadFiles:
     """A draft head to load beside a target.
 
     quantization: as in `load_model`. window: attention window instead of that of the files.
-    token_map: as in `HeadConfig.from_directory`.
+    token_map, method: as in `HeadConfig.from_directory`.
     """
 
     directory: Path
     quantization: QuantizationMethod | None = None
     window: int | None = None
     token_map: str | None = None
+    method: str | None = None
+
+    def read(self, target: ModelConfig, directory: Path | None = None) -> HeadConfig:
+        """Read the configuration, or that of another version in a directory."""
+        keys = self.window, self.token_map, self.method
+        return HeadConfig.from_directory(directory or self.directory, target, *keys)
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,7 @@ def _load_target(
     model = _load_model(spec, model_config, group)
     adapters = RankAdapters.enabled(model, config.adapters)
     on_device = _uses_device(spec, model, "decodes")
+    head = None if spec.head is None else _load_head(spec.head, model_config, model)
     target = TargetModelRunner(
         model,
         group,
@@ -144,9 +151,9 @@ def _load_target(
         has_padding_block=_runs_on_device(spec),
         adapters=adapters,
         states=_states_of(model, config.max_num_seqs, config.max_row_guesses, config.num_snapshots),
-        head=None if spec.head is None else _load_head(spec.head, model_config, model),
+        head=head,
         on_device=on_device,
-        graphs=_graphs(spec, model) if on_device else None,
+        graphs=_graphs(spec, model, None if head is None else head.head) if on_device else None,
     )
     if target.graph_report is not None:
         logger.info("decodes run on the device: %s", target.graph_report.describe())
@@ -164,7 +171,7 @@ def _states_of(
 
 
 def _load_head(files: HeadFiles, model_config: ModelConfig, model: Decoder) -> ServedHead:
-    found = HeadConfig.from_directory(files.directory, model_config, files.window, files.token_map)
+    found = files.read(model_config)
     load = partial(_load_version, found, files, model)
     return ServedHead(load_head(found, model, files.quantization), load)
 
@@ -189,10 +196,11 @@ def _uses_device(spec: RankModel, model: Decoder, what: str) -> bool:
     return True
 
 
-def _graphs(spec: RankModel, model: Decoder) -> CudaGraphs | None:
+def _graphs(spec: RankModel, model: Decoder, head: DraftHead | None = None) -> CudaGraphs | None:
     """Return what captures the steps of a model on a device; None where it launches operators."""
     assert isinstance(model, DeviceDecoder)
-    return CudaGraphs(spec.device) if model.fits_graphs and not spec.limits.enforce_eager else None
+    fits = model.fits_graphs and (head is None or head.capabilities.fits_graphs)
+    return CudaGraphs(spec.device) if fits and not spec.limits.enforce_eager else None
 
 
 def _load_version(
@@ -203,7 +211,7 @@ def _load_version(
     Raises what `HeadConfig.from_directory` and `load_head` raise, and UnsupportedModelError for
     other sizes and for weights that are not finite.
     """
-    found = HeadConfig.from_directory(directory, served.target, files.window, files.token_map)
+    found = files.read(served.target, directory)
     found.require_sizes_of(served)
     require_finite(found)
     return load_head(found, target, files.quantization)

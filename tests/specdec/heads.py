@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -20,6 +21,8 @@ from tests.specdec.models.families import reference_model
 NUM_HEADS = 5
 _SHARPNESS = 12.0
 """Logit of the fitted token; that of others is near 0."""
+_NOISE = 0.5
+"""Deviation of the noise in a draft model's weights, in their own."""
 
 
 def fitted_medusa_dir(target: Path, directory: Path, texts: Sequence[Sequence[int]]) -> Path:
@@ -115,9 +118,24 @@ def _save(directory: Path, config: dict[str, object], tensors: dict[str, Tensor]
     return directory
 
 
+def copied_model_dir(target: Path, directory: Path, texts: Sequence[Sequence[int]]) -> Path:
+    """Write the target with other weights in its last layer, which drafts well but not always."""
+    del texts
+    shutil.copytree(target, directory, dirs_exist_ok=True)
+    tensors = load_file(target / "model.safetensors")
+    generator = torch.Generator().manual_seed(5)
+    for name, tensor in tensors.items():
+        if "layers.1.mlp" in name:
+            noise = torch.randn(tensor.shape, generator=generator)
+            tensors[name] = (tensor + _NOISE * tensor.float().std() * noise).to(tensor.dtype)
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
 HEADS = {
     "medusa": fitted_medusa_dir,
     "mlp_speculator": fitted_mlp_speculator_dir,
     **{method: partial(fitted_head_dir, method) for method in FITTED_METHODS},
+    "colocated_draft_model": copied_model_dir,
 }
 """Functions that write a fitted head, by method."""

@@ -74,7 +74,7 @@ def target_with_head(directory, config, head_dir, kernels="torch", group=None):
         config,
         group or TensorParallelGroup(),
         kernels=kernels,
-        head=HeadFiles(head_dir),
+        head=HeadFiles(head_dir, method=config.speculation.head.name),
     )
     return SpiedTarget(runner)
 

@@ -47,7 +47,8 @@ StepFunction = Callable[[Frames, HasMessage], Iterator[Frames]]
 
 
 def _head_files(head: HeadSource) -> HeadFiles:
-    return HeadFiles(head.model.here(), head.quantization, head.window, head.token_map)
+    own = head.quantization, head.window, head.token_map, head.method
+    return HeadFiles(head.model.here(), *own)
 
 
 def prepare_to_load(spec: GroupSpec) -> None:

@@ -35,6 +35,7 @@ class HeadMethodConfig(MethodConfig):
         CPUs, of one that `network` has made; None where it has none.
     writes_kv: whether the head has attention, so that its drafts need KV slots. grows_trees:
         whether it also runs the tokens of a tree level by level, on a GPU as graphs.
+    has_layers_of_model: whether its passes have the layers of a whole model.
     model: the head's checkpoint, a directory or a Hub id; None for the target's own.
     quantization: how the head's matrices are held; None keeps the model's dtype.
     speculative_token_map: JSON file with the target's ids of the tokens that the head may draft,
@@ -46,6 +47,7 @@ class HeadMethodConfig(MethodConfig):
     native_network: ClassVar[str | None] = None
     writes_kv: ClassVar[bool] = False
     grows_trees: ClassVar[bool] = False
+    has_layers_of_model: ClassVar[bool] = False
     proposer = "specdec.speculation.proposers.target_head:TargetHeadProposer"
     place = DraftPlace.TARGET
     drafts_trees = True
@@ -57,7 +59,8 @@ class HeadMethodConfig(MethodConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.model and not self.is_in_target:
-            limit = f"the directory or Hub id of the head that method {self.name} drafts with"
+            kind = "draft model" if self.has_layers_of_model else "head"
+            limit = f"the directory or Hub id of the {kind} that method {self.name} drafts with"
             raise InvalidValueError("speculative_config.model", self.model, limit)
         require_quantization(self.quantization, "speculative_config.quantization")
 
@@ -214,6 +217,22 @@ class DSparkConfig(AttentionHeadConfig):
     )
 
 
+@dataclass(frozen=True)
+class ColocatedDraftModelConfig(AttentionHeadConfig):
+    """A draft model in the processes of the target's ranks, which divide it as the target.
+
+    It has the target's vocabulary, drafts in the target's step, and its KV is in the target's
+    blocks.
+    """
+
+    name = "colocated_draft_model"
+    head_format = f"{_FORMATS}.whole_model:WHOLE_MODEL"
+    network = f"{_NETWORKS}.whole_model:read_whole_model"
+    native_network = f"{_NETWORKS}.whole_model:WholeModelHead.on_native_kernels"
+    grows_trees = True
+    has_layers_of_model = True
+
+
 HEAD_METHODS: tuple[type[HeadMethodConfig], ...] = (
     MedusaConfig,
     MlpSpeculatorConfig,
@@ -224,5 +243,6 @@ HEAD_METHODS: tuple[type[HeadMethodConfig], ...] = (
     ParallelEagleConfig,
     DFlashConfig,
     DSparkConfig,
+    ColocatedDraftModelConfig,
 )
 """The part of `methods.METHODS` that drafts with heads, in the order of messages."""

@@ -68,7 +68,7 @@ def gpu_workspace_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) 
         + _dequantized_bytes(config, model)
         + (_PRODUCT_BYTES * (2 if captures else 1) if config.deterministic and not drafts else 0)
         + (_prompt_bytes(config, model) if captures and not drafts else 0)
-        + (0 if drafts or config.head is None else _tap_bytes(config, model))
+        + (0 if drafts else _tap_bytes(config, model))
     )
 
 
@@ -87,8 +87,10 @@ def _dequantized_bytes(config: LLMConfig, model: ModelConfig) -> int:
 
     Of any model: one that is stored in 16 bits may be quantized by loading.
     """
-    draft = config.draft_model
-    is_quantized = config.quantization_method is not None or (draft and draft.quantization)
+    drafters = (config.draft_model, config.head)
+    is_quantized = config.quantization_method or any(
+        each and each.quantization for each in drafters
+    )
     is_stored = config.keeps_stored_weights and model.stored_weights is not None
     if not (is_stored or is_quantized):
         return 0
@@ -186,9 +188,12 @@ def _count_bytes(config: LLMConfig, model: ModelConfig) -> int:
 
 def _graph_bytes(config: LLMConfig, *, drafts: bool) -> int:
     """Return the bytes of the graphs of a size."""
-    has_head = config.head is not None and not drafts
     adapted = _ADAPTED_GRAPHS_BYTES if config.enable_lora else 0
-    return _GRAPHS_BYTES + adapted + (_HEAD_GRAPHS_BYTES if has_head else 0)
+    if config.head is None or drafts:
+        return _GRAPHS_BYTES + adapted
+    # A draft model runs new tokens and drafted ones, each in a graph.
+    of_head = 2 * _GRAPHS_BYTES if config.head.has_layers_of_model else _HEAD_GRAPHS_BYTES
+    return _GRAPHS_BYTES + adapted + of_head
 
 
 def _growth_bytes(config: LLMConfig) -> int:
@@ -198,11 +203,14 @@ def _growth_bytes(config: LLMConfig) -> int:
         return 0
     scored = _scored_tokens(config, drafts=False)
     sizes = num_growth_sizes(config.max_num_seqs, _num_tree_nodes(config), scored)
-    return sizes * _GROWTH_GRAPHS_BYTES
+    levels = speculation.max_chain_tokens if speculation.head.has_layers_of_model else 0
+    return sizes * (_GROWTH_GRAPHS_BYTES + 3 * levels * _GRAPHS_BYTES)
 
 
 def _tap_bytes(config: LLMConfig, model: ModelConfig) -> int:
     """Return the bytes of what a head reads of the largest step on the device."""
+    if config.head is None or config.head.has_layers_of_model:
+        return 0
     num_tokens = max(_scored_tokens(config, drafts=False), config.max_num_batched_tokens)
     return num_tokens * _MOST_TAPS * model.hidden_size * DTYPE_BYTES[config.resolved_dtype]
 

@@ -13,7 +13,6 @@ from specdec.engine.models.model_limits import draft_adapter_limits
 from specdec.engine.models.model_resolution import Models
 from specdec.models.config.extra_weights import adapter_bytes, copied_bytes
 from specdec.models.config.model_config import ModelConfig
-from specdec.types.drafters import MAX_LOADED_VERSIONS
 from specdec.types.errors import OutOfMemoryError
 
 _GIB = 2**30
@@ -158,5 +157,10 @@ def _head_weight_bytes(config: LLMConfig, models: Models) -> int:
     """Return the bytes of the versions of a draft head that the ranks hold at most."""
     if models.head is None or config.head is None:
         return 0
-    version_bytes = models.head.weight_bytes(config.resolved_dtype, config.head.quantization)
-    return MAX_LOADED_VERSIONS * version_bytes
+    quantization, model = config.head.quantization, models.head.shape.whole_model
+    if model is not None:
+        size = config.tensor_parallel_size
+        copies = copied_bytes(model, config.resolved_dtype, size, quantization)
+        return weight_bytes(config, model, size, quantization) + copies
+    version_bytes = models.head.weight_bytes(config.resolved_dtype, quantization)
+    return models.head.max_loaded_versions * version_bytes

@@ -242,7 +242,9 @@ def _fit(name: str, directory: Path, config: ModelConfig) -> MethodFit:
         return _fit_of_own_layers(name, directory, config)
     if config.recurrent is not None and issubclass(method, HeadMethodConfig):
         return MethodFit(name, Fit.NO, "no draft head is trained for recurrent layers")
-    if issubclass(method, HeadMethodConfig):
+    if issubclass(method, HeadMethodConfig) and method.has_layers_of_model:
+        reason = "it needs a smaller model with the same vocabulary"
+    elif issubclass(method, HeadMethodConfig):
         shape = f"hidden size {config.hidden_size} and {config.vocab_size} tokens"
         reason = f"it needs a head made for this model, with {shape}"
     else:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DTYPE_BYTES, ModelOptions
 from specdec.config.hf_overrides import unknown_keys
 from specdec.config.llm import Config, LLMConfig
 from specdec.config.model_aliases import ALIASES, TARGETS_OF_DRAFTERS
 from specdec.config.speculation.head_methods import HeadMethodConfig
 from specdec.config.speculation.methods import METHODS, DraftModelConfig
+from specdec.engine.models.checkpoint_lint import require_loadable
 from specdec.models.config.config_files import read_json
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.drafters.token_map import token_map_of
@@ -36,19 +39,22 @@ class Models:
 class ModelDirectories:
     """The directories of the target, and of the draft model or head, if any.
 
-    That of the draft model may be the target's. options: of the target.
+    That of the draft model may be the target's. options: of the target. head_method: of the head.
     """
 
     target: Path
     draft: Path | None
     head: Path | None = None
     options: ModelOptions = DEFAULT_MODEL_OPTIONS
+    head_method: str | None = None
 
     def configs(self) -> Models:
         """Read each config.json, and the shapes of a head. Raises UnsupportedModelError."""
         target = ModelConfig.from_directory(self.target, self.options)
         draft = None if self.draft is None else ModelConfig.from_directory(self.draft)
-        head = None if self.head is None else HeadConfig.from_directory(self.head, target)
+        if self.head is None:
+            return Models(target, draft)
+        head = HeadConfig.from_directory(self.head, target, method=self.head_method)
         return Models(target, draft, head)
 
 
@@ -95,8 +101,11 @@ def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:
         None
         if drafting is None
         else _resolve_draft(drafting, target, config.model_options, progress),
-        None if head is None else _resolve_head(head, target, found, progress),
+        None
+        if head is None
+        else _resolve_head(head, target, found, config.model_options, progress),
         config.model_options,
+        None if head is None else head.name,
     )
 
 
@@ -136,8 +145,32 @@ def _require_model(directory: Path) -> None:
         raise InvalidValueError("speculative_config.method", DraftModelConfig.name, limit)
 
 
+def has_same_tokens(draft: Path, target: Path, options: ModelOptions) -> bool:
+    """Return whether each token of a draft model is that of the target with the same id.
+
+    options: of the target. Raises UnsupportedModelError where that cannot be determined.
+    """
+    shared = DraftVocabulary.between(draft, target, options).shared
+    if shared is None:
+        return True
+    ids, mapped = np.arange(len(shared.draft_to_target)), shared.draft_to_target
+    return shared.has_equal_ids and bool(((mapped == ids) | (mapped < 0)).all())
+
+
+def _require_same_tokens(
+    draft: Path, target: Path, options: ModelOptions, name: str | None
+) -> None:
+    if not has_same_tokens(draft, target, options):
+        limit = "a model with the target's tokens; method draft_model takes others"
+        raise InvalidValueError("speculative_config.model", name, limit)
+
+
 def _resolve_head(
-    method: HeadMethodConfig, target: Path, model: ModelConfig, progress: Progress
+    method: HeadMethodConfig,
+    target: Path,
+    model: ModelConfig,
+    options: ModelOptions,
+    progress: Progress,
 ) -> Path:
     """Find or download a head of a model, and report what its files were taken for.
 
@@ -146,7 +179,11 @@ def _resolve_head(
     directory = target
     if method.model is not None:
         directory = resolve(method.model, progress=progress, may_be_pickled=True)
-    head = HeadConfig.from_directory(directory, model, method.window, method.speculative_token_map)
+    keys = method.window, method.speculative_token_map, method.name
+    head = HeadConfig.from_directory(directory, model, *keys)
+    if (own := head.shape.whole_model) is not None:
+        require_loadable(directory, own)
+        _require_same_tokens(directory, target, options, method.model)
     if head.method != method.name:
         limit = f"{head.method}: {directory} is {head.describe()[0]}"
         raise InvalidValueError("speculative_config.method", method.name, limit)

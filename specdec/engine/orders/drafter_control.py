@@ -65,7 +65,10 @@ class DrafterControl:
     def _checked(self, path: str) -> Path:
         """Return the directory of a head that can take the place of the served one."""
         directory = resolve(path, progress=_log, may_be_pickled=True)
-        HeadConfig.from_directory(directory, self._served.target).require_sizes_of(self._served)
+        served = self._served
+        if served.max_loaded_versions == 1:
+            raise UnsupportedModelError(f"{served.method} cannot be replaced while it runs")
+        HeadConfig.from_directory(directory, served.target).require_sizes_of(served)
         return directory
 
     async def _wait(self, number: int, thread: EngineThread) -> None:

@@ -19,6 +19,8 @@ from specdec.models.heads.formats.detect import detect_method, head_method, read
 from specdec.models.heads.formats.layers import with_window
 from specdec.models.heads.formats.shape import HeadShape, Reading
 from specdec.models.heads.formats.source import HeadSource, TensorNames, read_fields
+from specdec.models.heads.formats.whole_model import WholeModelShape
+from specdec.types.drafters import MAX_LOADED_VERSIONS
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.types.validation import require_range
 
@@ -54,17 +56,18 @@ class HeadConfig:
         target: ModelConfig,
         draft_window: int | None = None,
         token_map: str | None = None,
+        method: str | None = None,
     ) -> HeadConfig:
         """Read config.json and the shapes of the tensors.
 
         draft_window: attention window of the head's layers, instead of that in the file.
-        token_map: a file of `read_token_map`.
+        token_map: a file of `read_token_map`. method: that is configured, as in `read_head`.
 
         Raises ModelNotFoundError without config.json, and UnsupportedModelError, in one line, for
         a format that is not supported or a tensor that does not fit.
         """
         source = HeadSource.open(directory)
-        method, reading = read_head(source, target)
+        method, reading = read_head(source, target, method)
         purpose = f"for {reading.format}, {reading.shape.summary()}"
         used = reading.shape.tensors()
         reading.names.require(used, purpose, reading.ignored)
@@ -94,7 +97,7 @@ class HeadConfig:
 
     def slot_size(self, device: str) -> int:
         """Return the number of values that are stored for each slot beside the KV."""
-        if stores_features(device):
+        if stores_features(device) or not self.feature_size:
             return self.feature_size
         return max(1, len(self.taps)) * self.target.hidden_size
 
@@ -118,6 +121,11 @@ class HeadConfig:
         """See DraftHead."""
         decoder = self.shape.decoder
         return decoder.num_layers if decoder else 0
+
+    @property
+    def max_loaded_versions(self) -> int:
+        """Versions that the ranks have memory for: one of a draft model."""
+        return MAX_LOADED_VERSIONS if self.shape.whole_model is None else 1
 
     @property
     def target_name(self) -> str | None:
@@ -145,6 +153,8 @@ class HeadConfig:
 
         Output heads count with the rows that are loaded: at most one for each token of the map.
         """
+        if (model := self.shape.whole_model) is not None:
+            return model.weight_bytes(dtype, quantization)
         return sum(
             math.prod(shape) * (1 if quantization and _is_matrix(name) else DTYPE_BYTES[dtype])
             for name, shape in self._loaded_tensors().items()
@@ -170,6 +180,10 @@ class HeadConfig:
         return self._with_decoder(with_window(decoder, window))
 
     def _with_token_map(self, path: str) -> HeadConfig:
+        if isinstance(self.shape, WholeModelShape):
+            tokens = read_token_map(path, self.shape.draft_vocab_size)
+            shape = replace(self.shape, output_tokens=tokens)
+            return replace(self, reading=replace(self.reading, shape=shape))
         if self.shape.output_heads is None:
             limit = f"left out: {self.directory} has no output head of which tokens can be selected"
             raise InvalidValueError(TOKEN_MAP_KEY, path, limit)
@@ -184,8 +198,11 @@ class HeadConfig:
         lines = [f"taken for {self.reading.format}: {self.shape.summary()}"]
         if self.reading.notes:
             lines.append("; ".join(self.reading.notes))
-        if self.token_map is not None:
-            lines.append(f"drafts only the {len(self.token_map)} tokens of speculative_token_map")
+        tokens = self.token_map
+        if isinstance(self.shape, WholeModelShape):
+            tokens = self.shape.output_tokens
+        if tokens is not None:
+            lines.append(f"drafts only the {len(tokens)} tokens of speculative_token_map")
         return tuple(lines)
 
 

@@ -52,7 +52,7 @@ class HeadFeatures:
         """
         self._head = head
         self._num_slots, self._dtype = num_slots, dtype
-        self._stores_features = stores_features
+        self._stores_features = stores_features or not head.feature_size
         self._slots: Tensor | None = None  # [num_slots, *shape of a token's states or feature]
         self._waiting: list[_Pass] = []
         self._num_waiting = 0
@@ -79,6 +79,8 @@ class HeadFeatures:
 
         Neither the states nor the block tables of the batch may change any more.
         """
+        if not self._head.feature_size:
+            return
         self._waiting.append(_Pass(batch, states))
         self._num_waiting += states.shape[0]
         if self._num_waiting >= MAX_WAITING_TOKENS:
@@ -87,6 +89,8 @@ class HeadFeatures:
     @torch.inference_mode()
     def read(self, slots: Sequence[int]) -> Tensor:
         """Return the features [len(slots), feature_size] of the tokens in slots."""
+        if not self._head.feature_size:
+            return torch.empty(len(slots), 0)
         if not self._stores_features and (states := self._newest_states(slots)) is not None:
             return self._head.features(states.to(self._dtype))
         self.write()
@@ -97,6 +101,8 @@ class HeadFeatures:
     @torch.inference_mode()
     def move(self, moves: Sequence[SlotMove]) -> None:
         """Move tokens along with the KV of the target."""
+        if not self._head.feature_size:
+            return
         self.write()
         assert self._slots is not None, "no pass has run"
         sources, targets = torch.tensor(moves, device=self._slots.device).unbind(1)

@@ -25,9 +25,10 @@ from specdec.worker.head.features import HeadFeatures
 class _Progress:
     """A sequence on the head.
 
-    token_ids: all that are known. num_computed: slots 1 to num_computed - 1 have their pair's KV;
-    None until the first row gives the number of cached tokens. blocks_end: slot after the blocks
-    that it has written; in those, slots that no pair was computed for are known to have no KV.
+    token_ids: all that are known. num_computed: slots before it have their pair's KV, from the
+    first that has a pair on; None until the first row gives the number of cached tokens.
+    blocks_end: slot after the blocks that it has written; in those, slots that no pair was computed
+    for are known to have no KV.
     """
 
     token_ids: list[int]
@@ -67,12 +68,18 @@ class HeadKv:
     """Features of all slots, and the progress of the head's KV in sequences and blocks."""
 
     def __init__(
-        self, batch_state: BatchState, num_blocks: int, block_size: int, features: HeadFeatures
+        self,
+        batch_state: BatchState,
+        num_blocks: int,
+        block_size: int,
+        features: HeadFeatures,
+        first_slot: int,
     ) -> None:
-        """features: of `num_blocks` blocks."""
+        """features: of `num_blocks` blocks. first_slot: as in `networks.base`."""
         self._batch_state = batch_state
         self._block_size = block_size
         self.features = features
+        self._first_slot = first_slot
         self._num_filled = array("i", bytes(4 * num_blocks))  # by block
         self._sequences: dict[int, _Progress] = {}
 
@@ -100,7 +107,7 @@ class HeadKv:
         return (
             (len(progress.token_ids) == end or not row.samples)
             and tuple(progress.token_ids[start:end]) == row.known
-            and start <= max(1, num_computed)
+            and start <= max(self._first_slot, num_computed)
         )
 
     def note_step(self, row: StepRow, token_ids: Sequence[int]) -> None:
@@ -147,12 +154,14 @@ class HeadKv:
 
     def features_of(self, chunks: Sequence[Chunk]) -> Tensor:
         """Return the features [T, feature_size] that belong to pairs: of the tokens before them."""
+        if not self._first_slot:
+            return self.features.read(())
         return self.features.read([slot for each in chunks for slot in self._slots_before(each)])
 
     def note_computed(self, seq_id: int, pairs: Chunk) -> None:
         """Record that the KV of `pairs` is written."""
         self._sequences[seq_id].num_computed = pairs.end
-        start = 0 if pairs.start == 1 else pairs.start  # slot 0 has no pair
+        start = 0 if pairs.start == self._first_slot else pairs.start  # no pair is before it
         for index in range(start // self._block_size, -(-pairs.end // self._block_size)):
             first, block = index * self._block_size, pairs.block_table[index]
             num_filled = self._num_filled[block]
@@ -163,7 +172,7 @@ class HeadKv:
     def _first_missing(self, seq_id: int) -> int:
         num_computed = self._sequences[seq_id].num_computed
         assert num_computed is not None, "no row of the sequence has run"
-        return max(1, num_computed)
+        return max(self._first_slot, num_computed)
 
     def _slots_before(self, chunk: Chunk) -> list[int]:
         return slots_of(chunk.block_table, range(chunk.start - 1, chunk.end - 1), self._block_size)

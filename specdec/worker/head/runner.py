@@ -26,6 +26,7 @@ from specdec.models.heads.networks.base import (
     DraftHead,
     HeadState,
     WholeDraftHead,
+    first_slot,
 )
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.drafts.draft_tree import num_growth_slots
@@ -87,7 +88,7 @@ class HeadRunner:
                 feature_dtype,
                 stores_features=has_padding_block or stores_features(head.device.type),
             )
-            self._kv = HeadKv(batch_state, num_blocks, block_size, features)
+            self._kv = HeadKv(batch_state, num_blocks, block_size, features, first_slot(head))
             self._kv_cache = head.new_kv_cache(num_slots + num_scratch_blocks * block_size)
         self._use(head)
 

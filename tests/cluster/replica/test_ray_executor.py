@@ -144,7 +144,9 @@ def test_a_head_is_loaded_by_the_ranks_of_the_target(tiny_model_dir, tmp_path, s
     models.load(PLACEMENT)
     assert started.draft == []
     source = ModelSource(str(head), head, may_be_pickled=True)
-    assert started.target[0].spec.head == HeadSource(source, "int8", None, "./tokens.json")
+    assert started.target[0].spec.head == HeadSource(
+        source, "int8", None, "./tokens.json", "medusa"
+    )
     assert isinstance(models.drafting.make_proposer(), TargetHeadProposer)
     assert models.can_draft
     models.close()

@@ -72,7 +72,7 @@ class Recording:
         )
         policy = SpeculationPolicy(SpeculationControl("on", 32, K), clock=lambda: 0.0)
         config = engine_config(speculation=speculation, **changes)
-        head = HeadFiles(head_dir, window=speculation.head.window)
+        head = HeadFiles(head_dir, window=speculation.head.window, method=speculation.head.name)
         self.engine = local_engine(
             directory, config, proposer=proposer, policy=policy, head=head, kernels=kernels
         )

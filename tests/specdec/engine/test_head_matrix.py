@@ -89,7 +89,7 @@ def engine_with(directory, draft_dir, method, kernels, group, batch_size):
         return local_engine(directory, config, group, proposer, policy, kernels=kernels)
     speculation = SpeculativeConfig.of(method, max(LENGTHS), model=str(draft_dir))
     config = engine_config(speculation=speculation, **limits)
-    head = HeadFiles(draft_dir)
+    head = HeadFiles(draft_dir, method=method)
     return local_engine(directory, config, group, None, policy, head=head, kernels=kernels)
 
 

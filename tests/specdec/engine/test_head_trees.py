@@ -96,7 +96,7 @@ class Recording:
         config = engine_config(
             speculation=speculation, **{"max_num_batched_tokens": 160, **changes}
         )
-        head = HeadFiles(texts.head(method))
+        head = HeadFiles(texts.head(method), method=method)
         self.engine = local_engine(
             texts.directory, config, policy=policy, head=head, kernels=kernels
         )

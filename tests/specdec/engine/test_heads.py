@@ -68,7 +68,7 @@ def engine_with(directory, head_dir, method="medusa", control=None, kernels="aut
     control = control or SpeculationControl("on", 32, K)
     policy = SpeculationPolicy(control, clock=lambda: 0.0)
     config = engine_config(speculation=speculation, **changes)
-    head = HeadFiles(head_dir)
+    head = HeadFiles(head_dir, method=method)
     return local_engine(directory, config, policy=policy, head=head, kernels=kernels)
 
 

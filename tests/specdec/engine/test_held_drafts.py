@@ -264,7 +264,7 @@ def test_the_policy_observes_what_it_does_with_synchronous_scheduling(
         policy = SpeculationPolicy(SpeculationControl("on", 32, K), clock=lambda: 0.0)
         rows = observed[is_async] = []
         policy.observe_rows = lambda _, *counts, is_tree, rows=rows: rows.append(counts)
-        head = HeadFiles(head_dir_of(method)) if method in HEADS else None
+        head = HeadFiles(head_dir_of(method), method=method) if method in HEADS else None
         engine = local_engine(tiny_model_dir, config, policy=policy, head=head, kernels="torch")
         run(engine, [request("a", prompt(0)[:4] * 6, max_tokens=30)])
         assert (engine.stats().counts.num_steps_ahead > 0) == is_async

@@ -136,7 +136,7 @@ def engine_for(directory, draft_dirs, method, k, group=None, kernels="auto", **c
     speculation = SpeculativeConfig.of(num_speculative_tokens=k, **METHODS[method])
     model, head = None, None
     if speculation.head is not None:
-        head = HeadFiles(draft_dirs[speculation.head.name])
+        head = HeadFiles(draft_dirs[speculation.head.name], method=speculation.head.name)
     elif speculation.draft_model is not None:
         draft_dir = draft_dirs.get(method, draft_dirs["other"])
         vocabulary = DraftVocabulary.between(draft_dir, directory)

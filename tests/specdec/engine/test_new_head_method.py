@@ -34,6 +34,7 @@ OWN_FILES = ("config/speculation/head_methods.py", "models/heads/formats/", "tra
 """Where names of methods may stand: the entries, and values in published files."""
 OTHER_THINGS = {
     ("config/model_aliases.py", "eagle3"): "a head that comes with the package",
+    ("config/model_aliases.py", "colocated_draft_model"): "as above",
     ("models/config/stored_weights.py", "mtp"): "a part of the names of tensors",
     ("training/data/config.py", "dspark"): "a loss",
     ("training/losses.py", "dspark"): "a loss",
@@ -109,12 +110,12 @@ def test_its_keys_are_those_of_a_head():
     for keys in ({"method": NAME}, {"method": NAME, "model": "head", "draft_window": 8}):
         with pytest.raises(InvalidValueError):
             read_speculation(keys)
-    with pytest.raises(SpecdecError, match=r"dspark, bigram"):
+    with pytest.raises(SpecdecError, match=r"colocated_draft_model, bigram"):
         read_speculation({"method": "trigram"})
 
 
 def test_the_protos_get_a_value_for_it():
-    assert wire_methods.changed(wire_methods.PROTO.read_text()).count("_BIGRAM = 14;\n}") == 1
+    assert wire_methods.changed(wire_methods.PROTO.read_text()).count("_BIGRAM = 15;\n}") == 1
 
 
 def test_no_other_module_names_a_head_method():

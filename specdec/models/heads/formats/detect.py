@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from pkgutil import resolve_name
 from typing import NamedTuple
 
+from specdec.config.speculation.head_methods import ColocatedDraftModelConfig
 from specdec.config.speculation.methods import DraftModelConfig, head_methods
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.registry import SAME_DECODERS, SUPPORTED_ARCHITECTURES
 from specdec.models.heads.formats import speculators
 from specdec.models.heads.formats.shape import HeadFormat, Reading
 from specdec.models.heads.formats.source import Fields, HeadSource
+from specdec.models.heads.formats.whole_model import WHOLE_MODEL
 from specdec.types.errors import UnsupportedModelError
 
 PARD = "pard"
@@ -25,11 +27,16 @@ class DetectedHead(NamedTuple):
     format: HeadFormat
 
 
-def read_head(source: HeadSource, target: ModelConfig) -> tuple[str, Reading]:
+def read_head(
+    source: HeadSource, target: ModelConfig, method: str | None = None
+) -> tuple[str, Reading]:
     """Return the method of a head, and what the reader of its format finds.
 
+    method: that is configured. The files decide, except of a draft model, which may have anything.
     Raises UnsupportedModelError for a format that is not known, or for its content.
     """
+    if method == ColocatedDraftModelConfig.name:
+        return method, WHOLE_MODEL.read(source, target)
     if (found := _find_head(source)) is not None:
         return found.method, found.format.read(source, target)
     if source.is_pard:

@@ -32,7 +32,7 @@ class HeadShape(Protocol):
     """Sizes of one head. See `DraftHead` for taps and the numbers of draft tokens.
 
     adds_one: norms are stored as their difference from 1. output_heads: None where a list of tokens
-    cannot select any.
+    cannot select any. whole_model: of a draft model; None for a head.
     """
 
     @property
@@ -40,6 +40,9 @@ class HeadShape(Protocol):
 
     @property
     def output_heads(self) -> OutputHeads | None: ...
+
+    @property
+    def whole_model(self) -> ModelConfig | None: ...
 
     @property
     def taps(self) -> tuple[int, ...]: ...
@@ -80,6 +83,10 @@ class BaseShape:
 
     @property
     def output_heads(self) -> OutputHeads | None:
+        return None
+
+    @property
+    def whole_model(self) -> ModelConfig | None:
         return None
 
     def block_len(self, num_draft_tokens: int) -> int:

@@ -3,7 +3,7 @@
 A head sees token j of a sequence together with the target's *feature* of token j - 1: this is
 *pair* j, whose KV is stored at slot j. So the KV of a slot depends on the tokens up to it, as the
 target's does, and a cached block is wholly usable. Pair 0 does not exist: attention of a head
-begins at slot 1.
+begins at slot 1. Only a head that reads no features, a whole model, has it (`first_slot`).
 
 Features are a function of the target's hidden states, the final normed ones or those that enter
 some layers (*taps*). The worker stores the former or the latter for each slot, so that any pair can
@@ -46,12 +46,14 @@ class HeadCapabilities:
     """Capabilities of a head beside the calls of DraftHead; its type has those of their protocols.
 
     runs_nodes: a TreeDraftHead. on_device: None for a head that drafts on the host alone, as those
-    of native kernels. drafts_whole: a WholeDraftHead; equal on all ranks.
+    of native kernels. drafts_whole: a WholeDraftHead; equal on all ranks. fits_graphs: whether its
+    passes on a device can be graphs.
     """
 
     runs_nodes: bool = False
     on_device: DeviceDrafts | None = None
     drafts_whole: bool = False
+    fits_graphs: bool = True
 
 
 class DraftHead(Protocol):
@@ -59,7 +61,7 @@ class DraftHead(Protocol):
 
     taps: layers of the target whose input the head reads, ascending (0: the embedding, num_layers:
         the output of the last layer); empty for the final normed hidden states.
-    feature_size: width of the feature of a token.
+    feature_size: width of the feature of a token; 0 for a head that reads none.
     num_kv_layers: layers with KV; 0 for a head without attention.
     max_draft_tokens: most tokens of a draft that follow each other; None for no limit.
     reads_drafts: whether logits depend on the draft tokens before. Unless a head runs nodes too,
@@ -123,6 +125,11 @@ class DraftHead(Protocol):
         ...
 
 
+def first_slot(head: DraftHead) -> int:
+    """Return the slot of the first pair of a head with KV."""
+    return 1 if head.feature_size else 0
+
+
 class FrontierNodes(NamedTuple):
     """Nodes of the draft tree of one sequence, to be run by a head that has KV.
 
@@ -149,10 +156,16 @@ class TreeDraftHead(DraftHead, Protocol):
 
 
 class DeviceKvHead(DraftHead, Protocol):
-    """A head with KV whose passes run in fixed shapes, without a value that the host reads."""
+    """A head with KV whose passes run in fixed shapes, without a value that the host reads.
+
+    output_size: width of the output of a pair.
+    """
+
+    @property
+    def output_size(self) -> int: ...
 
     def run_on_device(self, batch: AnyDeviceBatch, features: Tensor, kv_cache: Tensor) -> Tensor:
-        """Run pairs, write their KV, and return the output of each, [B * Q, hidden_size].
+        """Run pairs, write their KV, and return the output of each, [B * Q, output_size].
 
         features: [B * Q, feature_size], of the token before each. A collective call.
         """

@@ -77,6 +77,7 @@ class DFlashHead(nn.Module):
         hidden, eps = decoder.hidden_size, decoder.rms_norm_eps
         self.shape, self.block_size = shape, target.block_size
         self.taps, self.feature_size = shape.taps, shape.feature_size
+        self.output_size = hidden
         self.num_kv_layers = decoder.num_layers
         self.max_draft_tokens: int | None = shape.max_draft_tokens
         self.vocab_size = shape.draft_vocab_size

@@ -128,6 +128,6 @@ class ParallelEagleHead(Eagle3Head):
             for count, place in zip(counts, state.places, strict=True)
         ]
         features = self.mask_feature.expand(sum(counts), -1)
-        output = self._run_pairs(ForwardBatch(chunks, state.block_size), features, state.kv_cache)
+        output = self.run_pairs(ForwardBatch(chunks, state.block_size), features, state.kv_cache)
         steps = torch.arange(wanted, device=self.device)
         return torch.stack([own[steps.clamp_max(len(own) - 1)] for own in output.split(counts)])

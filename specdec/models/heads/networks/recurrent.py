@@ -49,8 +49,76 @@ class RecurrentState:
     kv_cache: Tensor
 
 
-class RecurrentHead(nn.Module, ABC):
-    """One rank of a head with KV that runs once for each draft token, a DraftHead.
+class PassHead(ABC):
+    """A head with KV that runs once for each draft token: its part of DraftHead."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """See DraftHead."""
+
+    @abstractmethod
+    def run_pairs(self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor) -> Tensor:
+        """Write the KV of T pairs; return their outputs, [T, hidden_size]. features: [T, F]."""
+
+    @abstractmethod
+    def output_logits(self, output: Tensor) -> Tensor:
+        """See DeviceHead."""
+
+    @abstractmethod
+    def next_features(self, output: Tensor) -> Tensor:
+        """See DeviceHead."""
+
+    @torch.inference_mode()
+    def begin(
+        self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
+    ) -> RecurrentState:
+        """See DraftHead."""
+        assert kv_cache is not None
+        output = self.run_pairs(pairs, features, kv_cache)
+        last = on_device(pairs.cu_seqlens_q[1:] - 1, self.device)
+        places = tuple(Place(chunk.end, chunk.block_table) for chunk in pairs.chunks)
+        return RecurrentState(output[last], places, pairs.block_size, kv_cache)
+
+    @torch.inference_mode()
+    def logits(self, state: RecurrentState, index: int) -> Tensor:
+        """See DraftHead."""
+        return self.output_logits(state.output)
+
+    @torch.inference_mode()
+    def advance(
+        self, state: RecurrentState, token_ids: Sequence[int], index: int
+    ) -> RecurrentState:
+        """See DraftHead."""
+        chunks = [
+            Chunk([token], place.slot, place.block_table)
+            for token, place in zip(token_ids, state.places, strict=True)
+        ]
+        features = self.next_features(state.output)
+        output = self.run_pairs(ForwardBatch(chunks, state.block_size), features, state.kv_cache)
+        places = tuple(place._replace(slot=place.slot + 1) for place in state.places)
+        return replace(state, output=output, places=places)
+
+    @torch.inference_mode()
+    def advance_nodes(
+        self, state: RecurrentState, trees: Sequence[FrontierNodes]
+    ) -> RecurrentState:
+        """See TreeDraftHead."""
+        rows = [row for tree in trees for row in tree.rows]
+        features = self.next_features(state.output)[rows]
+        places = tuple(state.places[row] for row in rows)
+        pairs = ForwardBatch(tree_chunks(trees, state.places), state.block_size)
+        output = self.run_pairs(pairs, features, state.kv_cache)
+        return replace(state, output=output, places=places)
+
+    def select(self, state: RecurrentState, rows: Sequence[int]) -> RecurrentState:
+        """See DraftHead."""
+        places = tuple(state.places[row] for row in rows)
+        return replace(state, output=state.output[list(rows)], places=places)
+
+
+class RecurrentHead(nn.Module, PassHead):
+    """One rank of a head whose passes make the feature for the next token, a DraftHead.
 
     Subclasses set these fields, and implement `run`.
 
@@ -77,6 +145,11 @@ class RecurrentHead(nn.Module, ABC):
     def device(self) -> torch.device:
         return self.attention.device
 
+    @property
+    def output_size(self) -> int:
+        """See DeviceKvHead."""
+        return self.feature_size
+
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """See DraftHead."""
         return self.attention.new_kv_cache(num_slots)
@@ -95,57 +168,10 @@ class RecurrentHead(nn.Module, ABC):
     ) -> Tensor:
         """Write the KV of pairs; return the output of the last layer, [T, hidden_size]."""
 
-    @torch.inference_mode()
-    def begin(
-        self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
-    ) -> RecurrentState:
-        """See DraftHead."""
-        assert kv_cache is not None
-        output = self._run_pairs(pairs, features.to(self.attention.dtype), kv_cache)
-        last = on_device(pairs.cu_seqlens_q[1:] - 1, self.device)
-        places = tuple(Place(chunk.end, chunk.block_table) for chunk in pairs.chunks)
-        return RecurrentState(output[last], places, pairs.block_size, kv_cache)
-
-    @torch.inference_mode()
-    def logits(self, state: RecurrentState, index: int) -> Tensor:
-        """See DraftHead."""
-        return self.output_logits(state.output)
-
     def output_logits(self, output: Tensor) -> Tensor:
         """See DeviceHead."""
         logits: Tensor = self.lm_head(output if self.norm is None else self.norm(output))
         return logits
-
-    @torch.inference_mode()
-    def advance(
-        self, state: RecurrentState, token_ids: Sequence[int], index: int
-    ) -> RecurrentState:
-        """See DraftHead."""
-        chunks = [
-            Chunk([token], place.slot, place.block_table)
-            for token, place in zip(token_ids, state.places, strict=True)
-        ]
-        features = self.next_features(state.output)
-        output = self._run_pairs(ForwardBatch(chunks, state.block_size), features, state.kv_cache)
-        places = tuple(place._replace(slot=place.slot + 1) for place in state.places)
-        return replace(state, output=output, places=places)
-
-    @torch.inference_mode()
-    def advance_nodes(
-        self, state: RecurrentState, trees: Sequence[FrontierNodes]
-    ) -> RecurrentState:
-        """See TreeDraftHead."""
-        rows = [row for tree in trees for row in tree.rows]
-        features = self.next_features(state.output)[rows]
-        places = tuple(state.places[row] for row in rows)
-        pairs = ForwardBatch(tree_chunks(trees, state.places), state.block_size)
-        output = self._run_pairs(pairs, features, state.kv_cache)
-        return replace(state, output=output, places=places)
-
-    def select(self, state: RecurrentState, rows: Sequence[int]) -> RecurrentState:
-        """See DraftHead."""
-        places = tuple(state.places[row] for row in rows)
-        return replace(state, output=state.output[list(rows)], places=places)
 
     def next_features(self, output: Tensor) -> Tensor:
         """See DeviceHead."""
@@ -159,6 +185,8 @@ class RecurrentHead(nn.Module, ABC):
         layer_pass = self.attention.begin_device_pass(batch)
         return self.run(embedded, features.to(self.attention.dtype), layer_pass, kv_cache)
 
-    def _run_pairs(self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor) -> Tensor:
+    def run_pairs(self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor) -> Tensor:
+        """See PassHead."""
+        features = features.to(self.attention.dtype)
         embedded = self.embed_tokens(on_device(pairs.input_ids, self.device))
         return self.run(embedded, features, self.attention.begin_pass(pairs), kv_cache)

@@ -17,6 +17,7 @@ from torch import Tensor
 from specdec.kernels.reference.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.kernels.reference.logit_edits import LogitEdits
+from specdec.models.heads.networks.base import first_slot
 from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device.head.head import DraftRows, HeadDrafts
 from specdec.worker.device.input.draft_layout import DraftLayout
@@ -53,7 +54,7 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
         self._slots = drafts.new_zeros(num_tokens)
         self._features = page.new_zeros(num_tokens, page.shape[1])
         self._first = drafts.new_zeros(num_rows)  # the last known token before the step
-        self._outputs = page.new_zeros(num_rows, page.shape[1])  # of the last pass
+        self._outputs = page.new_zeros(num_rows, parts.head.output_size)  # of the last pass
 
     def use(self, parts: Parts) -> None:
         """Draft with another head of the same sizes from now on."""
@@ -79,6 +80,8 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
         hidden: [T, hidden_size], final and normed, of this pass.
         """
         num_tokens, head = len(hidden), self._parts.head
+        if not head.feature_size:
+            return
         features = head.features(self._tapped[:num_tokens] if head.taps else hidden)
         self._features[:num_tokens] = features
         page, slots = self._parts.features, self._slots[:num_tokens]
@@ -96,13 +99,14 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
         is_first = index == batch.cu_seqlens[batch.rows]
         own = self._features[(index - 1).clamp_min(0)]
         features = torch.where(is_first[:, None], self._parts.features[slots], own)
-        is_pair = is_written & (batch.positions > 0)  # pair 0 does not exist
+        first = first_slot(self._parts.head)
+        is_pair = is_written & (batch.positions >= first)
         padding_slot = self._limits.num_blocks * size
         pairs = replace(
             batch,
-            positions=batch.positions.clamp_min(1),
+            positions=batch.positions.clamp_min(first),
             slot_mapping=batch.slot_mapping.masked_fill(~is_pair, padding_slot),
-            context_lens=batch.context_lens.clamp_min(2),
+            context_lens=batch.context_lens.clamp_min(first + 1),
             trees=None,  # their nodes are no prompt
         )
         self._parts.head.run_on_device(pairs, features, self._parts.kv_cache)
@@ -123,8 +127,9 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
         positions = starts + torch.minimum(offsets, last)
         first = self._first[: shape.num_rows, None]
         tokens = torch.cat([first, verified.token_ids], 1).masked_fill(offsets > last, 0)
-        is_written = (offsets <= last) & wants[:, None] & (positions > 0)  # pair 0 does not exist
-        batch = self._batch(tokens, positions.clamp_min(1), is_written, shape)
+        first_pair = first_slot(self._parts.head)
+        is_written = (offsets <= last) & wants[:, None] & (positions >= first_pair)
+        batch = self._batch(tokens, positions.clamp_min(first_pair), is_written, shape)
         features = self._features_of_pairs(starts, batch.block_tables, shape)
         outputs = self._parts.head.run_on_device(batch, features, self._parts.kv_cache)
         outputs = outputs.view(shape.num_rows, shape.query_len + 1, -1)
@@ -139,7 +144,7 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
         slots = slots_at((starts - 1).clamp_min(0), tables, self._limits.block_size)
         before = self._parts.features[slots.flatten()].view(shape.num_rows, 1, -1)
         own = self._features[: shape.num_rows * shape.query_len].view(
-            shape.num_rows, -1, before.shape[2]
+            shape.num_rows, shape.query_len, before.shape[2]
         )
         return torch.cat([before, own], 1).flatten(0, 1)
 

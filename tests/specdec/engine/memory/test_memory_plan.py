@@ -2,6 +2,7 @@
 """Division of memory between two models, on one host and on described GPUs."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -314,6 +315,8 @@ class Head:
     """The sizes of a draft head's checkpoint."""
 
     num_kv_layers: int
+    max_loaded_versions: int = 3
+    shape = SimpleNamespace(whole_model=None)
 
     def kv_bytes_per_token(self, dtype, size):
         return 1000 * self.num_kv_layers * size

@@ -85,7 +85,7 @@ def test_a_head_is_reported_as_what_its_files_are(tiny_model_dir, tmp_path):
     text = list(range(3, 30))
     head = fitted_medusa_dir(tiny_model_dir, tmp_path, [text])
     directories = resolved_head(tiny_model_dir, head, "medusa", lines.append)
-    assert directories == ModelDirectories(tiny_model_dir, None, head)
+    assert directories == ModelDirectories(tiny_model_dir, None, head, head_method="medusa")
     assert lines[0].startswith(f"head {head}: taken for Medusa (vLLM): 5 heads of 1 layers")
     assert directories.configs().head.max_draft_tokens == 5
 
@@ -113,7 +113,9 @@ def test_a_draft_model_beside_a_head(tiny_model_dir, tmp_path):
     speculation = SpeculativeConfig.of(**keys, fallback=fallback)
     config = LLMConfig(model=str(tiny_model_dir), speculative_config=speculation)
     directories = resolve_models(config, lambda line: None)
-    assert directories == ModelDirectories(tiny_model_dir, tiny_model_dir, head)
+    assert directories == ModelDirectories(
+        tiny_model_dir, tiny_model_dir, head, head_method="medusa"
+    )
     with pytest.raises(
         InvalidValueError,
         match="quantization is 'w8a8'; it must be left out, int8 or int",

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from specdec.engine.loaded.drafter_versions import DrafterVersions
+from specdec.engine.orders import drafter_control
 from specdec.engine.orders.drafter_control import LOAD_TIMEOUT_S, DrafterControl
 from specdec.types.drafters import DrafterOrder, HeadFile
 from specdec.types.errors import NotReadyError, UnsupportedModelError
@@ -33,6 +34,15 @@ def control(ranks, monkeypatch):
     control = DrafterControl(engine, versions, None, clock=lambda: next(seconds))
     monkeypatch.setattr(control, "_checked", Path)
     return control
+
+
+async def test_a_draft_model_on_the_ranks_has_one_version(monkeypatch):
+    served = SimpleNamespace(max_loaded_versions=1, method="colocated_draft_model")
+    versions = DrafterVersions(HeadFile(1, "configured", "/heads/1"))
+    control = DrafterControl(SimpleNamespace(), versions, served)
+    monkeypatch.setattr(drafter_control, "resolve", lambda path, **_: Path(path))
+    with pytest.raises(UnsupportedModelError, match="colocated_draft_model cannot be replaced"):
+        await load(control, "org/other")
 
 
 def load(control, path):

@@ -75,7 +75,8 @@ def device_runner(
         kernels=kernels,
         kv_cache_dtype=config.kv_cache_dtype,
     )
-    load = partial(_load_head, model, decoder)
+    method = config.speculation.head.name if config.speculation and head else None
+    load = partial(_load_head, model, decoder, method)
     return TargetModelRunner(
         decoder,
         group,
@@ -89,8 +90,10 @@ def device_runner(
     )
 
 
-def _load_head(target: ModelConfig, decoder: Decoder, directory: Path) -> DraftHead:
-    return load_head(HeadConfig.from_directory(directory, target), decoder)
+def _load_head(
+    target: ModelConfig, decoder: Decoder, method: str | None, directory: Path
+) -> DraftHead:
+    return load_head(HeadConfig.from_directory(directory, target, method=method), decoder)
 
 
 def device_draft_runner(

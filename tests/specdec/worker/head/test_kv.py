@@ -22,7 +22,7 @@ class Run:
     def __init__(self, seed):
         self.random = random.Random(seed)
         self.state = BatchState(BLOCK_SIZE, torch.device("cpu"), range(50))
-        self.kv = HeadKv(self.state, NUM_BLOCKS, BLOCK_SIZE, Mock())
+        self.kv = HeadKv(self.state, NUM_BLOCKS, BLOCK_SIZE, Mock(), first_slot=1)
         self.records = []
 
     def sequence(self, seq_id):

@@ -17,8 +17,10 @@ from specdec.worker.warm_up import warm_up_target
 from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, tokens_by
 from tests.specdec.fakes import run_ranks
+from tests.specdec.heads import copied_model_dir
 from tests.specdec.worker.device.runners import FakeGraphs, device_runner, recorded_device_steps
 
+COLOCATED = "colocated_draft_model"
 NUM_DRAFTS = 3
 SAMPLING = [
     {"temperature": 0.0},
@@ -47,6 +49,8 @@ def fitted_heads(model_dir, tmp_path_factory, expected):
     @cache
     def write(method):
         directory = tmp_path_factory.mktemp(method)
+        if method == COLOCATED:
+            return copied_model_dir(model_dir, directory, texts)
         return fitted_head_dir(method, model_dir, directory, texts, lengths, depth=NUM_DRAFTS)
 
     return write
@@ -116,7 +120,13 @@ def num_with_drafts(steps):
 
 @pytest.mark.parametrize(
     ("method", "is_async", "has_graphs"),
-    [("eagle3", True, False), ("eagle3", False, True), ("eagle", True, True), ("mtp", False, True)],
+    [
+        ("eagle3", True, False),
+        ("eagle3", False, True),
+        ("eagle", True, True),
+        ("mtp", False, True),
+        (COLOCATED, True, True),
+    ],
 )
 def test_the_drafts_are_those_of_the_host(
     tiny_model_dir, head_dir, expected, on_device, method, is_async, has_graphs
@@ -157,7 +167,7 @@ def shaped():
     ]
 
 
-@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+@pytest.mark.parametrize("method", ["eagle3", "mtp", COLOCATED])
 def test_a_head_drafts_by_the_logits_of_the_target(tiny_model_dir, head_dir, on_device, method):
     """Penalties, biases and masks of a request change the logits of the head too."""
     asked = shaped()
@@ -174,7 +184,7 @@ def test_a_head_drafts_by_the_logits_of_the_target(tiny_model_dir, head_dir, on_
     assert num_with_drafts(on_device) >= 5
 
 
-@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+@pytest.mark.parametrize("method", ["eagle3", "mtp", COLOCATED])
 def test_prompts_run_on_the_device_with_the_head(
     tiny_model_dir, head_dir, expected, on_device, method
 ):

@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 
+from specdec.config.speculation.methods import head_methods
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.speculation.policy.policy import SpeculationPolicy
@@ -59,7 +60,7 @@ def head_dir(tiny_model_dir, tmp_path_factory, expected):
     @cache
     def write(method):
         directory = tmp_path_factory.mktemp(method)
-        if method == "medusa":
+        if method in ("medusa", "colocated_draft_model"):
             return HEADS[method](tiny_model_dir, directory, texts)
         return fitted_head_dir(method, tiny_model_dir, directory, texts, lengths, depth=NUM_DRAFTS)
 
@@ -117,14 +118,15 @@ def run_trees(model_dir, head_dir, method, group=None, asked=None, chains=(), **
 
 
 @pytest.mark.parametrize(
-    ("method", "has_graphs"), [("eagle3", True), ("medusa", False), ("dflash", False)]
+    ("method", "has_graphs"),
+    [("eagle3", True), ("colocated_draft_model", True), ("medusa", False), ("dflash", False)],
 )
 def test_steps_with_trees_run_on_the_device(
     tiny_model_dir, head_dir, expected, on_device, tree_counts, method, has_graphs
 ):
     """Each yields the tokens and drafts of the host's path, with prompts and without.
 
-    EAGLE-3 drafts its trees on the device, and Medusa heads chains in between.
+    EAGLE-3 and a draft model draft their trees on the device, and Medusa heads chains in between.
     """
     run = [tiny_model_dir, head_dir(method), method]
     changes = {"max_num_batched_tokens": 40, "max_num_seqs": 3}
@@ -139,7 +141,8 @@ def test_steps_with_trees_run_on_the_device(
     assert [each.rows for each in target.outputs] == [each.rows for each in host.outputs]
     assert len(on_device) == counts.num_steps
     assert num_trees > 5
-    assert sum(tree_counts) == (0 if method == "eagle3" else num_trees)
+    grows_on_device = head_methods()[method].grows_trees
+    assert sum(tree_counts) == (0 if grows_on_device else num_trees)
     assert sum(any(map(may_have_tree, rows)) for rows in on_device) > 3
     assert counts.speculation.num_accepted_tokens > 0
     if method != "dflash":
@@ -147,7 +150,7 @@ def test_steps_with_trees_run_on_the_device(
         assert num_with_drafts(on_device) > 0
 
 
-@pytest.mark.parametrize("method", ["eagle3", "medusa", "dflash"])
+@pytest.mark.parametrize("method", ["eagle3", "colocated_draft_model", "medusa", "dflash"])
 def test_a_chain_is_drafted_on_the_device_after_a_tree(
     tiny_model_dir, head_dir, expected, on_device, method
 ):

@@ -1,0 +1,88 @@
+"""The choice to run a draft model in the processes of the target's ranks.
+
+Two processes on a GPU take turns, and no step begins ahead of the drafts. In the target's step they
+cost their passes alone, and the ranks hold them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from specdec.config.llm import Config
+from specdec.config.speculation.head_methods import ColocatedDraftModelConfig
+from specdec.config.speculation.methods import DraftModelConfig
+from specdec.engine.models.model_resolution import has_same_tokens
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.hub import Progress
+from specdec.models.resolve import resolve
+
+_KEPT_KEYS = ("quantization", "draft_window", "speculative_token_map", "share_gpu")
+"""Keys of a draft model that do not need a worker."""
+
+
+def with_colocated_draft(config: Config, progress: Progress) -> Config:
+    """Return the configuration whose draft model is in the target's processes, if it can be.
+
+    For models that share a GPU. Where it cannot, a line gives the reason, and a worker drafts.
+    """
+    drafting, speculation = config.draft_model, config.speculative_config
+    if drafting is None or speculation is None:
+        return config
+    if (reason := _reason_for_worker(config, drafting, progress)) is not None:
+        progress(f"a worker runs the draft model, on the target's GPU: {reason}")
+        return config
+    colocated = ColocatedDraftModelConfig(
+        model=drafting.model or config.model,
+        quantization=drafting.quantization,
+        draft_window=drafting.draft_window,
+        speculative_token_map=drafting.speculative_token_map,
+    )
+    roles: dict[str, Any] = {
+        role: colocated
+        for role in ("drafter", "first", "fallback")
+        if getattr(speculation, role) is drafting
+    }
+    progress("the draft model runs in the target's process, on the same GPU")
+    return replace(config, speculative_config=replace(speculation, **roles))
+
+
+def _reason_for_worker(
+    config: Config, drafting: DraftModelConfig, progress: Progress
+) -> str | None:
+    """Return why a draft model needs a worker; None where it does not."""
+    speculation = config.speculative_config
+    if speculation is not None and speculation.head is not None:
+        return f"the target's ranks draft by {speculation.head.name}"
+    plain = DraftModelConfig(model=drafting.model)
+    for key, value in vars(drafting).items():
+        if key != "model" and key not in _KEPT_KEYS and value != getattr(plain, key):
+            return f"{key} is {value}"
+    if config.adapter_limits is not None:
+        return "it may have separate adapters"
+    if config.kv_cache_dtype != "auto":
+        return f"kv_cache_dtype is {config.kv_cache_dtype}"
+    if speculation is not None and speculation.verifier in ("rejection", "block"):
+        return f"verifier {speculation.verifier} uses the probabilities of its drafts"
+    target = resolve(config.model, progress=progress)
+    draft = target if drafting.model is None else resolve(drafting.model, progress=progress)
+    return _fault_of_files(config, draft, target)
+
+
+def _fault_of_files(config: Config, draft: Path, target: Path) -> str | None:
+    own = ModelConfig.from_directory(draft)
+    served = ModelConfig.from_directory(target, config.model_options)
+    if own.transformers is not None or served.transformers is not None:
+        return "transformers' code runs a model"
+    if own.recurrent is not None or served.recurrent is not None:
+        return "a model has recurrent layers"
+    if own.varied is not None or own.traits.attention_chunk is not None:
+        return f"{own.architecture} has layers of several shapes, or chunks of attention"
+    if own.max_position_embeddings < (config.max_model_len or served.max_position_embeddings):
+        return f"its context has {own.max_position_embeddings} tokens"
+    if own.vocab_size > served.vocab_size:
+        return "its vocabulary is larger than the target's"
+    if not has_same_tokens(draft, target, config.model_options):
+        return "its vocabulary is not the target's"
+    return None
