@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,16 +13,11 @@ from specdec.config.speculation.methods import METHODS
 from specdec.llm.drafter_speeds import DrafterSpeeds
 
 _PLACES = {DraftPlace.ENGINE: "engine", DraftPlace.TARGET: "target's ranks"}
-_APART, _TOGETHER = "separate process", "process of LLM"
-_USERS = {"service": False, "LLM": True}  # whether a draft model runs in the target's process
 
 
 @dataclass(frozen=True)
 class DrafterRow:
-    """A drafter in a place, and what chooses it there.
-
-    gain: speed over that without drafts; low, high: that of the rounds beside the median.
-    """
+    """A drafter. gain: speed over that without drafts; low, high: as in Gain."""
 
     name: str
     runs_in: str
@@ -30,7 +25,7 @@ class DrafterRow:
     gain: float
     low: float
     high: float
-    chosen_by: Sequence[str]
+    is_chosen: bool
 
 
 @dataclass(frozen=True)
@@ -46,13 +41,14 @@ class DrafterReport:
     @classmethod
     def of(cls, drafters: Sequence[ShippedDrafter], speeds: DrafterSpeeds) -> DrafterReport:
         """Return the report of measured speeds."""
-        rows = [row for each in drafters for row in _rows(each, drafters, speeds)]
+        chosen = speeds.choose(drafters)
+        rows = [_row(each, speeds, is_chosen=each == chosen) for each in drafters]
         return cls(
             speeds.plain_tokens_per_s,
             len(speeds.plain),
             speeds.is_settled,
             sorted(rows, key=lambda row: -row.gain),
-            list(dict.fromkeys(_notes(drafters, speeds))),
+            list(_notes(drafters, speeds)),
         )
 
     def fields(self) -> dict[str, Any]:
@@ -61,7 +57,7 @@ class DrafterReport:
 
     def lines(self) -> list[str]:
         """Return the report as a table."""
-        heading = ["drafter", "runs in", "tokens/s", "gain", "rounds", "chosen by"]
+        heading = ["drafter", "runs in", "tokens/s", "gain", "rounds", ""]
         rows = [
             [
                 row.name,
@@ -69,7 +65,7 @@ class DrafterReport:
                 f"{row.tokens_per_s:.0f}",
                 f"{row.gain:.2f}",
                 f"{row.low:.2f} to {row.high:.2f}",
-                ", ".join(row.chosen_by),
+                "chosen" if row.is_chosen else "",
             ]
             for row in self.rows
         ]
@@ -78,41 +74,23 @@ class DrafterReport:
         return [title, *aligned([heading, *rows, plain]), *self.notes]
 
 
-def _rows(
-    drafter: ShippedDrafter, drafters: Sequence[ShippedDrafter], speeds: DrafterSpeeds
-) -> Iterator[DrafterRow]:
-    """Yield a row for each place in which the drafter may run."""
-    choices = {
-        user: speeds.choose(drafters, in_process=in_process) for user, in_process in _USERS.items()
-    }
-    is_apart = drafter.name in speeds.apart
-    for runs_in, users in _places(drafter, is_apart=is_apart).items():
-        gain = speeds.by_name(in_process=_USERS[users[0]])[drafter.name]
-        yield DrafterRow(
-            drafter.name,
-            runs_in,
-            gain.median * speeds.plain_tokens_per_s,
-            gain.median,
-            gain.low,
-            gain.high,
-            [user for user in users if choices[user] == drafter],
-        )
-
-
-def _places(drafter: ShippedDrafter, *, is_apart: bool) -> Mapping[str, Sequence[str]]:
-    """Return where a drafter runs, and for which users."""
-    if is_apart:
-        return {_APART: ["service"], _TOGETHER: ["LLM"]}
-    return {_PLACES[METHODS[drafter.method].place]: list(_USERS)}
+def _row(drafter: ShippedDrafter, speeds: DrafterSpeeds, *, is_chosen: bool) -> DrafterRow:
+    gain = speeds.by_name[drafter.name]
+    return DrafterRow(
+        drafter.name,
+        _PLACES[METHODS[drafter.method].place],
+        gain.median * speeds.plain_tokens_per_s,
+        gain.median,
+        gain.low,
+        gain.high,
+        is_chosen,
+    )
 
 
 def _notes(drafters: Sequence[ShippedDrafter], speeds: DrafterSpeeds) -> Iterator[str]:
     """Yield what decided beside the speed."""
+    chosen, contenders = speeds.choose(drafters), speeds.contenders
     if not speeds.is_settled:
-        yield speeds.describe(drafters[0], in_process=False)
-        return
-    for in_process in _USERS.values():
-        contenders = speeds.contenders(in_process=in_process)
-        chosen = speeds.choose(drafters, in_process=in_process)
-        if len(contenders) > 1:
-            yield f"{chosen.name} has the least memory of the equally fast {', '.join(contenders)}"
+        yield speeds.describe(chosen)
+    elif len(contenders) > 1:
+        yield f"{chosen.name} is the default of the equally fast {', '.join(contenders)}"

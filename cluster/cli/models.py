@@ -209,8 +209,6 @@ def _decoder(report: ModelReport, fault: str | None) -> str:
     config = report.config
     if config.transformers is not None:
         return "transformers' modelling code, attention over specdec's KV cache"
-    if config.recurrent is not None:
-        return "torch on a CPU: recurrent layers have no other kernels; no prefix cache"
     if config.varied is not None:
         return "torch on a CPU: layers of different shapes have no other kernels"
     from specdec.models.config.families.native_limits import native_fault

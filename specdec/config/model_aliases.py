@@ -87,7 +87,7 @@ ALIASES: Mapping[str, PackagedModel] = MappingProxyType(
             drafters=(
                 ShippedDrafter("smollm2-135m-instruct-eagle3", "eagle3", 5, quantization="int8"),
                 ShippedDrafter(
-                    "smollm2-135m-instruct-draft", "draft_model", 6, quantization="int8"
+                    "smollm2-135m-instruct-draft", "colocated_draft_model", 6, quantization="int8"
                 ),
                 ShippedDrafter("smollm2-135m-instruct-suffix", "suffix", 6, has_weights=False),
                 ShippedDrafter("smollm2-135m-instruct-ngram", "ngram", 4, has_weights=False),

@@ -42,8 +42,6 @@ def with_fastest_drafter(
     config: Config,
     progress: Progress,
     measure: MeasureSpeeds | None = None,
-    *,
-    in_process: bool = False,
 ) -> Config:
     """Return the configuration with the fastest drafter of its alias, if it leaves that open.
 
@@ -52,7 +50,6 @@ def with_fastest_drafter(
     device cuda without a GPU.
 
     measure: of the speeds; None for that of this machine.
-    in_process: whether a draft model will run in the process of the target.
     """
     speculation = config.speculative_config
     if speculation is None or not speculation.is_auto:
@@ -60,8 +57,8 @@ def with_fastest_drafter(
     source = ALIASES[config.model]
     if measure is None and not any(each.has_weights for each in source.drafters):
         return config
-    load = LoadOfOthers()
-    if (fault := _other_weights(config.model, source, progress)) is not None:
+    directory, load = resolve(config.model, progress=progress), LoadOfOthers()
+    if (fault := _other_weights(config.model, directory, source)) is not None:
         progress(f"{fault}: drafting with ngram")
         return replace(config, speculative_config=SpeculativeConfig.of())
     try:
@@ -69,8 +66,8 @@ def with_fastest_drafter(
     except TrialError as error:
         progress(f"{error}; drafting with {source.drafters[0].name}, the default")
         return config
-    chosen = speeds.choose(source.drafters, in_process=in_process)
-    progress(speeds.describe(chosen, in_process=in_process))
+    chosen = speeds.choose(source.drafters)
+    progress(speeds.describe(chosen))
     speculation = SpeculativeConfig.of(**chosen.keys(config.device))
     return replace(config, speculative_config=speculation)
 
@@ -85,15 +82,14 @@ def speeds_of_alias(config: LLMConfig, progress: Progress) -> DrafterSpeeds:
     if source is None or not source.drafters:
         known = ", ".join(name for name, each in ALIASES.items() if each.drafters)
         raise InvalidValueError("model", config.model, f"an alias with drafters ({known})")
-    load = LoadOfOthers()
-    if (fault := _other_weights(config.model, source, progress)) is not None:
+    directory, load = resolve(config.model, progress=progress), LoadOfOthers()
+    if (fault := _other_weights(config.model, directory, source)) is not None:
         raise TrialError(fault)
     return _speeds(config, progress, None, load)
 
 
-def _other_weights(name: str, source: PackagedModel, progress: Progress) -> str | None:
+def _other_weights(name: str, directory: Path, source: PackagedModel) -> str | None:
     """Return why the drafters of an alias do not fit its weights here; None if they do."""
-    directory = resolve(name, progress=progress)
     if weights_fingerprint(directory) == source.weights_sha256:
         return None
     return f"the weights in {directory} are not those that the drafters of {name} were made for"

@@ -14,8 +14,6 @@ from statistics import harmonic_mean, median
 from typing import Any
 
 from specdec.config.model_aliases import ShippedDrafter
-from specdec.config.speculation.method_config import DraftPlace
-from specdec.config.speculation.methods import METHODS
 from specdec.models.drafters.card import SuiteAcceptance
 from specdec.speculation.policy.cost_model import CostTable
 from specdec.types.errors import InvalidValueError
@@ -27,8 +25,6 @@ _MIN_ROUNDS, _ROUNDS, _MAX_ROUNDS = 3, 5, 15
 _BUDGET_S = 12.0
 """No further round starts after it, except the first three."""
 
-_BY_MEMORY = (DraftPlace.ENGINE, DraftPlace.TARGET, DraftPlace.DRAFT_WORKER)
-
 Acceptance = Mapping[str, Sequence[SuiteAcceptance]]
 """The cards of drafters by name, each with the same suites and temperatures."""
 
@@ -37,12 +33,11 @@ Acceptance = Mapping[str, Sequence[SuiteAcceptance]]
 class Candidate:
     """Drafters whose steps cost the same, and their measurement.
 
-    names: of the drafters. is_apart: whether a draft model runs in a separate process.
+    names: of the drafters.
     """
 
     names: Sequence[str]
     measure: Callable[[], CostTable]
-    is_apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,17 +67,15 @@ class Gain:
 class DrafterSpeeds:
     """Speeds of one stream, by round.
 
-    plain: tokens per second without drafts. gains: speed with each drafter, over that without, in
-    the process of an `LLM`. apart: the same of draft models in separate processes, as in a
-    service. Raises InvalidValueError for fewer than three rounds.
+    plain: tokens per second without drafts. gains: speed with each drafter, over that without.
+    Raises InvalidValueError for fewer than three rounds.
     """
 
     plain: Sequence[float]
     gains: Mapping[str, Sequence[float]]
-    apart: Mapping[str, Sequence[float]]
 
     def __post_init__(self) -> None:
-        for name, rounds in {"plain": self.plain, **self.gains, **self.apart}.items():
+        for name, rounds in {"plain": self.plain, **self.gains}.items():
             is_complete = len(rounds) == len(self.plain) >= _MIN_ROUNDS
             if not is_complete or not all(0 < each < math.inf for each in rounds):
                 raise InvalidValueError(
@@ -94,45 +87,44 @@ class DrafterSpeeds:
         """Tokens per second without drafts, the median of the rounds."""
         return median(self.plain)
 
-    def by_name(self, *, in_process: bool) -> dict[str, Gain]:
-        """Return the gains. in_process: whether a draft model runs in the target's process."""
-        rounds = self.gains if in_process else {**self.gains, **self.apart}
-        return {name: Gain.of(each) for name, each in rounds.items()}
+    @property
+    def by_name(self) -> dict[str, Gain]:
+        """The gain of each drafter."""
+        return {name: Gain.of(each) for name, each in self.gains.items()}
 
-    def contenders(self, *, in_process: bool) -> dict[str, Gain]:
-        """Return the fastest drafter, and those that are as fast within the measured noise."""
-        gains = self.by_name(in_process=in_process)
+    @property
+    def contenders(self) -> dict[str, Gain]:
+        """The fastest drafter, and those that are as fast within the measured noise."""
+        gains = self.by_name
         fastest = max(gains.values(), key=lambda each: each.median)
         return {name: each for name, each in gains.items() if each.high >= fastest.low}
 
     @property
     def spread(self) -> float:
-        """The largest spread of a drafter that may be the fastest, in an `LLM` or a service."""
-        either = (self.contenders(in_process=each) for each in (True, False))
-        return max(gain.spread for contenders in either for gain in contenders.values())
+        """The largest spread of a drafter that may be the fastest."""
+        return max(gain.spread for gain in self.contenders.values())
 
     @property
     def is_settled(self) -> bool:
         """Return whether the rounds agree, so that the choice may be stored."""
         return self.spread <= MAX_SPREAD
 
-    def choose(self, drafters: Sequence[ShippedDrafter], *, in_process: bool) -> ShippedDrafter:
-        """Return the fastest drafter; of those within the noise the one with the least memory.
+    def choose(self, drafters: Sequence[ShippedDrafter]) -> ShippedDrafter:
+        """Return the fastest drafter; of those within the noise a lookup, or else the first.
 
         It is the first of `drafters`, the default, where the rounds do not agree.
         """
         if not self.is_settled:
             return drafters[0]
-        contenders = self.contenders(in_process=in_process)
-        found = (each for each in drafters if each.name in contenders)
-        return min(found, key=lambda each: _BY_MEMORY.index(_place(each)))
+        found = (each for each in drafters if each.name in self.contenders)
+        return min(found, key=lambda each: each.has_weights)
 
-    def describe(self, chosen: ShippedDrafter, *, in_process: bool) -> str:
+    def describe(self, chosen: ShippedDrafter) -> str:
         """Return the choice and its gain in a line for the log."""
         if not self.is_settled:
             reason = f"speeds differ by {self.spread:.0%} between rounds, as under other load"
             return f"drafter {chosen.name}, the default: {reason}; they are not stored"
-        gain = self.by_name(in_process=in_process)[chosen.name].median
+        gain = self.by_name[chosen.name].median
         return (
             f"drafter {chosen.name}: {gain:.2f} times the speed without drafts, "
             f"{gain * self.plain_tokens_per_s:.0f} tokens/s expected of one stream"
@@ -148,19 +140,16 @@ def measure_rounds(
     """
     started_at_s, plain = clock(), list[float]()
     gains: dict[str, list[float]] = {name: [] for name in acceptance}
-    apart: dict[str, list[float]] = {
-        name: [] for each in candidates if each.is_apart for name in each.names
-    }
     while True:
         tables = [each.measure() for each in candidates]
         plain.append(1 / min(each.step_s(1, 0) for each in tables))
         for each, table in zip(candidates, tables, strict=True):
             for name in each.names:
-                (apart if each.is_apart else gains)[name].append(gain_of(table, acceptance[name]))
+                gains[name].append(gain_of(table, acceptance[name]))
         is_late = clock() - started_at_s > _BUDGET_S
         if len(plain) < (_MIN_ROUNDS if is_late else _ROUNDS):
             continue
-        speeds = DrafterSpeeds(plain, gains, apart)
+        speeds = DrafterSpeeds(plain, gains)
         if speeds.is_settled or is_late or len(plain) == _MAX_ROUNDS:
             return speeds
 
@@ -197,11 +186,6 @@ def speeds_from(mapping: Mapping[str, Any], drafters: Sequence[ShippedDrafter]) 
     """Return the speeds that JSON has, of these drafters. Raises ValueError and TypeError."""
     speeds = DrafterSpeeds(**mapping)
     names = [each.name for each in drafters]
-    apart = [each.name for each in drafters if _place(each) is DraftPlace.DRAFT_WORKER]
-    if set(speeds.gains) != set(names) or set(speeds.apart) != set(apart):
+    if set(speeds.gains) != set(names):
         raise InvalidValueError("gains", list(speeds.gains), f"those of {', '.join(names)}")
     return speeds
-
-
-def _place(drafter: ShippedDrafter) -> DraftPlace:
-    return METHODS[drafter.method].place

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -22,7 +22,6 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine_profiler import EngineProfiler
 from specdec.engine.memory.memory_plan import memory_plan
 from specdec.engine.models.model_resolution import resolve_models, with_resolved_dtype
-from specdec.llm.draft_process import DraftingTarget, DraftProcess
 from specdec.llm.drafter_speeds import Candidate, measure_rounds
 from specdec.llm.local_executor import LocalExecutor
 from specdec.models.drafters.card import SuiteAcceptance
@@ -61,12 +60,10 @@ def loaded(
 ) -> Iterator[list[Candidate]]:
     """Load the drafters, each with a target, within the context; all lookups are one candidate.
 
-    A draft model is two: in this process, and in a separate one. Lookups share its target.
     Raises what loading raises.
     """
-    places = {name: each.drafter.place for name, each in drafters.items()}
-    lookups = [name for name, place in places.items() if place is DraftPlace.ENGINE]
-    candidates, without_head = list[Candidate](), list[LoadedModels]()
+    lookups = [name for name, each in drafters.items() if each.drafter.place is DraftPlace.ENGINE]
+    candidates = list[Candidate]()
     with ExitStack() as stack:
 
         def load(name: str) -> LoadedModels:
@@ -74,16 +71,10 @@ def loaded(
             return stack.enter_context(closing(models))
 
         for name in (each for each in drafters if each not in lookups):
-            models = load(name)
-            candidates.append(Candidate([name], models.costs))
-            if places[name] is DraftPlace.DRAFT_WORKER:
-                process = stack.enter_context(models.draft_process())
-                measure = partial(models.lookup_costs, models.most, process.draft)
-                candidates.append(Candidate([name], measure, is_apart=True))
-                without_head.append(models)
+            candidates.append(Candidate([name], load(name).costs))
         if lookups:
             most = max(drafters[name].num_speculative_tokens for name in lookups)
-            models = without_head[0] if without_head else load(lookups[0])
+            models = load(lookups[0])
             candidates.append(Candidate(lookups, partial(models.lookup_costs, most)))
         yield candidates
 
@@ -112,30 +103,15 @@ class LoadedModels:
         measured = profiler.measure, profiler.text
         return self._executor.measure(lambda target: drafting.measure_costs(target, *measured))
 
-    def draft_process(self) -> DraftProcess:
-        """Start another process with the draft model."""
-        assert self._executor.draft_model is not None, "no draft model"
-        return DraftProcess(self._executor.draft_model, self.most)
-
-    def lookup_costs(self, most: int, draft: Callable[[int], None] | None = None) -> CostTable:
-        """Return the seconds of steps with up to `most` draft tokens, which are looked up.
-
-        draft: makes this many draft tokens, before each step that has them.
-        """
+    def lookup_costs(self, most: int) -> CostTable:
+        """Return the seconds of steps with up to `most` draft tokens, which are looked up."""
         lookup = SpeculativeConfig.of("ngram", most)
         measured = self._profiler.measure, self._profiler.text
 
         def measure(target: Target) -> CostTable:
-            target = target if draft is None else DraftingTarget(target, draft)
             return measure_costs(lookup, self._engine, target, None, None, *measured)[None].whole
 
         return self._executor.measure(measure)
-
-    @property
-    def most(self) -> int:
-        """The draft tokens of the longest draft."""
-        assert self._engine.speculation is not None, "nothing drafts"
-        return self._engine.speculation.num_speculative_tokens
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ def test_every_comparison_is_of_measured_cases(quantization, aim):
 
 def test_a_named_drafter_is_one_of_the_models():
     config = configured(parse(["--drafter", "draft", "--quantization", "int8"]))
-    (draft,) = (each for each in ALIASES[config.model].drafters if each.method == "draft_model")
+    drafters = {each.method: each for each in ALIASES[config.model].drafters}
+    draft = drafters["colocated_draft_model"]
     assert config.speculative_config.to_mapping()["model"] == draft.name
     assert not config.speculative_config.is_auto
     assert configured(parse([])).speculative_config.is_auto

@@ -43,8 +43,6 @@ def shipped_aliases(model_dir, directory, monkeypatch, drafters=DRAFTERS):
 
 
 def measured_speeds(config, drafters, acceptance, progress):
-    """Return speeds of five equal rounds: 1.1, 1.2 and so on; 1.05 of a draft model apart."""
-    names = [each.name for each in drafters]
-    apart = [each.name for each in drafters if each.method == "draft_model"]
-    gains = {name: ((11 + index) / 10,) * 5 for index, name in enumerate(names)}
-    return DrafterSpeeds((100.0,) * 5, gains, dict.fromkeys(apart, (1.05,) * 5))
+    """Return speeds of five equal rounds: 1.1, 1.2 and so on."""
+    gains = {each.name: ((11 + index) / 10,) * 5 for index, each in enumerate(drafters)}
+    return DrafterSpeeds((100.0,) * 5, gains)

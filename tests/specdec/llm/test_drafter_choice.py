@@ -8,15 +8,12 @@ import pytest
 
 from specdec.config.hardware import LoadOfOthers
 from specdec.config.llm import LLMConfig
-from specdec.config.model_aliases import ShippedDrafter
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.llm import drafter_choice
 from specdec.llm.drafter_choice import speeds_of_alias, with_fastest_drafter
 from specdec.llm.drafter_measurement import TrialError
 from specdec.types.errors import InvalidValueError
 from tests.specdec.llm.shipped import DRAFTERS, HEAD, measured_speeds, shipped_aliases
-
-WITH_A_DRAFT_MODEL = (*DRAFTERS, ShippedDrafter("tiny-draft", "draft_model", 2))
 
 
 @pytest.fixture
@@ -55,16 +52,6 @@ def test_auto_takes_the_fastest_and_measures_once(alias, measured):
     ]
     with_fastest_drafter(replace(config, quantization="int8"), lines.append, measure)
     assert len(calls) == 2
-
-
-def test_a_service_and_an_llm_share_what_is_stored(tiny_model_dir, tmp_path, monkeypatch, measured):
-    shipped_aliases(tiny_model_dir, tmp_path, monkeypatch, WITH_A_DRAFT_MODEL)
-    measure, calls = measured
-    config = LLMConfig(model="tiny")
-    for in_process, method in ((True, "draft_model"), (False, "ngram")):
-        found = with_fastest_drafter(config, lambda _: None, measure, in_process=in_process)
-        assert found.speculative_config.method == method
-    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(

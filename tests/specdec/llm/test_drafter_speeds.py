@@ -25,7 +25,7 @@ NGRAM = (SuiteAcceptance("a", 0.0, 1.0, (0.9, 0.8)), SuiteAcceptance("b", 0.0, 1
 HALF = (SuiteAcceptance("a", 0.0, 1.0, (0.5,)),)
 
 HEAD = ShippedDrafter("head", "eagle3", 2)
-DRAFT = ShippedDrafter("draft", "draft_model", 2)
+DRAFT = ShippedDrafter("draft", "colocated_draft_model", 2)
 SUFFIX = ShippedDrafter("suffix", "suffix", 2, has_weights=False)
 ALL = (HEAD, DRAFT, SUFFIX)
 
@@ -34,14 +34,14 @@ def table(*seconds):
     return CostTable((1,), tuple(range(len(seconds))), (seconds,))
 
 
-def speeds(head, draft, suffix, apart=None):
+def speeds(head, draft, suffix):
     """Return speeds of five rounds; a gain is one number, or those of the rounds."""
 
     def rounds(gain):
         return gain if isinstance(gain, tuple) else (gain,) * 5
 
     gains = {"head": rounds(head), "draft": rounds(draft), "suffix": rounds(suffix)}
-    return DrafterSpeeds((100.0,) * 5, gains, {"draft": rounds(draft if apart is None else apart)})
+    return DrafterSpeeds((100.0,) * 5, gains)
 
 
 def test_the_best_number_of_draft_tokens_counts():
@@ -69,7 +69,6 @@ def test_the_slowest_and_the_fastest_quarter_of_the_rounds_do_not_count():
     assert Gain(1.0, 1.5, 2.0).spread == pytest.approx(2 / 3)
 
 
-@pytest.mark.parametrize("in_process", [True, False])
 @pytest.mark.parametrize(
     ("gains", "expected"),
     [
@@ -78,16 +77,12 @@ def test_the_slowest_and_the_fastest_quarter_of_the_rounds_do_not_count():
         ((1.0, 1.0, 1.01), SUFFIX),
     ],
 )
-def test_the_fastest_is_chosen(gains, expected, in_process):
-    assert speeds(*gains).choose(ALL, in_process=in_process) == expected
-
-
-def test_a_draft_model_counts_as_it_will_run():
-    found = speeds(1.6, 2.0, 1.2, apart=1.3)
-    assert found.choose(ALL, in_process=True) == DRAFT
-    assert found.choose(ALL, in_process=False) == HEAD
-    assert found.describe(HEAD, in_process=False) == (
-        "drafter head: 1.60 times the speed without drafts, 160 tokens/s expected of one stream"
+def test_the_fastest_is_chosen(gains, expected):
+    found = speeds(*gains)
+    assert found.choose(ALL) == expected
+    assert found.describe(expected).startswith(
+        f"drafter {expected.name}: {max(gains):.2f} times the speed without drafts, "
+        f"{100 * max(gains):.0f} tokens/s expected"
     )
 
 
@@ -95,28 +90,22 @@ def test_within_the_noise_the_one_with_the_least_memory_is_chosen():
     noisy = (1.58, 1.60, 1.62, 1.64, 1.66)
     found = speeds(1.6, noisy, 1.2)
     assert found.is_settled
-    assert found.choose((DRAFT, HEAD, SUFFIX), in_process=True) == HEAD
-    assert speeds(1.59, noisy, 1.2).choose((DRAFT, HEAD, SUFFIX), in_process=True) == DRAFT
-    assert speeds(1.7, noisy, 1.7).choose(ALL, in_process=True) == SUFFIX
+    assert found.choose(ALL) == HEAD, "the first of them"
+    assert speeds(1.57, noisy, 1.2).choose(ALL) == DRAFT
+    assert speeds(1.7, noisy, 1.7).choose(ALL) == SUFFIX
 
 
 def test_where_rounds_differ_the_default_is_chosen():
     wide = (1.2, 1.4, 1.6, 1.8, 2.0)
     found = speeds(1.2, 1.2, wide)
     assert found.spread == pytest.approx(0.4 / 1.6)
-    assert found.choose(ALL, in_process=True) == HEAD
-    assert found.describe(HEAD, in_process=True) == (
+    assert found.choose(ALL) == HEAD
+    assert found.describe(HEAD) == (
         "drafter head, the default: speeds differ by 25% between rounds, as under other load; "
         "they are not stored"
     )
     # A drafter that cannot be the fastest may differ.
     assert speeds(2.1, 1.2, wide).is_settled
-
-
-def test_a_draft_model_in_either_place_has_to_be_settled():
-    wide = (1.2, 1.4, 1.6, 1.8, 2.0)
-    assert not speeds(1.6, 1.2, 1.2, apart=wide).is_settled
-    assert not speeds(1.6, wide, 1.2, apart=1.2).is_settled
 
 
 @pytest.fixture
@@ -125,29 +114,27 @@ def turns():
     return []
 
 
-def candidate(turns, name, seconds, *, is_apart=False):
+def candidate(turns, name, seconds):
     """Return a candidate with steps of 10 ms without drafts, and of these milliseconds with one."""
     values = cycle(seconds)
 
     def measure():
-        turns.append(f"{name} apart" if is_apart else name)
+        turns.append(name)
         return table(0.010, next(values) / 1000)
 
-    return Candidate([name], measure, is_apart)
+    return Candidate([name], measure)
 
 
 def test_candidates_take_turns_five_times(turns):
     one, two = candidate(turns, "one", [10]), candidate(turns, "two", [12])
-    apart = candidate(turns, "two", [15], is_apart=True)
     acceptance = {"one": HALF, "two": HALF}
-    found = measure_rounds([one, two, apart], acceptance, count().__next__)
-    assert turns == ["one", "two", "two apart"] * 5
+    found = measure_rounds([one, two], acceptance, count().__next__)
+    assert turns == ["one", "two"] * 5
     assert found.plain == pytest.approx([100] * 5)
     assert found.gains == {
         "one": pytest.approx([1.5] * 5),
         "two": pytest.approx([1.25] * 5),
     }
-    assert found.apart == {"two": pytest.approx([1.0] * 5)}
 
 
 def test_load_that_slows_a_whole_table_does_not_count():
@@ -158,7 +145,7 @@ def test_load_that_slows_a_whole_table_does_not_count():
     fast = Candidate(["fast"], lambda: table(0.01, 0.012))
     acceptance = {"fast": HALF, "slow": HALF}
     found = measure_rounds([fast, slow], acceptance, count().__next__)
-    by_name = found.by_name(in_process=True)
+    by_name = found.by_name
     assert by_name["slow"].median > by_name["fast"].median
     assert found.plain_tokens_per_s == pytest.approx(100)
 
@@ -169,7 +156,7 @@ def test_rounds_that_differ_are_repeated_until_they_agree(turns):
     found = measure_rounds([noisy], {"one": HALF}, count().__next__)
     assert len(turns) == 8
     assert found.is_settled
-    assert found.by_name(in_process=True)["one"] == Gain(*[pytest.approx(1.5)] * 3)
+    assert found.by_name["one"] == Gain(*[pytest.approx(1.5)] * 3)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +170,7 @@ def test_the_repetition_is_bounded_by_rounds_and_time(turns, seconds_a_round, ex
 
 
 def test_speeds_survive_json():
-    found = speeds(1.6, 2.0, 1.2, apart=1.3)
+    found = speeds(1.6, 2.0, 1.2)
     assert speeds_from(asdict(found), ALL) == found
 
 
@@ -194,7 +181,6 @@ def test_speeds_survive_json():
         {"plain": (float("inf"),) * 5},
         {"plain": (0.0,) * 5},
         {"gains": {"head": (1.0,) * 5}},
-        {"apart": {}},
     ],
 )
 def test_incomplete_speeds_are_refused(change):

@@ -1,10 +1,5 @@
 """Step times of drafters: a head costs more than a lookup, and a draft model too."""
 
-from contextlib import nullcontext
-from types import SimpleNamespace
-
-import pytest
-
 from specdec.config.llm import LLMConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.llm import drafter_trial
@@ -18,7 +13,7 @@ def drafters(target, directory):
     return {
         "short": SpeculativeConfig.of("ngram", 1),
         "head": SpeculativeConfig.of("medusa", 3, model=str(head)),
-        "model": SpeculativeConfig.of("draft_model", 2),
+        "model": SpeculativeConfig.of("colocated_draft_model", 2, model=str(target)),
         "long": SpeculativeConfig.of("suffix", 4),
     }
 
@@ -27,24 +22,15 @@ def config_of(directory):
     return LLMConfig(str(directory), kernels="torch", speculative_config=None, **LIMITS)
 
 
-def test_each_kind_of_drafter_is_measured(tiny_model_dir, tmp_path, monkeypatch):
-    drafted = []
-    process = nullcontext(SimpleNamespace(draft=drafted.append))
-    monkeypatch.setattr(drafter_trial.LoadedModels, "draft_process", lambda _: process)
+def test_each_kind_of_drafter_is_measured(tiny_model_dir, tmp_path):
     found = drafters(tiny_model_dir, tmp_path)
     with drafter_trial.loaded(config_of(tiny_model_dir), found) as candidates:
-        tables = {(*each.names, each.is_apart): each.measure() for each in candidates}
-    assert list(tables) == [
-        ("head", False),
-        ("model", False),
-        ("model", True),
-        ("short", "long", False),
-    ]
+        tables = {tuple(each.names): each.measure() for each in candidates}
+    assert list(tables) == [("head",), ("model",), ("short", "long")]
     counts = [each.draft_tokens for each in tables.values()]
-    assert counts == [(0, 1, 3), (0, 1, 2), (0, 1, 2), (0, 1, 2, 4)]
-    assert set(drafted) == {1, 2}
+    assert counts == [(0, 1, 3), (0, 1, 2), (0, 1, 2, 4)]
     # The model drafts for itself, one token after the other.
-    own = tables["model", False]
+    own = tables["model",]
     assert own.step_s(1, 2) - own.step_s(1, 0) > own.step_s(1, 0)
 
 
@@ -53,12 +39,3 @@ def test_lookups_alone_have_a_target(tiny_model_dir, tmp_path):
     with drafter_trial.loaded(config_of(tiny_model_dir), found) as [candidate]:
         assert candidate.names == ["short", "long"]
         assert candidate.measure().draft_tokens == (0, 1, 2, 4)
-
-
-@pytest.mark.slow  # a process that imports torch
-def test_a_draft_model_in_a_process_costs_its_drafts(tiny_model_dir):
-    found = {"model": SpeculativeConfig.of("draft_model", 2)}
-    with drafter_trial.loaded(config_of(tiny_model_dir), found) as [_, apart]:
-        assert apart.is_apart
-        costs = apart.measure()
-    assert costs.step_s(1, 2) - costs.step_s(1, 0) > costs.step_s(1, 0)

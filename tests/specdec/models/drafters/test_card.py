@@ -31,7 +31,8 @@ def test_a_drafter_has_what_its_entry_promises(alias, drafter):
     assert {each.temperature for each in found} >= {0.0, 0.8}
     assert max(len(each.accepted_per_step) for each in found) <= drafter.num_speculative_tokens
     evaluation = json.loads((directory / "card.json").read_bytes())["evaluation"]
-    assert (evaluation["target"], evaluation["method"]) == (alias, drafter.method)
+    method = drafter.method.removeprefix("colocated_")  # the same drafts in another process
+    assert (evaluation["target"], evaluation["method"]) == (alias, method)
     if drafter.has_weights:
         assert (resolve(drafter.name) / "model.safetensors").is_file()
     else:
