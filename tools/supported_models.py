@@ -121,6 +121,41 @@ def _by_torch() -> Iterator[str]:
     )
 
 
+_RECURRENT_SUPPORT = (
+    (
+        "kernels",
+        "native ones and torch on a CPU; `--kernels triton` and GPUs are refused",
+    ),
+    (
+        "prefix cache",
+        "up to a snapshot of states ([adr/0045](adr/0045-snapshots-of-states.md))",
+    ),
+    (
+        "drafting",
+        "lookups, draft models, and the MTP layers of Qwen3-Next and Qwen 3.5 (`mtp`); any "
+        "verifier; drafts are chains of at most the configured length, also where a tree "
+        "is configured; no other draft heads, and no `specdec train`",
+    ),
+    (
+        "as draft models",
+        "for targets with the same tokenizer; neither ahead of the target "
+        "(`async_drafting`) nor in parallel, without adapters and prefix cache",
+    ),
+    (
+        "ranks",
+        "at most as many as channels (LFM2, Jamba), key heads (Gated DeltaNet) or heads "
+        "(Mamba-2, Kimi Delta Attention)",
+    ),
+    (
+        "names of tensors",
+        "those of the published files, and of transformers 5 for Nemotron-H, Granite 4 "
+        "and Qwen 3.5; the experts of a layer may be in one tensor",
+    ),
+    ("deterministic results", "as native kernels always are; not with torch"),
+    ("LoRA", "none"),
+)
+
+
 def _hybrids() -> Iterator[str]:
     yield "## Recurrent layers\n"
     names = _names(name for name in HYBRIDS)
@@ -130,42 +165,7 @@ def _hybrids() -> Iterator[str]:
         "after it: the next step runs the accepted ones again, and drafts of any acceptance "
         "change no token. `specdec models show` reports their bytes.\n"
     )
-    yield _table(
-        ("topic", "support"),
-        [
-            (
-                "kernels",
-                "native ones and torch on a CPU; `--kernels triton` and GPUs are refused",
-            ),
-            (
-                "prefix cache",
-                "up to a snapshot of states ([adr/0045](adr/0045-snapshots-of-states.md))",
-            ),
-            (
-                "drafting",
-                "lookups, draft models, and the MTP layers of Qwen3-Next and Qwen 3.5 (`mtp`); any "
-                "verifier; drafts are chains of at most the configured length, also where a tree "
-                "is configured; no other draft heads, and no `specdec train`",
-            ),
-            (
-                "as draft models",
-                "for targets with the same tokenizer; neither ahead of the target "
-                "(`async_drafting`) nor in parallel, without adapters and prefix cache",
-            ),
-            (
-                "ranks",
-                "at most as many as channels (LFM2, Jamba), key heads (Gated DeltaNet) or heads "
-                "(Mamba-2, Kimi Delta Attention)",
-            ),
-            (
-                "names of tensors",
-                "those of the published files, and of transformers 5 for Nemotron-H, Granite 4 "
-                "and Qwen 3.5; the experts of a layer may be in one tensor",
-            ),
-            ("`deterministic`", "as native kernels always are; not with torch"),
-            ("LoRA", "none"),
-        ],
-    )
+    yield _table(("topic", "support"), _RECURRENT_SUPPORT)
 
 
 def _transformers() -> Iterator[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
 from specdec.types.errors import (
@@ -64,8 +64,9 @@ def refusing_repeatable(found: FoundByDriver | None) -> Iterator[None]:
         refused = RefusedStartError(str(error))
         refusal = None if found is None else found.refusal
         if refusal is not None and refusal.is_file():
-            refusal.write_text(str(refused), encoding="utf-8")
-            time.sleep(_END_S)
+            with suppress(OSError):  # Serve logs the error instead
+                refusal.write_text(str(refused), encoding="utf-8")
+                time.sleep(_END_S)
         raise refused from None
 
 

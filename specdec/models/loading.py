@@ -20,8 +20,8 @@ from specdec.kernels.reference.triton_availability import kv_dtype_fault
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.decoder_tensors import decoder_tensors
 from specdec.models.config.families.native_limits import native_fault
+from specdec.models.config.families.native_recurrence import kernels_of_hybrids, recurrence_fault
 from specdec.models.config.model_config import ModelConfig
-from specdec.models.config.native_recurrence import kernels_of_hybrids, recurrence_fault
 from specdec.models.config.recurrent import Recurrent
 from specdec.models.cpu_decoder import NativeDecoder, NativeHybridDecoder
 from specdec.models.determinism import require_deterministic
@@ -203,8 +203,9 @@ def _kernels_of(
         raise InvalidValueError("max_model_len", max_model_len, limit)
     if fault is None or device.type != "cpu" or kernels == "torch":
         return kernels
-    if kernels == "native":
+    if kernels != "auto":
         raise InvalidValueError("kernels", kernels, f"auto or torch: {fault} have no native kernel")
+    logger.warning("using torch kernels: %s have no native kernel", fault)
     return "torch"
 
 

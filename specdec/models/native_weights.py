@@ -40,7 +40,6 @@ from specdec.models.config.traits import (
     QkNorm,
 )
 from specdec.models.layers.decoder_layer import Attention
-from specdec.models.layers.gated_delta import GatedDeltaLayer
 from specdec.models.layers.latent_attention import LatentAttention
 from specdec.models.layers.linear import (
     ColumnParallelLinear,
@@ -53,10 +52,11 @@ from specdec.models.layers.mixture import GatedExpert, SparseMLP
 from specdec.models.layers.mlp import MLP
 from specdec.models.layers.norm import LayerNorm, RMSNorm
 from specdec.models.layers.qk_norm import counted_kv_heads
-from specdec.models.layers.recurrent import RecurrentLayer
+from specdec.models.layers.recurrences.gated_delta import GatedDeltaLayer
+from specdec.models.layers.recurrences.recurrent import RecurrentLayer
+from specdec.models.layers.recurrences.short_convolution import ShortConvolutionLayer
+from specdec.models.layers.recurrences.state_space import StateSpaceLayer
 from specdec.models.layers.rotary import RotaryEmbedding
-from specdec.models.layers.short_convolution import ShortConvolutionLayer
-from specdec.models.layers.state_space import StateSpaceLayer
 
 _NATIVE_NORMS = {QkNorm.ROTATED_HEAD: QkNorm.HEAD}
 """Norms that the kernels have under another name, with weights of ones."""

@@ -21,10 +21,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from specdec.models.drafters.packed_info import PACKED_FILE, Base, PackedInfo
 from specdec.models.dtypes import DTYPES
 from specdec.models.layers.matrix import quantize_rows
 from specdec.models.weights.checkpoint import open_checkpoint
-from specdec.models.weights.packed_info import PACKED_FILE, Base, PackedInfo
 from specdec.models.weights.stored_tensors import StoredTensors
 from specdec.types.errors import UnsupportedModelError
 

@@ -34,9 +34,9 @@ from specdec.config.engine import DTypeName
 from specdec.config.hardware import default_cache_dir
 from specdec.config.model_aliases import ALIASES, TARGETS_OF_DRAFTERS, PackagedModel
 from specdec.models.drafters.card import drafter_directory
+from specdec.models.drafters.packed_info import PACKED_FILE, PackedInfo, identity
 from specdec.models.gguf.conversion import add_sampling_defaults, convert
 from specdec.models.gguf.header import part_paths
-from specdec.models.weights.packed_info import PACKED_FILE, PackedInfo, identity
 from specdec.types.errors import ModelNotFoundError, UnsupportedModelError, reason_of
 
 if TYPE_CHECKING:  # imports the hub's client, which a rank does not need for a local model

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from specdec.models.drafters.packed_info import PACKED_FILE, PackedInfo
 from specdec.models.packed import PACKED_TENSORS, pack, read_base
-from specdec.models.weights.packed_info import PACKED_FILE, PackedInfo
 from specdec.training.atomic_files import write_atomically
 from specdec.training.data.config import ExportLayout, WeightDtype
 from specdec.training.drafters.base import Drafter

@@ -167,6 +167,7 @@ class TargetModelRunner(ModelRunner):
             for seq_ids in drafted_by_host(rows, states):
                 own = without_next_drafts(rows, seq_ids)
                 if self._queue.begin(step.step_id, own, states):
+                    assert not step.saves, "a device has no recurrent layers"
                     output = self._verified_by_host(self._queue.collect_settled(), rows, states)
                     return self._drafted_by_host(output, rows, seq_ids)
         output = self._run(step.step_id, rows)

@@ -54,7 +54,11 @@ class SharedDraftWorker:
         from specdec.worker import DraftModelRunner
 
         run_as_model()
-        limits = replace(self._limits, num_blocks=self._num_seats * self._limits.num_blocks)
+        limits = replace(
+            self._limits,
+            num_blocks=self._num_seats * self._limits.num_blocks,
+            max_num_seqs=self._num_seats * self._limits.max_num_seqs,
+        )
         try:
             worker = load_worker(replace(self._spec, limits=limits), 0, self._directory)
             assert isinstance(worker.runner, DraftModelRunner), "the model of a target"

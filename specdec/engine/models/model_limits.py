@@ -8,8 +8,8 @@ from specdec.config.quantization import CHECKPOINT_QUANTIZATIONS
 from specdec.config.speculation.methods import head_methods
 from specdec.engine.models.model_resolution import Models
 from specdec.models.config.families.native_limits import native_fault
+from specdec.models.config.families.native_recurrence import kernels_of_hybrids
 from specdec.models.config.model_config import ModelConfig
-from specdec.models.config.native_recurrence import kernels_of_hybrids
 from specdec.models.config.recurrent import Recurrent
 from specdec.types.errors import InvalidValueError
 
@@ -36,7 +36,7 @@ def check_model_limits(config: LLMConfig, models: Models) -> None:
     if models.target.varied is not None:
         _check_varied(config)
     fault = native_fault(models.target, config.max_model_len)
-    if fault is not None and config.kernels == "native":
+    if fault is not None and config.device == "cpu" and config.kernels in ("native", "triton"):
         limit = f"auto or torch: {fault} have no native kernel"
         raise InvalidValueError("kernels", config.kernels, limit)
     if models.draft is not None and models.draft.recurrent is not None:
@@ -89,7 +89,8 @@ def _require_kernels_on_cpu(config: LLMConfig, recurrent: Recurrent) -> None:
 
 def draft_adapter_limits(config: LLMConfig, draft: ModelConfig) -> AdapterLimits | None:
     """Return the limits of a draft model's adapters; None where it can load none."""
-    has_adapters = draft.transformers is None and draft.recurrent is None
+    others = (draft.transformers, draft.recurrent, draft.varied)
+    has_adapters = all(each is None for each in others)
     return config.adapter_limits if has_adapters else None
 
 

@@ -63,8 +63,9 @@ class OpenRequests:
         self._scheduler.load.stop_drafting(seq)
 
     def recompute(self, seq: Sequence) -> None:
-        """Compute a running sequence again from its first token."""
+        """Compute a running sequence again; its rows in flight count no more."""
         self._scheduler.preempt(seq)
+        self._steps.drop(seq)
         self.release(seq)
 
     def fail(self, seq: Sequence, error: SpecdecError) -> EngineOutput:

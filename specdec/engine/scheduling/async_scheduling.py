@@ -96,6 +96,13 @@ class StepsInFlight:
     def __len__(self) -> int:
         return len(self._steps)
 
+    def drop(self, seq: Sequence) -> None:
+        """Discard the rows of a sequence, which may be admitted again before they are collected."""
+        for index, step in enumerate(self._steps):
+            if not isinstance(step.rows, RepeatedDecodes):
+                rows = [(each, row) for each, row in step.rows if each is not seq]
+                self._steps[index] = step._replace(rows=rows)
+
     @property
     def rows(self) -> Rows:
         """The rows of the oldest step."""

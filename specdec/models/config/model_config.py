@@ -40,10 +40,7 @@ from specdec.models.config.rope import DefaultRope, LongRope, Rope, read_rope
 from specdec.models.config.stored_weights import StoredWeights, stored_weights
 from specdec.models.config.tied_head import has_own_head
 from specdec.models.config.traits import LLAMA, DecoderTraits, Experts, Latent, QkNorm
-from specdec.models.config.transformers_config import (
-    TransformersModel,
-    read_transformers_shape,
-)
+from specdec.models.config.transformers_config import TransformersModel, read_transformers_shape
 from specdec.models.config.varied_layers import VariedLayers
 from specdec.models.weights.quantization_config import with_quantization
 from specdec.types.errors import ModelNotFoundError, UnsupportedModelError, reason_of
@@ -158,7 +155,7 @@ class ModelConfig:
                 if needs_transformers(raw, options.impl)
                 else cls.from_dict(raw, generation)
             )
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
             message = f"{directory} has an invalid config.json ({reason_of(error)})"
             raise UnsupportedModelError(message) from error
         if found.tie_word_embeddings and found.transformers is None and has_own_head(directory):

@@ -25,7 +25,7 @@ from specdec.models.layers.mixture import LatentSparseMLP, SparseMLP
 from specdec.models.layers.mlp import MLP, ScaledMLP
 from specdec.models.layers.norm import RMSNorm, read_norm
 from specdec.models.layers.qk_norm import read_qk_norms
-from specdec.models.layers.recurrent import (
+from specdec.models.layers.recurrences.recurrent import (
     AttentionBesideRecurrence,
     RecurrentLayer,
     read_recurrent_layer,
@@ -88,6 +88,7 @@ class Attention(nn.Module):
         """Return [T, hidden_size], plus the residual if given."""
         heads = self._project(x, rotation)
         if query_scale is not None:
+            assert self._fused_norms is None, "norms would cancel the factors"
             heads[:, : self.num_heads] *= query_scale
         attended = attention.rotate_and_run(
             heads,

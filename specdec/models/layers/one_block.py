@@ -10,7 +10,7 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.layers.decoder_layer import read_attention, read_mlp
 from specdec.models.layers.norm import read_norm
-from specdec.models.layers.recurrent import read_recurrent_layer
+from specdec.models.layers.recurrences.recurrent import read_recurrent_layer
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.sharding import HeadShard
 

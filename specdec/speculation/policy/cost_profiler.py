@@ -239,23 +239,32 @@ class CostProfiler:
 
         They are the minimum over a few rounds, since other load on the machine only adds time. The
         cheapest steps run first, since the budget may not suffice for all, and another round begins
-        only in its first half. A round ends where all larger steps cost by their rows. The first
-        round also warms up each step.
+        only in its first half. A round ends where all larger steps cost by their rows, as a step
+        shows twice: the first round also warms up each one.
         """
         started_at_s, seconds = self.clock(), dict[ProfiledStep, tuple[float, float]]()
         for _ in range(_MAX_ROUNDS):
             if self.clock() - started_at_s > budget_s / 2:
                 break
             for step in steps:
-                begun_at_s = self.clock()
-                if seconds and begun_at_s - started_at_s > budget_s:
+                if seconds and self.clock() - started_at_s > budget_s:
                     return seconds
-                begin_s = run(step)
-                step_s = self.clock() - begun_at_s
-                seconds[step] = min(seconds.get(step, (math.inf, 0.0)), (step_s, begin_s))
-                if _costs_by_rows(step, seconds):
+                if all(self._costs_by_rows(run, step, seconds) for _ in range(2)):
                     break
         return seconds
+
+    def _costs_by_rows(
+        self,
+        run: Callable[[ProfiledStep], float],
+        step: ProfiledStep,
+        seconds: dict[ProfiledStep, tuple[float, float]],
+    ) -> bool:
+        """Run a step, and return whether larger ones cost by their rows."""
+        begun_at_s = self.clock()
+        begin_s = run(step)
+        found = (self.clock() - begun_at_s, begin_s)
+        seconds[step] = min(seconds.get(step, (math.inf, 0.0)), found)
+        return _costs_by_rows(step, seconds)
 
 
 def _costs_by_rows(step: ProfiledStep, seconds: Mapping[ProfiledStep, tuple[float, float]]) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from specdec.config.speculation.methods import trained_drafters
 from specdec.kernels.reference.forward_batch import HiddenStates
-from specdec.models.weights.packed_info import Base
+from specdec.models.drafters.packed_info import Base
 from specdec.sampling.draft_temperature import HEAD_DRAFT_TEMPERATURE
 from specdec.training.data.batches import Batch
 from specdec.training.data.config import TrainingConfig

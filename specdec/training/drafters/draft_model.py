@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from specdec.kernels import Rotation
 from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.drafters.packed_info import Base
 from specdec.models.drafters.token_map import TOKEN_MAP_FILE
 from specdec.models.layers.rotary import RotaryEmbedding
-from specdec.models.weights.packed_info import Base
 from specdec.training.data.batches import Batch
 from specdec.training.data.config import TrainingConfig
 from specdec.training.data.padding import KeyValue, PaddedTokens, is_padded

@@ -195,9 +195,11 @@ class BatchState:
                 heappush(self._free_slots, released.state_slot)
             self._with_prompt_logprobs.discard(seq_id)
         for admission in step.admitted:
-            state = self._states[admission.seq_id] = SequenceState.of(admission, self._tokens)
+            state = SequenceState.of(admission, self._tokens)
             if self._recurrent is not None:
                 state.state_slot = heappop(self._free_slots)
+            self._states[admission.seq_id] = state
+            if self._recurrent is not None:
                 self._begin_states(self._recurrent, state)
             if admission.rules.prompt_logprobs is not None:
                 self._with_prompt_logprobs.add(admission.seq_id)

@@ -70,7 +70,7 @@ def assert_drafts_of_texts(draft_dir, drafts):
         for index, (text, draft) in enumerate(drafts.items())
         if draft
     ]
-    assert len(asked) > 20
+    assert len(asked) > 10
     found = tokens_by(local_engine(draft_dir, hybrid_config(0)), asked)
     for each in asked:
         assert found[each.request_id] == drafts[tuple(each.prompt)]
@@ -93,7 +93,8 @@ def test_drafts_are_those_of_the_text_and_change_no_token(directories, changes, 
     found, drafts, counts = run(directories, temperature, **changes)
     assert found == expected
     speculation = counts.speculation
-    assert 0 < speculation.num_accepted_tokens < speculation.num_draft_tokens
+    # All drafts of some families are accepted, in spite of the noise.
+    assert 0 < speculation.num_accepted_tokens <= speculation.num_draft_tokens
     if temperature == 0.0:
         assert_drafts_of_texts(directories[1], drafts)
 

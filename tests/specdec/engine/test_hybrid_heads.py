@@ -1,5 +1,6 @@
 """MTP layers of models with recurrent layers draft, and change no token."""
 
+import random
 from contextlib import nullcontext
 from itertools import pairwise
 
@@ -13,13 +14,19 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.models.model_limits import check_model_limits
 from specdec.engine.models.model_report import Fit, Precision, report_model
 from specdec.engine.models.model_resolution import Models
+from specdec.kernels import backend
+from specdec.kernels.cpu import native_library
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.types.errors import InvalidValueError
+from specdec.worker import LocalTarget, load_runner
 from specdec.worker.loading import HeadFiles
-from tests.specdec.engine.test_hybrids import SMALL_POOL, hybrid_config, requests
-from tests.specdec.engines import local_engine, tokens_by
+from tests.specdec.engine.test_hybrids import POISON, SMALL_POOL, hybrid_config, requests
+from tests.specdec.engines import local_engine, make_engine, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.families import save_family
+from tests.specdec.models.passes import weights_of
+from tests.specdec.threads import num_threads
 from tests.specdec.tiny import train_tokenizer
 
 QUICK = "qwen3-next"
@@ -118,3 +125,50 @@ def test_ranks_change_no_token(model, size):
     directory, expected = model
     found = run_ranks(size, lambda group: drafted(directory, 0.8, group)[0])
     assert found == [expected[0.8]] * size
+
+
+def poisoned(runner, generator):
+    """Let the head draft a token with NaN at times."""
+    weights_of(runner.model).embed_tokens.weight[POISON] = torch.nan
+    draft = runner.head.draft
+
+    def draft_some(*arguments):
+        return tuple(
+            row._replace(next_draft_token_ids=(POISON, *row.next_draft_token_ids[1:]))
+            if row.next_draft_token_ids and generator.random() < 0.15
+            else row
+            for row in draft(*arguments)
+        )
+
+    runner.head.draft = draft_some
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in range(1, 8))]
+)
+def test_a_row_with_nan_is_computed_again_while_others_are_in_flight(model, monkeypatch, seed):
+    directory, _ = model
+    monkeypatch.setattr(backend, "native_library", lambda: None)  # they drop the draft alone
+    asked = requests(0.8, logit_bias={POISON: -100.0})
+    expected = tokens_by(local_engine(directory, hybrid_config(0)), asked)
+    speculation = SpeculativeConfig.of("mtp", 3, model="given")
+    config = hybrid_config(3, speculation=speculation, async_scheduling=True, max_num_seqs=3)
+    runner = load_runner(
+        directory, "float32", config, TensorParallelGroup(), head=HeadFiles(directory)
+    )
+    poisoned(runner, random.Random(seed))
+    engine = make_engine(directory, config, LocalTarget(runner))
+    assert tokens_by(engine, asked) == expected
+    counts = engine.stats().counts
+    assert counts.num_preemptions > 0
+    assert counts.num_steps_ahead > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
+def test_threads_share_the_memory_of_drafts_with_experts(model):
+    directory, expected = model
+    for _ in range(20):
+        with num_threads(3):
+            found, _ = drafted(directory, 0.0)
+        assert found == expected[0.0]

@@ -1,4 +1,4 @@
-# Modules: specdec.models.loading, specdec.models.config.native_recurrence
+# Modules: specdec.models.loading, specdec.models.config.families.native_recurrence
 """Selection of the kernels of a model's ranks."""
 
 import logging
@@ -9,8 +9,8 @@ import pytest
 from specdec.kernels import backend
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config import native_recurrence
-from specdec.models.config.native_recurrence import kernels_of_hybrids, recurrence_fault
+from specdec.models.config.families import native_recurrence
+from specdec.models.config.families.native_recurrence import kernels_of_hybrids, recurrence_fault
 from specdec.models.config.recurrent import Recurrent, ShortConvolution
 from specdec.models.cpu_decoder import NativeDecoder, NativeHybridDecoder
 from specdec.types.errors import InvalidValueError

@@ -1,4 +1,4 @@
-# Modules: specdec.models.packed, specdec.models.weights.packed_info
+# Modules: specdec.models.packed, specdec.models.drafters.packed_info
 """Packed checkpoints, and their unpacking where a model is resolved."""
 
 import json
@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specdec.models.drafters.packed_info import PACKED_FILE, Base, PackedInfo
 from specdec.models.packed import PACKED_TENSORS, pack, unpack
 from specdec.models.resolve import portable_name, resolve
-from specdec.models.weights.packed_info import PACKED_FILE, Base, PackedInfo
 from specdec.types.errors import ModelNotFoundError, UnsupportedModelError
 from tests.specdec.tiny import tiny_llama_dir
 

@@ -67,7 +67,7 @@ def _shape(raw: Mapping[str, Any], index: int, kind: str) -> AttentionShape:
     """Return the attention of a layer: transformers 5 writes what differs by layer."""
     by_layer = raw.get("per_layer_config") or {}  # by indices with leading zeros
     own = next((dict(each) for name, each in by_layer.items() if int(name) == index), {})
-    if kind == _FULL:
+    if kind == _FULL and not by_layer:
         own.setdefault("head_dim", None if "head_dim" in own else raw["global_head_dim"])
         if raw["attention_k_eq_v"] and raw.get("num_global_key_value_heads") is not None:
             own.setdefault("num_key_value_heads", raw["num_global_key_value_heads"])
@@ -79,10 +79,12 @@ def _shape(raw: Mapping[str, Any], index: int, kind: str) -> AttentionShape:
 
 def _ropes(raw: Mapping[str, Any], windows: Windows) -> LayerRopes:
     given = raw.get("rope_parameters") or _ROPES
+    if not isinstance(given, Mapping) or set(given) != {_FULL, _SLIDING}:
+        raise unsupported("rope_parameters", given, f"one of {_FULL} and one of {_SLIDING}")
     positions = {"max_position_embeddings": raw["max_position_embeddings"]}
     found: dict[str, Rope] = {}
     for kind in (_FULL, _SLIDING):
-        rope = given.get(kind) or _ROPES[kind]
+        rope = given[kind]
         if rope.get("rope_type") == "proportional":
             fraction, theta = rope.get("partial_rotary_factor", 1.0), rope["rope_theta"]
             found[kind] = ProportionalRope(theta, fraction, rope.get("factor", 1.0))

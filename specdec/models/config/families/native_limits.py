@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from specdec.models.config.native_recurrence import recurrence_fault
+from specdec.models.config.families.native_recurrence import recurrence_fault
 from specdec.models.config.recurrent import Recurrent
 from specdec.models.config.traits import DecoderTraits
 from specdec.models.config.varied_layers import VariedLayers

@@ -59,9 +59,6 @@ class Mixture {
   // rows that are quantized for the router.
   float* run(const Layer& layer, const Activations& input, ThreadTeam team) {
     const Traits& traits = model_.traits;
-    // Which stages follow depends on routes_.starts: every thread has read those of the last call
-    // before they change.
-    team.barrier();
     gemm(layer.router, input, logits_, traits.num_experts, Store::kOverwrite, team);
     route(layer, input.count, team);
     if (layer.shared) start_with_shared(layer, input, team);
@@ -70,6 +67,9 @@ class Mixture {
       const Range places = {routes_.starts[expert], routes_.starts[expert + 1]};
       if (places.begin < places.end) add(layer.experts[own], input, places, team);
     }
+    // Which stages run depends on routes_.starts: every thread has read them before the next call
+    // changes them, or another pass that shares this memory.
+    team.barrier();
     return mixed_;
   }
 

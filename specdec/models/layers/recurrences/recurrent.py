@@ -16,11 +16,11 @@ from specdec.models.config.recurrent import (
     StateSpace,
 )
 from specdec.models.config.traits import BesideAttention
-from specdec.models.layers.gated_delta import GatedDeltaLayer
-from specdec.models.layers.kimi_delta import KimiDeltaLayer
-from specdec.models.layers.selective_scan import SelectiveScanLayer
-from specdec.models.layers.short_convolution import ShortConvolutionLayer
-from specdec.models.layers.state_space import StateSpaceLayer
+from specdec.models.layers.recurrences.gated_delta import GatedDeltaLayer
+from specdec.models.layers.recurrences.kimi_delta import KimiDeltaLayer
+from specdec.models.layers.recurrences.selective_scan import SelectiveScanLayer
+from specdec.models.layers.recurrences.short_convolution import ShortConvolutionLayer
+from specdec.models.layers.recurrences.state_space import StateSpaceLayer
 from specdec.models.weights.checkpoint import CheckpointReader
 
 RecurrentLayer = (
