@@ -39,7 +39,7 @@ CURVES = {
     "cpu": CostCurve(weights_s=0.020, row_s=0.004, draft_s=0.003),
 }
 _SPREAD = (-0.3, -0.15, 0.0, 0.08, 0.14)
-"""Of the acceptance rates of the sequences of a load around one of them."""
+"""Differences of the acceptance rates of a load's sequences from one rate."""
 
 
 def sequences_of(acceptance_length: float, num_draft_tokens: int) -> tuple[tuple[float, ...], ...]:
@@ -60,8 +60,8 @@ ACCEPTANCE = {
     "5.04 of 7": sequences_of(5.04, 7),
     "2.49 of 3": sequences_of(2.49, 3),
 }
-"""Of one kind of sequence, or of several. The last two have the extreme acceptance lengths that
-InferenceX publishes for SPEED-Bench's coding prompts."""
+"""Acceptance rates by load, each of one kind of sequence or several. The last two have the
+extreme acceptance lengths that InferenceX publishes for SPEED-Bench's coding prompts."""
 
 
 @dataclass(frozen=True)

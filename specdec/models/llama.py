@@ -254,7 +254,7 @@ class CausalDecoder(nn.Module):
 
 @dataclass(frozen=True)
 class Chunk:
-    """What a query sees of a layer: the positions before it in its chunk of `size` positions."""
+    """Chunked attention: a query sees the positions up to its own in its chunk of `size`."""
 
     size: int
 

@@ -170,12 +170,8 @@ def _on_native_kernels(model: CausalDecoder) -> NativeDecoder:
     return NativeHybridDecoder(model) if isinstance(model, HybridDecoder) else NativeDecoder(model)
 
 
-def _kernels_of_layers(
-    kernels: Kernels, recurrent: Recurrent | None, device: torch.device
-) -> Kernels:
+def _kernels_of_layers(kernels: Kernels, recurrent: Recurrent, device: torch.device) -> Kernels:
     """Return the kernels that the layers have. Raises InvalidValueError for others."""
-    if recurrent is None:
-        return kernels
     if device.type != "cpu":
         limit = "cpu: recurrent layers have kernels for CPUs alone"
         raise InvalidValueError("device", device.type, limit)

@@ -61,9 +61,9 @@ def load(address, num_streams=3):
 
 
 def test_the_counts_are_those_that_clients_received(always_drafting, visit):
-    """Of 12 requests of a fresh service, one that is too long, and its processes.
+    """Metrics after 12 requests to a fresh service, one of them too long, and its processes.
 
-    Of two tokens, which are about as likely, a lookup guesses some.
+    The model has two tokens of about equal probability, so a lookup guesses some of them.
     """
     params = SamplingParams(
         temperature=1.0, max_tokens=60, ignore_eos=True, logit_bias={10: 100.0, 11: 100.0}

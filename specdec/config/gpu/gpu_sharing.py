@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from specdec.config.llm import Config
 
@@ -20,9 +19,4 @@ def with_gpu_sharing(config: Config, num_gpus: int) -> Config:
         return config
     is_one_each = config.tensor_parallel_size == drafting.draft_tensor_parallel_size == 1
     decided = replace(drafting, share_gpu=num_gpus == 1 and is_one_each)
-    changes: dict[str, Any] = {
-        role: decided
-        for role in ("drafter", "first", "fallback")
-        if getattr(speculation, role) is drafting
-    }
-    return replace(config, speculative_config=replace(speculation, **changes))
+    return replace(config, speculative_config=speculation.replacing(drafting, decided))

@@ -273,18 +273,14 @@ class SpeculativeConfig:
     @property
     def without_drafts_ahead(self) -> SpeculativeConfig:
         """The configuration with async_drafting off, as where nothing overlaps."""
+        model = self.draft_model
+        return self if not model else self.replacing(model, replace(model, async_drafting="off"))
 
-        def synchronous(each: MethodConfig | None) -> Any:
-            if isinstance(each, DraftModelConfig):
-                return replace(each, async_drafting="off")
-            return each
-
-        return replace(
-            self,
-            drafter=synchronous(self.drafter),
-            first=synchronous(self.first),
-            fallback=synchronous(self.fallback),
-        )
+    def replacing(self, drafter: MethodConfig, other: MethodConfig) -> SpeculativeConfig:
+        """Return the configuration with `other` in the place of one of its methods."""
+        roles = ("drafter", "first", "fallback")
+        replaced: dict[str, Any] = {role: other for role in roles if getattr(self, role) == drafter}
+        return replace(self, **replaced)
 
     @property
     def head(self) -> HeadMethodConfig | None:

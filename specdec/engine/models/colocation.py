@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from specdec.config.llm import Config
 from specdec.config.speculation.head_methods import ColocatedDraftModelConfig
 from specdec.config.speculation.methods import DraftModelConfig
 from specdec.engine.models.model_resolution import has_same_tokens
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.heads.formats.whole_model import fault_of_model
 from specdec.models.hub import Progress
 from specdec.models.resolve import resolve
 
@@ -39,13 +39,8 @@ def with_colocated_draft(config: Config, progress: Progress) -> Config:
         draft_window=drafting.draft_window,
         speculative_token_map=drafting.speculative_token_map,
     )
-    roles: dict[str, Any] = {
-        role: colocated
-        for role in ("drafter", "first", "fallback")
-        if getattr(speculation, role) is drafting
-    }
     progress("the draft model runs in the target's process, on the same GPU")
-    return replace(config, speculative_config=replace(speculation, **roles))
+    return replace(config, speculative_config=speculation.replacing(drafting, colocated))
 
 
 def _reason_for_worker(
@@ -73,16 +68,12 @@ def _reason_for_worker(
 def _fault_of_files(config: Config, draft: Path, target: Path) -> str | None:
     own = ModelConfig.from_directory(draft)
     served = ModelConfig.from_directory(target, config.model_options)
-    if own.transformers is not None or served.transformers is not None:
-        return "transformers' code runs a model"
-    if own.recurrent is not None or served.recurrent is not None:
-        return "a model has recurrent layers"
-    if own.varied is not None or own.traits.attention_chunk is not None:
-        return f"{own.architecture} has layers of several shapes, or chunks of attention"
+    if served.transformers is not None or served.recurrent is not None:
+        return "the target takes no draft heads"
+    if (fault := fault_of_model(own, served)) is not None:
+        return fault
     if own.max_position_embeddings < (config.max_model_len or served.max_position_embeddings):
         return f"its context has {own.max_position_embeddings} tokens"
-    if own.vocab_size > served.vocab_size:
-        return "its vocabulary is larger than the target's"
     if not has_same_tokens(draft, target, config.model_options):
         return "its vocabulary is not the target's"
     return None

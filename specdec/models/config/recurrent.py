@@ -16,7 +16,7 @@ from specdec.types.errors import InvalidValueError
 from specdec.types.sharding import partition
 
 _MEMORY_BYTES = 4
-"""Of a number of a memory, which is float32 in every model."""
+"""Size of one element of a recurrent state, which is float32 in every model."""
 
 Shape = tuple[int, ...]
 

@@ -27,7 +27,7 @@ from specdec.types.sharding import head_rows
 
 @dataclass
 class LayerPass:
-    """What a layer reads of a pass beside the residual stream.
+    """Inputs of a layer in one pass, beside the residual stream.
 
     kv: keys and values of this pass by layer, to which layers add theirs. inputs: the vectors of
     the tokens for this layer, [T, input_size]; None without.

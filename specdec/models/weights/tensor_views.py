@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Of the tensors of a checkpoint, by name."""
+"""Shapes of the tensors of a checkpoint, by name."""
 
 _MAX_EXPERTS = 4096
 _STACK = re.compile(r"(.+\.experts)\.(gate_up|up|down)_proj")

@@ -1,4 +1,4 @@
-"""What the native decoder has no kernels for: torch runs models with it on a CPU too."""
+"""Features without native kernels: torch runs models that have them on a CPU too."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TextModel:
-    """What the text model of a larger one may be.
+    """One kind of text model that a multimodal checkpoint may contain.
 
     model_type: of its `text_config`. architecture: the entry of the registry with its decoder.
     defaults: values of keys that config.json may omit, where they are not those of the entry.

@@ -22,7 +22,7 @@ from specdec.models.config.rope import rotary_fraction
 from specdec.models.config.traits import LLAMA, DecoderTraits, Experts, TensorNames
 
 _OLMO_NORM_EPS = 1e-5
-"""Of the outputs of recurrent layers, whatever config.json has for other norms."""
+"""Epsilon of the norm of a recurrent layer's outputs, whatever config.json has for other norms."""
 
 RecurrentRule = Callable[[Mapping[str, Any], int], Recurrent]
 

@@ -66,24 +66,26 @@ class WholeModelShape(BaseShape):
 def read_whole_model(source: HeadSource, target: ModelConfig) -> Reading:
     """Read a draft model. Raises UnsupportedModelError for one that needs a draft worker."""
     decoder = ModelConfig.from_directory(source.directory)
-    if decoder.transformers is not None:
-        _refuse(source, f"transformers' code runs {decoder.architecture}")
-    if decoder.recurrent is not None:
-        _refuse(source, f"{decoder.architecture} has recurrent layers")
-    if decoder.varied is not None or decoder.traits.attention_chunk is not None:
-        _refuse(source, f"{decoder.architecture} has layers of several shapes, or chunks")
-    if decoder.vocab_size > target.vocab_size:
-        sizes = f"{decoder.vocab_size} tokens, the target's {target.vocab_size}"
-        _refuse(source, f"its vocabulary has {sizes}")
+    if (fault := fault_of_model(decoder, target)) is not None:
+        reason = f"{source.directory} cannot draft on the target's ranks: {fault}"
+        raise UnsupportedModelError(f"{reason}; use method draft_model")
     tokens = token_map_of(source.directory, None, decoder.vocab_size)
     shape = WholeModelShape(decoder, source.directory, tokens)
     return Reading("a draft model", shape, source.renamed(text_name), ignored=_is_model)
 
 
-def _refuse(source: HeadSource, reason: str) -> None:
-    raise UnsupportedModelError(
-        f"{source.directory} cannot draft on the target's ranks: {reason}; use method draft_model"
-    )
+def fault_of_model(decoder: ModelConfig, target: ModelConfig) -> str | None:
+    """Return why a draft model needs a worker, by its sizes and layers; None where it does not."""
+    if decoder.transformers is not None:
+        return f"transformers' code runs {decoder.architecture}"
+    if decoder.recurrent is not None:
+        return f"{decoder.architecture} has recurrent layers"
+    if decoder.varied is not None or decoder.traits.attention_chunk is not None:
+        return f"{decoder.architecture} has layers of several shapes, or chunks of attention"
+    if decoder.vocab_size > target.vocab_size:
+        sizes = f"{decoder.vocab_size} tokens, the target's {target.vocab_size}"
+        return f"its vocabulary has {sizes}"
+    return None
 
 
 def _is_model(name: str) -> bool:

@@ -125,9 +125,13 @@ class DraftHead(Protocol):
         ...
 
 
+FIRST_SLOT = 1
+"""Pair 0 does not exist where heads read features: there is no token before the first."""
+
+
 def first_slot(head: DraftHead) -> int:
     """Return the slot of the first pair of a head with KV."""
-    return 1 if head.feature_size else 0
+    return FIRST_SLOT if head.feature_size else 0
 
 
 class FrontierNodes(NamedTuple):

@@ -20,8 +20,8 @@ from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import AnyDeviceBatch, DeviceBatch
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, on_device
 from specdec.models.heads.formats.dflash import DFlashShape
-from specdec.models.heads.networks.base import DeviceDrafts, HeadCapabilities
-from specdec.models.heads.networks.layers import FIRST_SLOT, HeadAttention, decoder_layer
+from specdec.models.heads.networks.base import FIRST_SLOT, DeviceDrafts, HeadCapabilities
+from specdec.models.heads.networks.layers import HeadAttention, decoder_layer
 from specdec.models.heads.networks.markov import MarkovHead, MarkovState
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.heads.networks.target import TargetRank, concatenated

@@ -13,15 +13,13 @@ from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import AnyDeviceBatch
 from specdec.kernels.reference.forward_batch import ForwardBatch, on_device
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.heads.networks.base import FIRST_SLOT
 from specdec.models.heads.networks.target import TargetRank
 from specdec.models.layers.decoder_layer import Attention, DecoderLayer, layer_attention
 from specdec.models.layers.mlp import MLP
 from specdec.models.layers.norm import RMSNorm
 from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.models.weights.checkpoint import CheckpointReader
-
-FIRST_SLOT = 1
-"""Pair 0 does not exist: there is no token before the first."""
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from specdec.kernels.cpu.decoder import LayerStruct
 from specdec.kernels.cpu.draft_head import DraftHeadKernel, DraftHeadStruct, PairStates
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.reference.sample_rows import SampleParams
-from specdec.models.heads.networks.base import FrontierNodes, HeadCapabilities
+from specdec.models.heads.networks.base import FIRST_SLOT, FrontierNodes, HeadCapabilities
 from specdec.models.heads.networks.eagle3 import Eagle3Head, FirstLayer
 from specdec.models.heads.networks.fused import FusedHead
-from specdec.models.heads.networks.layers import FIRST_SLOT, UnnormalizedLayer
+from specdec.models.heads.networks.layers import UnnormalizedLayer
 from specdec.models.heads.networks.recurrent import Place, tree_chunks
 from specdec.models.heads.networks.vocabulary import has_ascending_tokens, own_target_tokens
 from specdec.models.layers.decoder_layer import DecoderLayer

@@ -23,9 +23,8 @@ from specdec.kernels.cpu.block_head import (
 from specdec.kernels.cpu.decoder import LayerStruct
 from specdec.kernels.reference.forward_batch import ForwardBatch
 from specdec.kernels.reference.sample_rows import SampleParams
-from specdec.models.heads.networks.base import HeadCapabilities
+from specdec.models.heads.networks.base import FIRST_SLOT, HeadCapabilities
 from specdec.models.heads.networks.dflash import BlockState, DFlashHead
-from specdec.models.heads.networks.layers import FIRST_SLOT
 from specdec.models.heads.networks.markov import MarkovHead
 from specdec.models.heads.networks.vocabulary import has_ascending_tokens, own_target_tokens
 from specdec.models.layers.decoder_layer import DecoderLayer
