@@ -37,6 +37,7 @@ from specdec.models.drafters.card import drafter_directory
 from specdec.models.drafters.packed_info import PACKED_FILE, PackedInfo, identity
 from specdec.models.gguf.conversion import add_sampling_defaults, convert
 from specdec.models.gguf.header import part_paths
+from specdec.models.weights.weight_files import find_weight_files
 from specdec.types.errors import ModelNotFoundError, UnsupportedModelError, reason_of
 
 if TYPE_CHECKING:  # imports the hub's client, which a rank does not need for a local model
@@ -173,7 +174,8 @@ def _whole(
 
             unpack(directory, source, work / _BUILT)
 
-        return _built_once(cache_dir / "unpacked" / identity(directory, source), write, progress)
+        name = identity(directory, find_weight_files(source) if source else ())
+        return _built_once(cache_dir / "unpacked" / name, write, progress)
     except (ModelNotFoundError, UnsupportedModelError) as error:
         raise ModelNotFoundError(f"{directory} cannot be unpacked: {error}") from error
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from specdec.config.engine import DTYPE_BYTES, DTypeName
-from specdec.models.weights.weight_files import find_weight_files
 from specdec.types.errors import UnsupportedModelError
 
 PACKED_FILE = "packed.json"
@@ -70,15 +70,15 @@ class PackedInfo:
             raise UnsupportedModelError(f"{path} cannot be read: {error!r}") from error
 
 
-def identity(directory: Path, base: Path | None) -> str:
-    """Return a name for the unpacked directory, by content, and by path and age of the base."""
+def identity(directory: Path, base_files: Iterable[Path]) -> str:
+    """Return a name for the unpacked directory, by content, and by path and age of base files."""
     content = hashlib.sha256()
     for path in sorted(directory.iterdir()):
         if path.is_file():
             content.update(f"{path.name}\0".encode())
             with path.open("rb") as file:
                 content.update(hashlib.file_digest(file, "sha256").digest())
-    for path in find_weight_files(base) if base else ():
+    for path in base_files:
         status = path.resolve().stat()
         content.update(f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}".encode())
     return f"{directory.resolve().name}-{content.hexdigest()[:16]}"

@@ -156,7 +156,7 @@ class SyntheticService:
 
 def expected_accepted(rates: Sequence[float]) -> float:
     """Return the expected number of accepted tokens of a draft with these probabilities."""
-    return sum(accumulate(rates, mul))
+    return float(sum(accumulate(rates, mul)))
 
 
 def auto_policy(
