@@ -74,13 +74,14 @@ generate: .make/setup ## generate pages, dashboards and chart from the code, or 
 third-party: .make/tools ## verify the files of the dashboard that come from npm; ARGS=update fetches them again
 	$(BIN)/python -m tools.third_party $(or $(ARGS),check)
 
-check: .make/setup ## lint, formatting, types, import rules, language, protos, documentation
+check: .make/setup ## lint, formatting, types, import rules, language, protos, generated files, documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.language
 	$(BIN)/buf lint
+	$(MAKE) --no-print-directory generate ARGS=check
 	$(MAKE) --no-print-directory docs
 
 audit: .make/setup ## look up the pinned dependencies in the advisories of the package index
