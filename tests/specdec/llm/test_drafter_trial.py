@@ -1,8 +1,12 @@
 """Step times of drafters: a head costs more than a lookup, and a draft model too."""
 
+from types import SimpleNamespace
+
 from specdec.config.llm import LLMConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.llm import drafter_trial
+from specdec.models.llama import CausalDecoder
+from specdec.speculation.policy import factory
 from tests.specdec.heads import fitted_medusa_dir
 
 LIMITS = {"max_num_seqs": 1, "max_num_batched_tokens": 128, "max_model_len": 128}
@@ -22,16 +26,30 @@ def config_of(directory):
     return LLMConfig(str(directory), kernels="torch", speculative_config=None, **LIMITS)
 
 
-def test_each_kind_of_drafter_is_measured(tiny_model_dir, tmp_path):
+def count_passes_as_seconds(monkeypatch):
+    """Let a second of the profiler be a forward pass of a decoder."""
+    passes = []
+    forward = CausalDecoder.forward
+
+    def counted(*args, **keys):
+        passes.append(None)
+        return forward(*args, **keys)
+
+    monkeypatch.setattr(CausalDecoder, "forward", counted)
+    monkeypatch.setattr(factory, "time", SimpleNamespace(perf_counter=lambda: len(passes)))
+
+
+def test_each_kind_of_drafter_is_measured(tiny_model_dir, tmp_path, monkeypatch):
+    count_passes_as_seconds(monkeypatch)
     found = drafters(tiny_model_dir, tmp_path)
     with drafter_trial.loaded(config_of(tiny_model_dir), found) as candidates:
         tables = {tuple(each.names): each.measure() for each in candidates}
     assert list(tables) == [("head",), ("model",), ("short", "long")]
     counts = [each.draft_tokens for each in tables.values()]
     assert counts == [(0, 1, 3), (0, 1, 2), (0, 1, 2, 4)]
-    # The model drafts for itself, one token after the other.
     own = tables["model",]
-    assert own.step_s(1, 2) - own.step_s(1, 0) > own.step_s(1, 0)
+    passes = [round(own.step_s(1, count)) for count in (0, 1, 2)]
+    assert passes == [1, 2, 3], "the model drafts for itself, one token after the other"
 
 
 def test_lookups_alone_have_a_target(tiny_model_dir, tmp_path):
