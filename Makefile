@@ -33,7 +33,7 @@ wheel: protos ## build the wheels of the service and of the client alone into di
 
 # The tests start many processes, each of which would compile the sources again without byte code,
 # which images often switch off.
-test: .make/setup ## run the tests that are not slow, in WORKERS processes; ARGS go to pytest
+test: .make/setup .make/sbom/done ## run the tests that are not slow, in WORKERS processes; ARGS go to pytest
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-slow: .make/setup ## run the slow tests: recovery, load, replicas of the real service
@@ -127,6 +127,13 @@ clean: ## remove built files; the environment stays
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m tools.install.progress $(VENV) install --quiet -c constraints.txt setuptools grpcio-tools
 	@mkdir -p $(@D) && touch $@
+
+# The generator of the images' SBOMs has an environment of its own there too: of its dependencies,
+# rfc3987-syntax takes a second of each process that imports Ray.
+.make/sbom/done: constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet -c constraints.txt cyclonedx-bom
+	@touch $@
 
 # Without npm, the test that needs axe-core is skipped with a message.
 .make/axe: tests/browser/package-lock.json

@@ -10,7 +10,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +24,6 @@ if TYPE_CHECKING:
     from specdec.text.tokenizer import Tokenizer
 
 SERVICE_TESTS = "tests/e2e/"
-
-# Modules that hide slow packages which nothing here uses, also from processes that tests start.
-LIGHT_IMPORTS = str(Path(__file__).parent / "light_imports")
-sys.path.insert(0, LIGHT_IMPORTS)
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [LIGHT_IMPORTS, os.environ.get("PYTHONPATH")])
-)
 
 # Modules and tests live as long as the process: looking for garbage among them takes a fifth of the
 # time of pytest's collection.
