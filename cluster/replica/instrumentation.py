@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from cluster.config.serve_config import ServeConfig
 from specdec.engine.metrics.metrics import Metrics
 from specdec.engine.metrics.request_metrics import LEFT, RequestMetrics, reason_of
-from specdec.sequences.sequence import EngineRequest
-from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput
+from specdec.types.sampling.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # the packages that make traces are optional
     from cluster.replica.tracing import RequestTrace, Tracing
@@ -30,12 +29,14 @@ class Instrumentation:
             endpoint, model = config.otlp_traces_endpoint, config.served_model_name
             self._tracing = tracing_to(endpoint, model, replica)
 
-    def begin(self, request_id: str, call: GenerateRequest) -> RequestMetrics:
-        """Return the measurements of a request that has just arrived."""
+    def begin(
+        self, request_id: str, model: str, params: SamplingParams, *, is_chat: bool
+    ) -> RequestMetrics:
+        """Return the measurements of a request that has just arrived; they never get its prompt."""
         clock = time.perf_counter
         if self._tracing is None:
             return RequestMetrics(request_id, self._metrics, clock)
-        trace = self._tracing.begin(request_id, call, clock)
+        trace = self._tracing.begin(request_id, model, params, clock, is_chat=is_chat)
         return TracedRequest(request_id, self._metrics, clock, trace=trace)
 
     def close(self) -> None:
@@ -81,10 +82,10 @@ class TracedRequest(RequestMetrics):
         super().__init__(request_id, metrics, clock)
         self._trace = trace
 
-    def on_queued(self, request: EngineRequest) -> None:
+    def on_queued(self, params: SamplingParams, seed: int) -> None:
         """See RequestMetrics."""
-        super().on_queued(request)
-        self._trace.on_queued(request)
+        super().on_queued(params, seed)
+        self._trace.on_queued(seed)
 
     def on_scheduled(self, at: float) -> None:
         """See RequestMetrics."""

@@ -31,7 +31,13 @@ from specdec.text.grammar import Grammar
 from specdec.types.deadline import Deadline
 from specdec.types.errors import TargetFailedError, UnknownModelError
 from specdec.types.messages import BASE_MODEL
-from specdec.types.request import Caller, DetokenizeRequest, GenerateRequest, TokenizeRequest
+from specdec.types.request import (
+    Caller,
+    DetokenizeRequest,
+    GenerateRequest,
+    Prompt,
+    TokenizeRequest,
+)
 from specdec.types.responses import EngineOutput, ModelInfo
 from specdec.types.sampling.sampling_params import SamplingParams, StructuredOutput
 
@@ -138,7 +144,9 @@ class Router(ABC):
         """
         request_id = call.request_id or secrets.token_hex(8)
         current_request_id.set(request_id)
-        measured = self._instrumentation.begin(request_id, call)
+        measured = self._instrumentation.begin(
+            request_id, call.model, call.params, is_chat=_is_chat(call.prompt)
+        )
         with deadline.enforce() if deadline and _takes_time(call) else nullcontext():
             try:
                 client = self._client_for(call.model)
@@ -149,12 +157,13 @@ class Router(ABC):
             except BaseException as error:
                 measured.on_refused(error)
                 raise
-        measured.on_queued(request)
+        measured.on_queued(call.params, request.seed)
         caller = current_caller.get()
         outputs = client.generate(
             request, measured, caller, deadline, is_admitted=is_admitted, on_admitted=on_admitted
         )
-        if self._samples.accepts(call) and request.adapter_id == BASE_MODEL:
+        is_recorded = self._samples.accepts(call.cache_salt, allow_training=call.allow_training)
+        if is_recorded and request.adapter_id == BASE_MODEL:
             temperature = call.params.resolved(self._model.sampling_defaults).temperature
             outputs = self._samples.recording(request, temperature, outputs)
         return Generation(request_id, request.seed, outputs)
@@ -261,7 +270,15 @@ class Router(ABC):
 
 def _takes_time(call: GenerateRequest) -> bool:
     """Return whether a text has to be encoded or a grammar compiled, while others run."""
-    is_encoded = isinstance(call.prompt, tuple) and isinstance(call.prompt[0], int)
     params = call.params
     has_more = params.structured_output is not None or params.speculation.prediction is not None
-    return has_more or not is_encoded
+    return has_more or isinstance(call.prompt, str) or _is_chat(call.prompt)
+
+
+def _is_chat(prompt: Prompt) -> bool:
+    """Return whether a prompt is neither a text nor token ids."""
+    match prompt:
+        case str() | (int(), *_):
+            return False
+        case _:
+            return True

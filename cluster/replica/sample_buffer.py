@@ -9,7 +9,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from specdec.sequences.sequence import EngineRequest
-from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput
 from specdec.types.samples import SampleBatch, SampleOrder, ServedSample
 from specdec.types.sampling.sampling_params import LOSSY_VERIFIERS
@@ -38,9 +37,9 @@ class SampleBuffer:
         self._num_tokens = 0
         self._num_dropped = 0
 
-    def accepts(self, call: GenerateRequest) -> bool:
+    def accepts(self, cache_salt: str, *, allow_training: bool) -> bool:
         """Return whether the answers to a request are recorded: it and the service allow that."""
-        return call.allow_training and self._max_tokens > 0 and call.cache_salt == self._cache_salt
+        return allow_training and self._max_tokens > 0 and cache_salt == self._cache_salt
 
     async def recording(
         self,

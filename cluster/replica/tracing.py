@@ -24,11 +24,9 @@ from opentelemetry.trace import SpanKind, StatusCode, Tracer, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from cluster.observability.request_context import text_headers
-from specdec.sequences.sequence import EngineRequest
 from specdec.types.network import bypasses_proxy
-from specdec.types.request import GenerateRequest, Prompt
 from specdec.types.responses import EngineOutput
-from specdec.types.sampling.sampling_params import LOSSY_VERIFIERS
+from specdec.types.sampling.sampling_params import LOSSY_VERIFIERS, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -104,14 +102,26 @@ class Tracing:
         self._model = model
 
     def begin(
-        self, request_id: str, call: GenerateRequest, clock: Callable[[], float]
+        self,
+        request_id: str,
+        model: str,
+        params: SamplingParams,
+        clock: Callable[[], float],
+        *,
+        is_chat: bool,
     ) -> RequestTrace:
         """Start the trace of an arriving request, under the caller's traceparent if there is one.
 
         clock: of all times that the trace will receive.
         """
         parent = _W3C.extract(text_headers(_W3C.fields))
-        attributes = _request_attributes(request_id, call, self._model)
+        attributes = _request_attributes(params)
+        attributes |= {
+            "gen_ai.operation.name": "chat" if is_chat else "text_completion",
+            "gen_ai.request.model": model or self._model,
+            "gen_ai.response.model": self._model,
+            "gen_ai.response.id": request_id,
+        }
         return RequestTrace(self._tracer, parent, attributes, self.steps, clock)
 
     def close(self) -> None:
@@ -169,9 +179,9 @@ class RequestTrace:
         self._epoch_ns = time.time_ns() - int(self.clock() * 1e9)
         self._begin_phase(self.clock())
 
-    def on_queued(self, request: EngineRequest) -> None:
+    def on_queued(self, seed: int) -> None:
         """Record that the request is preprocessed and sent to the engine."""
-        self.attributes["gen_ai.request.seed"] = request.seed
+        self.attributes["gen_ai.request.seed"] = seed
         self._begin_phase(self.clock())
 
     def on_scheduled(self, at: float) -> None:
@@ -248,9 +258,8 @@ class RequestTrace:
         return self._epoch_ns + int(at * 1e9)
 
 
-def _request_attributes(request_id: str, call: GenerateRequest, model: str) -> Attributes:
+def _request_attributes(params: SamplingParams) -> Attributes:
     """Return the attributes of an arriving request, without parameters left to the model."""
-    params = call.params
     given: Mapping[str, float | int | None] = {
         "temperature": params.temperature,
         "top_p": params.top_p,
@@ -261,21 +270,9 @@ def _request_attributes(request_id: str, call: GenerateRequest, model: str) -> A
         "choice.count": params.n,
     }
     return {
-        "gen_ai.operation.name": "chat" if _is_chat(call.prompt) else "text_completion",
         "gen_ai.provider.name": PROVIDER,
-        "gen_ai.request.model": call.model or model,
-        "gen_ai.response.model": model,
-        "gen_ai.response.id": request_id,
         **{f"gen_ai.request.{name}": value for name, value in given.items() if value is not None},
     }
-
-
-def _is_chat(prompt: Prompt) -> bool:
-    match prompt:
-        case str() | (int(), *_):
-            return False
-        case _:
-            return True
 
 
 def _usage_attributes(last: EngineOutput) -> Attributes:

@@ -126,7 +126,7 @@ class Engine:
         """
         if request.request_id in self._requests:
             raise InvalidValueError("request_id", request.request_id, "unused by a running request")
-        request = self._updates.with_adapter_in_use(request)
+        request = request.with_adapter(self._updates.use_adapter(request.adapter_id, request.model))
         sequences = self._inputs.sequences(request, self._next_seq_id, self.control)
         self._scheduler.add(sequences, self._clock())
         self._requests.add(request, sequences)

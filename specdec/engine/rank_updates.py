@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from specdec.engine.loaded.adapters import Adapters
 from specdec.engine.loaded.drafter_versions import DrafterVersions
 from specdec.engine.requests.open_requests import OpenRequests
 from specdec.engine.scheduling.async_scheduling import StepsInFlight
-from specdec.sequences.sequence import EngineRequest, SequenceStatus
+from specdec.sequences.sequence import SequenceStatus
 from specdec.types.adapters import AdapterInfo
 from specdec.types.errors import LostAdapterError
 from specdec.types.messages import BASE_MODEL
@@ -40,13 +38,12 @@ class RankUpdates:
         if self._adapters is not None:
             self._adapters.restart()
 
-    def with_adapter_in_use(self, request: EngineRequest) -> EngineRequest:
-        """Return a request under the id that its adapter has now. Raises UnknownModelError."""
-        if request.adapter_id == BASE_MODEL:
-            return request
+    def use_adapter(self, adapter_id: int, name: str) -> int:
+        """Return the id that the adapter of a request has now. Raises UnknownModelError."""
+        if adapter_id == BASE_MODEL:
+            return adapter_id
         assert self._adapters is not None, "a request for an adapter without adapters"
-        adapter_id = self._adapters.use(request.adapter_id, request.model)
-        return replace(request, adapter_id=adapter_id)
+        return self._adapters.use(adapter_id, name)
 
     def advance_drafters(self) -> None:
         """Load and activate the version of the head that is wanted. Raises TargetFailedError."""

@@ -208,7 +208,7 @@ class EngineHost:
         """
         engine = self._running_engine()
         metrics = RequestMetrics(call.request.request_id, self.core.metrics)
-        metrics.on_queued(call.request)
+        metrics.on_queued(call.request.params, call.request.seed)
         self.core.metrics.num_requests += call.request.params.n
         builder = OutputBuilder(call.request, call.prompt, self.tokenizer, metrics, time.time())
         make_output = builder.delta if kind == "delta" else builder.output

@@ -91,6 +91,10 @@ class EngineRequest(GenerateRequest):
         renamed.__dict__.update(vars(self), request_id=request_id, detokenize=detokenize)
         return renamed
 
+    def with_adapter(self, adapter_id: int) -> EngineRequest:
+        """Return the request for the same adapter under another id."""
+        return self if adapter_id == self.adapter_id else replace(self, adapter_id=adapter_id)
+
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
         return self.prompt
@@ -254,6 +258,12 @@ class Sequence:
         if self.max_tokens is None:
             return max_model_len
         return min(max_model_len, self.num_prompt_tokens + self.max_tokens)
+
+    def longest_open(self, max_model_len: int) -> int:
+        """Return the greatest length at which only an end-of-sequence token can end it."""
+        if self.params.stop or self.params.stop_token_ids:
+            return 0
+        return self.max_length(max_model_len) - 1
 
     @property
     def num_output_tokens(self) -> int:

@@ -25,7 +25,6 @@ from specdec.engine.metrics.metrics import (
     TIME_PER_OUTPUT_TOKEN,
     Metrics,
 )
-from specdec.sequences.sequence import EngineRequest
 from specdec.types.errors import AbortedError
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling.sampling_params import SamplingParams
@@ -76,11 +75,12 @@ class RequestMetrics:
         """Time of the latest output."""
         return max(self._last_at.values(), default=None)
 
-    def on_queued(self, request: EngineRequest) -> None:
-        """Record that the request is sent to the engine."""
+    def on_queued(self, params: SamplingParams, seed: int) -> None:
+        """Record that the request is sent to the engine. seed: for a trace."""
+        del seed
         self.queued_at = self._clock()
-        self._params = request.params
-        self._num_tokens = Counter() if request.params.n > 1 else None
+        self._params = params
+        self._num_tokens = Counter() if params.n > 1 else None
 
     def on_scheduled(self, at: float) -> None:
         """Record that the request has left the queue for the first time."""

@@ -80,7 +80,8 @@ class EngineClient(ABC):
         """
         self._admit(request, metrics, is_admitted=is_admitted)
         text = None if request.params.stop else OutputText(request, self._get_tokenizer())
-        unique_id, finished = self._streams.open(request, metrics, caller, deadline), False
+        finished, num_choices = False, request.params.n
+        unique_id = self._streams.open(request.request_id, num_choices, metrics, caller, deadline)
         try:
             admission = self._add(request.for_stream(unique_id), is_admitted=is_admitted)
             await self._streams.wait_for(unique_id, admission)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from specdec.config.engine import MAX_STREAM_INTERVAL, EngineConfig
 from specdec.engine.requests.sampling_resolver import resolve
-from specdec.engine.requests.stop_checker import check_token, open_length
+from specdec.engine.requests.stop_checker import check_token
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.output_buffer import OutputBuffer
 from specdec.sequences.sequence import EngineRequest, Sequence
@@ -186,7 +186,7 @@ class InputProcessor:
         seq = Sequence(
             seq_id, request, rules, detokenizer, max_tokens, leader, output_buffer=buffer
         )
-        seq.open_length = open_length(seq, self._config.max_model_len)
+        seq.open_length = seq.longest_open(self._config.max_model_len)
         return seq
 
     def _replay_text(self, seq: Sequence) -> None:

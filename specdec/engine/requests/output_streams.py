@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 from specdec.engine.metrics.request_metrics import RequestMetrics
 from specdec.engine.requests.outputs import joined
-from specdec.sequences.sequence import EngineRequest
 from specdec.types.deadline import Deadline
 from specdec.types.errors import AbortedError, OverloadedError
 from specdec.types.request import Caller
@@ -124,16 +123,17 @@ class OutputStreams:
 
     def open(
         self,
-        request: EngineRequest,
+        request_id: str,
+        num_choices: int,
         metrics: RequestMetrics | None,
         caller: Caller,
         deadline: Deadline | None,
     ) -> str:
         """Open a stream, which fails at the deadline, and return its unique id."""
-        unique_id = f"{request.request_id}/{self._prefix}{next(self._serial)}"
+        unique_id = f"{request_id}/{self._prefix}{next(self._serial)}"
         stream = self._streams[unique_id] = OutputStream(metrics, caller)
-        self._num_choices[unique_id] = request.params.n
-        self.num_sequences += request.params.n
+        self._num_choices[unique_id] = num_choices
+        self.num_sequences += num_choices
         self._none_left.clear()
         if deadline is not None:
             loop = asyncio.get_running_loop()

@@ -24,13 +24,6 @@ class Stop:
     hides_token: bool = False
 
 
-def open_length(seq: Sequence, max_model_len: int) -> int:
-    """Return the greatest length at which only an end-of-sequence token can end a sequence."""
-    if seq.params.stop or seq.params.stop_token_ids:
-        return 0
-    return seq.max_length(max_model_len) - 1
-
-
 def append(
     seq: Sequence, token_id: int, eos_token_ids: Set[int], max_model_len: int
 ) -> Stop | None:

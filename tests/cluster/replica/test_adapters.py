@@ -251,7 +251,7 @@ async def test_a_request_that_loses_the_race_with_an_unload_is_refused(router, m
 
 async def test_answers_with_an_adapter_do_not_train_the_head(router, monkeypatch):
     recorded = []
-    monkeypatch.setattr(router._samples, "accepts", lambda call: True)
+    monkeypatch.setattr(router._samples, "accepts", lambda salt, allow_training: True)
     monkeypatch.setattr(
         router._samples,
         "recording",

@@ -17,7 +17,6 @@ from specdec.engine.metrics.metrics import (
     VERIFY_TIME,
     Metrics,
 )
-from specdec.types.request import GenerateRequest
 from specdec.types.sampling.sampling_params import SamplingParams
 
 
@@ -29,8 +28,8 @@ class RecordingTracing:
         self.calls, self.ended = [], []
         self.is_closed = False
 
-    def begin(self, request_id, call, clock):
-        self.calls.append((request_id, call))
+    def begin(self, request_id, model, params, clock, *, is_chat):
+        self.calls.append((request_id, model, params, is_chat))
         return SimpleNamespace(end=lambda at, last, error_type: self.ended.append(error_type))
 
     def close(self):
@@ -77,11 +76,12 @@ def test_steps_are_recorded_for_metrics_and_traces(instrumentation, metrics, tra
 
 
 def test_requests_are_recorded_for_metrics_and_traces(instrumentation, metrics, tracing):
-    call = GenerateRequest((1, 2), SamplingParams())
-    instrumentation.begin("mine", call).on_broken_off(asyncio.CancelledError())
+    params = SamplingParams(max_tokens=3)
+    measured = instrumentation.begin("mine", "m", params, is_chat=True)
+    measured.on_broken_off(asyncio.CancelledError())
     assert metrics.ended[ABORTED] == 1
     if tracing is not None:
-        assert (tracing.calls, tracing.ended) == ([("mine", call)], [ABORTED])
+        assert (tracing.calls, tracing.ended) == ([("mine", "m", params, True)], [ABORTED])
 
 
 def test_closing_exports_the_remaining_traces(instrumentation, tracing):

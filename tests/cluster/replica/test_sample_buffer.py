@@ -19,10 +19,6 @@ from tests.cluster.replica_on_hash_target import MODEL, running_replica
 PARAMS = SamplingParams()
 
 
-def call(**fields):
-    return GenerateRequest("a prompt", PARAMS, **fields)
-
-
 def request(prompt=(1, 2, 3), resume=()):
     return EngineRequest(prompt, PARAMS, seed=0, resume_token_ids=resume)
 
@@ -48,19 +44,22 @@ async def record(buffer, *outputs, error=None, asked=None):
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "salt", "fields", "is_accepted"),
+    ("max_tokens", "salt", "cache_salt", "allow_training", "is_accepted"),
     [
-        (100, "", {"allow_training": True}, True),
-        (100, "", {}, False),
-        (0, "", {"allow_training": True}, False),
-        (100, "", {"allow_training": True, "cache_salt": "tenant"}, False),
-        (100, "tenant", {"allow_training": True, "cache_salt": "tenant"}, True),
-        (100, "tenant", {"allow_training": True}, False),
-        (100, "tenant", {"allow_training": True, "cache_salt": "other"}, False),
+        (100, "", "", True, True),
+        (100, "", "", False, False),
+        (0, "", "", True, False),
+        (100, "", "tenant", True, False),
+        (100, "tenant", "tenant", True, True),
+        (100, "tenant", "", True, False),
+        (100, "tenant", "other", True, False),
     ],
 )
-def test_request_service_and_salt_have_to_allow_it(max_tokens, salt, fields, is_accepted):
-    assert SampleBuffer(max_tokens, salt, "r1").accepts(call(**fields)) == is_accepted
+def test_request_service_and_salt_have_to_allow_it(
+    max_tokens, salt, cache_salt, allow_training, is_accepted
+):
+    buffer = SampleBuffer(max_tokens, salt, "r1")
+    assert buffer.accepts(cache_salt, allow_training=allow_training) == is_accepted
 
 
 async def test_each_choice_is_a_sample_once_it_completes():

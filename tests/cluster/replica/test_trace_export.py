@@ -10,8 +10,7 @@ import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from cluster.replica.tracing import tracing_to
-from tests.clock import Clock
-from tests.cluster.replica.test_tracing import CALL
+from tests.cluster.replica.test_tracing import begun
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -32,7 +31,7 @@ def test_closing_exports_the_remaining_traces(monkeypatch):
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     tracing = tracing_to(f"http://127.0.0.1:{port}", "tiny", "replica-1")
-    tracing.begin("r", CALL, Clock()).end(101.0, None)
+    begun(tracing).end(101.0, None)
     tracing.close()
     [of_resource] = collector.received.get(timeout=5).resource_spans
     resource = {each.key: each.value.string_value for each in of_resource.resource.attributes}
@@ -45,7 +44,7 @@ def test_closing_exports_the_remaining_traces(monkeypatch):
 async def test_an_unavailable_collector_does_not_block_closing(monkeypatch, caplog):
     monkeypatch.setattr("cluster.replica.tracing._FLUSH_S", 0.2)
     tracing = tracing_to("http://127.0.0.1:1", "tiny", "replica-1")
-    tracing.begin("r", CALL, Clock()).end(101.0, None)
+    begun(tracing).end(101.0, None)
     began_at = time.monotonic()
     await asyncio.to_thread(tracing.close)
     assert time.monotonic() - began_at < 5, "the exporter's own limit is 10 s"

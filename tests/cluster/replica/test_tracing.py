@@ -20,7 +20,6 @@ from specdec.engine.engine_thread import EngineThread
 from specdec.engine.metrics.metrics import ABORTED, Metrics
 from specdec.types.errors import NotReadyError, OverloadedError
 from specdec.types.reports.stats import SpeculationStats
-from specdec.types.request import ChatMessage, GenerateRequest
 from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.clock import Clock
@@ -29,7 +28,7 @@ from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config, m
 PROMPT = [11, 12, 13, 14, 11, 12]
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
-CALL = GenerateRequest("once", SamplingParams(temperature=0.5, max_tokens=7), request_id="r")
+PARAMS = SamplingParams(temperature=0.5, max_tokens=7)
 
 
 @pytest.fixture
@@ -38,6 +37,11 @@ def headers():
     token = current_headers.set(lambda: ())
     yield lambda **generated: current_headers.set(lambda: tuple(generated.items()))
     current_headers.reset(token)
+
+
+def begun(tracing, clock=None, request_id="r"):
+    """Return the trace of a completion for the served model."""
+    return tracing.begin(request_id, "", PARAMS, clock or Clock(), is_chat=False)
 
 
 def spans(exporter):
@@ -53,9 +57,9 @@ def output(finish_reason=None, choice=0):
 def test_a_hand_worked_trace(tracing, exporter):
     clock = Clock(50.0)
     before_ns = time.time_ns()
-    trace = tracing.begin("r", CALL, clock)
+    trace = begun(tracing, clock)
     clock.now_s = 50.25
-    trace.on_queued(request("r", PROMPT, seed=9))
+    trace.on_queued(9)
     tracing.steps.verify_s += 4.0
     trace.on_scheduled(51.0)
     tracing.steps.draft_s += 0.5
@@ -111,11 +115,11 @@ def test_a_hand_worked_trace(tracing, exporter):
 def test_drafts_made_ahead_are_beside_the_steps_that_they_overlap(tracing, exporter):
     """Each of the latest steps has a span of the target and one of the draft model."""
     clock = Clock(50.0)
-    trace = tracing.begin("r", CALL, clock)
+    trace = begun(tracing, clock)
     tracing.steps.record_ahead(48.0, 1.0)  # before any step
     tracing.steps.record_verify(1.0, 49.0)
     tracing.steps.record_ahead(48.5, 1.0)  # of another request
-    trace.on_queued(request("r", PROMPT, seed=9))
+    trace.on_queued(9)
     trace.on_scheduled(51.0)
     trace.on_first_output(52.0)
     for step in range(20):
@@ -137,8 +141,7 @@ def seconds(span):
 
 
 def test_a_request_that_was_refused_ends_in_its_first_phase(tracing, exporter):
-    chat = GenerateRequest((ChatMessage("user", "hi"),), SamplingParams(), "other", "r")
-    trace = tracing.begin("r", chat, Clock())
+    trace = tracing.begin("r", "other", SamplingParams(), Clock(), is_chat=True)
     measured = TracedRequest("r", Metrics(), Clock(), trace=trace)
     measured.on_refused(OverloadedError("full"))
     made = spans(exporter)
@@ -163,7 +166,7 @@ def test_a_request_that_was_refused_ends_in_its_first_phase(tracing, exporter):
 )
 def test_it_continues_the_callers_trace(tracing, exporter, headers, generated, is_child, is_made):
     headers(**generated)
-    tracing.begin("r", CALL, Clock()).end(101.0, None)
+    begun(tracing).end(101.0, None)
     made = spans(exporter)
     assert bool(made) == is_made, "the caller's decision to sample was not respected"
     for span in made.values():
@@ -220,9 +223,9 @@ class Replica:
 
     def generate(self, each):
         clock = time.perf_counter
-        trace = self.tracing.begin(each.request_id, CALL, clock)
+        trace = begun(self.tracing, clock, each.request_id)
         measured = TracedRequest(each.request_id, self.metrics, clock, trace=trace)
-        measured.on_queued(each)
+        measured.on_queued(each.params, each.seed)
         return self.loop.generate(each, measured)
 
 
@@ -255,7 +258,7 @@ async def test_an_answer_makes_five_spans_however_long_it_is(
 async def test_single_tokens_are_not_recorded(replica, unjoined, monkeypatch):
     recorded = []
     for name in ("on_queued", "on_scheduled", "on_first_output", "on_choice_end", "end"):
-        method = getattr(replica.tracing.begin("r", CALL, Clock()), name).__func__
+        method = getattr(begun(replica.tracing), name).__func__
 
         def record(self, *arguments, name=name, method=method):
             recorded.append(name)
@@ -301,7 +304,7 @@ async def test_a_request_refused_while_draining_is_traced_and_logged(replica, ex
 
 def test_a_request_cancelled_during_preprocessing_is_counted(tracing, exporter):
     metrics = Metrics()
-    measured = TracedRequest("r", metrics, Clock(), trace=tracing.begin("r", CALL, Clock()))
+    measured = TracedRequest("r", metrics, Clock(), trace=begun(tracing))
     measured.on_refused(asyncio.CancelledError())
     assert metrics.ended[ABORTED] == 1
     assert spans(exporter)["text_completion tiny"].attributes["error.type"] == ABORTED

@@ -10,9 +10,7 @@ from specdec.client import HistogramCounts
 from specdec.engine.metrics import metrics as names
 from specdec.engine.metrics.metrics import Histogram, Metrics
 from specdec.engine.metrics.request_metrics import RequestMetrics
-from specdec.sequences.sequence import EngineRequest
 from specdec.types.reports.stats import SpeculationStats
-from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.sampling.sampling_params import SamplingParams
 
@@ -121,7 +119,7 @@ def test_the_parameters_and_the_longest_choice_of_a_request_are_observed(
     metrics, observer, max_tokens, observed
 ):
     params = SamplingParams(n=2, max_tokens=max_tokens)
-    observer.on_queued(EngineRequest.of(GenerateRequest((1,), params), (1,), 0))
+    observer.on_queued(params, seed=0)
     for choice, at in ((0, 101.0), (1, 101.5), (0, 102.0)):
         observer.on_output(output(None, choice=choice), at)
     observer.on_output(output(FinishReason.STOP, is_last=True), 103.0)

@@ -10,7 +10,6 @@ from specdec.types.errors import DeadlineExceededError
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import OWN_PROCESS
 from specdec.types.responses import EngineOutput, FinishReason
-from tests.specdec.engines import request
 
 
 def output(token, choice=0, *, num_so_far=0, reason=None, is_last=False):
@@ -119,11 +118,11 @@ async def test_the_first_output_of_the_choice_that_ends_the_request_is_not_late(
 
 async def test_a_deadline_ends_a_stream_and_is_forgotten_with_it():
     streams = OutputStreams()
-    late = streams.open(request("r", (1, 2)), None, OWN_PROCESS, Deadline.after(0.01))
+    late = streams.open("r", 1, None, OWN_PROCESS, Deadline.after(0.01))
     with pytest.raises(DeadlineExceededError, match=r"within 0\.01 s"):
         await streams.next_output(late)
     streams.close(late)
-    early = streams.open(request("r", (1, 2)), None, OWN_PROCESS, Deadline.after(60))
+    early = streams.open("r", 1, None, OWN_PROCESS, Deadline.after(60))
     timer = streams._streams[early].timer
     streams.close(early)
     assert timer.cancelled()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from specdec.engine.requests.engine_client import OutputText
-from specdec.engine.requests.stop_checker import append, extend, open_length
+from specdec.engine.requests.stop_checker import append, extend
 from specdec.sequences.sequence import Sequence
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.tokenizer import Tokenizer
@@ -184,5 +184,5 @@ def _sequence(tokenizer, params, max_model_len):
     made = request_of(params)
     detokenizer = IncrementalDetokenizer.of(tokenizer, made.params, PROMPT)
     seq = Sequence(0, made, SamplingRules(seed=0), detokenizer, made.params.max_tokens)
-    seq.open_length = open_length(seq, max_model_len)
+    seq.open_length = seq.longest_open(max_model_len)
     return seq
