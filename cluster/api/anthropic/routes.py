@@ -12,8 +12,8 @@ from cluster.api.anthropic.messages import prepare_messages
 from cluster.api.anthropic.schema import CountTokensRequest, MessagesRequest
 from cluster.api.base.anthropic_errors import error_body
 from cluster.api.base.authentication import ApiKeys
-from cluster.api.base.json_body import ApiRequest
 from cluster.api.base.openai_errors import Failure
+from cluster.api.http.bodies import ApiRequest
 from cluster.api.openai.generation import generate_response
 from cluster.api.openai.request_handler import RequestHandler
 from cluster.api.openai.routes import count_prompt

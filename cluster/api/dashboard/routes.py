@@ -15,11 +15,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
 from cluster.api.base.authentication import Lease
-from cluster.api.base.json_body import ApiRequest
 from cluster.api.base.operator_service import OperatorService
 from cluster.api.base.sse import event_response, json_event
 from cluster.api.dashboard import try_it
 from cluster.api.http.admin import error_response
+from cluster.api.http.bodies import ApiRequest
 from cluster.api.http.origin import require_own_reader, require_same_origin
 from cluster.api.openai.streams import EventStream, cancel_on_disconnect, chained
 from cluster.replica.router import Router

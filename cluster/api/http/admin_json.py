@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any
 
-from cluster.api.base.json_body import read_json
+from cluster.api.http.bodies import read_json
 from specdec.config.fields import refuse_unknown
 from specdec.types.adapters import (
     AdapterOrder,

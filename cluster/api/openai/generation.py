@@ -1,4 +1,4 @@
-"""Generation of a response: from a request's body to its outputs, whole or as a stream.
+"""Generation of a response: its routes, and the way from a body to outputs, whole or as a stream.
 
 A stream begins while its prompt is queued or computed: the status and the headers are sent when the
 engine has admitted the request, with an empty line, which clients skip even if they parse lines
@@ -8,30 +8,37 @@ instead of events.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from fastapi import Response
+from fastapi import APIRouter, Response
 
-from cluster.api.base.json_body import ApiRequest
 from cluster.api.base.openai_errors import failure_of
 from cluster.api.base.sse import EMPTY_LINE
+from cluster.api.http.bodies import ApiRequest
 from cluster.api.openai.builders import RequestContext, ResponseBuilder, offload
+from cluster.api.openai.chat import prepare_chat
+from cluster.api.openai.completion import prepare_completion
 from cluster.api.openai.forced_calls import until_repeated
-from cluster.api.openai.request_handler import RequestHandler, authorization_of
+from cluster.api.openai.request_handler import RequestHandler, answers, authorization_of
 from cluster.api.openai.request_warnings import warning_headers
+from cluster.api.openai.responses.builder import prepare_response
+from cluster.api.openai.schemas.chat_schema import ChatCompletion, ChatRequest
+from cluster.api.openai.schemas.completion_schema import Completion, CompletionRequest
+from cluster.api.openai.schemas.responses_schema import ResponseBody, ResponsesRequest
 from cluster.api.openai.streams import (
     DisconnectWatch,
     EventStream,
+    Outputs,
+    PendingOutputs,
     PromptOutput,
-    generate_outputs,
 )
+from cluster.api.openai.thinking_budget import ThinkingBudget, generate_within_budget
 from cluster.replica.router import Router
 from specdec.types.deadline import Deadline
-
-Outputs = AsyncGenerator[PromptOutput, None]
+from specdec.types.request import GenerateRequest
 
 
 class GenerationRequest(Protocol):
@@ -54,61 +61,23 @@ class GenerationRequest(Protocol):
 Body = TypeVar("Body", bound=GenerationRequest)
 
 
-class PendingOutputs:
-    """Outputs whose first one is awaited in a task. Iterate once; close it in any case."""
+def add_generation(routes: APIRouter, handler: RequestHandler) -> None:
+    """Add the routes that generate."""
 
-    def __init__(self, generate: Callable[[Callable[[], None]], Outputs]) -> None:
-        """Start the requests.
+    @routes.post("/v1/chat/completions", responses=answers(ChatCompletion, "chunks"))
+    async def chat_completions(body: ChatRequest, request: ApiRequest) -> Response:
+        """Generate the next message of a chat, streamed with `stream`."""
+        return await generate_response(handler, prepare_chat, body, request, body.request_id)
 
-        generate: returns their outputs, and calls its argument when the engine has admitted them.
-        """
-        self._is_admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._outputs = generate(self._admit)
-        self._first = asyncio.create_task(_first_of(self._outputs))
-        self._first.add_done_callback(self._admit)
+    @routes.post("/v1/completions", responses=answers(Completion, "completions"))
+    async def completions(body: CompletionRequest, request: ApiRequest) -> Response:
+        """Complete a text, streamed with `stream`."""
+        return await generate_response(handler, prepare_completion, body, request, body.request_id)
 
-    def _admit(self, *_: object) -> None:
-        if not self._is_admitted.done():
-            self._is_admitted.set_result(None)
-
-    @property
-    def has_first(self) -> bool:
-        """Return whether the first output, or the error before it, is there."""
-        return self._first.done()
-
-    async def wait_until_admitted(self) -> None:
-        """Wait. Raise the error of requests that were not admitted, after closing them."""
-        await self._wait(self._is_admitted)
-
-    async def wait_for_first(self) -> None:
-        """Wait for the first output. Raise the error before it, after closing the requests."""
-        await self._wait(self._first)
-
-    async def _wait(self, future: asyncio.Future[Any]) -> None:
-        try:
-            await future
-            if self._first.done():
-                self._first.result()
-        except BaseException:
-            await self.aclose()
-            raise
-
-    async def __aiter__(self) -> AsyncIterator[PromptOutput]:
-        """Yield all outputs."""
-        yield await self._first
-        async for each in self._outputs:
-            yield each
-
-    async def aclose(self) -> None:
-        """End the requests."""
-        self._first.cancel()
-        if not self._first.done() or self._first.cancelled() or self._first.exception():
-            await asyncio.gather(self._first, return_exceptions=True)
-        await self._outputs.aclose()
-
-
-async def _first_of(outputs: Outputs) -> PromptOutput:
-    return await anext(outputs)
+    @routes.post("/v1/responses", responses=answers(ResponseBody, "response events"))
+    async def responses(body: ResponsesRequest, request: ApiRequest) -> Response:
+        """Generate a response, without stored state."""
+        return await generate_response(handler, prepare_response, body, request)
 
 
 async def generate_response(
@@ -179,7 +148,7 @@ def _outputs(
     builder: ResponseBuilder,
     deadline: Deadline,
     on_admitted: Callable[[], None] = lambda: None,
-) -> AsyncGenerator[PromptOutput, None]:
+) -> Outputs:
     """Return the outputs of a builder's requests; forced calls end at a repeated one."""
     calls, budget = builder.calls, builder.thinking_budget
     outputs = generate_outputs(router, calls, deadline, budget, on_admitted)
@@ -188,9 +157,92 @@ def _outputs(
     return until_repeated(outputs, builder.forced_calls, calls[0].params.n)
 
 
-async def _complete(
-    builder: ResponseBuilder, outputs: AsyncGenerator[PromptOutput, None]
-) -> Response:
+def generate_outputs(
+    router: Router,
+    calls: Sequence[GenerateRequest],
+    deadline: Deadline,
+    budget: ThinkingBudget | None = None,
+    on_admitted: Callable[[], None] = lambda: None,
+) -> Outputs:
+    """Return the outputs of all calls as they arrive. Closing the generator aborts the requests.
+
+    budget: of the reasoning in the answer of a single call. on_admitted: called once the engine has
+    accepted all calls.
+
+    Its outputs raise the errors of the router and the engine, and `deadline.error`.
+    """
+    assert budget is None or len(calls) == 1, "a thinking budget for several prompts"
+    if len(calls) == 1:
+        return _one(router, 0, calls[0], deadline, on_admitted, budget)
+    return _all(router, calls, deadline, on_admitted)
+
+
+async def _one(
+    router: Router,
+    index: int,
+    call: GenerateRequest,
+    deadline: Deadline,
+    on_admitted: Callable[[], None],
+    budget: ThinkingBudget | None = None,
+) -> Outputs:
+    if budget is None:
+        started = await router.generate(call, deadline=deadline, on_admitted=on_admitted)
+        generated = started.outputs
+    else:
+        generated = generate_within_budget(router, call, deadline, budget, on_admitted)
+    async with aclosing(generated) as outputs:
+        async for output in outputs:
+            yield PromptOutput(index, output)
+
+
+async def _all(
+    router: Router,
+    calls: Sequence[GenerateRequest],
+    deadline: Deadline,
+    on_admitted: Callable[[], None],
+) -> Outputs:
+    """Run the calls concurrently; the first error aborts all of them."""
+    queue = asyncio.Queue[PromptOutput | Exception | None](len(calls))  # others wait, joined
+    num_admitted = 0
+
+    def count_admitted() -> None:
+        nonlocal num_admitted
+        num_admitted += 1
+        if num_admitted == len(calls):
+            on_admitted()
+
+    async def run(index: int, call: GenerateRequest) -> None:
+        try:
+            outputs = _one(router, index, call, deadline, count_admitted)
+            async with aclosing(outputs):
+                async for each in outputs:
+                    await queue.put(each)
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    tasks = [asyncio.create_task(run(index, call)) for index, call in enumerate(calls)]
+    num_running = len(tasks)
+    try:
+        while num_running:
+            each = await queue.get()
+            if isinstance(each, Exception):
+                raise each
+            if each is None:
+                num_running -= 1
+            else:
+                yield each
+    finally:
+        await _cancel(*tasks)
+
+
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _complete(builder: ResponseBuilder, outputs: Outputs) -> Response:
     async with aclosing(outputs):
         async for each in outputs:
             await offload(partial(builder.add, each), is_large=builder.is_large(each.output))

@@ -17,9 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.base.errors import CLIENT_CLOSED_REQUEST
-from cluster.api.base.json_body import ApiRequest
 from cluster.api.base.openai_errors import Failure, failure_of
-from cluster.api.base.openai_schema import RequestModel
+from cluster.api.base.openai_schema import ErrorBody, RequestModel, ResponseModel
+from cluster.api.http.bodies import ApiRequest
 from cluster.api.http.forwarding import ForwardedRequest, find_peer, forward
 from cluster.api.http.origin import require_same_origin
 from cluster.api.openai.builders import RequestContext
@@ -37,6 +37,20 @@ from specdec.types.errors import InvalidValueError, SpecdecError, UnknownModelEr
 REQUEST_ID_HEADER = "x-request-id"
 _RAW_ID_HEADER = REQUEST_ID_HEADER.encode()
 TIMEOUT_HEADER = "x-request-timeout-s"
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorBody, "description": "a field is invalid; the message names it"},
+    401: {"model": ErrorBody, "description": "the API key is missing or unknown"},
+    403: {"model": ErrorBody, "description": "a cross-site request of a browser"},
+    404: {"model": ErrorBody, "description": "no such model"},
+    408: {"model": ErrorBody, "description": "the body did not arrive in time"},
+    413: {"model": ErrorBody, "description": "the body is too large"},
+    421: {"model": ErrorBody, "description": "the host name is not one of the service's"},
+    429: {"model": ErrorBody, "description": "too many requests; Retry-After has a hint"},
+    500: {"model": ErrorBody, "description": "an internal error; the log has the details"},
+    503: {"model": ErrorBody, "description": "the model is starting, stopping or lost"},
+    504: {"model": ErrorBody, "description": "the deadline of the request has passed"},
+}
 
 RouteHandler = Callable[[ApiRequest], Coroutine[Any, Any, Response]]
 
@@ -192,6 +206,17 @@ class HandledRoute(APIRoute):
         if self.handler.get_applications is not None:
             handle = _forwarding(handle, self.handler.get_applications)
         return handle
+
+
+def answers(model: type[ResponseModel], events: str | None = None) -> dict[int | str, Any]:
+    """Describe the responses of a route for /openapi.json. events: what the route can stream."""
+    answer: dict[str, Any] = {"model": model, "description": "the answer"}
+    if events is not None:  # the schema of one server-sent event, for OpenAPI 3.1
+        data = {"type": "string", "contentMediaType": "application/json", "description": events}
+        properties = {"data": data, "event": {"type": "string"}}
+        schema = {"type": "object", "properties": properties, "required": ["data"]}
+        answer["content"] = {"text/event-stream": {"schema": schema}}
+    return {200: answer, **_ERRORS}
 
 
 def _require_plain(route: APIRoute) -> None:

@@ -5,25 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Response
 
 from cluster.api.base.authentication import ApiKeys
-from cluster.api.base.json_body import ApiRequest
 from cluster.api.base.openai_errors import ApiError
-from cluster.api.base.openai_schema import ErrorBody, ResponseModel
-from cluster.api.openai.chat import prepare_chat
-from cluster.api.openai.completion import prepare_completion
+from cluster.api.base.openai_schema import ResponseModel
+from cluster.api.http.bodies import ApiRequest
 from cluster.api.openai.conversation import configured_tool_format, make_conversation, tool_use
-from cluster.api.openai.generation import generate_response
-from cluster.api.openai.request_handler import RequestHandler, declare_headers
+from cluster.api.openai.generation import add_generation
+from cluster.api.openai.request_handler import RequestHandler, answers, declare_headers
 from cluster.api.openai.request_warnings import template_warnings, warning_headers
-from cluster.api.openai.responses.builder import prepare_response, response_chat
-from cluster.api.openai.schemas.chat_schema import ChatCompletion, ChatRequest
+from cluster.api.openai.responses.builder import response_chat
+from cluster.api.openai.schemas.chat_schema import ChatRequest
 from cluster.api.openai.schemas.completion_schema import (
-    Completion,
-    CompletionRequest,
     DetokenizeAnswer,
     DetokenizeRequest,
     ModelCard,
@@ -33,7 +29,6 @@ from cluster.api.openai.schemas.completion_schema import (
 )
 from cluster.api.openai.schemas.responses_schema import (
     InputTokens,
-    ResponseBody,
     ResponsesRequest,
 )
 from cluster.api.openai.streams import cancel_on_disconnect
@@ -46,20 +41,6 @@ from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation
 from specdec.types.responses import ModelInfo
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorBody, "description": "a field is invalid; the message names it"},
-    401: {"model": ErrorBody, "description": "the API key is missing or unknown"},
-    403: {"model": ErrorBody, "description": "a cross-site request of a browser"},
-    404: {"model": ErrorBody, "description": "no such model"},
-    408: {"model": ErrorBody, "description": "the body did not arrive in time"},
-    413: {"model": ErrorBody, "description": "the body is too large"},
-    421: {"model": ErrorBody, "description": "the host name is not one of the service's"},
-    429: {"model": ErrorBody, "description": "too many requests; Retry-After has a hint"},
-    500: {"model": ErrorBody, "description": "an internal error; the log has the details"},
-    503: {"model": ErrorBody, "description": "the model is starting, stopping or lost"},
-    504: {"model": ErrorBody, "description": "the deadline of the request has passed"},
-}
-
 
 def openai_routes(
     get_router: Callable[[], Router],
@@ -70,7 +51,7 @@ def openai_routes(
     handler = RequestHandler(get_router, get_keys, get_applications)
     headers = [Depends(declare_headers)]
     routes = APIRouter(route_class=handler.route_class(), tags=["OpenAI API"], dependencies=headers)
-    _add_generation(routes, handler)
+    add_generation(routes, handler)
     _add_tokens(routes, handler)
     _add_models(routes, handler)
     add_vllm_routes(routes, handler)
@@ -108,31 +89,6 @@ def _refusal(message: str) -> Callable[[], Awaitable[Response]]:
     return refuse
 
 
-def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
-    @routes.post("/v1/chat/completions", responses=_answers(ChatCompletion, "chunks"))
-    async def chat_completions(body: ChatRequest, request: ApiRequest) -> Response:
-        """Generate the next message of a chat, streamed with `stream`."""
-        return await generate_response(handler, prepare_chat, body, request, body.request_id)
-
-    @routes.post("/v1/completions", responses=_answers(Completion, "completions"))
-    async def completions(body: CompletionRequest, request: ApiRequest) -> Response:
-        """Complete a text, streamed with `stream`."""
-        return await generate_response(handler, prepare_completion, body, request, body.request_id)
-
-    @routes.post("/v1/responses", responses=_answers(ResponseBody, "response events"))
-    async def responses(body: ResponsesRequest, request: ApiRequest) -> Response:
-        """Generate a response, without stored state."""
-        return await generate_response(handler, prepare_response, body, request)
-
-    @routes.post("/v1/responses/input_tokens", responses=_answers(InputTokens))
-    async def input_tokens(body: ResponsesRequest, request: ApiRequest) -> Response:
-        """Count the input tokens of a response."""
-        router = handler.get_router()
-        request.get_names = lambda: {**body.api_names, **body.sent_names()}
-        count = await count_prompt(handler, response_chat(router, body), request)
-        return _json(InputTokens(object="response.input_tokens", input_tokens=count))
-
-
 async def count_prompt(handler: RequestHandler, chat: ChatRequest, request: ApiRequest) -> int:
     """Return the number of tokens of a chat's prompt. Raise the errors of its fields."""
     router, context = handler.get_router(), handler.context(request, None)
@@ -142,7 +98,15 @@ async def count_prompt(handler: RequestHandler, chat: ChatRequest, request: ApiR
 
 
 def _add_tokens(routes: APIRouter, handler: RequestHandler) -> None:
-    @routes.post("/tokenize", responses=_answers(TokenizeAnswer))
+    @routes.post("/v1/responses/input_tokens", responses=answers(InputTokens))
+    async def input_tokens(body: ResponsesRequest, request: ApiRequest) -> Response:
+        """Count the input tokens of a response."""
+        router = handler.get_router()
+        request.get_names = lambda: {**body.api_names, **body.sent_names()}
+        count = await count_prompt(handler, response_chat(router, body), request)
+        return _json(InputTokens(object="response.input_tokens", input_tokens=count))
+
+    @routes.post("/tokenize", responses=answers(TokenizeAnswer))
     async def tokenize(body: TokenizeRequest, request: ApiRequest) -> Response:
         """Tokenize a text or a chat, exactly as a prompt."""
         router, context = handler.get_router(), handler.context(request, None)
@@ -159,7 +123,7 @@ def _add_tokens(routes: APIRouter, handler: RequestHandler) -> None:
         answer.headers.update(warning_headers(context.warnings, dict))
         return answer
 
-    @routes.post("/detokenize", responses=_answers(DetokenizeAnswer))
+    @routes.post("/detokenize", responses=answers(DetokenizeAnswer))
     async def detokenize(body: DetokenizeRequest, request: ApiRequest) -> Response:
         """Decode tokens to a text."""
         router, context = handler.get_router(), handler.context(request, None)
@@ -204,13 +168,13 @@ def _add_models(routes: APIRouter, handler: RequestHandler) -> None:
         infos = await asyncio.gather(*(each.model_infos() for each in peers))
         return [info for of_peer in infos for info in of_peer]
 
-    @routes.get("/v1/models", responses=_answers(ModelList))
+    @routes.get("/v1/models", responses=answers(ModelList))
     async def models() -> Response:
         """List the served models and their adapters, first those of this application."""
         own = handler.get_router().model_infos()
         return _json(ModelList(object="list", data=list(map(card, [*own, *await others()]))))
 
-    @routes.get("/v1/models/{model:path}", responses=_answers(ModelCard))
+    @routes.get("/v1/models/{model:path}", responses=answers(ModelCard))
     async def model(model: Annotated[str, Path(description="name of the model")]) -> Response:
         """Describe one model."""
         return _json(card(handler.get_router().model_info(model)))
@@ -228,17 +192,6 @@ def _conversation(router: Router, chat: ChatRequest) -> Conversation:
     form = configured_tool_format(router.config, router.text.chat_template)
     tools = tool_use(chat, form, router.text.is_special)
     return make_conversation(chat, tools, router.text.chat_template, form)
-
-
-def _answers(model: type[ResponseModel], events: str | None = None) -> dict[int | str, Any]:
-    """Describe the responses of a route for /openapi.json. events: what the route can stream."""
-    answer: dict[str, Any] = {"model": model, "description": "the answer"}
-    if events is not None:  # the schema of one server-sent event, for OpenAPI 3.1
-        data = {"type": "string", "contentMediaType": "application/json", "description": events}
-        properties = {"data": data, "event": {"type": "string"}}
-        schema = {"type": "object", "properties": properties, "required": ["data"]}
-        answer["content"] = {"text/event-stream": {"schema": schema}}
-    return {200: answer, **_ERRORS}
 
 
 def _json(answer: ResponseModel) -> Response:

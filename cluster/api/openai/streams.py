@@ -1,10 +1,10 @@
-"""Streams of outputs: several prompts as one stream, deadlines, disconnects, event streams."""
+"""Streams of outputs: their first one, deadlines, disconnects, event streams."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -16,10 +16,7 @@ from starlette.types import Receive, Scope, Send
 from cluster.api.base.authentication import Lease
 from cluster.api.base.keep_alive import KeepAlive
 from cluster.api.base.sse import COMMENT, STREAM_HEADERS
-from cluster.api.openai.thinking_budget import ThinkingBudget, generate_within_budget
-from cluster.replica.router import Router
 from specdec.types.deadline import CancelScope, Deadline, TimeLimit
-from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput
 
 logger = logging.getLogger(__name__)
@@ -38,91 +35,15 @@ class PromptOutput(NamedTuple):
     output: EngineOutput
 
 
+Outputs = AsyncGenerator[PromptOutput, None]
+
+
 class ClientDisconnectedError(ClientDisconnect):
     """The client closed the connection before the response was complete."""
 
 
 class _NotReadError(Exception):
     """The client did not read its stream in time."""
-
-
-def generate_outputs(
-    router: Router,
-    calls: Sequence[GenerateRequest],
-    deadline: Deadline,
-    budget: ThinkingBudget | None = None,
-    on_admitted: Callable[[], None] = lambda: None,
-) -> AsyncGenerator[PromptOutput, None]:
-    """Return the outputs of all calls as they arrive. Closing the generator aborts the requests.
-
-    budget: of the reasoning in the answer of a single call. on_admitted: called once the engine has
-    accepted all calls.
-
-    Its outputs raise the errors of the router and the engine, and `deadline.error`.
-    """
-    assert budget is None or len(calls) == 1, "a thinking budget for several prompts"
-    if len(calls) == 1:
-        return _one(router, 0, calls[0], deadline, on_admitted, budget)
-    return _all(router, calls, deadline, on_admitted)
-
-
-async def _one(
-    router: Router,
-    index: int,
-    call: GenerateRequest,
-    deadline: Deadline,
-    on_admitted: Callable[[], None],
-    budget: ThinkingBudget | None = None,
-) -> AsyncGenerator[PromptOutput, None]:
-    if budget is None:
-        started = await router.generate(call, deadline=deadline, on_admitted=on_admitted)
-        generated = started.outputs
-    else:
-        generated = generate_within_budget(router, call, deadline, budget, on_admitted)
-    async with aclosing(generated) as outputs:
-        async for output in outputs:
-            yield PromptOutput(index, output)
-
-
-async def _all(
-    router: Router,
-    calls: Sequence[GenerateRequest],
-    deadline: Deadline,
-    on_admitted: Callable[[], None],
-) -> AsyncGenerator[PromptOutput, None]:
-    """Run the calls concurrently; the first error aborts all of them."""
-    queue = asyncio.Queue[PromptOutput | Exception | None](len(calls))  # others wait, joined
-    num_admitted = 0
-
-    def count_admitted() -> None:
-        nonlocal num_admitted
-        num_admitted += 1
-        if num_admitted == len(calls):
-            on_admitted()
-
-    async def run(index: int, call: GenerateRequest) -> None:
-        try:
-            outputs = _one(router, index, call, deadline, count_admitted)
-            async with aclosing(outputs):
-                async for each in outputs:
-                    await queue.put(each)
-            await queue.put(None)
-        except Exception as error:
-            await queue.put(error)
-
-    tasks = [asyncio.create_task(run(index, call)) for index, call in enumerate(calls)]
-    num_running = len(tasks)
-    try:
-        while num_running:
-            each = await queue.get()
-            if isinstance(each, Exception):
-                raise each
-            if each is None:
-                num_running -= 1
-            else:
-                yield each
-    finally:
-        await _cancel(*tasks)
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -173,17 +94,68 @@ async def _wait_for_disconnect(receive: Receive) -> None:
             pass
 
 
-async def _cancel(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 class Closable(Protocol):
     """A source of events, such as an asynchronous generator or `PendingOutputs`."""
 
     async def aclose(self) -> None:
         """End the requests of the source."""
+
+
+class PendingOutputs:
+    """Outputs whose first one is awaited in a task. Iterate once; close it in any case."""
+
+    def __init__(self, generate: Callable[[Callable[[], None]], Outputs]) -> None:
+        """Start the requests.
+
+        generate: returns their outputs, and calls its argument when the engine has admitted them.
+        """
+        self._is_admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._outputs = generate(self._admit)
+        self._first = asyncio.create_task(_first_of(self._outputs))
+        self._first.add_done_callback(self._admit)
+
+    def _admit(self, *_: object) -> None:
+        if not self._is_admitted.done():
+            self._is_admitted.set_result(None)
+
+    @property
+    def has_first(self) -> bool:
+        """Return whether the first output, or the error before it, is there."""
+        return self._first.done()
+
+    async def wait_until_admitted(self) -> None:
+        """Wait. Raise the error of requests that were not admitted, after closing them."""
+        await self._wait(self._is_admitted)
+
+    async def wait_for_first(self) -> None:
+        """Wait for the first output. Raise the error before it, after closing the requests."""
+        await self._wait(self._first)
+
+    async def _wait(self, future: asyncio.Future[Any]) -> None:
+        try:
+            await future
+            if self._first.done():
+                self._first.result()
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def __aiter__(self) -> AsyncIterator[PromptOutput]:
+        """Yield all outputs."""
+        yield await self._first
+        async for each in self._outputs:
+            yield each
+
+    async def aclose(self) -> None:
+        """End the requests."""
+        self._first.cancel()
+        if not self._first.done() or self._first.cancelled() or self._first.exception():
+            await asyncio.gather(self._first, return_exceptions=True)
+        await self._outputs.aclose()
+
+
+async def _first_of(outputs: Outputs) -> PromptOutput:
+    return await anext(outputs)
 
 
 class EventStream(Response):

@@ -13,11 +13,11 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from cluster.api.base.authentication import ApiKeys
-from cluster.api.base.json_body import ApiRequest
 from cluster.api.base.operator_service import OperatorService
-from cluster.api.openai.generation import generate_response
+from cluster.api.http.bodies import ApiRequest
+from cluster.api.openai.generation import generate_outputs, generate_response
 from cluster.api.openai.request_handler import RequestHandler, authorization_of
-from cluster.api.openai.streams import cancel_on_disconnect, generate_outputs
+from cluster.api.openai.streams import cancel_on_disconnect
 from cluster.api.sglang.generate import prepare_generate
 from cluster.api.sglang.schema import AbortRequest, FlushRequest, GenerateRequest
 from cluster.config.serve_config import ServeConfig

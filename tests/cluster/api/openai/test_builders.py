@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from cluster.api.base.authentication import ApiKeys
-from cluster.api.base.json_body import ApiRequest
+from cluster.api.http.bodies import ApiRequest
 from cluster.api.openai.builders import MANY_TOKENS, ResponseBuilder, UsageMeter, offload, with_seed
 from cluster.api.openai.completion import completion_params
 from cluster.api.openai.conversation import configured_tool_format

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.api.base.sse import COMMENT, EMPTY_LINE
 from cluster.api.openai import generation
-from cluster.api.openai.generation import PendingOutputs
+from cluster.api.openai.streams import PendingOutputs
 from specdec.types.errors import OverloadedError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -10,6 +10,7 @@ import pytest
 
 from cluster.api.base.authentication import Lease
 from cluster.api.base.sse import TextEvents, event
+from cluster.api.openai.generation import generate_outputs
 from cluster.api.openai.streams import (
     ClientDisconnectedError,
     DisconnectWatch,
@@ -17,7 +18,6 @@ from cluster.api.openai.streams import (
     PromptOutput,
     cancel_on_disconnect,
     chained,
-    generate_outputs,
 )
 from cluster.replica.router import Generation
 from specdec.types.deadline import Deadline

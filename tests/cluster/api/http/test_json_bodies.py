@@ -1,10 +1,11 @@
+# Modules: cluster.api.http.bodies
 """Bodies are text that can be sent back, in errors or in an answer."""
 
 import json
 
 import pytest
 
-from cluster.api.base.json_body import MAX_JSON_DEPTH, ApiRequest, read_json
+from cluster.api.http.bodies import MAX_JSON_DEPTH, ApiRequest, read_json
 from specdec.types.errors import InvalidValueError
 
 
