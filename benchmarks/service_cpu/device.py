@@ -195,6 +195,7 @@ class DeviceUse:
     prompt_idle_ms: float | None
     prompt_ahead_share: float | None
     prompt_tokens_per_step: float | None
+    num_steps: float = 0
 
     @classmethod
     def of(cls, steps: Sequence[StepRecord]) -> DeviceUse:
@@ -211,6 +212,7 @@ class DeviceUse:
             _mean([1e3 * each.idle_s for each in prompts]),
             _mean([each.was_ahead for each in prompts]),
             _mean([each.num_prompt_tokens for each in prompts]),
+            len(steps),
         )
 
 

@@ -47,8 +47,8 @@ class Load:
         return self.num_requests * self.max_tokens
 
     def prompts(self, seed: int) -> list[list[int]]:
-        """Return the prompts of a repetition."""
-        generator = random.Random(seed)
+        """Return prompts that no other load has; the prefix cache would find equal ones."""
+        generator = random.Random(f"{self.api} {self.streams} {self.max_tokens} {seed}")
         span = range(_FIRST_PROMPT_TOKEN, _LAST_PROMPT_TOKEN)
         return [generator.choices(span, k=self.prompt_tokens) for _ in range(self.num_requests)]
 

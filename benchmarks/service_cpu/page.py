@@ -20,6 +20,8 @@ that are begun ahead queue up on the device.
 in the same run and multiplied by {loop:g} µs, its time on the machine of these figures.
 - *over engine*: tokens per second over those of the engine in process on the same requests and \
 device; aim: at least 0.95.
+- *tokens a step*: the more, the less a token costs the engine's thread. On an instant target \
+streams end while gRPC still accepts calls one by one, so that fewer decode together.
 """
 
 
@@ -44,14 +46,14 @@ def print_row(row: Row) -> None:
     cpu = ", ".join(f"{part} {row.cpu_us[part]:.1f}" for part in PARTS)
     print(
         f"{row.target} {_name(row)} x {row.load.max_tokens}: {row.tokens_per_s:.0f} tokens/s, "
-        f"over engine {_number(row.over_engine, 2)}, idle {100 * row.device.idle_share:.0f} %; "
-        f"CPU us: {cpu}",
+        f"over engine {_number(row.over_engine, 2)}, idle {100 * row.device.idle_share:.0f} %, "
+        f"tokens a step {_tokens_per_step(row)}; CPU us: {cpu}",
         flush=True,
     )
 
 
 def _cpu(rows: Sequence[Row]) -> str:
-    columns = ("load", *PARTS, "Router, all", "Router, all, raw", "tokens/s")
+    columns = ("load", *PARTS, "Router, all", "Router, all, raw", "tokens/s", "tokens a step")
     return markdown_table(columns, map(_cpu_cells, rows))
 
 
@@ -59,7 +61,13 @@ def _cpu_cells(row: Row) -> list[str]:
     digits = 0 if row.load.max_tokens == 1 else 1
     router = [sum(cpu[part] for part in ROUTER_PARTS) for cpu in (row.cpu_us, row.raw_cpu_us)]
     values = [*(row.cpu_us[part] for part in PARTS), *router]
-    return [_name(row), *(_number(each, digits) for each in values), _number(row.tokens_per_s, 0)]
+    cpu = (_number(each, digits) for each in values)
+    return [_name(row), *cpu, _number(row.tokens_per_s, 0), _tokens_per_step(row)]
+
+
+def _tokens_per_step(row: Row) -> str:
+    """Return the mean number of output tokens of a step."""
+    return _number(row.load.num_tokens / max(1, row.device.num_steps), 1)
 
 
 def _device(rows: Sequence[Row]) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -72,7 +73,7 @@ def test_use_of_the_device_is_split_by_decodes_and_steps_with_prompts():
     assert use.idle_share == pytest.approx(0.006 / 0.040)
     assert (use.decode_idle_ms, use.decode_ahead_share) == (pytest.approx(1.0), 0.5)
     assert (use.prompt_idle_ms, use.prompt_ahead_share) == (pytest.approx(4.0), 0.0)
-    assert use.prompt_tokens_per_step == 256
+    assert (use.prompt_tokens_per_step, use.num_steps) == (256, 4)
     assert DeviceUse.of([]) == DeviceUse(0.0, None, None, None, None, None)
 
 
@@ -99,7 +100,7 @@ def test_a_slow_machine_does_not_change_normalized_times():
 def repetition(rate: float, engine_us: float, loop_us: float) -> Repetition:
     latencies = Latencies.of([Times(0.0, 0.010, 0.050), Times(0.0, 0.020, 0.060)], LOAD)
     used = dict.fromkeys(PARTS, 0.0) | {ENGINE: engine_us}
-    return Repetition(rate, loop_us, used, latencies, DeviceUse(0.1, 1.0, 0.5, None, None, None))
+    return Repetition(rate, loop_us, used, latencies, DeviceUse(0.1, 1.0, 0.5, None, None, None, 8))
 
 
 def test_a_row_has_the_medians_of_its_repetitions():
@@ -111,11 +112,13 @@ def test_a_row_has_the_medians_of_its_repetitions():
     assert row.latencies.first_token_p50_ms == pytest.approx(15.0)
     assert row.latencies.per_token_p99_ms == pytest.approx(10.0)
     assert row.device.prompt_idle_ms is None
+    assert "| 90 | 2.5 |" in page("", 3, [row]), "20 tokens in 8 steps"
     assert "| sse, 2 | 90 | 0.90 | 10.0 | 1.00 (50) |  | 15 / 20 | 10.00 / 10.00 |" in page(
         "", 3, [row]
     )
 
 
-def test_prompts_depend_on_the_seed_alone():
+def test_prompts_depend_on_load_and_seed():
     assert LOAD.prompts(1) == LOAD.prompts(1) != LOAD.prompts(2)
     assert [len(prompt) for prompt in LOAD.prompts(1)] == [128] * 4
+    assert LOAD.prompts(1) != replace(LOAD, api="grpc").prompts(1)
