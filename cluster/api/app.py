@@ -27,7 +27,7 @@ from cluster.api.openai.routes import openai_routes
 from cluster.api.sglang.routes import sglang_routes
 from cluster.config.config_file import PATHS_OF_THE_SERVICE
 from cluster.control.peers import Applications
-from cluster.observability.request_context import KeepHeaders
+from cluster.observability.request_context import keep_headers
 from cluster.replica.router import Router
 from specdec.types.errors import NotReadyError
 
@@ -82,7 +82,7 @@ class HttpApp(FastAPI):
             separate_input_output_schemas=False,
         )
         self._direct = direct
-        limited = LimitBodies(KeepHeaders(self._answer), get_limits)
+        limited = LimitBodies(self._answer, get_limits)
         self._checked = CheckHost(limited, lambda: get_limits().hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,6 +106,8 @@ class HttpApp(FastAPI):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         direct = None
+        if scope["type"] == "http":
+            keep_headers(scope)
         if scope.get("method") == "POST":
             direct = self._direct.get(scope["path"].removeprefix(scope.get("root_path", "")))
         await (direct or super().__call__)(scope, receive, send)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from urllib.parse import unquote
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from specdec.types.request import OWN_PROCESS, Caller
 
@@ -32,19 +32,11 @@ current_caller: ContextVar[Caller] = ContextVar("caller", default=OWN_PROCESS)
 """The client of that call, by which grammars are compiled in turn."""
 
 
-class KeepHeaders:
-    """ASGI middleware that stores headers and address of each HTTP request in the variables."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Store headers and address, and call the application."""
-        if scope["type"] == "http":
-            current_headers.set(lambda: scope["headers"])
-            host, _ = scope.get("client") or ("", 0)
-            current_address.set(lambda: network_of(host))
-        await self._app(scope, receive, send)
+def keep_headers(scope: Scope) -> None:
+    """Store headers and address of an HTTP request in the variables."""
+    current_headers.set(lambda: scope["headers"])
+    host, _ = scope.get("client") or ("", 0)
+    current_address.set(lambda: network_of(host))
 
 
 def text_headers(names: Iterable[str]) -> dict[str, str]:

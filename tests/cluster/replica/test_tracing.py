@@ -6,13 +6,14 @@ from contextlib import aclosing
 from types import SimpleNamespace
 
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from opentelemetry.trace import SpanKind, StatusCode
 
+from cluster.api.app import HttpApp
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.grpc.servicers import InferenceServicer
-from cluster.observability.request_context import KeepHeaders, current_headers, text_headers
+from cluster.api.http.limits import HttpLimits
+from cluster.observability.request_context import current_headers, text_headers
 from cluster.replica.instrumentation import TracedRequest
 from cluster.replica.tracing import PHASES
 from protos.specdec.v1 import inference_pb2 as pb
@@ -311,8 +312,7 @@ def test_a_request_cancelled_during_preprocessing_is_counted(tracing, exporter):
 
 
 def test_http_headers_are_available_in_a_request():
-    app = FastAPI()
-    app.add_middleware(KeepHeaders)
+    app = HttpApp(HttpLimits, {})
 
     @app.get("/")
     async def answer():
