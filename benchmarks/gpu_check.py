@@ -62,7 +62,7 @@ from benchmarks.gpu.steps import measure_grid, measure_main_steps
 from benchmarks.gpu.throughput import compare_speculation, compare_transformers
 from benchmarks.gpu.trees import measure_trees
 from benchmarks.report_file import DOCS, write_text
-from specdec.kernels.reference.triton_availability import has_triton
+from specdec.kernels.reference.triton_availability import triton_fault
 
 
 def _gpu_check(name: str, run: Run, limit_s: float = 75.0) -> Part:
@@ -136,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as directory:
         gpu = forked(_gpu_name, Path(directory))
         device = torch.device("cpu" if gpu is None else "cuda")
-        if has_triton(device):
+        if triton_fault(device) is None:
             import_module("specdec.kernels.triton.attention")  # once for all parts
         path = options.output or (None if gpu is None else DOCS / "gpu-check.json")
         report = PartReport(path, _head(gpu or device.type, options.model))

@@ -118,7 +118,7 @@ class LoraBench:
         rows = zip(self._tables, adapter_ids, strict=True)
         chunks = [Chunk([100], _CONTEXT, table, adapter_id=each) for table, each in rows]
         batch = ForwardBatch(chunks, _BLOCK_SIZE)
-        return lambda: self._model.compute_logits_and_argmax(self._model(batch, self._cache))
+        return lambda: self._model.compute_logits(self._model(batch, self._cache))
 
 
 def measure(

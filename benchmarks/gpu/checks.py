@@ -25,7 +25,7 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.kernels import TorchAttention
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
-from specdec.kernels.reference.triton_availability import has_triton
+from specdec.kernels.reference.triton_availability import triton_fault
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.dtypes import DTYPES
@@ -70,7 +70,7 @@ def check_models(context: Context) -> Result:
         for dtype in DTYPES
     ]
     kernels: list[Kernels] = ["torch"]
-    if has_triton(context.device):
+    if triton_fault(context.device) is None:
         kernels.insert(0, "triton")
     for directory in _models(context):
         cases += [

@@ -19,24 +19,17 @@ from benchmarks.gpu.attention_shapes import ALL_DTYPES, SHAPES, Shape
 from benchmarks.gpu.parts import Case, Context, PartSkippedError, Result, run_cases
 from benchmarks.gpu.truncation_floors import truncation_cases
 from specdec.kernels import TorchAttention
-from specdec.kernels.moves import AcceptedPaths, move_on_device, path_moves
+from specdec.kernels.moves import AcceptedPaths, move_slots, path_moves
 from specdec.kernels.reference.attention import PagedAttention, QueryKeyNorms, Rotation, Visible
 from specdec.kernels.reference.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, Indices, SlotMove
 from specdec.kernels.reference.triton_availability import triton_fault
 from specdec.kernels.rows import TorchRowKernels, quantize_rows
-from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.sampling.device.device_children import children_on_device
-from specdec.sampling.device.device_sampler import (
-    DeviceRules,
-    DeviceSample,
-    SamplingKind,
-    sample_on_device,
-)
+from specdec.sampling.device.device_sampler import DeviceRules, DeviceSample, SamplingKind
 from specdec.sampling.device.device_trees import DeviceTrees, verify_trees
-from specdec.sampling.device.device_truncation import DeviceLimits
 from specdec.sampling.gumbel import NoiseKeys
-from specdec.sampling.vocab_shard import VocabShard
+from specdec.sampling.row_ops import row_ops_of
+from specdec.sampling.truncation import DeviceLimits
 
 _CPU = torch.device("cpu")
 _MAX_ERROR = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -262,9 +255,8 @@ def _sampling(kind: SamplingKind, num_rows: int, vocab: int, device: torch.devic
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(num_rows, vocab, generator=generator)
     logits[1, 7], logits[2, 9], logits[3] = torch.nan, torch.inf, -torch.inf
-    shard = VocabShard(TensorParallelGroup(), 0, vocab)
     expected, found = (
-        sample_on_device(logits.to(place), _rules(kind, num_rows, place), kind, shard)
+        row_ops_of("auto", place).sample(logits.to(place), _rules(kind, num_rows, place), kind)
         for place in (_CPU, device)
     )
     valid = ~expected.is_invalid
@@ -278,9 +270,10 @@ def _children(kind: SamplingKind, num_rows: int, vocab: int, device: torch.devic
     """Compare the best tokens of rows; of equal scores on both sides, rounding may decide."""
     logits = 3 * torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(0))
     logits[1, 7], logits[2, 9], logits[3] = torch.nan, torch.inf, -torch.inf
-    shard = VocabShard(TensorParallelGroup(), 0, vocab)
     expected, found = (
-        children_on_device(logits.to(place), _rules(kind, num_rows, place), kind, 12, shard)
+        row_ops_of("auto", place).children(
+            logits.to(place), _rules(kind, num_rows, place), kind, 12
+        )
         for place in (_CPU, device)
     )
     is_child = expected.confidences > 0
@@ -354,7 +347,7 @@ def _walk(device: torch.device) -> Result:
     paths = AcceptedPaths(
         expected.places, expected.counts, sequences + 5, tables, sequences, block_size
     )
-    move_on_device(cache, path_moves(paths))
+    move_slots(cache, path_moves(paths))
     places, num_tokens, bases, block_tables, rows = (each.to(device) for each in paths[:-1])
     moves = kernels.path_moves(places, num_tokens, bases, block_tables, rows, block_size)
     kernels.move_slots(stored, *moves)

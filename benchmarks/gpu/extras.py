@@ -17,7 +17,7 @@ from benchmarks.gpu.device_kernels import require_triton
 from benchmarks.gpu.parts import Context, Result
 from benchmarks.gpu.steps import BLOCK_SIZE, GREEDY, Sizes, Steps, model_of
 from specdec.kernels.reference.logit_edits import PROMPT_TOKEN, Change, Entry, LogitEdits
-from specdec.sampling.device.device_edits import apply_edits
+from specdec.sampling.row_ops import row_ops_of
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepRow
 from specdec.types.sampling.sampling_spec import SamplingRules
 
@@ -117,7 +117,7 @@ def _edited(logits: torch.Tensor, paths: torch.Tensor, device: torch.device) -> 
     own = logits.to(device, copy=True)
     edits = _random_edits(len(paths), logits.shape[1], device)
     positions = torch.arange(len(logits), device=device)
-    apply_edits(own, edits, paths.to(device), positions, 0)
+    row_ops_of("auto", device).edit(own, edits, paths.to(device), positions, 0)
     return own.cpu()
 
 

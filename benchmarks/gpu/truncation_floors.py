@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.parts import Case, Context, Result
-from specdec.sampling.device.device_truncation import DeviceLimits, device_floors
+from specdec.sampling.truncation import DeviceLimits, truncation_floors
 
 _TOP_P_ERROR = 1e-5
 """A token may be kept or not where the probability above it equals top_p to within this."""
@@ -86,9 +86,10 @@ def _floors(make: Callable[[Tensor], Tensor], vocab: int, device: torch.device) 
     """Compare what is kept, and the floors of some rows with those of each row alone."""
     noise = torch.randn(len(_LIMITS), vocab, generator=torch.Generator().manual_seed(0))
     logits, rows = make(noise), torch.tensor([0, 2, 6])
-    found = _device_floors(logits.to(device), _LIMITS)
+    found = _truncation_floors(logits.to(device), _LIMITS)
     alone = [
-        _device_floors(logits[row : row + 1].to(device), (_LIMITS[row],)) for row in rows.tolist()
+        _truncation_floors(logits[row : row + 1].to(device), (_LIMITS[row],))
+        for row in rows.tolist()
     ]
     is_same = torch.equal(torch.cat(alone), found[rows])
     temperatures = torch.tensor([each.temperature for each in _LIMITS])
@@ -110,7 +111,7 @@ def _expected(scores: Tensor, error: float) -> Tensor:
     """Return the floors of torch with other values of top_p, [R] float32."""
     columns = _columns(_LIMITS)
     top_p = torch.where(columns.top_p < 1, columns.top_p + error, columns.top_p)
-    return device_floors(scores, DeviceLimits(columns.top_k, top_p, columns.min_scores))
+    return truncation_floors(scores, DeviceLimits(columns.top_k, top_p, columns.min_scores))
 
 
 def _columns(limits: tuple[_Limits, ...]) -> DeviceLimits:
@@ -121,7 +122,7 @@ def _columns(limits: tuple[_Limits, ...]) -> DeviceLimits:
     )
 
 
-def _device_floors(logits: Tensor, limits: tuple[_Limits, ...]) -> Tensor:
+def _truncation_floors(logits: Tensor, limits: tuple[_Limits, ...]) -> Tensor:
     """Return the floors of the kernels, on the CPU."""
     from specdec.kernels.triton.sample import TileArgmax  # imports Triton
     from specdec.kernels.triton.truncation import RowLimits, truncation_floors

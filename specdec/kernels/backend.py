@@ -18,7 +18,8 @@ from specdec.types.sharding import HeadShard
 class KernelBackend(StrEnum):
     """The kernels of a model's forward pass, selected once when it is loaded.
 
-    Sampling and shared-memory collectives use the C++ kernels wherever they are available.
+    Operations on rows of logits are selected by the same rule (`specdec.sampling.row_ops`).
+    Collectives in shared memory use the C++ kernels wherever they are available.
     """
 
     TORCH = "torch"

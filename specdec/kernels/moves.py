@@ -11,7 +11,6 @@ from torch import Tensor
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.reference.forward_batch import SlotMove
 from specdec.kernels.reference.kv_scales import as_bytes
-from specdec.kernels.reference.triton_availability import has_triton
 
 
 def move_kv(kv_cache: Tensor, moves: Sequence[SlotMove], backend: KernelBackend) -> None:
@@ -53,10 +52,6 @@ class PathMoves(NamedTuple):
 
 def path_moves(paths: AcceptedPaths) -> PathMoves:
     """Return the moves after accepted paths, without a value that the host has to read."""
-    if has_triton(paths.places.device):
-        from specdec.kernels.triton import moves as triton_moves  # imports Triton
-
-        return PathMoves(*triton_moves.path_moves(*paths))
     new = torch.arange(1, paths.places.shape[1], device=paths.places.device)
     old, size = paths.places[:, 1:], paths.block_size
     is_moved = (new < paths.num_tokens[:, None]) & (old != new)
@@ -68,17 +63,12 @@ def path_moves(paths: AcceptedPaths) -> PathMoves:
     return PathMoves(slots(old).masked_fill(~is_moved, -1), slots(new))
 
 
-def move_on_device(slots: Tensor, moves: PathMoves) -> None:
+def move_slots(slots: Tensor, moves: PathMoves) -> None:
     """Copy slots [num_layers, num_slots, ...] in place; no move overwrites a source of a later one.
 
     The last slot is of padding: what is no move copies it to itself.
     """
     slots = as_bytes(slots)
-    if has_triton(slots.device):
-        from specdec.kernels.triton import moves as triton_moves  # imports Triton
-
-        triton_moves.move_slots(slots, *moves)
-        return
     padding = slots.shape[1] - 1
     is_moved = moves.sources >= 0
     sources = torch.where(is_moved, moves.sources, padding).flatten()

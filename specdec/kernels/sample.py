@@ -1,4 +1,4 @@
-"""Argmax and sampling of rows of logits: C++ kernels on CPUs; argmax by Triton or torch elsewhere.
+"""Argmax and sampling of rows of logits on CPUs, by kernels in C++, and the argmax in torch.
 
 `specdec.sampling` defines how tokens are sampled. Its torch code samples the rows for which a
 kernel here returns no token.
@@ -18,7 +18,6 @@ from torch import Tensor
 from specdec.kernels.cpu import MatrixStruct, SharedMemory, native_library
 from specdec.kernels.cpu.build import declare
 from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS, RowArgmax, SampleParams
-from specdec.kernels.reference.triton_availability import has_triton
 
 
 def row_argmax(logits: Tensor) -> RowArgmax:
@@ -26,17 +25,10 @@ def row_argmax(logits: Tensor) -> RowArgmax:
 
     logits: [num_rows, num_tokens], of any floating-point type.
     """
-    if has_triton(logits.device):
-        from specdec.kernels.triton.sample import TileArgmax  # imports Triton
-
-        return TileArgmax(logits).reduce()
-    library = _library() if logits.device.type == "cpu" else None
-    if library is None:
-        return torch_row_argmax(logits)
     logits, is_bfloat16 = _kernel_input(logits)
     num_rows, num_tokens = logits.shape
     argmax = _empty_argmax(num_rows)
-    library.specdec_argmax(
+    _library().specdec_argmax(
         logits.data_ptr(),
         is_bfloat16,
         num_rows,
@@ -101,30 +93,24 @@ def _empty_argmax(num_rows: int) -> RowArgmax:
 
 
 def torch_row_argmax(logits: Tensor) -> RowArgmax:
-    """Return the argmax of each row; the reference implementation of `row_argmax`."""
-    if logits.dtype == torch.float64:
-        logits = logits.float()
+    """Return the argmax of each row, the first of equals: the definition, which reads no value."""
     has_nan = ~(logits.amax(1) < torch.inf)  # amax propagates NaN
-    if has_nan.any():
-        logits = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    best = logits.argmax(1)
-    return RowArgmax(logits.gather(1, best.unsqueeze(1)).squeeze(1).float(), best, has_nan)
+    values = logits.float().nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    best = values.argmax(1)
+    return RowArgmax(values.gather(1, best.unsqueeze(1)).squeeze(1), best, has_nan)
 
 
-def sample_tokens(logits: Tensor, params: SampleParams) -> NDArray[np.int64] | None:
+def sample_tokens(logits: Tensor, params: SampleParams) -> NDArray[np.int64]:
     """Sample a token for each of `params`; -1 where rounding might matter, for the reference.
 
     logits: [num_rows, num_tokens], of the whole vocabulary and any floating-point type. Returns
-    [len(params)], or None where the logits are not on a CPU or the kernels are not available.
+    [len(params)].
     """
-    library = _library() if logits.device.type == "cpu" else None
-    if library is None:
-        return None
     assert params.dtype == SAMPLE_PARAMS, params.dtype
     logits, is_bfloat16 = _kernel_input(logits)
     params = np.ascontiguousarray(params)
     token_ids = np.empty(len(params), dtype=np.int64)
-    library.specdec_sample(
+    _library().specdec_sample(
         logits.data_ptr(),
         is_bfloat16,
         logits.stride(0),
@@ -138,25 +124,21 @@ def sample_tokens(logits: Tensor, params: SampleParams) -> NDArray[np.int64] | N
 
 def best_drafts(
     logits: Tensor, target_ids: Tensor, params: SampleParams, count: int
-) -> tuple[Tensor, Tensor] | None:
+) -> tuple[Tensor, Tensor]:
     """Return the `count` draft tokens of each row with the largest perturbed scores, best first.
 
     logits: [num_rows, num_tokens], of any floating-point type. target_ids: the target's id of each
     draft token, [num_tokens] int32, ascending. params: of the rows in order, with temperatures
     above 0. Returns scores (log q of an unknown normalization, and the noise) in float32, -inf
-    where a row has no more tokens, and the target's ids in int64; None where the logits are not on
-    a CPU or the kernels are not available. Rounding may decide.
+    where a row has no more tokens, and the target's ids in int64. Rounding may decide.
     """
-    library = _library() if logits.device.type == "cpu" else None
-    if library is None:
-        return None
     assert params.dtype == SAMPLE_PARAMS, params.dtype
     assert target_ids.dtype == torch.int32
     logits, is_bfloat16 = _kernel_input(logits)
     params = np.ascontiguousarray(params)
     scores = torch.full((len(params), count), -torch.inf, device="cpu")
     token_ids = torch.zeros(len(params), count, dtype=torch.int64, device="cpu")
-    library.specdec_best_drafts(
+    _library().specdec_best_drafts(
         logits.data_ptr(),
         is_bfloat16,
         logits.stride(0),
@@ -176,6 +158,7 @@ def _kernel_input(logits: Tensor) -> tuple[Tensor, bool]:
 
     logits: [num_rows, num_tokens].
     """
+    assert logits.device.type == "cpu", logits.device
     if logits.dtype not in (torch.float32, torch.bfloat16):
         logits = logits.float()
     if logits.stride(1) != 1:
@@ -185,21 +168,21 @@ def _kernel_input(logits: Tensor) -> tuple[Tensor, bool]:
 
 @cache
 def _library() -> Any:
-    """Return the kernels with argument and result types; None where they are not available."""
+    """Return the kernels with argument and result types."""
     library = native_library()
-    if library is not None:
-        address, flag, count = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-        argmax = (address, address, address)
-        head = ctypes.POINTER(MatrixStruct)
-        declare(
-            library,
-            argmax=(None, address, flag, count, count, count, *argmax),
-            gemm_argmax=(ctypes.c_bool, head, address, count, count, address, flag, *argmax),
-            all_ranks_argmax=(ctypes.c_bool, address, count, count, *argmax),
-            sample=(None, address, flag, count, count, address, count, address),
-            best_drafts=(
-                *(None, address, flag, count, count, address),
-                *(address, count, count, address, address),
-            ),
-        )
+    assert library is not None, "the operations were selected without their library"
+    address, flag, count = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+    argmax = (address, address, address)
+    head = ctypes.POINTER(MatrixStruct)
+    declare(
+        library,
+        argmax=(None, address, flag, count, count, count, *argmax),
+        gemm_argmax=(ctypes.c_bool, head, address, count, count, address, flag, *argmax),
+        all_ranks_argmax=(ctypes.c_bool, address, count, count, *argmax),
+        sample=(None, address, flag, count, count, address, count, address),
+        best_drafts=(
+            *(None, address, flag, count, count, address),
+            *(address, count, count, address, address),
+        ),
+    )
     return library

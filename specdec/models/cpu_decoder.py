@@ -20,7 +20,7 @@ from specdec.kernels.cpu.decoder import DecoderKernel
 from specdec.kernels.cpu.draft_head import DraftHeadKernel, DraftHeadStruct
 from specdec.kernels.cpu.recurrence import PassStates
 from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates, SlotMove
-from specdec.kernels.reference.sample_rows import RowArgmax, SampleParams
+from specdec.kernels.reference.sample_rows import Argmax, RowArgmax, SampleParams
 from specdec.kernels.sample import logits_and_argmax
 from specdec.models.config.layer_patterns import Windows
 from specdec.models.hybrid import HybridDecoder
@@ -112,11 +112,11 @@ class NativeDecoder:
         """Return this rank's logits [R, len(vocab_slice)]; hidden: [R, hidden_size]."""
         return self.torch_decoder.compute_logits(hidden)
 
-    def compute_logits_and_argmax(self, hidden: Tensor) -> tuple[Tensor, RowArgmax]:
-        """Return this rank's logits and their argmax; hidden: [R, hidden_size]."""
+    def compute_logits_and_argmax(self, hidden: Tensor, argmax: Argmax) -> tuple[Tensor, RowArgmax]:
+        """See Decoder."""
         head = self.torch_decoder.lm_head
         if head.is_reduced or not head.transform.is_identity:
-            return self.torch_decoder.compute_logits_and_argmax(hidden)
+            return self.torch_decoder.compute_logits_and_argmax(hidden, argmax)
         return logits_and_argmax(self._head.native, hidden)
 
     @property

@@ -22,8 +22,7 @@ from specdec.kernels.moves import move_kv
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import AnyDeviceBatch
 from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates, SlotMove, on_device
-from specdec.kernels.reference.sample_rows import RowArgmax
-from specdec.kernels.sample import row_argmax
+from specdec.kernels.reference.sample_rows import Argmax, RowArgmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.rope import Rope
@@ -246,10 +245,10 @@ class CausalDecoder(nn.Module):
         logits: Tensor = self.lm_head(hidden)
         return logits
 
-    def compute_logits_and_argmax(self, hidden: Tensor) -> tuple[Tensor, RowArgmax]:
-        """Return this rank's logits and their argmax; hidden: [R, hidden_size]."""
+    def compute_logits_and_argmax(self, hidden: Tensor, argmax: Argmax) -> tuple[Tensor, RowArgmax]:
+        """See Decoder."""
         logits = self.compute_logits(hidden)
-        return logits, row_argmax(logits)
+        return logits, argmax(logits)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from specdec.config.kv_cache import KVCacheDType
 from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates, SlotMove
-from specdec.kernels.reference.sample_rows import RowArgmax, SampleParams
+from specdec.kernels.reference.sample_rows import Argmax, RowArgmax, SampleParams
 from specdec.kernels.reference.triton_availability import kv_dtype_fault
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.decoder_tensors import decoder_tensors
@@ -88,8 +88,11 @@ class Decoder(Protocol):
         """Return this rank's logits [R, len(vocab_slice)]; hidden: [R, hidden_size]."""
         ...
 
-    def compute_logits_and_argmax(self, hidden: Tensor) -> tuple[Tensor, RowArgmax]:
-        """Return this rank's logits and their argmax; hidden: [R, hidden_size]."""
+    def compute_logits_and_argmax(self, hidden: Tensor, argmax: Argmax) -> tuple[Tensor, RowArgmax]:
+        """Return this rank's logits and their argmax, by `argmax` or by a kernel that finds both.
+
+        hidden: [R, hidden_size].
+        """
         ...
 
 

@@ -1,22 +1,27 @@
 """Probabilities that tokens are sampled from, for verifiers and for drafts that carry them.
 
 A rank holds the probabilities of the tokens of its vocabulary shard. Ranks exchange a few numbers
-for each row, never a slice of the vocabulary.
+for each row, and whole rows where some are truncated, or sampled from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, uniforms
-from specdec.sampling.sampler import SamplingBatch, sample_scores
-from specdec.sampling.truncation import truncation_floors
-from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
+from specdec.sampling.device.device_sampler import SamplingKind
+from specdec.sampling.gumbel import NoiseKeys, uniforms
+from specdec.sampling.row_exchange import exchanged_rows
+from specdec.sampling.sampler import sample_scores
+from specdec.sampling.sampling_batch import SamplingBatch
+from specdec.sampling.truncation import scaled_scores, truncation_floors
+from specdec.sampling.vocab_shard import VocabShard
 
 _ROWS_PER_SLAB = 64
 
@@ -53,7 +58,7 @@ class Distribution:
     a row without a finite score all probabilities are 0.
     """
 
-    scores: ScoreChunks
+    scores: Tensor  # [num_rows, num_tokens] float32, of this rank
     totals: Tensor  # [num_rows] float64, the sum of exp(scores) over all ranks, or 1
     shard: VocabShard
 
@@ -68,12 +73,11 @@ class Distribution:
 
         Greedy rows get the distribution of temperature 1, without truncation.
         """
-        scores = _scaled_scores(logits, _temperatures(batch, logits.device), shard)
-        floors = scores.maxima.new_full((batch.num_rows,), -torch.inf)
-        if len(batch.sampled_rows):
-            sampled = scores if not len(batch.greedy_rows) else scores.take(batch.sampled_rows)
-            floors[batch.sampled_rows] = truncation_floors(sampled, batch.truncation, shard.group)
-            scores.mask_below(floors)
+        temperatures = batch.rules.temperatures
+        temperatures = temperatures.masked_fill(temperatures == 0, 1)
+        scores = _scaled_scores(logits, temperatures, shard)
+        if batch.kind is SamplingKind.TRUNCATED:
+            scores.masked_fill_(scores < _floors(scores, batch, shard), -torch.inf)
         return cls(scores, _totals(scores, shard), shard)
 
     def own_probs(self, rows: Tensor, token_ids: Tensor) -> Tensor:
@@ -106,9 +110,7 @@ class Distribution:
         masses, indices = masses.topk(count)
         masses[:, 0].clamp_(min=torch.finfo(masses.dtype).tiny)
         probs = masses / masses.sum(1, keepdim=True)
-        # Tokens that fill up a row may be padding columns beyond the vocabulary.
-        token_ids = token_ids.gather(1, indices).clamp_(max=self.shard.vocab_size - 1)
-        return TopTokens(token_ids, probs.float())
+        return TopTokens(token_ids.gather(1, indices), probs.float())
 
     def sample_residual(
         self,
@@ -122,51 +124,37 @@ class Distribution:
         rounding leaves no mass, p itself is sampled. Only the weighted tokens differ from p, so the
         cost is that of sampling. A collective call.
         """
-        residual = self.scores.take(rows)
+        residual = self.scores[rows]
         self._subtract(residual, rows, weights)
-        maxima = residual.scores.amax(2)
-        row_maxima = self.shard.group.all_gather(maxima.amax(1)).amax(0)
-        is_empty = row_maxima == -torch.inf
-        if is_empty.any():
-            residual.scores[is_empty] = self.scores.scores[rows[is_empty]]
-            maxima[is_empty] = self.scores.maxima[rows[is_empty]]
-            row_maxima[is_empty] = 0
-        residual.scores.sub_(row_maxima.view(-1, 1, 1))
-        residual = replace(residual, maxima=maxima.sub_(row_maxima.unsqueeze(1)))
-        floors = torch.full_like(row_maxima, -torch.inf)
-        return sample_scores(residual, floors, keys, self.shard)
+        maxima = self.shard.group.all_gather(residual.amax(1)).amax(0)
+        is_empty = maxima == -torch.inf
+        residual = torch.where(is_empty[:, None], self.scores[rows], residual)
+        return sample_scores(residual, keys, self.shard)
 
-    def _subtract(self, residual: ScoreChunks, rows: Tensor, weights: TokenWeights) -> None:
-        """Subtract weights from the probabilities of `residual`, in place; its maxima stay."""
+    def _subtract(self, residual: Tensor, rows: Tensor, weights: TokenWeights) -> None:
+        """Subtract weights from the probabilities of `residual` [num_rows, n], in place."""
         masses = self._masses(residual, weights.rows, weights.token_ids)
         left = masses - weights.weights * self.totals[rows][weights.rows]
         columns, is_held = self._columns(weights.token_ids)
-        flat = residual.scores.flatten(1)
-        flat[weights.rows[is_held], columns[is_held]] = left[is_held].clamp(min=0).log().float()
+        left = left[is_held].clamp(min=0).log().float()
+        residual[weights.rows[is_held], columns[is_held]] = left
 
-    def _masses(self, scores: ScoreChunks, rows: Tensor, token_ids: Tensor) -> Tensor:
+    def _masses(self, scores: Tensor, rows: Tensor, token_ids: Tensor) -> Tensor:
         columns, is_held = self._columns(token_ids)
-        found = scores.scores.flatten(1)[rows, columns].double().exp_()
+        found = scores[rows, columns].double().exp_()
         return found.masked_fill_(~is_held, 0)
 
     def _columns(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the columns of tokens in the flat scores, and whether this rank holds them."""
-        columns = token_ids - self.scores.first_chunk * CHUNK_TOKENS
-        num_columns = self.scores.maxima.shape[1] * CHUNK_TOKENS
+        """Return the columns of tokens in the scores, and whether this rank holds them."""
+        columns, num_columns = token_ids - self.shard.first_token, self.scores.shape[1]
         is_held = (columns >= 0) & (columns < num_columns)
         return columns.clamp(0, num_columns - 1), is_held
 
     def _own_top(self, count: int) -> tuple[Tensor, Tensor]:
         """Return exp(score) and id of this rank's best tokens, [num_rows, count], padded with 0."""
-        # The best `count` tokens are in the `count` chunks with the best maxima.
-        num_columns = self.scores.maxima.shape[1]
-        columns = self.scores.maxima.topk(min(count, num_columns)).indices
-        rows = torch.arange(len(columns), device=columns.device).unsqueeze(1)
-        candidates = self.scores.scores[rows, columns].flatten(1)
-        best, indices = candidates.topk(min(count, candidates.shape[1]))
-        chunks = columns.gather(1, indices // CHUNK_TOKENS) + self.scores.first_chunk
-        token_ids = chunks * CHUNK_TOKENS + indices % CHUNK_TOKENS
+        best, indices = self.scores.topk(min(count, self.scores.shape[1]))
         padding = (0, count - best.shape[1])
+        token_ids = indices + self.shard.first_token
         return pad(best.double().exp_(), padding), pad(token_ids, padding)
 
 
@@ -185,40 +173,49 @@ def highest_probs(logits: Tensor, shard: VocabShard) -> Tensor:
 def scale_by_confidence(
     logits: Tensor,  # [num_rows, num_tokens]
     batch: SamplingBatch,
-    chosen: Tensor,  # [num_sampled] bool
+    chosen: NDArray[np.int64],
     shard: VocabShard,
 ) -> SamplingBatch:
-    """Multiply the temperatures of the chosen sampled rows by 1 - their highest probability.
+    """Multiply the temperatures of the chosen rows by 1 - their highest probability.
 
-    The probability is that of softmax(logits / temperature). A collective call.
+    The probability is that of softmax(logits / temperature); these rows have temperatures above 0.
+    A collective call.
     """
-    rows, temperatures = batch.sampled_rows[chosen], batch.temperatures[chosen]
-    totals = _totals(_scaled_scores(logits[rows], temperatures, shard), shard)
-    scaled = (temperatures * (1 - 1 / totals)).float()
-    least = torch.finfo(torch.float32).tiny
-    return batch.with_temperatures(
-        batch.temperatures.masked_scatter(chosen, scaled.clamp(min=least))
-    )
+    temperatures = batch.params["temperature"].copy()
+    own = torch.from_numpy(temperatures[chosen]).to(logits.device)
+    rows = torch.from_numpy(chosen).to(logits.device)
+    totals = _totals(_scaled_scores(logits[rows], own, shard), shard)
+    scaled = (own * (1 - 1 / totals)).float().clamp(min=torch.finfo(torch.float32).tiny)
+    temperatures[chosen] = scaled.cpu().numpy()
+    return batch.with_temperatures(temperatures)
 
 
-def _scaled_scores(logits: Tensor, temperatures: Tensor, shard: VocabShard) -> ScoreChunks:
+def _scaled_scores(logits: Tensor, temperatures: Tensor, shard: VocabShard) -> Tensor:
     held = logits[:, : shard.vocab_size - shard.first_token]
-    scores = ScoreChunks.of_logits(held, shard.first_token)
-    scores.scale(temperatures, shard.group)
-    return scores
+    return scaled_scores(held, temperatures, shard.group)
 
 
-def _temperatures(batch: SamplingBatch, device: torch.device) -> Tensor:
-    temperatures = torch.ones(batch.num_rows, dtype=torch.float32, device=device)
-    return temperatures.index_copy_(0, batch.sampled_rows, batch.temperatures)
+def _floors(scores: Tensor, batch: SamplingBatch, shard: VocabShard) -> Tensor:
+    """Return the floors of the scores of all rows, [num_rows, 1] float32; a collective call.
+
+    Greedy rows have none.
+    """
+    limits = batch.rules.limits
+
+    def floors_of(whole: Tensor, own: slice) -> Tensor:
+        found = truncation_floors(whole, limits[own], on_host=True)
+        return found.view(torch.int32).long()[:, None]
+
+    floors = exchanged_rows(scores, shard, floors_of, width=1).int().view(torch.float32)
+    return floors.masked_fill(batch.rules.temperatures[:, None] == 0, -torch.inf)
 
 
-def _totals(scores: ScoreChunks, shard: VocabShard) -> Tensor:
+def _totals(scores: Tensor, shard: VocabShard) -> Tensor:
     # The best score of a row is 0, so the total is at least 1 unless the row is empty.
     return shard.group.all_reduce(_sums(scores, torch.exp)).clamp_(min=1)
 
 
-def _sums(scores: ScoreChunks, function: Callable[[Tensor], Tensor]) -> Tensor:
+def _sums(scores: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """Sum a function of this rank's scores by row, [num_rows] float64; in slabs, to save memory."""
-    slabs = scores.scores.split(_ROWS_PER_SLAB)
-    return torch.cat([function(slab).sum((1, 2), dtype=torch.float64) for slab in slabs])
+    slabs = scores.split(_ROWS_PER_SLAB)
+    return torch.cat([function(slab).sum(1, dtype=torch.float64) for slab in slabs])

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specdec.sampling.device.device_sampler import DeviceRules
-from specdec.sampling.sampler import SamplingBatch
+from specdec.sampling.sampling_batch import SamplingBatch
 
 HEAD_DRAFT_TEMPERATURE = 0.75
 """c, the temperature of a head's draft tokens as a share of the request's.

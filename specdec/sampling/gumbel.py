@@ -41,6 +41,10 @@ MIN_NOISE = -math.log(_LARGEST_EXPONENTIAL * (1 + 1 / CHUNK_TOKENS))
 """No noise is smaller than this, about -2.83."""
 MAX_NOISE = -math.log(2.0 ** -(_WORD_BITS + 1) / CHUNK_TOKENS)
 """No noise is larger than this, about 27.03."""
+NOISE_ROUNDING = 1e-3
+"""Above the float32 rounding error of scores and noise, which are below 100 wherever it matters."""
+LEAST_SCORE = MIN_NOISE - MAX_NOISE - NOISE_ROUNDING
+"""No noise lets a token win whose score is below this; the best score of a row is 0."""
 
 # Number of counters computed at once, each in about ten int64 tensors: on a CPU they should fit
 # into the caches, on other devices only into the memory.

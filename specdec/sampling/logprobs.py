@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specdec.sampling.gumbel import CHUNK_TOKENS
-from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
+from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import Logprobs, StepRow
 from specdec.types.sampling.sampling_spec import ListedTokens
 
@@ -73,18 +73,19 @@ def device_logprobs(
     counts as -inf.
     """
     group, num_best = shard.group, min(num_best, shard.vocab_size)
-    chunks = ScoreChunks.of_logits(logits, shard.first_token)
+    scores = logits[:, : shard.vocab_size - shard.first_token].to(torch.float32, copy=True)
+    scores.nan_to_num_(nan=-torch.inf, neginf=-torch.inf)
     named = token_ids.unsqueeze(1)  # [num_rows, 1 + num_given], the row's own first
     if given is not None:
         named = torch.cat([named, given], dim=1)
-    total = chunks.scores.flatten(1).logsumexp(1).double()
-    best = _best_here(chunks, num_best)
+    total = scores.logsumexp(1).double()
+    best = _best_here(scores, num_best, shard.first_token)
     offered = torch.cat([total.unsqueeze(1), _named_here(logits, named, shard), *best], dim=1)
     of_ranks = group.all_gather(offered)  # [size, num_rows, 1 + num_named + 2 * num_best] float64
     end = 1 + named.shape[1]
     total, found = of_ranks[:, :, 0].logsumexp(0), of_ranks[:, :, 1:end].amax(0)
     best = _best_of_ranks(of_ranks[:, :, end:], num_best)
-    num_better = (chunks.scores > found[:, :1, None].float()).sum((1, 2))
+    num_better = (scores > found[:, :1].float()).sum(1)
     values = torch.cat([found[:, :1], best.logits, found[:, 1:]], dim=1) - total.unsqueeze(1)
     ids = torch.cat([named[:, :1], best.token_ids.long(), named[:, 1:]], dim=1)
     return LogprobTensors(ids.int(), values.float(), group.all_reduce(num_better).add_(1).int())
@@ -195,22 +196,23 @@ def _named_here(logits: Tensor, named: Tensor, shard: VocabShard) -> Tensor:
     return found.masked_fill_(~is_held, -torch.inf)
 
 
-def _best_here(chunks: ScoreChunks, num_best: int) -> _Best:
+def _best_here(scores: Tensor, num_best: int, first_token: int) -> _Best:
     """Return this rank's best tokens, float64; -inf where it has fewer.
 
     They are in the `num_best` chunks with the highest maxima, equal maxima by id: for a token in
     any other chunk, each of these chunks has a better token.
     """
-    order = chunks.maxima.sort(dim=1, descending=True, stable=True).indices
+    chunks = pad(scores, (0, -scores.shape[1] % CHUNK_TOKENS), value=-torch.inf)
+    chunks = chunks.view(len(scores), -1, CHUNK_TOKENS)
+    order = chunks.amax(2).sort(dim=1, descending=True, stable=True).indices
     columns = order[:, :num_best].sort(dim=1).values  # so that tokens stay in order
     rows = torch.arange(len(columns), device=columns.device).unsqueeze(1)
-    scores = chunks.scores[rows, columns].flatten(1)
+    best = chunks[rows, columns].flatten(1)
     offsets = torch.arange(CHUNK_TOKENS, device=columns.device)
-    token_ids = ((chunks.first_chunk + columns).unsqueeze(2) * CHUNK_TOKENS + offsets).flatten(1)
-    missing = max(0, num_best - scores.shape[1])
-    scores = pad(scores, (0, missing), value=-torch.inf)
-    token_ids = pad(token_ids, (0, missing))
-    return _first(scores.double(), token_ids.double(), num_best)
+    token_ids = (first_token + columns.unsqueeze(2) * CHUNK_TOKENS + offsets).flatten(1)
+    missing = max(0, num_best - best.shape[1])
+    best = pad(best, (0, missing), value=-torch.inf)
+    return _first(best.double(), pad(token_ids, (0, missing)).double(), num_best)
 
 
 def _best_of_ranks(offered: Tensor, num_best: int) -> _Best:

@@ -10,6 +10,8 @@ others do, sends all of them to each.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,13 +21,28 @@ from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.sharding import partition
 
 
-def exchanged_slabs(num_rows: int, shard: VocabShard) -> list[slice]:
-    """Divide rows into those that are exchanged at once, so that their memory is bounded.
+def exchanged_rows(
+    logits: Tensor, shard: VocabShard, of_rows: Callable[[Tensor, slice], Tensor], *, width: int
+) -> Tensor:
+    """Return what `of_rows` finds of each row, [num_rows, width] int64, on every rank.
 
-    They have MAX_EXCHANGED_LOGITS, or a row for each rank.
+    logits: [num_rows, num_tokens] of this rank. of_rows: function of whole rows, one or more, and
+    of their places among all. Rows are exchanged in slabs of MAX_EXCHANGED_LOGITS, or a row for
+    each rank, so that their memory is bounded. A collective call: with several ranks an all-to-all
+    and an all-gather for each slab.
     """
+    if shard.group.size == 1:
+        return of_rows(logits, slice(0, len(logits)))
     size = max(shard.group.size, MAX_EXCHANGED_LOGITS // shard.vocab_size)
-    return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+    found = []
+    for start in range(0, len(logits), size):
+        slab = logits[start : start + size]
+        own, whole = own_rows(len(slab), shard), whole_rows(slab, shard)
+        values = torch.zeros(len(whole), width, dtype=torch.int64, device=logits.device)
+        if len(whole):
+            values[:] = of_rows(whole, slice(start + own.start, start + own.stop))
+        found.append(gather_rows(values, len(slab), shard))
+    return torch.cat(found) if found else logits.new_zeros(0, width, dtype=torch.int64)
 
 
 def own_rows(num_rows: int, shard: VocabShard) -> slice:

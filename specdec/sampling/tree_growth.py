@@ -6,7 +6,7 @@ the product of confidences along its path, an estimate of the probability that i
 
 Above temperature 0 the target's token is the argmax of log p + g with Gumbel noise g that the
 draft shares. Children are therefore ranked by log q + g, not by q; at temperature 0 both are equal.
-`top_children.confidences_of_scores` turns these scores into confidences.
+`device_children.confidences_of_scores` turns these scores into confidences.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec.sampling.device.device_children import DeviceChildren
 from specdec.types.drafts.draft_tree import BASE
 from specdec.types.drafts.static_tree import Choice
 
@@ -66,6 +67,11 @@ class Children:
 
     token_ids: Integers
     confidences: Floats
+
+    @classmethod
+    def of_tensors(cls, found: DeviceChildren) -> Children:
+        """Copy children to the host."""
+        return cls(found.token_ids.cpu().numpy(), found.confidences.cpu().numpy())
 
     @classmethod
     def none(cls, num_nodes: int, count: int) -> Children:

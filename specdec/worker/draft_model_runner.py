@@ -14,6 +14,7 @@ from specdec.config.gpu.graph_sizes import MAX_NEW_DRAFT_TOKENS
 from specdec.kernels.reference.state_pool import StatePool
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder, WholeDraftDecoder
+from specdec.sampling.row_ops import RowOps
 from specdec.text.vocab_map import VocabularyMap
 from specdec.types.draft_messages import (
     AheadOutput,
@@ -87,6 +88,7 @@ class DraftModelRunner(ModelRunner):
         has_padding_block: bool = False,
         adapters: RankAdapters | None = None,
         states: StatePool | None = None,
+        row_ops: RowOps | None = None,
     ) -> None:
         """Allocate the KV pool.
 
@@ -94,7 +96,7 @@ class DraftModelRunner(ModelRunner):
         confidence_threshold: minimum probability, at temperature 1, of the most likely token; below
             it a draft ends, unless the sequence's rules have another one.
         mask_token_id: of a model that drafts in parallel; None to draft token by token.
-        has_padding_block, states: as in ModelRunner.
+        has_padding_block, states, row_ops: as in ModelRunner.
         """
         super().__init__(
             model,
@@ -105,6 +107,7 @@ class DraftModelRunner(ModelRunner):
             has_padding_block=has_padding_block,
             adapters=adapters,
             states=states,
+            row_ops=row_ops,
         )
         self._has_states = states is not None
         state, rows, device = self._batch_state, model.vocab_slice, self.kv_cache.device

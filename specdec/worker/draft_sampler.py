@@ -11,8 +11,9 @@ from torch import Tensor
 
 from specdec.sampling.distribution import Distribution, highest_probs, scale_by_confidence
 from specdec.sampling.gumbel import Stream
-from specdec.sampling.sampler import SamplingBatch, sample
-from specdec.sampling.top_children import best_by_logits, best_by_noise
+from specdec.sampling.sampler import sample
+from specdec.sampling.sampling_batch import SamplingBatch
+from specdec.sampling.top_children import best_children_of
 from specdec.sampling.tree_growth import Children
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.text.vocab_map import VocabularyMap, drafts_text
@@ -93,7 +94,7 @@ class DraftSampler:
         if vocabulary is not None and vocabulary.has_equal_ids:
             self._shared_token_mask = SharedTokenMask(vocabulary, tokens, device)
         elif vocabulary is not None:
-            self._vocab_remap = VocabRemap(vocabulary, shard.group, device)
+            self._vocab_remap = VocabRemap(vocabulary, shard.group, device, shard.ops)
 
     def extend(
         self,
@@ -148,14 +149,9 @@ class DraftSampler:
             logits, shard = self._vocab_remap.apply(logits), self._vocab_remap.shard
         batch = self._batch_state.sampling_batch(spans)
         is_coupled = [not self._rules(span).needs_draft_probs for span in spans]
-        is_noisy = (batch.params["temperature"] > 0) & np.array(is_coupled)
-        noisy, plain = np.flatnonzero(is_noisy), np.flatnonzero(~is_noisy)
-        found = Children.none(len(spans), count)
-        if len(noisy):
-            own = logits[noisy.tolist()]
-            found.put(noisy.tolist(), best_by_noise(own, batch.take(noisy), count, shard))
-        if len(plain):
-            found.put(plain.tolist(), best_by_logits(logits[plain.tolist()], count, shard))
+        temperatures = np.where(is_coupled, batch.params["temperature"], 0).astype(np.float32)
+        batch = batch.with_temperatures(temperatures)
+        found = Children.of_tensors(best_children_of(logits, batch, count, shard))
         return [self._draft_ids(found.of(row)[0]) for row in range(len(spans))]
 
     def _draft_ids(self, token_ids: list[int]) -> list[int]:
@@ -208,11 +204,10 @@ class DraftSampler:
         """Build the sampling batch of `spans`, with scaled temperatures where the rules ask."""
         batch = self._batch_state.sampling_batch(spans)
         rules = [self._rules(span) for span in spans]
-        is_scaled = [each.scale_draft_temperature for each in rules if each.temperature > 0]
+        is_scaled = [each.scale_draft_temperature and each.temperature > 0 for each in rules]
         if not any(is_scaled):
             return batch
-        chosen = torch.tensor(is_scaled, device=logits.device)
-        return scale_by_confidence(logits, batch, chosen, self._shard)
+        return scale_by_confidence(logits, batch, np.flatnonzero(is_scaled), self._shard)
 
     def _sample_coupled(self, logits: Tensor, batch: SamplingBatch, num_drafted: int) -> _Sampled:
         """Sample with the noise that the target uses."""

@@ -31,6 +31,7 @@ from specdec.models.heads.networks.base import DraftHead
 from specdec.models.hybrid import HybridDecoder
 from specdec.models.loading import Decoder, load_model
 from specdec.models.weights.checkpoint import CPU
+from specdec.sampling.row_ops import row_ops_of
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.text.vocab_map import VocabularyMap
@@ -151,6 +152,7 @@ def _load_target(
         has_padding_block=_runs_on_device(spec),
         adapters=adapters,
         states=_states_of(model, config.max_num_seqs, config.max_row_guesses, config.num_snapshots),
+        row_ops=row_ops_of(spec.kernels, spec.device),
         head=head,
         on_device=on_device,
         graphs=_graphs(spec, model, None if head is None else head.head) if on_device else None,
@@ -244,6 +246,7 @@ def _load_draft(
         has_padding_block=_runs_on_device(spec),
         adapters=RankAdapters.enabled(model, limits.adapters),
         states=_states_of(model, limits.max_num_seqs, limits.max_draft_tokens),
+        row_ops=row_ops_of(spec.kernels, spec.device),
     )
     if _uses_device(spec, model, "drafts"):
         report = draft.use_device_steps(limits, _graphs(spec, model))

@@ -11,6 +11,7 @@ from specdec.config.gpu.graph_sizes import ragged_token_counts
 from specdec.kernels.reference.state_pool import StatePool
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
+from specdec.sampling.row_ops import RowOps, row_ops_of
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.worker.adapters import RankAdapters
 from specdec.worker.batch.batch_state import BatchState
@@ -39,11 +40,13 @@ class ModelRunner:
         has_padding_block: bool = False,
         adapters: RankAdapters | None = None,
         states: StatePool | None = None,
+        row_ops: RowOps | None = None,
     ) -> None:
         """Allocate the KV pool: `num_blocks` of `block_size` tokens.
 
         has_padding_block: whether a block follows them that no sequence has, for padded tokens.
         states: of recurrent layers, of as many sequences as there can be; None without such layers.
+        row_ops: operations on rows of logits; None for the fastest of the device.
         """
         self.model = model
         self.adapters = adapters
@@ -53,11 +56,13 @@ class ModelRunner:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.kv_cache = model.new_kv_cache((num_blocks + has_padding_block) * block_size)
+        self._row_ops = row_ops or row_ops_of("auto", self.kv_cache.device)
         self._batch_state = BatchState(block_size, self.kv_cache.device, model.vocab_slice, states)
 
     @property
     def _shard(self) -> VocabShard:
-        return VocabShard(self.group, self.model.vocab_slice.start, self.vocab_size)
+        first_token = self.model.vocab_slice.start
+        return VocabShard(self.group, first_token, self.vocab_size, self._row_ops)
 
     def _captured_steps(
         self,

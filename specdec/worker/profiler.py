@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates
+from specdec.kernels.reference.sample_rows import Argmax
 from specdec.models.loading import Decoder
 from specdec.types.reports.profile import OperationTime
 from specdec.worker.model_runner import ModelRunner
@@ -43,9 +44,9 @@ class _MarkedDecoder:
         if not name.startswith("compute_logits"):
             return attribute
 
-        def marked(hidden: Tensor) -> Any:
+        def marked(hidden: Tensor, *arguments: Argmax) -> Any:
             with record_function("logits"):
-                return attribute(hidden)
+                return attribute(hidden, *arguments)
 
         return marked
 

@@ -12,18 +12,13 @@ from torch import Tensor
 from specdec.config.engine import EngineConfig
 from specdec.kernels.reference.forward_batch import ForwardBatch, SlotMove
 from specdec.kernels.reference.state_pool import StatePool
-from specdec.kernels.sample import row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.heads.networks.base import DraftHead
 from specdec.models.loading import Decoder
 from specdec.sampling.logprobs import KeptLogits
+from specdec.sampling.row_ops import RowOps
 from specdec.sampling.vocab_shard import all_ranks_argmax
-from specdec.types.messages import (
-    StepInput,
-    StepRow,
-    VerifiedRow,
-    VerifyOutput,
-)
+from specdec.types.messages import StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.worker.adapters import RankAdapters
 from specdec.worker.batch.batch_state import SequenceState
 from specdec.worker.batch.prompt_outputs import prompt_logprobs_of
@@ -80,15 +75,15 @@ class TargetModelRunner(ModelRunner):
         has_padding_block: bool = False,
         adapters: RankAdapters | None = None,
         states: StatePool | None = None,
+        row_ops: RowOps | None = None,
         head: ServedHead | None = None,
         on_device: bool = False,
         graphs: GraphBackend | None = None,
     ) -> None:
         """Allocate the KV pool, and capture graphs; with several ranks a collective call.
 
-        has_padding_block, states: as in ModelRunner. on_device: whether the device runs decodes,
-        prompts and drafts, which takes a DeviceDecoder and a padding block. graphs: captures these
-        steps; None to launch the operators of each step one by one.
+        has_padding_block, states, row_ops: as in ModelRunner. on_device: whether the device runs
+        steps, which takes a DeviceDecoder and a padding block. graphs: captures them, if any.
         """
         super().__init__(
             model,
@@ -99,13 +94,13 @@ class TargetModelRunner(ModelRunner):
             has_padding_block=has_padding_block,
             adapters=adapters,
             states=states,
+            row_ops=row_ops,
         )
-        self.head = None if head is None else self._head_runner(head.head, limits)
-        self.head_versions = None
-        if head is not None and self.head is not None:
+        self.head, self.head_versions = None, None
+        if head is not None:
+            self.head = self._head_runner(head.head, limits)
             self.head_versions = HeadVersions(self.head, head.load)
-        self.device_steps, self.graph_report = None, None
-        self._queue: DeviceQueue | None = None
+        self.device_steps, self.graph_report, self._queue = None, None, None
         if on_device:
             self.device_steps, self.graph_report = self._device_steps(limits, graphs)
             self._queue = DeviceQueue(self.device_steps, self.head, group)
@@ -326,9 +321,9 @@ class TargetModelRunner(ModelRunner):
         if not rows:
             return []
         scored = scored_tokens(step_rows)
-        logits, argmax = self.model.compute_logits_and_argmax(
-            hidden if len(scored) == len(hidden) else hidden[scored]
-        )
+        hidden = hidden if len(scored) == len(hidden) else hidden[scored]
+        argmax_of = self._row_ops.argmax
+        logits, argmax = self.model.compute_logits_and_argmax(hidden, argmax_of)
         if all(map(self._batch_state.is_plain_greedy, rows)):  # the rest would not change anything
             global_argmax = all_ranks_argmax(argmax, self._shard)
             tokens = verify_by_argmax(global_argmax, rows)
@@ -342,7 +337,7 @@ class TargetModelRunner(ModelRunner):
         processor = self._batch_state.logits_processor(rows)
         logits = processor.apply(logits)
         if processor.rows:
-            argmax = argmax.with_rows(processor.rows, row_argmax(logits[processor.rows]))
+            argmax = argmax.with_rows(processor.rows, argmax_of(logits[processor.rows]))
         # NaN is detected in the model's own logits, even where the rules mask the token.
         global_argmax = all_ranks_argmax(replace(argmax, has_nan=has_nan), self._shard)
         if all(each.is_greedy for each in rules):

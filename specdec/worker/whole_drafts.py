@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from specdec.models.loading import WholeDraftDecoder
+from specdec.sampling.sampling_batch import is_cut
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.draft_messages import DraftRow
 from specdec.types.messages import BASE_MODEL, StepRow
@@ -42,7 +43,7 @@ class WholeDrafts:
         if state.history is not None or not self._state.has_plain_logits(row.seq_id):
             return False
         params = self._state.sampling_batch([_first_span(row)]).params
-        return bool(self._shard.can_sample(params).all())
+        return self._shard.group.size == 1 or not is_cut(params).any()
 
     def draft(self, rows: Sequence[DraftRow]) -> dict[int, list[int]]:
         """Return the drafts of sequences that fit, by id.

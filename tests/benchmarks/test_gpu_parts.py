@@ -31,6 +31,7 @@ from benchmarks.gpu_check import PARTS
 from benchmarks.tiny_model import write_tiny_llama
 from specdec.kernels.collectives import OneShotCollectives
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.sampling.row_ops import RowOps
 from tests.specdec.fakes import run_ranks
 from tests.specdec.kernels.test_collectives import ThreadCollectives, memory_of
 
@@ -158,23 +159,23 @@ def test_requests_of_some_sequences_are_measured(small):
 def test_edits_of_logits_are_compared(small, monkeypatch):
     monkeypatch.setattr(device_kernels, "triton_fault", lambda device: None)
     assert extras.check_edits(small) == {"passed": True, "num_differing": 0}
-    edited, calls = extras.apply_edits, []
+    edited, calls = RowOps.edit, []
 
-    def wrong(logits, *arguments):
-        edited(logits, *arguments)
+    def wrong(ops, logits, *arguments):
+        edited(ops, logits, *arguments)
         calls.append(logits[0, 3].mul_(len(calls)))
 
-    monkeypatch.setattr(extras, "apply_edits", wrong)
+    monkeypatch.setattr(RowOps, "edit", wrong)
     assert not extras.check_edits(small)["passed"]
 
-    def with_other_nan(logits, *arguments):
-        edited(logits, *arguments)
+    def with_other_nan(ops, logits, *arguments):
+        edited(ops, logits, *arguments)
         is_nan = logits.isnan()
         assert is_nan.any()
         calls.append(logits.view(torch.int32)[is_nan].add_(len(calls)))
         logits.view(torch.int32)[is_nan] = calls[-1]
 
-    monkeypatch.setattr(extras, "apply_edits", with_other_nan)
+    monkeypatch.setattr(RowOps, "edit", with_other_nan)
     assert extras.check_edits(small)["passed"]
 
 

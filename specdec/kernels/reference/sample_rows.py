@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,3 +65,7 @@ class RowArgmax:
             self.token_ids.index_copy(0, index, others.token_ids),
             self.has_nan.index_copy(0, index, others.has_nan),
         )
+
+
+Argmax = Callable[[Tensor], RowArgmax]
+"""Function of rows of logits, of any float type."""

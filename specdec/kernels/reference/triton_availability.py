@@ -11,11 +11,6 @@ _FIRST_WITH_E4M3 = (8, 9)
 _HOPPER = 9
 
 
-def has_triton(device: torch.device) -> bool:
-    """Return whether Triton is installed and compiles for a device."""
-    return device.type == "cuda" and _is_installed()
-
-
 def triton_fault(device: torch.device) -> str | None:
     """Return why Triton's kernels cannot run on tensors of a device; None where they can.
 

@@ -1,6 +1,6 @@
 """Argmax and sampling of rows of logits on a GPU, in fixed shapes.
 
-`specdec.sampling.sampler` is the definition. The random words are its own; logarithms and sums may
+`specdec.sampling.device` is the definition. The random words are its own; logarithms and sums may
 differ from torch's in the last place, so a token may differ where the two best scores with noise
 are closer than 2e-5, or where the probability above a token equals top_p to within 1e-5.
 """
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import triton
 from torch import Tensor
 
 from specdec.config.gpu.truncation_search import TILE_TOKENS
-from specdec.kernels.reference.sample_rows import RowArgmax, SampleParams
+from specdec.kernels.reference.sample_rows import RowArgmax
 from specdec.kernels.triton.device import sample as kernels
 from specdec.kernels.triton.truncation import RowLimits, truncation_floors
 
@@ -47,19 +46,6 @@ class RowSampling:
     def limits(self) -> RowLimits:
         """Return what truncates the rows."""
         return RowLimits(self.temperatures, self.top_k, self.top_p, self.min_scores)
-
-    @classmethod
-    def of(cls, params: SampleParams, device: torch.device) -> RowSampling:
-        """Copy sampling parameters to a device."""
-        integers = (params[name].astype(np.int64) for name in ("seed", "choice", "position"))
-        columns = (
-            params["temperature"].astype(np.float32),
-            params["top_k"].astype(np.int64),
-            params["top_p"].astype(np.float64),
-            params["min_score"].astype(np.float32),
-            *integers,
-        )
-        return cls(*(torch.from_numpy(column).to(device) for column in columns))
 
 
 class TileArgmax:

@@ -26,8 +26,7 @@ from specdec.kernels.backend import KernelBackend, paged_attention
 from specdec.kernels.moves import move_kv
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates, SlotMove, on_device
-from specdec.kernels.reference.sample_rows import RowArgmax
-from specdec.kernels.sample import row_argmax
+from specdec.kernels.reference.sample_rows import Argmax, RowArgmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.transformers_config import parallel_plan
@@ -192,10 +191,10 @@ class TransformersDecoder:
             logits = logits.masked_fill(~self._is_output, float("-inf"))
         return logits
 
-    def compute_logits_and_argmax(self, hidden: Tensor) -> tuple[Tensor, RowArgmax]:
-        """Return logits and their argmax; hidden: [R, hidden_size]."""
+    def compute_logits_and_argmax(self, hidden: Tensor, argmax: Argmax) -> tuple[Tensor, RowArgmax]:
+        """See Decoder."""
         logits = self.compute_logits(hidden)
-        return logits, row_argmax(logits)
+        return logits, argmax(logits)
 
 
 def _body_name(model: Any) -> str:

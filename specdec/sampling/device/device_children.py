@@ -1,39 +1,31 @@
-"""The best children of nodes of draft trees in tensors of fixed shape, without the host.
+"""The best children of nodes of draft trees: the definition, by whole rows of logits.
 
-They are those of `top_children`, by the same scores: of a row without temperature the head's own
-best tokens, of others those that the noise of the target favors most. As in `device_sampler` the
-noise of the whole vocabulary is computed, and several ranks exchange their logits, so that each
-ranks a share of the rows. The operators of torch here are the reference of the kernels of Triton.
+A child's rank is that of log q, or above temperature 0 of log q + g with the noise g that the
+target will use, and its confidence follows from these scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.kernels.reference.triton_availability import has_triton
+from specdec.kernels.sample import torch_row_argmax
 from specdec.sampling.device.device_sampler import (
-    SLAB_LOGITS,
     DeviceRules,
     SamplingKind,
     perturbed_scores,
-    row_sampling,
-    torch_argmax,
+    sample_of,
+    slabs_of,
 )
-from specdec.sampling.row_exchange import exchanged_slabs, gather_rows, own_rows, whole_rows
-from specdec.sampling.top_children import (
-    NUM_WEIGHED,
-    confidences_of_logits,
-    confidences_of_scores,
-)
-from specdec.sampling.vocab_shard import VocabShard
+
+NUM_WEIGHED = 32
+"""Best tokens over which the confidences of a node's possible children sum to 1."""
 
 _LOW_WORD = 2**32 - 1
+_LOWEST = torch.finfo(torch.float64).min
 
 
 class DeviceChildren(NamedTuple):
@@ -43,88 +35,81 @@ class DeviceChildren(NamedTuple):
     confidences: Tensor  # [R, m] float64; 0 where there is no such child
 
 
-def children_on_device(
-    logits: Tensor,  # [num_rows, num_tokens]
+def best_children(
+    logits: Tensor,
     rules: DeviceRules | None,
     kind: SamplingKind,
     count: int,
-    shard: VocabShard,
+    *,
+    on_host: bool = False,
 ) -> DeviceChildren:
-    """Return the `count` best tokens of each row, the one of `sample_on_device` first.
+    """Return the `count` best tokens of each row, the one of `sample_rows` first.
 
-    A row whose logits have NaN, or no finite value, has none. A collective call. logits, rules,
-    kind: as in `sample_on_device`.
+    A row whose logits have NaN, or no finite value, has none. Arguments as in `sample_rows`.
     """
-    logits = logits[:, : shard.vocab_size - shard.first_token]
-    if shard.group.size == 1:
-        return _whole_children(logits, rules, kind, count)
-    slabs = exchanged_slabs(len(logits), shard)
-    return _by_slabs(logits, rules, slabs, partial(_exchanged, kind=kind, count=count, shard=shard))
-
-
-def _by_slabs(
-    logits: Tensor,
-    rules: DeviceRules | None,
-    slabs: Sequence[slice],
-    children: Callable[[Tensor, DeviceRules | None], DeviceChildren],
-) -> DeviceChildren:
-    """Return the children of rows, of one slab of them at once."""
-    parts = [children(logits[slab], None if rules is None else rules[slab]) for slab in slabs]
+    parts = [
+        _children(logits[own], None if rules is None else rules[own], kind, count, on_host=on_host)
+        for own in slabs_of(logits)
+    ]
     return DeviceChildren(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
-def _exchanged(
-    logits: Tensor, rules: DeviceRules | None, kind: SamplingKind, count: int, shard: VocabShard
+def _children(
+    logits: Tensor, rules: DeviceRules | None, kind: SamplingKind, count: int, *, on_host: bool
 ) -> DeviceChildren:
-    """Return the children of rows of which each rank has a part; an exchange, and a gather."""
-    num_rows, rows = len(logits), own_rows(len(logits), shard)
-    whole = whole_rows(logits, shard)
-    own = torch.zeros(len(whole), 2, count, dtype=torch.int64, device=logits.device)
-    if len(whole) > 0:
-        found = _whole_children(whole, None if rules is None else rules[rows], kind, count)
-        own[:, 0], own[:, 1] = found.token_ids, found.confidences.view(torch.int64)
-    token_ids, confidences = gather_rows(own, num_rows, shard).unbind(1)
-    return DeviceChildren(token_ids, confidences.contiguous().view(torch.float64))
-
-
-def _whole_children(
-    logits: Tensor, rules: DeviceRules | None, kind: SamplingKind, count: int
-) -> DeviceChildren:
-    """Return the children of rows of the whole vocabulary on this rank."""
-    if has_triton(logits.device):
-        from specdec.kernels.triton.children import best_children  # imports Triton
-
-        sampling = None if rules is None else row_sampling(rules)
-        truncates = kind is SamplingKind.TRUNCATED
-        found = best_children(logits, sampling, count, NUM_WEIGHED, truncates=truncates)
-        return DeviceChildren(*found)
-    size = max(1, SLAB_LOGITS // logits.shape[1])
-    slabs = [slice(start, start + size) for start in range(0, len(logits), size)]
-    return _by_slabs(logits, rules, slabs, partial(_torch_children, kind=kind, count=count))
-
-
-def _torch_children(
-    logits: Tensor, rules: DeviceRules | None, kind: SamplingKind, count: int
-) -> DeviceChildren:
-    """Return the children by torch's operators."""
-    best = torch_argmax(logits)
-    is_valid = ~(best.has_nan | (best.values == -torch.inf))
+    is_invalid = sample_of(torch_row_argmax(logits)).is_invalid
     scores = logits.float()
     totals = scores.logsumexp(1, keepdim=True)
+    largest = _selected if on_host else _largest
     if rules is None:
-        values, token_ids = _largest(scores, count)
+        values, token_ids = largest(scores, count)
         confidences = confidences_of_logits(values.double(), totals.double())
     else:
-        is_noisy = (rules.temperatures > 0)[:, None]
-        scores = torch.where(is_noisy, perturbed_scores(logits, rules, kind), scores)
-        values, token_ids = _largest(scores, max(count, NUM_WEIGHED))
+        is_noisy, most = (rules.temperatures > 0)[:, None], max(count, NUM_WEIGHED)
+        perturbed = perturbed_scores(logits, rules, kind, most, on_host=on_host)
+        values, token_ids = largest(torch.where(is_noisy, perturbed, scores), most)
         confidences = torch.where(
             is_noisy,
             confidences_of_scores(values.double(), rules.temperatures.double()),
             confidences_of_logits(values.double(), totals.double()),
         )
-    confidences = torch.where(is_valid[:, None], confidences[:, :count], 0)
+    confidences = confidences[:, :count].masked_fill(is_invalid[:, None], 0)
     return DeviceChildren(token_ids[:, :count], confidences)
+
+
+def confidences_of_scores(best: Tensor, temperatures: Tensor) -> Tensor:
+    """Return the probability that each token is the target's, given the noise, [num_rows, n].
+
+    The target takes the argmax of y / T + g; the draft knows g, and its logits z in place of y. If
+    y - z is Gumbel noise of scale 1, the probability is softmax(z + T g), by the Gumbel-max trick
+    (Maddison et al. 2014, arXiv 1411.0030, section 2). At a low temperature this is the softmax of
+    the logits, as at temperature 0; at a high one the shared noise decides.
+
+    best: z / T + g of the best tokens, up to a constant, [num_rows, n] float64, descending; -inf
+    for no token, which gets 0. temperatures: T of each row, [num_rows] float64, above 0.
+    """
+    differences = best - best[:, :1].clamp_min(_LOWEST)
+    weights = (differences * temperatures[:, None]).exp()
+    confidences: Tensor = weights / weights.sum(1, keepdim=True).clamp_min(1)
+    return confidences
+
+
+def confidences_of_logits(best: Tensor, totals: Tensor) -> Tensor:
+    """Return the probabilities of the best tokens of rows without noise, [num_rows, n] float64.
+
+    best: their logits, [num_rows, n] float64. totals: logarithms of the sums of all tokens'
+    weights, [num_rows, 1] float64.
+    """
+    return (best - totals.clamp_min(_LOWEST)).clamp_max(0).exp()
+
+
+def _selected(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return what `_largest` does, faster; of equal scores at the end any may be left out."""
+    token_ids = scores.topk(min(count, scores.shape[1])).indices.sort(1).values
+    best = scores.gather(1, token_ids).sort(dim=1, descending=True, stable=True)
+    missing = (0, count - token_ids.shape[1])
+    token_ids = F.pad(token_ids.gather(1, best.indices), missing)
+    return F.pad(best.values, missing, value=-torch.inf), token_ids
 
 
 def _largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -8,11 +8,15 @@ NaN and +inf stay where a token is masked, so that a faulty row is found after t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from specdec.kernels.reference.logit_edits import PROMPT_TOKEN, Change, Entry, LogitEdits
-from specdec.kernels.reference.triton_availability import has_triton
+
+EditRows = Callable[[Tensor, LogitEdits, Tensor, int], None]
+"""Function of logits, edits, paths and the first token, as `apply_edits` takes them."""
 
 _BITS_PER_WORD = 32
 _SLAB_LOGITS = 2**22
@@ -25,11 +29,13 @@ def apply_edits(
     paths: Tensor,  # [C, num_drafts] int64
     positions: Tensor,  # [num_rows] int64
     first_token: int,
+    change_rows: EditRows,
 ) -> None:
     """Change logits in place, without a value that the host has to read.
 
     paths: the drafts before each of `edits.changes`, -1 for none. positions: index of the
-    token that each row samples among the output tokens. first_token: of the columns.
+    token that each row samples among the output tokens. first_token: of the columns. change_rows:
+    applies penalties and masks, as `edit_rows`.
     """
     assert logits.dtype == torch.float32, "the sampler takes float32"
     if len(edits.biased):
@@ -37,12 +43,7 @@ def apply_edits(
         biases = edits.biased.view(torch.float64)[:, Entry.VALUE].float()
         logits.index_put_(index, logits[index] + biases)
     if len(edits.changes):
-        if has_triton(logits.device):
-            from specdec.kernels.triton.edits import edit_rows  # imports Triton
-
-            edit_rows(logits, edits, paths, first_token)
-        else:
-            _edit_rows(logits, edits, paths, first_token)
+        change_rows(logits, edits, paths, first_token)
     if len(edits.banned):
         index = (edits.banned[:, Entry.ROW], edits.banned[:, Entry.COLUMN])
         is_banned = positions[index[0]] < edits.banned[:, Entry.VALUE]
@@ -61,8 +62,8 @@ def chain_paths(rows: Tensor, drafts: Tensor) -> Tensor:
     return drafts[rows // (1 + num_drafts)].masked_fill(is_after, -1)
 
 
-def _edit_rows(logits: Tensor, edits: LogitEdits, paths: Tensor, first_token: int) -> None:
-    """Apply penalties and masks; the reference of the kernel."""
+def edit_rows(logits: Tensor, edits: LogitEdits, paths: Tensor, first_token: int) -> None:
+    """Apply the penalties and masks of `edits.changes`, which is not empty."""
     size = max(1, _SLAB_LOGITS // logits.shape[1])
     for start in range(0, len(edits.changes), size):
         changes, own_paths = edits.changes[start : start + size], paths[start : start + size]

@@ -1,32 +1,35 @@
-"""Sampling in tensors of fixed shape: the device samples and verifies without the host.
+"""Sampling and verification of whole rows of logits in tensors of fixed shape: the definition.
 
-The tokens are those of `sampler`, which selects rows and chunks on the host to save arithmetic.
-Here the noise of the whole vocabulary is computed. Of several ranks, one gather carries the best
-logit of a row, its token and faults where all rows are greedy; others are sampled as whole rows, of
-which each rank has a share (`row_exchange`). This is the reference for device kernels.
+The token of a row is the argmax of (logits / temperature, truncated by min_p, top_k and top_p) +
+Gumbel noise, which is a sample of the softmax of the truncated logits (Gumbel 1954; see Maddison,
+Tarlow and Minka 2014, arXiv 1411.0030). At temperature 0 it is the argmax of the logits. Of equal
+scores the lowest token id wins. No value is read by the host, unless the rows are there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specdec.kernels.reference.sample_rows import RowArgmax
-from specdec.kernels.reference.triton_availability import has_triton
+from specdec.kernels.sample import torch_row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.sampling.device.device_truncation import DeviceLimits, device_floors
-from specdec.sampling.gumbel import NoiseKeys, gumbel_noise
-from specdec.sampling.row_exchange import exchanged_slabs, gather_rows, own_rows, whole_rows
-from specdec.sampling.sampler import LEAST_SCORE
-from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
+from specdec.sampling.gumbel import (
+    CHUNK_TOKENS,
+    MAX_NOISE,
+    MIN_NOISE,
+    NOISE_ROUNDING,
+    NoiseKeys,
+    gumbel_noise,
+    largest_noise,
+)
+from specdec.sampling.truncation import DeviceLimits, scaled_scores, truncation_floors
 from specdec.types.sampling.sampling_spec import SamplingRules
-
-if TYPE_CHECKING:
-    from specdec.kernels.triton.sample import RowSampling
 
 SLAB_LOGITS = 2**23
 """Logits that torch's operators sample at once, which take about 50 bytes each."""
@@ -59,6 +62,16 @@ class DeviceRules:
     def __getitem__(self, rows: slice) -> DeviceRules:
         return DeviceRules(self.temperatures[rows], self.limits[rows], self.keys[rows])
 
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        """Temperature, top_k, top_p, least score, seed, choice and position, [num_rows] each."""
+        limits, keys = self.limits, self.keys
+        columns = (
+            *(self.temperatures, limits.top_k, limits.top_p, limits.min_scores),
+            *(keys.seeds, keys.choices, keys.positions),
+        )
+        return tuple(column.contiguous() for column in columns)
+
 
 @dataclass(frozen=True)
 class DeviceSample:
@@ -71,130 +84,109 @@ class DeviceSample:
     is_invalid: Tensor  # [num_rows] bool
 
 
-def sample_on_device(
-    logits: Tensor,  # [num_rows, num_tokens]
-    rules: DeviceRules | None,
-    kind: SamplingKind,
-    shard: VocabShard,
-) -> DeviceSample:
-    """Sample each row, without a value that the host has to read; equal on every rank.
-
-    A collective call; every rank passes the same rules. logits: of this rank, of any float type.
-    rules: None for GREEDY. Rows of temperature 0 take the argmax, whatever the kind is.
-    """
-    logits = logits[:, : shard.vocab_size - shard.first_token]
-    if shard.group.size == 1:
-        return _sample_whole(logits, rules, kind)
-    if rules is None:
-        return _best_of_ranks(logits, shard)
-    slabs = exchanged_slabs(len(logits), shard)
-    parts = [_sample_exchanged(logits[slab], rules[slab], kind, shard) for slab in slabs]
-    return DeviceSample(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
-
-
-def _best_of_ranks(logits: Tensor, shard: VocabShard) -> DeviceSample:
-    """Return the best tokens of all ranks; one gather."""
-    best = _argmax(logits)
-    columns = (best.values, best.token_ids + shard.first_token, best.has_nan)
-    own = torch.stack([column.double() for column in columns], 1)  # float64 holds each exactly
-    values, token_ids, has_nan = shard.group.all_gather(own).unbind(2)  # [size, num_rows] each
-    # Of ranks with equal scores, argmax takes the first, which has the lowest token ids.
-    ranks = values.argmax(0, keepdim=True)
-    is_empty = values.amax(0) == -torch.inf
-    found = token_ids.gather(0, ranks).squeeze(0).long()
-    return DeviceSample(found, is_empty | (has_nan.amax(0) > 0))
-
-
-def _sample_exchanged(
-    logits: Tensor, rules: DeviceRules, kind: SamplingKind, shard: VocabShard
-) -> tuple[Tensor, Tensor]:
-    """Return the columns of a DeviceSample; an exchange of the logits, and a gather."""
-    num_rows, rows = len(logits), own_rows(len(logits), shard)
-    whole = whole_rows(logits, shard)
-    own = torch.zeros(len(whole), 2, dtype=torch.int64, device=logits.device)
-    if len(whole) > 0:
-        sample = _sample_whole(whole, rules[rows], kind)
-        own[:, 0], own[:, 1] = sample.token_ids, sample.is_invalid
-    token_ids, is_invalid = gather_rows(own, num_rows, shard).unbind(1)
-    return token_ids, is_invalid > 0
-
-
-def _sample_whole(logits: Tensor, rules: DeviceRules | None, kind: SamplingKind) -> DeviceSample:
-    """Sample rows of the whole vocabulary on this rank; as `sample_on_device`."""
-    if has_triton(logits.device):
-        return _triton_sample(logits, rules, kind)
-    if rules is None:
-        best = torch_argmax(logits)
-        return DeviceSample(best.token_ids, best.has_nan | (best.values == -torch.inf))
+def slabs_of(logits: Tensor) -> list[slice]:
+    """Divide rows into those that torch's operators sample at once."""
     size = max(1, SLAB_LOGITS // logits.shape[1])
-    slabs = [slice(start, start + size) for start in range(0, len(logits), size)]
-    parts = [_torch_sample(logits[slab], rules[slab], kind) for slab in slabs]
+    return [slice(start, start + size) for start in range(0, max(1, len(logits)), size)]
+
+
+def sample_rows(
+    logits: Tensor, rules: DeviceRules | None, kind: SamplingKind, *, on_host: bool = False
+) -> DeviceSample:
+    """Sample each row, without a value that the host has to read.
+
+    logits: [num_rows, vocab_size], of any float type; NaN counts as -inf. rules: None for GREEDY.
+    Rows of temperature 0 take the argmax, whatever the kind is. on_host: whether values may be
+    read, to save work.
+    """
+    if rules is None:
+        return sample_of(torch_row_argmax(logits))
+    parts = [_sampled(logits[own], rules[own], kind, on_host=on_host) for own in slabs_of(logits)]
     return DeviceSample(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
-def _triton_sample(logits: Tensor, rules: DeviceRules | None, kind: SamplingKind) -> DeviceSample:
-    from specdec.kernels.triton.sample import sample_rows  # imports Triton
-
-    if rules is None:
-        argmax = _argmax(logits)
-        token_ids = argmax.token_ids
-    else:
-        sampling = row_sampling(rules)
-        truncates = kind is SamplingKind.TRUNCATED
-        sampled = sample_rows(logits, sampling, LEAST_SCORE, truncates=truncates)
-        token_ids, argmax = sampled.token_ids, sampled.argmax
-    return DeviceSample(token_ids, argmax.has_nan | (argmax.values == -torch.inf))
+def sample_of(best: RowArgmax) -> DeviceSample:
+    """Return the best token of each row."""
+    return DeviceSample(best.token_ids, best.has_nan | (best.values == -torch.inf))
 
 
-def row_sampling(rules: DeviceRules) -> RowSampling:
-    """Return the parameters as Triton's kernels take them."""
-    from specdec.kernels.triton.sample import RowSampling  # imports Triton
-
-    limits, keys = rules.limits, rules.keys
-    columns = (
-        *(rules.temperatures, limits.top_k, limits.top_p, limits.min_scores),
-        *(keys.seeds, keys.choices, keys.positions),
-    )
-    return RowSampling(*(column.contiguous() for column in columns))
+def _sampled(
+    logits: Tensor, rules: DeviceRules, kind: SamplingKind, *, on_host: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the columns of a DeviceSample."""
+    best = sample_of(torch_row_argmax(logits))
+    perturbed = perturbed_scores(logits, rules, kind, 1, on_host=on_host)
+    is_noisy = rules.temperatures > 0
+    return torch.where(is_noisy, perturbed.argmax(1), best.token_ids), best.is_invalid
 
 
-def _torch_sample(logits: Tensor, rules: DeviceRules, kind: SamplingKind) -> tuple[Tensor, Tensor]:
-    """Return the columns of a DeviceSample, by torch's operators."""
-    best, perturbed = torch_argmax(logits), perturbed_scores(logits, rules, kind)
-    token_ids = torch.where(rules.temperatures > 0, perturbed.argmax(1), best.token_ids)
-    return token_ids, best.has_nan | (best.values == -torch.inf)
-
-
-def perturbed_scores(logits: Tensor, rules: DeviceRules, kind: SamplingKind) -> Tensor:
+def perturbed_scores(
+    logits: Tensor, rules: DeviceRules, kind: SamplingKind, count: int, *, on_host: bool
+) -> Tensor:
     """Return the scores with noise of rows of the whole vocabulary, [num_rows, vocab_size] float32.
 
     Those of tokens that are cut are -inf; a row of temperature 0 has those of temperature 1.
+    on_host: whether scores that cannot be among the `count` largest of their row may be -inf.
     """
-    chunks = ScoreChunks.of_logits(logits, 0)
-    chunks.scale(rules.temperatures.masked_fill(rules.temperatures == 0, 1), TensorParallelGroup())
-    scores = chunks.scores.flatten(1)
-    perturbed = scores + _noise(rules.keys, chunks).view_as(scores)
+    temperatures = rules.temperatures.masked_fill(rules.temperatures == 0, 1)
+    scores = scaled_scores(logits, temperatures, TensorParallelGroup())
     if kind is SamplingKind.TRUNCATED:
-        floors = device_floors(scores, rules.limits)
-        perturbed.masked_fill_(scores < floors.unsqueeze(1), -torch.inf)
-    return perturbed[:, : logits.shape[1]]
+        floors = truncation_floors(scores, rules.limits, on_host=on_host)
+        scores.masked_fill_(scores < floors.unsqueeze(1), -torch.inf)
+    return with_noise(scores, rules.keys, count, on_host=on_host)
 
 
-def _argmax(logits: Tensor) -> RowArgmax:
-    """Return the argmax of each row, by one of the kernels of the device."""
-    if has_triton(logits.device):
-        from specdec.kernels.triton.sample import TileArgmax  # imports Triton
+def with_noise(scores: Tensor, keys: NoiseKeys, count: int, *, on_host: bool) -> Tensor:
+    """Return scores of the whole vocabulary with the noise of their tokens, of the same shape.
 
-        return TileArgmax(logits).reduce()
-    return torch_argmax(logits)
+    scores: [num_rows, vocab_size] float32. count, on_host: as in `perturbed_scores`.
+    """
+    num_rows, vocab_size = scores.shape
+    chunks = pad(scores, (0, -vocab_size % CHUNK_TOKENS), value=-torch.inf)
+    chunks = chunks.view(num_rows, chunks.shape[1] // CHUNK_TOKENS, CHUNK_TOKENS)
+    if on_host:
+        rows, columns = _chunks_of_best(chunks, keys, count)
+        perturbed = torch.full_like(chunks, -torch.inf)
+        perturbed[rows, columns] = chunks[rows, columns] + gumbel_noise(keys[rows], columns)
+    else:
+        perturbed = chunks + _noise(keys, chunks)
+    return perturbed.flatten(1)[:, :vocab_size]
 
 
-def torch_argmax(logits: Tensor) -> RowArgmax:
-    """Return the argmax of each row; of a row with NaN or +inf any token. Reads no value."""
-    values = logits.amax(1)  # propagates NaN
-    has_nan = ~(values < torch.inf)
-    # Of equals the first; of a row with NaN, the NaN.
-    return RowArgmax(values.masked_fill(has_nan, torch.inf).float(), logits.argmax(1), has_nan)
+def _chunks_of_best(chunks: Tensor, keys: NoiseKeys, count: int) -> tuple[Tensor, Tensor]:
+    """Return rows and columns of the chunks that can hold one of a row's `count` best tokens.
+
+    The best tokens of chunks, with the least noise, or the tokens with the largest noise of their
+    chunk: `count` of either kind are at least as good as the last one of the best.
+    """
+    maxima = chunks.amax(2)
+    limits = _least_of_best(maxima, count) + (MIN_NOISE - MAX_NOISE - NOISE_ROUNDING)
+    rows, columns = ((maxima >= limits) & (maxima > -torch.inf)).nonzero().unbind(1)
+    largest = largest_noise(keys[rows], columns)
+    reached = torch.full_like(maxima, -torch.inf)
+    reached[rows, columns] = chunks[rows, columns, largest.offsets] + largest.noise
+    least = _least_of_best(reached, count)[rows, 0] - NOISE_ROUNDING
+    chosen = (maxima[rows, columns] + largest.noise >= least).nonzero().squeeze(1)
+    return rows[chosen], columns[chosen]
+
+
+def _least_of_best(values: Tensor, count: int) -> Tensor:
+    """Return the `count`-th largest value of each row, [num_rows, 1]; -inf where it has fewer."""
+    if values.shape[1] < count:
+        return values.new_full((len(values), 1), -torch.inf)
+    return values.topk(count).values[:, -1:]
+
+
+def _noise(keys: NoiseKeys, chunks: Tensor) -> Tensor:
+    """Return the noise of all tokens, [num_rows, num_columns, CHUNK_TOKENS] float32."""
+    num_rows, num_columns, _ = chunks.shape
+    ids = torch.arange(num_columns, device=chunks.device)
+    columns = (
+        values.unsqueeze(1).expand(num_rows, num_columns).flatten()
+        for values in (keys.seeds, keys.choices, keys.positions)
+    )
+    found = gumbel_noise(NoiseKeys(*columns), ids.expand(num_rows, num_columns).flatten())
+    return found.view_as(chunks)
 
 
 @dataclass(frozen=True)
@@ -225,8 +217,6 @@ def verify_chains(sample: DeviceSample, drafts: DeviceChains) -> VerifiedChains:
     sample: of B sequences with Q rows each.
     """
     num_sequences, num_places = drafts.token_ids.shape
-    if num_places and has_triton(sample.token_ids.device):
-        return _walked_chains(sample, drafts)
     sampled = sample.token_ids.view(num_sequences, -1)
     is_valid = ~sample.is_invalid.view(num_sequences, -1)
     if num_places == 0:
@@ -234,30 +224,8 @@ def verify_chains(sample: DeviceSample, drafts: DeviceChains) -> VerifiedChains:
     places, num_kept = torch.arange(num_places, device=sampled.device), drafts.num_kept[:, None]
     is_equal = (sampled[:, :-1] == drafts.token_ids) & (places < drafts.num_drafts[:, None])
     is_accepted = torch.where(num_kept >= 0, places < num_kept, is_equal)
-    is_output = torch.nn.functional.pad(is_accepted, (1, 0), value=True) & is_valid
+    is_output = pad(is_accepted, (1, 0), value=True) & is_valid
     accepted = torch.where(is_accepted, drafts.token_ids, sampled[:, :-1])
     return VerifiedChains(
         torch.cat([accepted, sampled[:, -1:]], 1), is_output.long().cumprod(1).sum(1)
     )
-
-
-def _walked_chains(sample: DeviceSample, drafts: DeviceChains) -> VerifiedChains:
-    """Verify chains by the kernel that walks through trees; as `verify_chains`."""
-    from specdec.kernels.triton.verify import walk_trees  # imports Triton
-
-    parents = torch.arange(-1, drafts.token_ids.shape[1] - 1, device=drafts.token_ids.device)
-    parents = parents.expand_as(drafts.token_ids)
-    chains = (drafts.token_ids, parents, drafts.num_drafts, drafts.num_kept)
-    walked = walk_trees(sample.token_ids, sample.is_invalid, *chains)
-    return VerifiedChains(walked.token_ids, walked.num_tokens)
-
-
-def _noise(keys: NoiseKeys, chunks: ScoreChunks) -> Tensor:
-    """Return the noise of all tokens, [num_rows * num_columns, CHUNK_TOKENS] float32."""
-    num_rows, num_columns, _ = chunks.scores.shape
-    ids = chunks.first_chunk + torch.arange(num_columns, device=chunks.scores.device)
-    columns = (
-        values.unsqueeze(1).expand(num_rows, num_columns).flatten()
-        for values in (keys.seeds, keys.choices, keys.positions)
-    )
-    return gumbel_noise(NoiseKeys(*columns), ids.expand(num_rows, num_columns).flatten())

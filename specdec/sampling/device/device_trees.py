@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.kernels.reference.triton_availability import has_triton
 from specdec.sampling.device.device_sampler import DeviceSample, VerifiedChains
 
 
@@ -52,11 +51,6 @@ def verify_trees(sample: DeviceSample, trees: DeviceTrees) -> VerifiedTrees:
     invalid. A node is accepted where the target samples it after its parent, and its parent is
     accepted too; the accepted ones are a path. sample: of B sequences with N + 1 rows each.
     """
-    if has_triton(sample.token_ids.device):
-        from specdec.kernels.triton.verify import walk_trees  # imports Triton
-
-        drafts = (trees.token_ids, trees.parents, trees.num_nodes, trees.num_kept)
-        return VerifiedTrees(*walk_trees(sample.token_ids, sample.is_invalid, *drafts))
     num_sequences, num_nodes = trees.token_ids.shape
     sampled = sample.token_ids.view(num_sequences, -1)
     is_valid = ~sample.is_invalid.view(num_sequences, -1)

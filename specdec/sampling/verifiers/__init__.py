@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from specdec.sampling.sampler import SamplingBatch
+from specdec.sampling.sampling_batch import SamplingBatch
 from specdec.sampling.verifiers.coupled import verify_coupled, verify_greedy
 from specdec.sampling.verifiers.draft_batch import Draft, DraftBatch, VerifiedTokens
 from specdec.sampling.verifiers.lossy import verify_confidence, verify_threshold, verify_typical

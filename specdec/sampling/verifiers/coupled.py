@@ -14,7 +14,8 @@ from itertools import repeat
 
 from torch import Tensor
 
-from specdec.sampling.sampler import SamplingBatch, sample
+from specdec.sampling.sampler import sample
+from specdec.sampling.sampling_batch import SamplingBatch
 from specdec.sampling.verifiers.draft_batch import Draft, DraftBatch, VerifiedTokens
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.drafts.draft_tree import Parents, walk

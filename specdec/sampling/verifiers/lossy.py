@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.sampling.distribution import Distribution
-from specdec.sampling.sampler import SamplingBatch
+from specdec.sampling.sampling_batch import SamplingBatch
 from specdec.sampling.verifiers.coupled import verify_coupled
 from specdec.sampling.verifiers.draft_batch import DraftBatch, VerifiedTokens
 from specdec.sampling.vocab_shard import VocabShard

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from specdec.sampling.gumbel import NoiseKeys, Stream, uniforms
-from specdec.sampling.sampler import SamplingBatch, sample
+from specdec.sampling.sampler import sample
+from specdec.sampling.sampling_batch import SamplingBatch
 from specdec.sampling.verifiers.draft_batch import DraftBatch, VerifiedTokens
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.sampling.sampling_spec import SamplingRules
@@ -36,7 +37,7 @@ def verify_synthetic(
     sampled = sample(logits, batch, shard).cpu().numpy()
     if not len(drafts.token_ids):
         return VerifiedTokens.without_drafts(sampled)
-    keys = batch.noise_keys_of_all
+    keys = batch.noise_keys
     chances = uniforms(keys.of_stream(Stream.ACCEPTANCE, torch.zeros_like(keys.positions)))
     is_kept = chances[drafts.rows].cpu().numpy() < _rates(drafts)
     num_accepted = drafts.num_leading(is_kept)

@@ -17,7 +17,7 @@ from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS, RowArgmax
 from specdec.kernels.reference.state_pool import StatePool
 from specdec.sampling.device.device_sampler import SamplingKind, kind_of
 from specdec.sampling.logits_processors import BatchLogitsProcessor, LogitsProcessor
-from specdec.sampling.sampler import SamplingBatch
+from specdec.sampling.sampling_batch import SamplingBatch
 from specdec.sampling.token_history import TokenHistory
 from specdec.types.messages import (
     BlockTableDelta,

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.sampling.row_ops import RowOps
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.text.vocab_map import VocabularyMap
 from specdec.types.sharding import partition
@@ -23,14 +24,19 @@ class VocabRemap:
     """
 
     def __init__(
-        self, vocabulary: VocabularyMap, group: TensorParallelGroup, device: torch.device
+        self,
+        vocabulary: VocabularyMap,
+        group: TensorParallelGroup,
+        device: torch.device,
+        ops: RowOps,
     ) -> None:
+        """ops: as in VocabShard."""
         size = len(vocabulary.target_to_draft)
         to_draft = torch.tensor(vocabulary.target_to_draft, dtype=torch.int64, device=device)
         self.draft_ids = to_draft.clamp(min=0)  # [size]; a row of NaN samples an arbitrary token
         self._shares = partition(len(vocabulary.draft_to_target), group.size)
         share = group.share_of(size)
-        self.shard = VocabShard(group, share.start, size)
+        self.shard = VocabShard(group, share.start, size, ops)
         # Of the target's tokens in this rank's shard:
         self._columns = self.draft_ids[share.start : share.stop]
         self._is_missing = to_draft[share.start : share.stop] < 0

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.logit_edits import LogitEdits
-from specdec.sampling.device.device_edits import apply_edits
 from specdec.sampling.device.device_sampler import VerifiedChains
 from specdec.sampling.logprobs import logprob_table, padded
 from specdec.sampling.vocab_shard import VocabShard
@@ -57,7 +56,7 @@ class StepExtras:
 
         paths: [C, num_drafts] int64, the drafts before `edits.rows`. positions: [B * Q] int64.
         """
-        apply_edits(logits, self.edits, paths, positions, shard.first_token)
+        shard.ops.edit(logits, self.edits, paths, positions, shard.first_token)
 
     def count(self, verified: VerifiedChains, shard: VocabShard) -> None:
         """Count the new tokens of the sequences with penalties."""

@@ -18,9 +18,8 @@ from specdec.sampling.device.device_sampler import (
     DeviceSample,
     SamplingKind,
     VerifiedChains,
-    sample_on_device,
-    verify_chains,
 )
+from specdec.sampling.sampler import sample_on_device
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.worker.device.decoder import DeviceDecoder
 from specdec.worker.device.extras import StepExtras
@@ -97,7 +96,7 @@ class StepLauncher:
             self._head = HeadLauncher(drafter, self.buffers, state, limits, graphs, self._sources)
             self._stages |= self._head.stages
         features = drafter.features if isinstance(drafter, PairParts | BlockParts) else None
-        self._trees = TreePaths(state, limits, kv_cache, features)
+        self._trees = TreePaths(state, limits, kv_cache, shard.ops, features)
         self._ragged: RaggedPass | None = None
         if limits.max_step_tokens:
             self._ragged = RaggedPass(model, kv_cache, state, limits, self._pairs)
@@ -222,7 +221,9 @@ class StepLauncher:
         if packed.trees is not None:
             return self._trees.verify(packed, sample)
         num_kept = packed.table[:, Word.NUM_KEPT]
-        return verify_chains(sample, DeviceChains(packed.drafts, packed.num_drafts, num_kept))
+        return self._shard.ops.verify_chains(
+            sample, DeviceChains(packed.drafts, packed.num_drafts, num_kept)
+        )
 
     def _places(self, shape: StepShape) -> Tensor:
         """Return which of its row's sampled tokens each new token was, [num_rows, Q]."""

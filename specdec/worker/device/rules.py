@@ -7,8 +7,8 @@ from torch import Tensor
 
 from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS
 from specdec.sampling.device.device_sampler import DeviceRules
-from specdec.sampling.device.device_truncation import DeviceLimits
 from specdec.sampling.gumbel import NoiseKeys
+from specdec.sampling.truncation import DeviceLimits
 
 PARAM_WORDS = SAMPLE_PARAMS.itemsize // 8
 """Size of a record of SAMPLE_PARAMS in words of 8 bytes."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec.kernels.moves import AcceptedPaths, PathMoves, move_on_device, path_moves
+from specdec.kernels.moves import AcceptedPaths
 from specdec.kernels.reference.device_batch import TreeNodes
 from specdec.sampling.device.device_sampler import DeviceSample, VerifiedChains
-from specdec.sampling.device.device_trees import DeviceTrees, verify_trees
+from specdec.sampling.device.device_trees import DeviceTrees
+from specdec.sampling.row_ops import RowOps
 from specdec.worker.device.input.input import Packed, Word
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
 
@@ -41,6 +42,7 @@ class TreePaths:
         state: DeviceState,
         limits: DeviceStepLimits,
         kv_cache: Tensor,
+        ops: RowOps,
         features: Tensor | None = None,
     ) -> None:
         """kv_cache: of the target, with a padding block after the pool.
@@ -49,7 +51,7 @@ class TreePaths:
         """
         size = (limits.max_num_seqs, limits.max_query_len)
         self._places = torch.zeros(size, dtype=torch.int64, device=kv_cache.device)
-        self._state, self._block_size = state, limits.block_size
+        self._state, self._block_size, self._ops = state, limits.block_size, ops
         self._by_slot = [kv_cache] if features is None else [kv_cache, features[None]]
 
     def verify(self, packed: Packed, sample: DeviceSample) -> VerifiedChains:
@@ -57,9 +59,9 @@ class TreePaths:
         assert packed.trees is not None, "a step with trees"
         num_kept = packed.table[:, Word.NUM_KEPT]
         drafts = DeviceTrees(packed.drafts, packed.trees.parents, packed.num_drafts, num_kept)
-        verified = verify_trees(sample, drafts)
+        verified = self._ops.verify_trees(sample, drafts)
         self._places[: len(verified.places), : verified.places.shape[1]] = verified.places
-        moves = path_moves(
+        moves = self._ops.path_moves(
             AcceptedPaths(
                 places=verified.places,
                 num_tokens=verified.counts,
@@ -69,7 +71,8 @@ class TreePaths:
                 block_size=self._block_size,
             )
         )
-        self._move(moves)
+        for slots in self._by_slot:
+            self._ops.move(slots, moves)
         return verified.chains
 
     def places(self, num_rows: int, query_len: int) -> Tensor:
@@ -78,7 +81,3 @@ class TreePaths:
         The first of a row is after the base, and the one after node i has the place i + 1.
         """
         return self._places[:num_rows, :query_len]
-
-    def _move(self, moves: PathMoves) -> None:
-        for each in self._by_slot:
-            move_on_device(each, moves)

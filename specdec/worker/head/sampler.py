@@ -12,22 +12,17 @@ from torch import Tensor
 
 from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.kernels.reference.sample_rows import SampleParams
-from specdec.kernels.sample import row_argmax
 from specdec.models.heads.networks.base import DraftHead
-from specdec.sampling.device.device_children import DeviceChildren, children_on_device
-from specdec.sampling.device.device_edits import apply_edits
-from specdec.sampling.device.device_sampler import (
-    DeviceRules,
-    DeviceSample,
-    SamplingKind,
-    sample_on_device,
-)
+from specdec.sampling.device.device_children import DeviceChildren
+from specdec.sampling.device.device_sampler import DeviceRules, DeviceSample, SamplingKind
 from specdec.sampling.draft_temperature import draft_batch_of, draft_rules_of
-from specdec.sampling.sampler import SamplingBatch, sample
+from specdec.sampling.row_ops import CpuRowOps
+from specdec.sampling.sampler import sample, sample_on_device
+from specdec.sampling.sampling_batch import SamplingBatch, is_cut
 from specdec.sampling.top_children import (
-    best_by_logits,
-    best_by_noise,
-    best_drafts_by_noise,
+    best_children_of,
+    children_of_ranks,
+    children_on_device,
 )
 from specdec.sampling.tree_growth import Children
 from specdec.sampling.vocab_shard import VocabShard, all_ranks_argmax
@@ -78,7 +73,7 @@ class DraftEnd(NamedTuple):
 
 
 class Shaping(NamedTuple):
-    """Changes of the target's logits after drafts on the device; arguments of `apply_edits`."""
+    """Changes of the target's logits after drafts on the device; arguments of `RowOps.edit`."""
 
     edits: LogitEdits
     paths: Tensor  # [C, num_drafts] int64
@@ -110,20 +105,20 @@ class HeadSampler:
         self.has_confidences = has_confidences
         self._batch_state = batch_state
         self._shard = shard
-        self._head_shard = VocabShard(shard.group, head.vocab_slice.start, head.vocab_size)
+        first_token = head.vocab_slice.start
+        self._head_shard = VocabShard(shard.group, first_token, head.vocab_size, shard.ops)
         self._target_ids = head.target_ids
-        self._own_target_ids = _own_target_ids(head)
         self._remap: VocabRemap | None = None
         if head.target_ids is not None:
             vocabulary = _vocabulary(head.target_ids, shard.vocab_size)
-            self._remap = VocabRemap(vocabulary, shard.group, head.device)
+            self._remap = VocabRemap(vocabulary, shard.group, head.device, shard.ops)
 
     def select(self, logits: Tensor, drafts: Sequence[PartialDraft]) -> list[int | None]:
         """Return the next token of each draft; None where the logits have NaN or no finite value.
 
         logits: [len(drafts), len(vocab_slice)], of this rank. A collective call.
         """
-        argmax = all_ranks_argmax(row_argmax(logits), self._head_shard)
+        argmax = all_ranks_argmax(self._shard.ops.argmax(logits), self._head_shard)
         token_ids = argmax.token_ids
         if self._target_ids is not None:
             token_ids = self._target_ids[token_ids]
@@ -167,7 +162,7 @@ class HeadSampler:
         if self._remap is not None:
             logits, shard = self._remap.apply(logits), self._remap.shard
         logits = logits.float()
-        apply_edits(logits, *shaping, shard.first_token)
+        shard.ops.edit(logits, *shaping, shard.first_token)
         rules = None if rules is None else draft_rules_of(rules)
         return sample_on_device(logits, rules, kind, shard)
 
@@ -195,7 +190,7 @@ class HeadSampler:
             logits, shard = self._remap.apply(logits), self._remap.shard
         if shaping is not None:
             logits = logits.float()
-            apply_edits(logits, *shaping, shard.first_token)
+            shard.ops.edit(logits, *shaping, shard.first_token)
         rules = None if rules is None else draft_rules_of(rules)
         return children_on_device(logits, rules, kind, count, shard)
 
@@ -236,7 +231,8 @@ class HeadSampler:
             is_greedy or self._batch_state.has_plain_logits(each.seq_id)
             for each, is_greedy in zip(drafts, greedy, strict=True)
         )
-        return params if is_plain and self._shard.can_sample(params).all() else None
+        is_whole = self._shard.group.size == 1 or not is_cut(params).any()
+        return params if is_plain and is_whole else None
 
     def children(self, logits: Tensor, ends: Sequence[DraftEnd], count: int) -> Children:
         """Return the `count` best draft tokens at each place, the one that `select` returns first.
@@ -244,7 +240,7 @@ class HeadSampler:
         Where the logits have NaN or no finite value there are none. logits: as in `select`. A
         collective call.
         """
-        is_invalid = all_ranks_argmax(row_argmax(logits), self._head_shard).invalid_rows
+        is_invalid = all_ranks_argmax(self._shard.ops.argmax(logits), self._head_shard).invalid_rows
         greedy, sampled = list[int](), list[int]()
         for row, end in enumerate(ends):
             if not is_invalid[row]:
@@ -260,49 +256,28 @@ class HeadSampler:
 
     def _greedy_children(self, logits: Tensor, count: int) -> Children:
         """Return the head's own best tokens."""
-        found = best_by_logits(logits, count, self._head_shard)
+        found = Children.of_tensors(best_children_of(logits, None, count, self._head_shard))
         if self._target_ids is None:
             return found
         return replace(found, token_ids=self._target_ids.cpu().numpy()[found.token_ids])
 
     def _sampled_children(self, logits: Tensor, ends: Sequence[DraftEnd], count: int) -> Children:
         """Return the best tokens by the logits and the noise that the target will sample from."""
-        batch = self._sampling_batch(ends)
-        rows, found = self._plain_rows(ends, batch.params), None
-        if rows:
-            own = logits if len(rows) == len(ends) else logits[rows]
-            params = batch.take(np.array(rows)).params
-            found = best_drafts_by_noise(own, self._own_target_ids, params, count, self._head_shard)
-        if found is None:
-            return self._shaped_children(logits, ends, count)
-        children = Children.none(len(ends), count)
-        children.put(rows, found)
-        if others := sorted(set(range(len(ends))).difference(rows)):
-            shaped = [ends[row] for row in others]
-            children.put(others, self._shaped_children(logits[others], shaped, count))
-        return children
+        ops = self._shard.ops
+        if self._remap is None or not isinstance(ops, CpuRowOps) or not self._are_plain(ends):
+            logits, batch, shard = self._shaped(logits, ends)
+            return Children.of_tensors(best_children_of(logits, batch, count, shard))
+        assert self._target_ids is not None
+        batch, target_ids = self._sampling_batch(ends), self._target_ids.to(torch.int32)
 
-    def _plain_rows(self, ends: Sequence[DraftEnd], params: SampleParams) -> list[int]:
-        """Return the rows whose tokens a rank can rank by its logits as they are."""
-        is_possible = (params["temperature"] > 0) & self._shard.can_sample(params)
-        return [
-            row
-            for row, end in enumerate(ends)
-            if is_possible[row] and self._batch_state.has_plain_logits(end.seq_id)
-        ]
+        def children(whole: Tensor, own: slice) -> DeviceChildren:
+            return ops.draft_children(whole, target_ids, batch.take(own), count)
 
-    def _shaped_children(self, logits: Tensor, ends: Sequence[DraftEnd], count: int) -> Children:
-        """Return the children by logits that penalties, biases and masks have shaped."""
-        logits, batch, shard = self._shaped(logits, ends)
-        children = Children.none(len(ends), count)
-        is_noisy = batch.params["temperature"] > 0
-        noisy, plain = np.flatnonzero(is_noisy), np.flatnonzero(~is_noisy)
-        if len(noisy):
-            own = batch.take(noisy)
-            children.put(noisy.tolist(), best_by_noise(logits[noisy.tolist()], own, count, shard))
-        if len(plain):
-            children.put(plain.tolist(), best_by_logits(logits[plain.tolist()], count, shard))
-        return children
+        return Children.of_tensors(children_of_ranks(logits, count, self._head_shard, children))
+
+    def _are_plain(self, ends: Sequence[DraftEnd]) -> bool:
+        """Return whether no draft token at these places needs a logit of another token."""
+        return all(self._batch_state.has_plain_logits(end.seq_id) for end in ends)
 
     def _sample(self, logits: Tensor, drafts: Sequence[PartialDraft]) -> list[int]:
         """Return the tokens that the target would sample from these logits."""
@@ -324,14 +299,6 @@ class HeadSampler:
         """Return how to sample draft tokens at these places, with the noise of the target."""
         spans = [TokenSpan(each.seq_id, each.num_tokens + len(each.token_ids)) for each in ends]
         return draft_batch_of(self._batch_state.sampling_batch(spans))
-
-
-def _own_target_ids(head: DraftHead) -> Tensor:
-    """Return the target's ids of the draft tokens of this rank, [n] int32."""
-    own = head.vocab_slice
-    if head.target_ids is None:
-        return torch.arange(own.start, own.stop, dtype=torch.int32, device=head.device)
-    return head.target_ids[own.start : own.stop].to(torch.int32)
 
 
 def _vocabulary(target_ids: Tensor, target_size: int) -> VocabularyMap:

@@ -10,15 +10,13 @@ import torch
 from specdec.kernels.cpu import MatrixFormat, PackedMatrix, native_library
 from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS
 from specdec.kernels.sample import logits_and_argmax, row_argmax, sample_tokens, torch_row_argmax
-from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.sampling.sampler import SamplingBatch, sample, torch_sample
-from specdec.sampling.vocab_shard import VocabShard
+from specdec.sampling.row_ops import CpuRowOps, RowOps
+from specdec.sampling.sampling_batch import SamplingBatch
 from tests.specdec.threads import num_threads
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 
 NAN, INF = torch.nan, torch.inf
-ALONE = TensorParallelGroup()
 VOCAB_SIZE = 5000
 
 
@@ -39,8 +37,12 @@ def batch_of(num_rows, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3):
     )
 
 
+def sample(logits, batch):
+    return CpuRowOps().sample_batch(logits, batch)
+
+
 def reference(logits, batch):
-    return torch_sample(logits, batch, VocabShard(ALONE, 0, logits.shape[1]))
+    return RowOps().sample_batch(logits, batch)
 
 
 TRUNCATIONS = {
@@ -72,7 +74,7 @@ def test_samples_equal_reference_and_are_rarely_undecided(truncation, dtype):
     assert torch.equal(drawn[~is_undecided], expected[~is_undecided])
     # A row of bfloat16 logits often has equal values; then only the noise differs.
     assert is_undecided.sum() <= 3
-    assert torch.equal(sample(logits, batch, VocabShard(ALONE, 0, VOCAB_SIZE)), expected)
+    assert torch.equal(sample(logits, batch), expected)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 63, 64, 65, 1000, 1024, 1025])
@@ -90,7 +92,7 @@ def test_threshold_within_rounding_error_is_left_to_reference():
     first_alone = 1 / (1 + 2 * math.exp(-0.75))  # of the mass, so rounding decides on the second
     batch = batch_of(40, top_p=first_alone)
     assert (sample_tokens(logits, batch.params) == -1).all()
-    assert torch.equal(sample(logits, batch, VocabShard(ALONE, 0, 128)), reference(logits, batch))
+    assert torch.equal(sample(logits, batch), reference(logits, batch))
 
 
 def test_rows_of_nan_and_infinities():
@@ -103,9 +105,7 @@ def test_rows_of_nan_and_infinities():
     logits[5, 1:] = -INF
     for truncation in TRUNCATIONS.values():
         batch = batch_of(6, **truncation)
-        assert torch.equal(
-            sample(logits, batch, VocabShard(ALONE, 0, 150)), reference(logits, batch)
-        )
+        assert torch.equal(sample(logits, batch), reference(logits, batch))
 
 
 def test_mask_that_leaves_fewer_tokens_than_top_k():

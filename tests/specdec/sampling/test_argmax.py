@@ -1,10 +1,11 @@
+# Modules: specdec.sampling.vocab_shard
 from dataclasses import replace
 
 import pytest
 import torch
 
 from specdec.kernels.cpu import native_library
-from specdec.kernels.sample import row_argmax
+from specdec.kernels.sample import torch_row_argmax as row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.vocab_shard import VocabShard, all_ranks_argmax
 from tests.specdec.fakes import run_ranks

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import pad
@@ -12,7 +13,7 @@ from specdec.sampling.distribution import (
     scale_by_confidence,
 )
 from specdec.sampling.gumbel import NoiseKeys, Stream, uniforms
-from specdec.sampling.sampler import SamplingBatch
+from specdec.sampling.sampling_batch import SamplingBatch
 from specdec.sampling.vocab_shard import VocabShard
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.chi_square import FALSE_ALARM, chi_square_p_value
@@ -169,15 +170,15 @@ def test_an_empty_residual_samples_the_distribution():
 def test_confidence_lowers_the_temperature(size):
     logits = logits_of(4)
     batch = batch_of([0.7, 0.0, 1.3, 1.0])
-    chosen = torch.tensor([True, False, True])  # of the sampled rows 0, 2 and 3
+    chosen = np.array([0, 3])
 
     def scaled(shard, own):
-        return scale_by_confidence(own(logits), batch, chosen, shard).temperatures
+        return scale_by_confidence(own(logits), batch, chosen, shard).params["temperature"]
 
     peaks = [(logits[row].double() / t).softmax(0).max() for row, t in ((0, 0.7), (3, 1.0))]
-    expected = torch.tensor([0.7 * (1 - peaks[0]), 1.3, 1.0 * (1 - peaks[1])])
+    expected = torch.tensor([0.7 * (1 - peaks[0]), 0.0, 1.3, 1.0 * (1 - peaks[1])])
     for temperatures in on_ranks(size, scaled):
-        assert_close(temperatures, expected.float(), rtol=1e-5, atol=0)
+        assert_close(torch.from_numpy(temperatures), expected.float(), rtol=1e-5, atol=0)
 
 
 def test_streams_and_offsets_are_independent():

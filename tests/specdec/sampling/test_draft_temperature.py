@@ -3,26 +3,16 @@
 import pytest
 import torch
 
-from specdec.sampling.device.device_sampler import DeviceRules, SamplingKind, sample_on_device
-from specdec.sampling.device.device_truncation import DeviceLimits
+from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.sampling.draft_temperature import (
     HEAD_DRAFT_TEMPERATURE,
     draft_batch_of,
     draft_rules_of,
 )
-from specdec.sampling.sampler import sample
+from specdec.sampling.sampler import sample, sample_on_device
 from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, shard_of
 
 NUM_ROWS, VOCAB_SIZE = 64, 300
-
-
-def rules_of(batch):
-    limits = DeviceLimits(
-        top_k=torch.zeros(NUM_ROWS, dtype=torch.int64),
-        top_p=torch.ones(NUM_ROWS, dtype=torch.float64),
-        min_scores=torch.full((NUM_ROWS,), -torch.inf),
-    )
-    return DeviceRules(batch.temperatures, limits, batch.noise_keys)
 
 
 @pytest.fixture
@@ -42,8 +32,8 @@ def test_a_draft_of_flatter_logits_is_what_the_target_samples(batch):
 
 def test_the_device_drafts_what_the_host_does(batch):
     logits, shard = random_logits(NUM_ROWS, VOCAB_SIZE, spread=3.0, seed=2), shard_of(VOCAB_SIZE)
-    rules = draft_rules_of(rules_of(batch))
-    assert torch.equal(rules.temperatures, draft_batch_of(batch).temperatures)
+    rules = draft_rules_of(batch.rules)
+    assert torch.equal(rules.temperatures, draft_batch_of(batch).rules.temperatures)
     found = sample_on_device(logits, rules, SamplingKind.SAMPLED, shard)
     assert found.token_ids.tolist() == sample(logits, draft_batch_of(batch), shard).tolist()
 
@@ -51,4 +41,3 @@ def test_the_device_drafts_what_the_host_does(batch):
 def test_greedy_rows_stay_greedy(batch):
     batch.params["temperature"][::2] = 0
     assert (draft_batch_of(batch).params["temperature"][::2] == 0).all()
-    assert len(draft_batch_of(batch).sampled_rows) == NUM_ROWS // 2

@@ -3,13 +3,16 @@
 import pytest
 import torch
 
-from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.sampling import row_exchange, sampler
+from specdec.kernels.cpu import native_library
+from specdec.sampling import row_exchange
 from specdec.sampling.row_exchange import gather_rows, own_rows, whole_rows
-from specdec.sampling.sampler import torch_sample
+from specdec.sampling.row_ops import CpuRowOps, RowOps
+from specdec.sampling.sampler import sample
 from specdec.sampling.vocab_shard import VocabShard
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.device.test_device_sampler import VOCAB, rows
+
+requires_native = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -30,20 +33,18 @@ def test_each_row_is_whole_on_one_rank(size, num_rows, vocab_size):
     assert run_ranks(size, on_rank) == [logits.sum(1).tolist()] * size
 
 
+@pytest.mark.parametrize("ops", [RowOps(), pytest.param(CpuRowOps(), marks=requires_native)])
 @pytest.mark.parametrize(("num_rows", "num_slabs"), [(1, 1), (5, 1), (5, 2)])
-def test_the_host_samples_shares_of_rows_where_kernels_do(num_rows, num_slabs, monkeypatch):
-    """In slabs, as the device does."""
+def test_ranks_sample_shares_of_rows(num_rows, num_slabs, ops, monkeypatch):
+    """In slabs, with the tokens of one rank."""
     monkeypatch.setattr(row_exchange, "MAX_EXCHANGED_LOGITS", (6 // num_slabs) * VOCAB)
     logits, batch = rows(num_rows, seed=3)
-    alone = VocabShard(TensorParallelGroup(), 0, VOCAB)
-    expected = torch_sample(logits, batch, alone).tolist()
-    monkeypatch.setattr(sampler, "has_triton", lambda device: True)
-    monkeypatch.setattr(sampler, "_triton_sample", lambda *given: torch_sample(*given, alone))
+    expected = RowOps().sample_batch(logits, batch).tolist()
 
     def on_rank(group):
         tokens = group.share_of(VOCAB)
-        shard = VocabShard(group, tokens.start, VOCAB)
-        found = sampler.sample(logits[:, tokens.start : tokens.stop], batch, shard)
+        shard = VocabShard(group, tokens.start, VOCAB, ops)
+        found = sample(logits[:, tokens.start : tokens.stop], batch, shard)
         return found.tolist(), group.called
 
     called = ["all_to_all", "all_gather"] * num_slabs

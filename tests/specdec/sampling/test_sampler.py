@@ -1,3 +1,4 @@
+# Modules: specdec.sampling.sampling_batch
 from dataclasses import replace
 
 import numpy as np
@@ -5,11 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.kernels.sample import row_argmax
+from specdec.kernels.sample import torch_row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.sampling import sampler as sampler_module
+from specdec.sampling.device.device_sampler import sample_rows
 from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, gumbel_noise
-from specdec.sampling.sampler import SamplingBatch, sample
+from specdec.sampling.row_ops import RowOps
+from specdec.sampling.sampler import sample
+from specdec.sampling.sampling_batch import SamplingBatch
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.sharding import partition
 from tests.specdec.fakes import run_ranks
@@ -44,7 +47,7 @@ def random_logits(num_rows: int, vocab_size: int, spread: float = 2.0, seed: int
 
 
 def sample_whole(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    return sample(logits, batch, VocabShard(ALONE, 0, logits.shape[1]))
+    return RowOps().sample_batch(logits, batch)
 
 
 def cut_by_sort(
@@ -85,12 +88,13 @@ CUTS = [
 
 @pytest.mark.parametrize("limits", CUTS, ids=str)
 @pytest.mark.parametrize("spread", [0.01, 2.0, 8.0])
-@pytest.mark.parametrize("many_chunks", [0, 10**9])
-def test_sample_equals_the_argmax_with_all_noise(limits, spread, many_chunks, monkeypatch):
-    monkeypatch.setattr(sampler_module, "_MANY_CHUNKS", many_chunks)
+@pytest.mark.parametrize("on_host", [True, False])
+def test_sample_equals_the_argmax_with_all_noise(limits, spread, on_host):
     logits = random_logits(200, 1000, spread)
     expected = argmax_with_all_noise(cut_by_sort(logits, *limits))
-    assert torch.equal(sample_whole(logits, batch_of(200, *limits)), expected)
+    batch = batch_of(200, *limits)
+    found = sample_rows(logits, batch.rules, batch.kind, on_host=on_host)
+    assert torch.equal(found.token_ids, expected)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
@@ -262,15 +266,15 @@ def test_chi_square_detects_a_slightly_wrong_distribution():
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_a_known_argmax_is_not_computed_again(num_ranks, monkeypatch):
-    logits, temperatures = random_logits(4, 100), [0.0, 0.7, 0.0, 0.7]
-    plain = sample_whole(logits, batch_of(4, temperatures))
+def test_a_known_argmax_is_not_computed_again(num_ranks):
+    logits = random_logits(4, 100)
+    plain = sample_whole(logits, batch_of(4, 0.0))
     shares = partition(100, num_ranks)
 
     def of_rank(group):
         own = logits[:, shares[group.rank].start : shares[group.rank].stop]
-        batch = replace(batch_of(4, temperatures), argmax=row_argmax(own))
-        monkeypatch.setattr(sampler_module, "row_argmax", None)
-        return sample(own, batch, VocabShard(group, shares[group.rank].start, 100))
+        batch = replace(batch_of(4, 0.0), argmax=torch_row_argmax(own))
+        shard = VocabShard(group, shares[group.rank].start, 100)
+        return sample(torch.full_like(own, torch.nan), batch, shard)
 
     assert all(torch.equal(tokens, plain) for tokens in run_ranks(num_ranks, of_rank))

@@ -5,15 +5,14 @@ import pytest
 import torch
 
 from specdec.kernels.cpu import native_library
+from specdec.sampling.device.device_children import confidences_of_scores
 from specdec.sampling.draft_temperature import draft_batch_of
 from specdec.sampling.gumbel import CHUNK_TOKENS, gumbel_noise
-from specdec.sampling.sampler import SamplingBatch, sample
-from specdec.sampling.top_children import (
-    best_by_logits,
-    best_by_noise,
-    best_drafts_by_noise,
-    confidences_of_scores,
-)
+from specdec.sampling.row_ops import CpuRowOps, RowOps
+from specdec.sampling.sampler import sample
+from specdec.sampling.sampling_batch import SamplingBatch
+from specdec.sampling.top_children import best_children_of
+from specdec.sampling.tree_growth import Children
 from specdec.sampling.vocab_shard import VocabShard
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, shard_of
@@ -22,6 +21,18 @@ from tests.specdec.trees import best_children
 NUM_ROWS, VOCAB_SIZE = 12, 700
 
 requires_native = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
+
+
+def best_by_noise(logits, batch, count, shard):
+    return Children.of_tensors(best_children_of(logits, batch, count, shard))
+
+
+def best_by_logits(logits, count, shard):
+    return best_by_noise(logits, None, count, shard)
+
+
+def by_kernel(logits, target_ids, batch, count):
+    return Children.of_tensors(CpuRowOps().draft_children(logits, target_ids, batch, count))
 
 
 def batch_of(num_rows, **changes):
@@ -116,13 +127,10 @@ def test_several_ranks_find_the_children_of_one(find):
 
     def children(group):
         part = group.share_of(VOCAB_SIZE)
-        own, shard = logits[:, part.start : part.stop], VocabShard(group, part.start, VOCAB_SIZE)
-        if find == "logits":
-            return best_by_logits(own, 40, shard)
-        if find == "kernel":
-            tokens = torch.arange(part.start, part.stop).int()
-            return best_drafts_by_noise(own, tokens, batch_of(NUM_ROWS).params, 40, shard)
-        return best_by_noise(own, batch_of(NUM_ROWS), 40, shard)
+        ops = CpuRowOps() if find == "kernel" else RowOps()
+        own = logits[:, part.start : part.stop]
+        shard = VocabShard(group, part.start, VOCAB_SIZE, ops)
+        return best_by_noise(own, None if find == "logits" else batch_of(NUM_ROWS), 40, shard)
 
     [alone] = run_ranks(1, children)
     for found in run_ranks(3, children):
@@ -144,9 +152,7 @@ def test_the_kernel_finds_the_children_of_the_reference(is_reduced, dtype, cut):
     own = torch.full_like(logits, -torch.inf)
     own[:, drafted] = logits[:, drafted]
     expected = best_by_noise(own, batch, 5, shard_of(VOCAB_SIZE))
-    found = best_drafts_by_noise(
-        logits[:, drafted], drafted.int(), batch.params, 5, shard_of(VOCAB_SIZE)
-    )
+    found = by_kernel(logits[:, drafted], drafted.int(), batch, 5)
     for row in range(NUM_ROWS):
         (token_ids, confidences), (right, their_confidences) = found.of(row), expected.of(row)
         assert token_ids == right
@@ -157,7 +163,7 @@ def test_the_kernel_finds_the_children_of_the_reference(is_reduced, dtype, cut):
 def test_the_kernel_finds_the_best_logits_at_a_temperature_near_zero():
     logits, shard = 30 + random_logits(4, 300, spread=3.0, seed=1), shard_of(300)
     batch = draft_batch_of(sampling_batch(1e-300, torch.arange(4), torch.zeros(4).long()))
-    found = best_drafts_by_noise(logits, torch.arange(300).int(), batch.params, 5, shard)
+    found = by_kernel(logits, torch.arange(300).int(), batch, 5)
     expected = best_by_logits(logits, 5, shard)
     assert found.token_ids.tolist() == expected.token_ids.tolist()
     assert (found.confidences > 0).all()
@@ -168,9 +174,7 @@ def test_the_kernel_finds_no_children_in_rows_without_valid_logits():
     logits = torch.zeros(3, 100)
     logits[0] = -torch.inf
     logits[1, 50] = torch.nan
-    found = best_drafts_by_noise(
-        logits, torch.arange(100).int(), batch_of(3).params, 4, shard_of(100)
-    )
+    found = by_kernel(logits, torch.arange(100).int(), batch_of(3), 4)
     assert [len(found.of(row)[0]) for row in range(3)] == [0, 0, 4]
 
 

@@ -9,46 +9,33 @@ from torch import Tensor
 from transformers import MinPLogitsWarper
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.sampling.sampler import SamplingBatch
-from specdec.sampling.truncation import Truncation, truncation_floors
-from specdec.sampling.vocab_shard import ScoreChunks
-from specdec.types.sharding import partition
-from tests.specdec.fakes import run_ranks
+from specdec.sampling.truncation import (
+    DeviceLimits,
+    min_score,
+    scaled_scores,
+    truncation_floors,
+)
 
 # Tolerance of sums of float64 probabilities, for any order of addition.
 TOLERANCE = 1e-12
-
-
-def truncation_of(top_k: list[int], top_p: list[float], min_p: list[float]) -> Truncation:
-    zeros = [0] * len(top_k)
-    limits = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-    counters = {"seeds": zeros, "choices": zeros, "positions": zeros}
-    return SamplingBatch.from_lists(
-        temperatures=[1.0] * len(top_k), **limits, **counters
-    ).truncation
+ALONE = TensorParallelGroup()
 
 
 def kept(
     logits: Tensor,
     top_k: list[int],
     top_p: list[float],
-    num_ranks: int = 1,
     min_p: list[float] | None = None,
+    *,
+    on_host: bool = False,
 ) -> Tensor:
-    """Return the tokens that are kept at temperature 1; each rank holds a part of the columns."""
-    truncation = truncation_of(top_k, top_p, min_p or [0.0] * len(top_k))
-    shares = partition(logits.shape[1], num_ranks)
-
-    def of_rank(group: TensorParallelGroup) -> Tensor:
-        share = shares[group.rank]
-        chunks = ScoreChunks.of_logits(logits[:, share.start : share.stop], share.start)
-        chunks.scale(torch.ones(len(logits)), group)
-        floors = truncation_floors(chunks, truncation, group)
-        start = share.start - chunks.first_chunk * chunks.scores.shape[2]
-        scores = chunks.scores.flatten(1)[:, start : start + len(share)]
-        return scores >= floors.unsqueeze(1)
-
-    return torch.cat(run_ranks(num_ranks, of_rank), dim=1)
+    """Return the tokens that are kept at temperature 1."""
+    min_scores = [min_score(each) for each in min_p or [0.0] * len(top_k)]
+    limits = DeviceLimits(
+        torch.tensor(top_k), torch.tensor(top_p, dtype=torch.float64), torch.tensor(min_scores)
+    )
+    scores = scaled_scores(logits, torch.ones(len(logits)), ALONE)
+    return scores >= truncation_floors(scores, limits, on_host=on_host).unsqueeze(1)
 
 
 def assert_is_support(
@@ -97,26 +84,25 @@ min_ps = st.one_of(st.just(0.0), st.floats(1e-300, 1.0))
 @given(
     st.lists(logit, min_size=1, max_size=200),
     st.lists(st.tuples(top_ks, top_ps, min_ps), min_size=1, max_size=4),
-    st.integers(1, 3),
+    st.booleans(),
 )
-def test_equals_sorting(logits, limits, num_ranks):
-    num_ranks = min(num_ranks, len(logits))
+def test_equals_sorting(logits, limits, on_host):
     top_k, top_p, min_p = (list(column) for column in zip(*limits, strict=True))
     rows = torch.tensor([logits] * len(limits))
-    mask = kept(rows, top_k, top_p, num_ranks, min_p)
+    mask = kept(rows, top_k, top_p, min_p, on_host=on_host)
     for row, limit in enumerate(limits):
         assert_is_support(mask[row].tolist(), logits, *limit)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("spread", [0.0, 0.1, 1.0, 3.0, 10.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_equals_sorting_on_large_vocabularies(spread, dtype, num_ranks):
+def test_equals_sorting_on_large_vocabularies(spread, dtype, on_host):
     generator = torch.Generator().manual_seed(int(spread * 10))
     logits = (torch.randn(4, 5000, generator=generator) * spread).to(dtype).float()
     top_k, top_p = [0, 50, 50, 4999], [0.9, 1.0, 0.9, 0.99]
     min_p = [0.01, 0.001, 0.0, 0.1]
-    mask = kept(logits, top_k, top_p, num_ranks, min_p)
+    mask = kept(logits, top_k, top_p, min_p, on_host=on_host)
     for row, (k, p, low) in enumerate(zip(top_k, top_p, min_p, strict=True)):
         assert_is_support(mask[row].tolist(), logits[row].tolist(), k, p, low)
 
@@ -144,7 +130,7 @@ def test_hand_computed_cases(probs, top_k, top_p, expected):
 def test_min_p_equals_transformers(min_p):
     logits = torch.randn(4, 3000, generator=torch.Generator().manual_seed(2)) * 3
     expected = MinPLogitsWarper(min_p)(None, logits).isfinite()
-    assert torch.equal(kept(logits, [0] * 4, [1.0] * 4, 2, [min_p] * 4), expected)
+    assert torch.equal(kept(logits, [0] * 4, [1.0] * 4, [min_p] * 4), expected)
 
 
 def test_rows_are_independent():
@@ -156,15 +142,29 @@ def test_rows_are_independent():
     assert together[0].all()
 
 
-def test_rows_without_limits_need_no_collective():
-    def collectives(group):
-        chunks = ScoreChunks.of_logits(torch.randn(2, 100), 0)
-        truncation_floors(chunks, truncation_of([0, 0], [1.0, 1.0], [0.0, 0.0]), group)
-        return group.called
-
-    assert run_ranks(1, collectives) == [[]]
-
-
 def test_a_row_without_scores_is_unchanged():
     logits = torch.full((3, 10), -torch.inf)
     assert kept(logits, [3, 0, 3], [1.0, 0.5, 0.5]).shape == (3, 10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_scores_are_a_copy_of_any_float_type(dtype):
+    logits = torch.randn(2, 100).to(dtype)
+    before = logits.clone()
+    assert scaled_scores(logits, torch.tensor([0.5, 2.0]), ALONE).dtype == torch.float32
+    assert torch.equal(logits, before)
+
+
+def test_nan_counts_as_minus_infinity():
+    logits = torch.tensor([[torch.nan, 1.0, -torch.inf, torch.nan], [torch.nan] * 4])
+    scores = scaled_scores(logits, torch.tensor([0.7, 0.7]), ALONE)
+    assert scores[0].tolist() == [-torch.inf, 0.0, -torch.inf, -torch.inf]
+    assert torch.isneginf(scores[1]).all()
+
+
+@pytest.mark.parametrize("temperature", [1e-38, 1e-3, 1.0, 100.0])
+def test_scores_are_at_most_zero_and_never_nan(temperature):
+    logits = torch.tensor([[1e30, 5.0, -3e38, -torch.inf], [3.0, 3.0, 2.0, torch.inf]])
+    scores = scaled_scores(logits, torch.tensor([temperature] * 2), ALONE)
+    assert not scores.isnan().any()
+    assert (scores.amax(1) == 0).all()

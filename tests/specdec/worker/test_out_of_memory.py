@@ -89,9 +89,9 @@ def test_a_device_step_without_memory_runs_on_the_host(tiny_model_dir, limit):
 class SmallLogits(SmallMemory):
     """A decoder that finds no memory for more than `limit` rows of logits for the host."""
 
-    def compute_logits_and_argmax(self, hidden):
+    def compute_logits_and_argmax(self, hidden, argmax):
         self._require(len(hidden))
-        return self._model.compute_logits_and_argmax(hidden)
+        return self._model.compute_logits_and_argmax(hidden, argmax)
 
     def __call__(self, batch, kv_cache):
         raise AssertionError("a pass of the host")

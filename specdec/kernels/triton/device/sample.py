@@ -1,4 +1,4 @@
-"""Sampling of one token for each row of logits; `specdec.sampling.sampler` defines it.
+"""Sampling of one token for each row of logits; `specdec.sampling.device` defines it.
 
 A row is divided into tiles of BLOCK tokens. Scores, (logit - best logit) / temperature, are
 computed from the logits wherever they are needed, and never stored.

@@ -9,9 +9,8 @@ import torch
 
 from specdec.kernels.cpu import native_library
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
-from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.sampling.sampler import SamplingBatch, torch_sample
-from specdec.sampling.vocab_shard import VocabShard
+from specdec.sampling.row_ops import RowOps
+from specdec.sampling.sampling_batch import SamplingBatch
 from tests.specdec.kernels.cpu.tiny_head import (
     EAGLE1,
     EAGLE3,
@@ -95,13 +94,12 @@ def greedy(head):
 
 def coupled(head, temperature, **options):
     """Return the reference of a sampler with the target's noise."""
-    shard = VocabShard(TensorParallelGroup(), 0, TARGET_VOCAB)
 
     def sample(hidden, row, index):
         logits = torch.full((1, TARGET_VOCAB), -torch.inf)
         logits[:, head.target_tokens.long()] = hidden @ head.lm_head.t()
         rows = sampling(row + 1, temperature, 7 + index, **options)
-        return torch_sample(logits, rows.take(np.array([row])), shard).item()
+        return RowOps().sample_batch(logits, rows.take(np.array([row]))).item()
 
     return sample
 

@@ -5,22 +5,18 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.sampling.device import device_children
-from specdec.sampling.device.device_children import children_on_device
 from specdec.sampling.device.device_sampler import SamplingKind
-from specdec.sampling.vocab_shard import VocabShard
-from tests.specdec.sampling.device.test_device_sampler import ALONE, rows, rules_of
+from specdec.sampling.row_ops import RowOps, TritonRowOps
+from tests.specdec.sampling.device.test_device_sampler import rows, rules_of
 
 VOCAB = 2500
 COUNT = 5
 
 
-def check(monkeypatch, logits, rules, kind, count=COUNT):
-    shard = VocabShard(ALONE, 0, logits.shape[1])
-    expected = children_on_device(logits, rules, kind, count, shard)
-    with monkeypatch.context() as patch:
-        patch.setattr(device_children, "has_triton", lambda device: True)
-        found = children_on_device(logits, rules, kind, count, shard)
+def check(logits, rules, kind, count=COUNT):
+    expected, found = (
+        ops.children(logits, rules, kind, count) for ops in (RowOps(), TritonRowOps())
+    )
     is_child = expected.confidences > 0
     assert torch.equal(found.confidences > 0, is_child)
     assert torch.equal(found.token_ids[is_child], expected.token_ids[is_child])
@@ -44,21 +40,21 @@ def sampled(temperatures):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("kind", [SamplingKind.GREEDY, SamplingKind.SAMPLED])
-def test_children_are_those_of_the_reference(monkeypatch, kind, dtype):
+def test_children_are_those_of_the_reference(kind, dtype):
     """Also of rows with equal scores, with faults, and of fewer tokens than children."""
     logits = logits_of(6, dtype)
     logits[1, [7, 2100, 3]] = 60.0
     logits[2, 9], logits[3, 2049], logits[4] = torch.nan, torch.inf, -torch.inf
     logits[5, 2:] = -torch.inf
     rules = sampled([0.8, 0.0, 0.7, 1.0, 0.9, 1.0])
-    check(monkeypatch, logits, None if kind is SamplingKind.GREEDY else rules, kind)
+    check(logits, None if kind is SamplingKind.GREEDY else rules, kind)
 
 
 @pytest.mark.slow
-def test_truncated_tokens_are_no_children(monkeypatch):
+def test_truncated_tokens_are_no_children():
     _, batch = rows(6, seed=1)
-    check(monkeypatch, logits_of(6), rules_of(batch), SamplingKind.TRUNCATED)
+    check(logits_of(6), rules_of(batch), SamplingKind.TRUNCATED)
 
 
-def test_more_children_than_are_weighed(monkeypatch):
-    check(monkeypatch, logits_of(2, vocab=300), sampled([0.8, 0.0]), SamplingKind.SAMPLED, 40)
+def test_more_children_than_are_weighed():
+    check(logits_of(2, vocab=300), sampled([0.8, 0.0]), SamplingKind.SAMPLED, 40)

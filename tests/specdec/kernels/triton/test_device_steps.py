@@ -6,9 +6,9 @@ from triton.runtime.interpreter import GridExecutor
 
 from specdec.config.gpu.graph_sizes import num_ragged_graphs
 from specdec.kernels.triton import attention_plan
-from specdec.sampling.device import device_sampler
-from specdec.sampling.device.device_sampler import SamplingKind, sample_on_device
-from specdec.sampling.sampler import torch_sample
+from specdec.sampling.device.device_sampler import SamplingKind
+from specdec.sampling.row_ops import RowOps, TritonRowOps
+from specdec.sampling.sampler import sample_on_device
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling.sampling_spec import SamplingRules
@@ -115,12 +115,11 @@ def test_one_program_merges_segments_where_there_are_enough(tiny_model_dir, monk
 
 
 @pytest.mark.parametrize("kind", [SamplingKind.GREEDY, SamplingKind.TRUNCATED])
-def test_kernels_sample_the_tokens_of_the_reference(monkeypatch, kind):
-    monkeypatch.setattr(device_sampler, "has_triton", lambda device: True)
+def test_kernels_sample_the_tokens_of_the_reference(kind):
     logits, batch = rows(6, seed=1)
-    shard = VocabShard(ALONE, 0, VOCAB)
+    shard = VocabShard(ALONE, 0, VOCAB, TritonRowOps())
     rules = None if kind is SamplingKind.GREEDY else rules_of(batch)
-    expected = logits.argmax(1) if rules is None else torch_sample(logits, batch, shard)
+    expected = logits.argmax(1) if rules is None else RowOps().sample_batch(logits, batch)
     sampled = sample_on_device(logits, rules, kind, shard)
     assert sampled.token_ids.tolist() == expected.tolist()
     assert not sampled.is_invalid.any()
@@ -128,16 +127,15 @@ def test_kernels_sample_the_tokens_of_the_reference(monkeypatch, kind):
 
 @pytest.mark.usefixtures("one_launch_at_a_time")
 @pytest.mark.parametrize("kind", [SamplingKind.GREEDY, SamplingKind.SAMPLED])
-def test_ranks_sample_the_tokens_of_one(monkeypatch, kind):
+def test_ranks_sample_the_tokens_of_one(kind):
     """Each samples a share of the rows by the kernels; of four rows one of three ranks has none."""
-    monkeypatch.setattr(device_sampler, "has_triton", lambda device: True)
     logits, batch = rows(4, seed=2)
     rules = None if kind is SamplingKind.GREEDY else rules_of(batch)
-    expected = sample_on_device(logits, rules, kind, VocabShard(ALONE, 0, VOCAB))
+    expected = sample_on_device(logits, rules, kind, VocabShard(ALONE, 0, VOCAB, TritonRowOps()))
 
     def on_rank(group):
         tokens = group.share_of(VOCAB)
-        shard = VocabShard(group, tokens.start, VOCAB)
+        shard = VocabShard(group, tokens.start, VOCAB, TritonRowOps())
         found = sample_on_device(logits[:, tokens.start : tokens.stop], rules, kind, shard)
         return found.token_ids.tolist()
 
@@ -145,12 +143,11 @@ def test_ranks_sample_the_tokens_of_one(monkeypatch, kind):
 
 
 @pytest.mark.parametrize("kind", [SamplingKind.GREEDY, SamplingKind.SAMPLED])
-def test_kernels_find_rows_without_a_token(monkeypatch, kind):
-    monkeypatch.setattr(device_sampler, "has_triton", lambda device: True)
+def test_kernels_find_rows_without_a_token(kind):
     logits, batch = rows(4, seed=1)
     logits[0, 7], logits[1, 9], logits[2] = torch.nan, torch.inf, -torch.inf
     rules = None if kind is SamplingKind.GREEDY else rules_of(batch)
-    sampled = sample_on_device(logits, rules, kind, VocabShard(ALONE, 0, VOCAB))
+    sampled = sample_on_device(logits, rules, kind, VocabShard(ALONE, 0, VOCAB, TritonRowOps()))
     assert sampled.is_invalid.tolist() == [True, True, True, False]
 
 

@@ -43,7 +43,7 @@ def test_logits_are_those_of_the_reference(first_token, num_drafts):
     own = edits(generator, first_token)
     found, expected = logits.clone(), logits.clone()
     edit_rows(found, own, paths, first_token)
-    device_edits._edit_rows(expected, own, paths, first_token)
+    device_edits.edit_rows(expected, own, paths, first_token)
     assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
     is_changed = (found != logits).any(1) & ~logits.isnan().any(1)
     assert is_changed.tolist() == [False, False, False, True, True, False, True]
@@ -56,6 +56,6 @@ def test_one_kind_of_change_suffices(kinds):
     own, paths = edits(generator, 0, **kinds), torch.full((5, 0), -1)
     found, expected = logits.clone(), logits.clone()
     edit_rows(found, own, paths, 0)
-    device_edits._edit_rows(expected, own, paths, 0)
+    device_edits.edit_rows(expected, own, paths, 0)
     assert torch.equal(found, expected)
     assert not torch.equal(found, logits)

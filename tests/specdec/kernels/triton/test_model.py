@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.sampling import sampler
-from specdec.sampling.device import device_sampler
 from tests.specdec.engine.test_head_trees import Recording, Texts, requests
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, run, tokens_by
 from tests.specdec.models.families import save_family
@@ -61,19 +59,17 @@ def test_logits_of_families_equal_torch(tmp_path, family):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_draft_tokens", [0, 3])
-def test_tokens_equal_torch(tiny_model_dir, monkeypatch, num_draft_tokens):
+def test_tokens_equal_torch(tiny_model_dir, num_draft_tokens):
     config = engine_config(num_draft_tokens)
     expected = tokens_of(tiny_model_dir, "torch", config)
-    monkeypatch.setattr(sampler, "has_triton", lambda device: True)
     assert tokens_of(tiny_model_dir, "triton", config) == expected
 
 
 @pytest.mark.slow
-def test_tokens_of_steps_on_the_device_equal_torch(tiny_model_dir, monkeypatch):
+def test_tokens_of_steps_on_the_device_equal_torch(tiny_model_dir):
     """Decodes and drafts run in fixed shapes, with attention, sampling and graphs as on a GPU."""
     config = engine_config(3, max_num_seqs=2)
     expected = tokens_of(tiny_model_dir, "torch", config)
-    monkeypatch.setattr(device_sampler, "has_triton", lambda device: True)
     target = device_target(tiny_model_dir, config, kernels="triton")
     engine = make_engine(tiny_model_dir, config, target)
     assert transcripts_of(engine) == expected
@@ -91,9 +87,8 @@ def test_tokens_with_trees_of_a_head_equal_torch(tiny_model_dir, tmp_path_factor
 
 
 @pytest.mark.slow
-def test_drafts_change_no_token_with_an_8_bit_cache(tiny_model_dir, monkeypatch):
+def test_drafts_change_no_token_with_an_8_bit_cache(tiny_model_dir):
     """In steps on the device, with drafts or without: the same bits are stored and read."""
-    monkeypatch.setattr(device_sampler, "has_triton", lambda device: True)
     found = []
     for num_draft_tokens in (0, 3):
         config = engine_config(num_draft_tokens, max_num_seqs=2, kv_cache_dtype="fp8")

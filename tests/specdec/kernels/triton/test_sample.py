@@ -13,9 +13,10 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.kernels.triton import sample as kernels
 from specdec.kernels.triton.device.gumbel import gumbel_noise, philox
 from specdec.kernels.triton.device.logarithm import exponential, log
-from specdec.sampling import gumbel, sampler
-from specdec.sampling.sampler import LEAST_SCORE, SamplingBatch
-from specdec.sampling.vocab_shard import VocabShard
+from specdec.sampling import gumbel
+from specdec.sampling.gumbel import LEAST_SCORE
+from specdec.sampling.row_ops import RowOps
+from specdec.sampling.sampling_batch import SamplingBatch
 
 ALONE = TensorParallelGroup()
 
@@ -108,7 +109,7 @@ def batch_of(num_rows, **changes):
 
 
 def sampling_of(batch):
-    return kernels.RowSampling.of(batch.params, torch.device("cpu"))
+    return kernels.RowSampling(*batch.rules.columns)
 
 
 def logits_of(num_rows, vocab, seed=0, dtype=torch.float32):
@@ -137,9 +138,7 @@ TRUNCATIONS = [
 
 
 def same_tokens(logits, batch, *, truncates=False):
-    vocab = logits.shape[1]
-    shard = VocabShard(ALONE, 0, vocab)
-    expected = sampler.torch_sample(logits, batch, shard)
+    expected = RowOps().sample_batch(logits, batch)
     found = kernels.sample_rows(logits, sampling_of(batch), LEAST_SCORE, truncates=truncates)
     assert torch.equal(found.token_ids, expected)
 

@@ -9,8 +9,7 @@ import torch
 from specdec.config.gpu.truncation_search import MAX_CANDIDATES
 from specdec.kernels.triton import truncation
 from specdec.kernels.triton.sample import RowSampling, TileArgmax
-from specdec.sampling.device.device_truncation import DeviceLimits, device_floors
-from specdec.sampling.truncation import min_score
+from specdec.sampling.truncation import DeviceLimits, min_score, truncation_floors
 
 TOP_P_ERROR = 1e-5
 
@@ -43,7 +42,7 @@ def assert_keeps_the_same(logits, sampling):
     scores, floors = scores_of(logits, sampling), floors_of(logits, sampling)
     kept = (scores >= floors[:, None]).sum(1)
     changed = [
-        device_floors(
+        truncation_floors(
             scores,
             DeviceLimits(
                 sampling.top_k,

@@ -4,38 +4,25 @@
 import pytest
 import torch
 
-from specdec.kernels import moves
-from specdec.kernels.moves import AcceptedPaths, move_on_device, path_moves
+from specdec.kernels.moves import AcceptedPaths
 from specdec.kernels.reference.forward_batch import SlotMove
 from specdec.kernels.triton.moves import move_kv
-from specdec.sampling.device import device_sampler
-from specdec.sampling.device import device_trees as reference
-from specdec.sampling.device.device_sampler import DeviceChains, DeviceSample, verify_chains
-from specdec.sampling.device.device_trees import verify_trees
+from specdec.sampling.device.device_sampler import DeviceChains, DeviceSample
+from specdec.sampling.device.device_trees import DeviceTrees
+from specdec.sampling.row_ops import RowOps, TritonRowOps
 from tests.specdec.walks import WIDTH, device_trees, random_drafts, sample_of
 
-
-@pytest.fixture
-def by_kernels(monkeypatch):
-    """Return a function that calls another one with kernels."""
-
-    def call(function, *arguments):
-        with monkeypatch.context() as patch:
-            for module in (moves, device_sampler, reference):
-                patch.setattr(module, "has_triton", lambda device: True)
-            return function(*arguments)
-
-    return call
+TORCH, TRITON = RowOps(), TritonRowOps()
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_walks_are_those_of_the_reference(by_kernels, seed):
+def test_walks_are_those_of_the_reference(seed):
     drafts, sampled = random_drafts(seed)
     generator = torch.Generator().manual_seed(seed)
     is_invalid = torch.rand(len(drafts) * (WIDTH + 1), generator=generator) < 0.1 * (seed % 3)
     num_kept = [-1, 0, min(seed, len(drafts[2][0])), -1, -1]
     arguments = sample_of(sampled, is_invalid), device_trees(drafts, num_kept)
-    found, expected = by_kernels(verify_trees, *arguments), verify_trees(*arguments)
+    found, expected = TRITON.verify_trees(*arguments), TORCH.verify_trees(*arguments)
     assert found.counts.tolist() == expected.counts.tolist()
     for row, count in enumerate(expected.counts.tolist()):
         assert found.token_ids[row, :count].tolist() == expected.token_ids[row, :count].tolist()
@@ -43,36 +30,36 @@ def test_walks_are_those_of_the_reference(by_kernels, seed):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_chains_are_those_of_the_reference(by_kernels, seed):
+def test_chains_are_those_of_the_reference(seed):
     generator = torch.Generator().manual_seed(seed)
     sizes = {"size": (6, 4), "generator": generator}
     drafts, sampled = torch.randint(2, **sizes), torch.randint(2, (30,), generator=generator)
     is_invalid = torch.rand(30, generator=generator) < 0.1
     num_drafts, num_kept = torch.tensor([4, 3, 0, 4, 4, 2]), torch.tensor([-1, -1, -1, 4, 0, 1])
     arguments = DeviceSample(sampled, is_invalid), DeviceChains(drafts, num_drafts, num_kept)
-    found, expected = by_kernels(verify_chains, *arguments), verify_chains(*arguments)
+    found, expected = TRITON.verify_chains(*arguments), TORCH.verify_chains(*arguments)
     assert found.counts.tolist() == expected.counts.tolist()
     for row, count in enumerate(expected.counts.tolist()):
         assert found.token_ids[row, :count].tolist() == expected.token_ids[row, :count].tolist()
 
 
-def test_strided_rows_are_read_where_they_are(by_kernels):
+def test_strided_rows_are_read_where_they_are():
     """A step's drafts are columns of its packed input."""
     drafts, sampled = random_drafts(0)
     trees, sample = device_trees(drafts), sample_of(sampled)
     wide = torch.full((len(drafts), 3, WIDTH + 2), 77)
     wide[:, 0, 1 : WIDTH + 1], wide[:, 1, 1 : WIDTH + 1] = trees.token_ids, trees.parents
     columns = wide[:, 0, 1 : WIDTH + 1], wide[:, 1, 1 : WIDTH + 1]
-    strided = reference.DeviceTrees(*columns, trees.num_nodes, trees.num_kept)
-    found = by_kernels(verify_trees, sample, strided)
-    assert found.counts.tolist() == verify_trees(sample, trees).counts.tolist()
+    strided = DeviceTrees(*columns, trees.num_nodes, trees.num_kept)
+    found = TRITON.verify_trees(sample, strided)
+    assert found.counts.tolist() == TORCH.verify_trees(sample, trees).counts.tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e5m2])
 @pytest.mark.parametrize("seed", range(2))
-def test_accepted_nodes_move_after_their_base(by_kernels, seed, dtype):
+def test_accepted_nodes_move_after_their_base(seed, dtype):
     drafts, sampled = random_drafts(seed, num_tokens=2)
-    verified = verify_trees(sample_of(sampled), device_trees(drafts))
+    verified = TORCH.verify_trees(sample_of(sampled), device_trees(drafts))
     block_size, blocks = 4, 6
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(drafts) * blocks, generator=generator)
@@ -92,9 +79,9 @@ def test_accepted_nodes_move_after_their_base(by_kernels, seed, dtype):
         for new, old in enumerate(verified.places[row, : int(verified.counts[row])].tolist()):
             expected[:, slots[new]] = cache[:, slots[old]]
     assert not torch.equal(expected.float(), cache.float())
-    for call in (by_kernels, lambda function, *arguments: function(*arguments)):
+    for ops in (TORCH, TRITON):
         moved = cache.clone()
-        call(move_on_device, moved, call(path_moves, paths))
+        ops.move(moved, ops.path_moves(paths))
         assert torch.equal(moved.view(torch.uint8), expected.view(torch.uint8))
 
 

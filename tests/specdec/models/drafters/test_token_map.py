@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from specdec.kernels.sample import torch_row_argmax
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.drafters.token_map import TOKEN_MAP_FILE, token_map_of
 from specdec.models.loading import load_model
@@ -34,7 +35,7 @@ def load(directory, group, output_tokens, kernels, quantization=None):
 def logits_and_argmax(model):
     with torch.inference_mode():
         hidden = model(batch_of([(IDS, 0, [0, 1, 2])]), model.new_kv_cache(4 * BLOCK_SIZE))
-        logits, argmax = model.compute_logits_and_argmax(hidden)
+        logits, argmax = model.compute_logits_and_argmax(hidden, torch_row_argmax)
         assert torch.equal(logits, model.compute_logits(hidden))
     assert logits.shape == (len(IDS), len(model.vocab_slice))
     return logits, argmax.token_ids + model.vocab_slice.start

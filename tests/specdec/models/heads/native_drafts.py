@@ -8,7 +8,7 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head
-from specdec.sampling.sampler import SamplingBatch
+from specdec.sampling.sampling_batch import SamplingBatch
 from tests.specdec.models.heads.driver import BLOCK_SIZE, Drafting, sequences, target_model
 
 COUNTS = (5, 1, 4)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.sampling.device.device_children import children_on_device
-from specdec.sampling.device.device_sampler import SamplingKind, sample_on_device
-from specdec.sampling.top_children import best_by_logits, best_by_noise
+from specdec.sampling.device.device_sampler import SamplingKind
+from specdec.sampling.sampler import sample_on_device
+from specdec.sampling.top_children import best_children_of, children_on_device
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.device.test_device_sampler import ALONE, VOCAB, rows, rules_of, shards
 from tests.specdec.worker.operators import assert_host_reads_nothing
@@ -15,18 +15,9 @@ COUNT = 6
 
 
 def on_host(logits, batch, count=COUNT):
-    """Return tokens and confidences of the rows, by temperature."""
-    _, shard = shards(ALONE)
-    noisy = batch.params["temperature"] > 0
-    greedy = ~noisy
-    tokens, confidences = np.zeros((len(logits), count), int), np.zeros((len(logits), count))
-    for chosen in (greedy, noisy):
-        own = np.flatnonzero(chosen)
-        find = best_by_logits(logits[own], count, shard)
-        if chosen is noisy:
-            find = best_by_noise(logits[own], batch.take(own), count, shard)
-        tokens[own], confidences[own] = find.token_ids, find.confidences
-    return tokens, confidences
+    """Return tokens and confidences of the rows, which the host may read."""
+    found = best_children_of(logits, batch, count, shards(ALONE)[1])
+    return found.token_ids.numpy(), found.confidences.numpy()
 
 
 def same_children(found, expected):
@@ -56,12 +47,9 @@ def test_the_children_are_those_of_the_host(size, seed):
 
 
 def test_greedy_rows_need_no_rules():
-    logits, batch = rows(6)
-    greedy = batch.take(np.zeros(6, int))
-    greedy.params["temperature"] = 0
+    logits, _ = rows(6)
     found = children_on_device(logits, None, SamplingKind.GREEDY, COUNT, shards(ALONE)[1])
-    expected = best_by_logits(logits, COUNT, shards(ALONE)[1])
-    same_children(found, (expected.token_ids, expected.confidences))
+    same_children(found, on_host(logits, None))
 
 
 @pytest.mark.parametrize("kind", [SamplingKind.GREEDY, SamplingKind.SAMPLED])

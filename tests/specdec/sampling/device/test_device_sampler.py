@@ -1,7 +1,5 @@
-# Modules: specdec.sampling.device.device_truncation
-"""Sampling in fixed shapes: the tokens of the reference, and no value that the host reads."""
-
-import math
+# Modules: specdec.sampling.truncation
+"""Sampling in fixed shapes: the tokens that the host selects, and no value that it reads."""
 
 import pytest
 import torch
@@ -14,14 +12,14 @@ from specdec.sampling.device.device_sampler import (
     DeviceRules,
     DeviceSample,
     SamplingKind,
-    sample_on_device,
     verify_chains,
 )
-from specdec.sampling.device.device_truncation import DeviceLimits, device_floors
 from specdec.sampling.gumbel import NoiseKeys
-from specdec.sampling.sampler import SamplingBatch, torch_sample
-from specdec.sampling.truncation import Truncation, min_score, truncation_floors
-from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
+from specdec.sampling.row_ops import RowOps
+from specdec.sampling.sampler import sample_on_device
+from specdec.sampling.sampling_batch import SamplingBatch
+from specdec.sampling.truncation import DeviceLimits
+from specdec.sampling.vocab_shard import VocabShard
 from tests.specdec.fakes import run_ranks
 
 ALONE = TensorParallelGroup()
@@ -74,7 +72,7 @@ def shards(group):
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("count", [40, 2])
-def test_the_tokens_are_those_of_the_reference(size, seed, count):
+def test_the_tokens_are_those_of_the_host(size, seed, count):
     """With 2 rows a third rank has none, with 40 the last one has fewer than the others."""
     logits, batch = rows(count, seed)
 
@@ -83,7 +81,7 @@ def test_the_tokens_are_those_of_the_reference(size, seed, count):
         sampled = sample_on_device(logits[:, own], rules_of(batch), SamplingKind.TRUNCATED, shard)
         return sampled.token_ids.tolist(), sampled.is_invalid.any().item()
 
-    expected = torch_sample(logits, batch, VocabShard(ALONE, 0, VOCAB)).tolist()
+    expected = RowOps().sample_batch(logits, batch).tolist()
     assert run_ranks(size, on_rank) == [(expected, False)] * size
 
 
@@ -125,7 +123,7 @@ def test_rows_of_large_steps_are_exchanged_in_slabs(monkeypatch):
         sampled = sample_on_device(logits[:, own], rules_of(batch), SamplingKind.TRUNCATED, shard)
         return sampled.token_ids.tolist(), group.called.count("all_to_all")
 
-    expected = torch_sample(logits, batch, VocabShard(ALONE, 0, VOCAB)).tolist()
+    expected = RowOps().sample_batch(logits, batch).tolist()
     assert run_ranks(2, on_rank) == [(expected, 3)] * 2
 
 
@@ -159,7 +157,7 @@ def test_a_kind_does_the_work_that_rows_need(kind):
         positions=[3] * 6,
     )
     shard = VocabShard(ALONE, 0, VOCAB)
-    expected = torch_sample(logits, batch, shard).tolist()
+    expected = RowOps().sample_batch(logits, batch).tolist()
     for more in [each for each in SamplingKind if each >= kind]:
         rules = None if more is SamplingKind.GREEDY else rules_of(batch)
         assert sample_on_device(logits, rules, more, shard).token_ids.tolist() == expected
@@ -176,25 +174,6 @@ def test_rows_without_a_token_are_invalid(kind):
     sampled = sample_on_device(logits, rules, kind, VocabShard(ALONE, 0, VOCAB))
     assert sampled.is_invalid.tolist() == [True, True, True, False, False]
     assert sampled.token_ids[3] >= 300
-
-
-def test_floors_are_those_of_the_radix_select():
-    logits, batch = rows(60, seed=9)
-    temperatures = torch.where(rules_of(batch).temperatures > 0, rules_of(batch).temperatures, 1)
-    chunks = ScoreChunks.of_logits(logits, 0)
-    chunks.scale(temperatures, ALONE)
-    scores = chunks.scores.flatten(1)
-    expected = truncation_floors(chunks, Truncation.of(batch.params, logits.device), ALONE)
-    found = device_floors(scores, rules_of(batch).limits)
-    assert torch.equal(scores >= expected[:, None], scores >= found[:, None])
-
-
-def test_a_floor_of_min_p_is_its_logarithm():
-    limits = DeviceLimits(
-        torch.tensor([0]), torch.ones(1, dtype=torch.float64), torch.tensor([min_score(0.25)])
-    )
-    floors = device_floors(torch.tensor([[0.0, -1.0, -2.0]]), limits)
-    assert floors.tolist() == pytest.approx([math.log(0.25)])
 
 
 @pytest.mark.parametrize(

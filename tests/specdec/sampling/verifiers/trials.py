@@ -12,7 +12,8 @@ from torch import Tensor
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.distribution import Distribution
 from specdec.sampling.gumbel import Stream
-from specdec.sampling.sampler import SamplingBatch, sample
+from specdec.sampling.sampler import sample
+from specdec.sampling.sampling_batch import SamplingBatch
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import DraftProbs

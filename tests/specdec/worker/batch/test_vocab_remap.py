@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from specdec.sampling.row_ops import RowOps
 from specdec.text.vocab_map import VocabularyMap
 from specdec.worker.batch.vocab_remap import VocabRemap
 from tests.specdec.fakes import run_ranks
@@ -27,7 +28,7 @@ def test_each_target_token_has_the_logit_of_the_draft(vocabulary, size):
     logits = torch.randn(5, DRAFT_SIZE, generator=torch.Generator().manual_seed(1))
 
     def arranged(group):
-        order = VocabRemap(vocabulary, group, torch.device("cpu"))
+        order = VocabRemap(vocabulary, group, torch.device("cpu"), RowOps())
         held = group.share_of(DRAFT_SIZE)
         return order.shard.first_token, order.apply(logits[:, held.start : held.stop])
 

@@ -16,6 +16,7 @@ from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head
 from specdec.models.heads.networks.base import DraftHead
 from specdec.models.loading import Decoder, load_model
+from specdec.sampling.row_ops import RowOps, row_ops_of
 from specdec.types.messages import StepRow
 from specdec.worker import DraftModelRunner, LocalTarget, TargetModelRunner
 from specdec.worker.adapters import RankAdapters
@@ -84,6 +85,7 @@ def device_runner(
         vocab_size=model.vocab_size,
         has_padding_block=True,
         adapters=RankAdapters.enabled(decoder, config.adapters),
+        row_ops=row_ops_of(kernels, torch.device("cpu")),
         head=None if head is None else ServedHead(load(head), load),
         on_device=runs_on_device,
         graphs=graphs if runs_on_device else None,
@@ -122,6 +124,7 @@ def device_draft_runner(
         grammars=DraftGrammars(grammar_compiler(directory)),
         has_padding_block=True,
         adapters=RankAdapters.enabled(decoder, limits.adapters),
+        row_ops=RowOps(),
     )
     runner.use_device_steps(limits, graphs)
     return runner

@@ -9,12 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec.kernels.cpu import native_library
-from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.heads.networks.native import NativeHead
 from specdec.models.heads.networks.native_dflash import NativeDFlashHead
 from specdec.models.heads.networks.native_medusa import NativeMedusaHeads
-from specdec.sampling.sampler import SamplingBatch, torch_sample
-from specdec.sampling.vocab_shard import VocabShard
+from specdec.sampling.row_ops import RowOps
+from specdec.sampling.sampling_batch import SamplingBatch
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.heads import driver
 from tests.specdec.models.heads.driver import VOCAB, Drafting, save, sequences
@@ -85,7 +84,7 @@ def directory(kind, tmp_path_factory):
 
 def drafts_by_steps(head, parts, temperature):
     """Draft token by token from the logits, in torch."""
-    shard, own = VocabShard(TensorParallelGroup(), 0, VOCAB), WholeDrafts(head, parts)
+    own = WholeDrafts(head, parts)
     state = own.begin([1] * len(parts), [len(part.tokens) for part in parts], max(COUNTS))
     ids = torch.arange(VOCAB) if head.target_ids is None else head.target_ids
     drafts = []
@@ -94,7 +93,9 @@ def drafts_by_steps(head, parts, temperature):
         logits[:, ids] = head.logits(state, index)
         rows = params(temperature)
         rows["position"] += index
-        drafts.append(torch_sample(logits, SamplingBatch.from_params(rows, "cpu"), shard).tolist())
+        drafts.append(
+            RowOps().sample_batch(logits, SamplingBatch.from_params(rows, "cpu")).tolist()
+        )
         if index + 1 < max(COUNTS):
             state = head.advance(state, drafts[-1], index)
     by_sequence = zip(*drafts, strict=True)
