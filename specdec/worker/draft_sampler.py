@@ -14,7 +14,6 @@ from specdec.sampling.gumbel import Stream
 from specdec.sampling.sampler import sample
 from specdec.sampling.sampling_batch import SamplingBatch
 from specdec.sampling.top_children import best_children_of
-from specdec.sampling.tree_growth import Children
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.text.vocab_map import VocabularyMap, drafts_text
 from specdec.types.messages import DraftProbs
@@ -151,7 +150,7 @@ class DraftSampler:
         is_coupled = [not self._rules(span).needs_draft_probs for span in spans]
         temperatures = np.where(is_coupled, batch.params["temperature"], 0).astype(np.float32)
         batch = batch.with_temperatures(temperatures)
-        found = Children.of_tensors(best_children_of(logits, batch, count, shard))
+        found = best_children_of(logits, batch, count, shard)
         return [self._draft_ids(found.of(row)[0]) for row in range(len(spans))]
 
     def _draft_ids(self, token_ids: list[int]) -> list[int]:

@@ -4,9 +4,9 @@ import random
 
 import numpy as np
 
-from specdec.sampling.tree_growth import Children
 from specdec.speculation.proposers import Proposal
 from specdec.types.drafts.draft_tree import depths, paths
+from tests.specdec.dynamic_tree import Children
 
 
 def random_parents(generator: random.Random, count: int, width: float = 0.5) -> tuple[int, ...]:

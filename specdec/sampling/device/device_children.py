@@ -29,10 +29,19 @@ _LOWEST = torch.finfo(torch.float64).min
 
 
 class DeviceChildren(NamedTuple):
-    """The best children of R nodes, best first; `tree_growth.Children` on the device."""
+    """The best children of R nodes, best first.
+
+    confidences: estimates of the probability that each is the target's token; 0 where there is no
+    such child.
+    """
 
     token_ids: Tensor  # [R, m] int64
-    confidences: Tensor  # [R, m] float64; 0 where there is no such child
+    confidences: Tensor  # [R, m] float64
+
+    def of(self, node: int) -> tuple[list[int], list[float]]:
+        """Return the tokens and confidences of the children of one node."""
+        is_child = self.confidences[node] > 0
+        return self.token_ids[node][is_child].tolist(), self.confidences[node][is_child].tolist()
 
 
 def best_children(

@@ -1,8 +1,11 @@
-"""Growth of draft trees in tensors of fixed shape, for all sequences of a step at once.
+"""Growth of draft trees by value, in tensors of fixed shape, for several sequences at once.
 
-The trees are those of `tree_growth.DynamicTree`, which is the definition: the same nodes in the
-same order, with the same values. Here nothing is read by the host. Nodes of a level that a tree
-lacks have the value 0.
+EAGLE-2 (Li et al. 2024, arXiv 2406.16858, sections 4.1 and 4.2): the *value* of a node is the
+product of confidences along its path, an estimate of the probability that it is accepted. A tree
+grows level by level at its most valuable nodes, and keeps the best of all. The chain of best
+children is always kept, so that the tree accepts at least what this chain does.
+
+Nothing is read by the host. Nodes of a level that a tree lacks have the value 0.
 """
 
 from __future__ import annotations

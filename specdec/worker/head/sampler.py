@@ -24,7 +24,6 @@ from specdec.sampling.top_children import (
     children_of_ranks,
     children_on_device,
 )
-from specdec.sampling.tree_growth import Children
 from specdec.sampling.vocab_shard import VocabShard, all_ranks_argmax
 from specdec.text.vocab_map import VocabularyMap
 from specdec.worker.batch.batch_state import BatchState, TokenSpan
@@ -234,46 +233,53 @@ class HeadSampler:
         is_whole = self._shard.group.size == 1 or not is_cut(params).any()
         return params if is_plain and is_whole else None
 
-    def children(self, logits: Tensor, ends: Sequence[DraftEnd], count: int) -> Children:
+    def children(self, logits: Tensor, ends: Sequence[DraftEnd], count: int) -> DeviceChildren:
         """Return the `count` best draft tokens at each place, the one that `select` returns first.
 
         Where the logits have NaN or no finite value there are none. logits: as in `select`. A
-        collective call.
+        collective call; the children are on the host.
         """
-        is_invalid = all_ranks_argmax(self._shard.ops.argmax(logits), self._head_shard).invalid_rows
-        greedy, sampled = list[int](), list[int]()
-        for row, end in enumerate(ends):
-            if not is_invalid[row]:
-                is_greedy = self._batch_state.is_drafted_greedily(end.seq_id)
-                (greedy if is_greedy else sampled).append(row)
-        children = Children.none(len(ends), count)
-        if greedy:
-            children.put(greedy, self._greedy_children(logits[greedy], count))
-        if sampled:
-            own = [ends[row] for row in sampled]
-            children.put(sampled, self._sampled_children(logits[sampled], own, count))
+        best = all_ranks_argmax(self._shard.ops.argmax(logits), self._head_shard)
+        rows_of: dict[bool, list[int]] = {True: [], False: []}
+        for row, (end, is_invalid) in enumerate(zip(ends, best.invalid_rows, strict=True)):
+            if not is_invalid:
+                rows_of[self._batch_state.is_drafted_greedily(end.seq_id)].append(row)
+        token_ids = torch.zeros(len(ends), count, dtype=torch.int64)
+        children = DeviceChildren(token_ids, torch.zeros_like(token_ids, dtype=torch.float64))
+        for is_greedy, rows in rows_of.items():
+            if rows:
+                find = self._greedy_children if is_greedy else self._sampled_children
+                own = logits if len(rows) == len(ends) else logits[rows]
+                found = find(own, [ends[row] for row in rows], count)
+                children.token_ids[rows] = found.token_ids.cpu()
+                children.confidences[rows] = found.confidences.cpu()
         return children
 
-    def _greedy_children(self, logits: Tensor, count: int) -> Children:
+    def _greedy_children(
+        self, logits: Tensor, ends: Sequence[DraftEnd], count: int
+    ) -> DeviceChildren:
         """Return the head's own best tokens."""
-        found = Children.of_tensors(best_children_of(logits, None, count, self._head_shard))
+        del ends
+        found = best_children_of(logits, None, count, self._head_shard)
         if self._target_ids is None:
             return found
-        return replace(found, token_ids=self._target_ids.cpu().numpy()[found.token_ids])
+        return found._replace(token_ids=self._target_ids[found.token_ids])
 
-    def _sampled_children(self, logits: Tensor, ends: Sequence[DraftEnd], count: int) -> Children:
+    def _sampled_children(
+        self, logits: Tensor, ends: Sequence[DraftEnd], count: int
+    ) -> DeviceChildren:
         """Return the best tokens by the logits and the noise that the target will sample from."""
         ops = self._shard.ops
         if self._remap is None or not isinstance(ops, CpuRowOps) or not self._are_plain(ends):
             logits, batch, shard = self._shaped(logits, ends)
-            return Children.of_tensors(best_children_of(logits, batch, count, shard))
+            return best_children_of(logits, batch, count, shard)
         assert self._target_ids is not None
         batch, target_ids = self._sampling_batch(ends), self._target_ids.to(torch.int32)
 
         def children(whole: Tensor, own: slice) -> DeviceChildren:
             return ops.draft_children(whole, target_ids, batch.take(own), count)
 
-        return Children.of_tensors(children_of_ranks(logits, count, self._head_shard, children))
+        return children_of_ranks(logits, count, self._head_shard, children)
 
     def _are_plain(self, ends: Sequence[DraftEnd]) -> bool:
         """Return whether no draft token at these places needs a logit of another token."""

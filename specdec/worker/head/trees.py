@@ -7,12 +7,17 @@ the tree is the one with the most expected accepted tokens, or has the shape of 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import NamedTuple, cast
+
+import torch
 
 from specdec.models.heads.networks.base import DraftHead, FrontierNodes, HeadState, TreeDraftHead
-from specdec.sampling.tree_growth import Children, DynamicTree, fitted_choices
-from specdec.types.drafts.draft_tree import BASE, growth_width, is_chain
+from specdec.sampling.device.device_children import DeviceChildren
+from specdec.sampling.device.device_growth import GrowthShape, TreeGrowth, WantedTrees
+from specdec.sampling.tree_growth import fitted_choices
+from specdec.types.drafts.draft_tree import BASE, is_chain
 from specdec.types.drafts.static_tree import StaticTree
 from specdec.worker.head.sampler import DraftEnd, HeadSampler, PartialDraft
 
@@ -34,7 +39,7 @@ class HeadTrees:
     def draft(self, state: HeadState, drafts: Sequence[PartialDraft]) -> None:
         """Fill `drafts`; state: of their sequences, in order."""
         if self._head.reads_drafts:
-            self._grow(state, [_Growth(draft) for draft in drafts])
+            self._grow(state, drafts)
             return
         for draft, levels in zip(drafts, self._levels(state, drafts), strict=True):
             shape, num_nodes = self._shape, draft.num_wanted
@@ -74,79 +79,127 @@ class HeadTrees:
         # All other nodes of a tree that has a chain of its depth may be siblings.
         return max(draft.num_wanted - draft.depth for draft in drafts) + 1
 
-    def _grow(self, state: HeadState, growths: Sequence[_Growth]) -> None:
-        """Grow trees level by level; state: of their bases, in order."""
-        all_growths, index = growths, 0
-        while growths:
-            ends = [end for growth in growths for end in growth.ends()]
-            count = max(growth.width for growth in growths)
+    def _grow(self, state: HeadState, drafts: Sequence[PartialDraft]) -> None:
+        """Grow trees level by level, those of a size together; state: of their bases, in order."""
+        rows_of = defaultdict[tuple[int, int], list[int]](list)
+        for row, draft in enumerate(drafts):
+            rows_of[draft.num_wanted, draft.depth].append(row)
+        if len(rows_of) > 1:
+            state = self._head.select(state, [row for rows in rows_of.values() for row in rows])
+        growths = [_Growth([drafts[row] for row in rows]) for rows in rows_of.values()]
+        going, index = growths, 0
+        while going:
+            ends = [end for growth in going for end in growth.ends()]
+            count = max(growth.width for growth in going)
             children = self._sampler.children(self._head.logits(state, index), ends, count)
             first = 0
-            for growth in growths:
-                num_rows = len(growth.tree.frontier)
-                growth.add_level(children.take(range(first, first + num_rows)), first)
-                first += num_rows
-            growths = [growth for growth in growths if growth.is_going]
-            if growths:
-                state = self._advance(state, growths, index)
+            for growth in going:
+                first = growth.add_level(children, first)
+            going = [growth for growth in going if growth.is_going]
+            if going:
+                state = self._advance(state, going, index)
             index += 1
-        for growth in all_growths:
-            _set_tree(growth.draft, *growth.tree.best(growth.draft.num_wanted))
+        for growth in growths:
+            growth.finish()
 
     def _advance(self, state: HeadState, growths: Sequence[_Growth], index: int) -> HeadState:
         """Run the frontier of each tree; return one row for each of its nodes."""
+        nodes = [each for growth in growths for each in growth.frontier_nodes()]
         if self._head.capabilities.runs_nodes:
-            nodes = [growth.frontier_nodes() for growth in growths]
             return cast(TreeDraftHead, self._head).advance_nodes(state, nodes)
-        rows = [row for growth in growths for row in growth.parent_rows]
-        tokens = [token for growth in growths for token in growth.frontier_tokens]
+        rows = [row for each in nodes for row in each.rows]
+        tokens = [token for each in nodes for token in each.token_ids]
         return self._head.advance(self._head.select(state, rows), tokens, index)
 
 
-class _Growth:
-    """A tree that grows.
+class _Node(NamedTuple):
+    """A node of a frontier.
 
-    width: nodes that run on each level, and children of each. parent_rows: of the last state, for
-    each node of the frontier.
+    place: there, with the missing ones. path: tokens up to it. parent_row: of the last state.
+    index: among the nodes of its tree that have KV.
     """
 
-    def __init__(self, draft: PartialDraft) -> None:
-        self.draft = draft
-        self.width = growth_width(draft.num_wanted, draft.depth)
-        self.tree = DynamicTree()
-        self.parent_rows: list[int] = []
-        self._num_levels = 0
-        self._run_nodes = {BASE: BASE}  # index among the nodes that have KV
-        self._run_parents: list[int] = []
+    place: int
+    path: tuple[int, ...]
+    parent_row: int
+    index: int
+
+
+class _Growth:
+    """Trees of one size that grow. width: nodes that run on each level, and children of each."""
+
+    def __init__(self, drafts: Sequence[PartialDraft]) -> None:
+        shape = GrowthShape(drafts[0].num_wanted, drafts[0].depth)
+        self.width = shape.width
+        sizes = torch.tensor([(*shape, shape.width)] * len(drafts))
+        self._drafts, self._growth = drafts, TreeGrowth(shape, WantedTrees(*sizes.unbind(1)))
+        self._num_left, self._num_places = shape.depth, 1
+        self._frontiers = [[_Node(0, (), 0, BASE)] for _ in drafts]
+        self._run_parents: list[list[int]] = [[] for _ in drafts]
 
     @property
     def is_going(self) -> bool:
         """Return whether another level follows."""
-        return bool(self.tree.frontier) and self._num_levels < self.draft.depth
-
-    @property
-    def frontier_tokens(self) -> list[int]:
-        """The tokens of the frontier."""
-        return [self.tree.token_of(node) for node in self.tree.frontier]
+        return self._num_left > 0 and any(self._frontiers)
 
     def ends(self) -> Iterator[DraftEnd]:
-        """Yield the places after the nodes of the frontier."""
-        for node in self.tree.frontier:
-            yield self.draft.after(self.tree.path_of(node))
+        """Yield the places after the nodes of the frontiers."""
+        for draft, frontier in zip(self._drafts, self._frontiers, strict=True):
+            for node in frontier:
+                yield draft.after(node.path)
 
-    def add_level(self, children: Children, first_row: int) -> None:
-        """Add the children of the frontier, whose rows of the state begin at `first_row`."""
-        rows = {node: first_row + place for place, node in enumerate(self.tree.frontier)}
-        frontier = self.tree.grow(children, self.width)
-        self.parent_rows = [rows[self.tree.parent_of(node)] for node in frontier]
-        self._num_levels += 1
+    def add_level(self, children: DeviceChildren, first_row: int) -> int:
+        """Add the children of the frontiers, from `first_row` of them on; return the next row."""
+        index = [
+            tree * self._num_places + node.place
+            for tree, frontier in enumerate(self._frontiers)
+            for node in frontier
+        ]
+        next_row = first_row + len(index)
+        size = (len(self._drafts) * self._num_places, self.width)
+        found = DeviceChildren(*(column.new_zeros(size) for column in children))
+        for own, given in zip(found, children, strict=True):
+            own[index] = given[first_row:next_row, : self.width]
+        columns = (column.tolist() for column in self._growth.add_level(found))
+        rows = iter(range(first_row, next_row))
+        self._frontiers = [
+            self._next_frontier(tree, rows, *level)
+            for tree, level in enumerate(zip(*columns, strict=True))
+        ]
+        self._num_left, self._num_places = self._num_left - 1, self.width
+        return next_row
 
-    def frontier_nodes(self) -> FrontierNodes:
-        """Return the frontier, which runs next."""
-        for node in self.tree.frontier:
-            self._run_parents.append(self._run_nodes[self.tree.parent_of(node)])
-            self._run_nodes[node] = len(self._run_nodes) - 1
-        return FrontierNodes(self.parent_rows, self.frontier_tokens, tuple(self._run_parents))
+    def _next_frontier(
+        self,
+        tree: int,
+        rows: Iterator[int],
+        token_ids: Sequence[int],
+        parent_places: Sequence[int],
+        is_node: Sequence[bool],
+    ) -> list[_Node]:
+        """Return the next frontier of a tree. rows: of the state, for each node of this one."""
+        parents = {node.place: (node, next(rows)) for node in self._frontiers[tree]}
+        frontier, run_parents = list[_Node](), self._run_parents[tree]
+        for place in (place for place, is_present in enumerate(is_node) if is_present):
+            parent, row = parents[parent_places[place]]
+            path = (*parent.path, token_ids[place])
+            frontier.append(_Node(place, path, row, len(run_parents)))
+            run_parents.append(parent.index)
+        return frontier
+
+    def frontier_nodes(self) -> Iterator[FrontierNodes]:
+        """Yield the frontiers, which run next."""
+        for frontier, run_parents in zip(self._frontiers, self._run_parents, strict=True):
+            if frontier:
+                rows = [node.parent_row for node in frontier]
+                tokens = [node.path[-1] for node in frontier]
+                yield FrontierNodes(rows, tokens, tuple(run_parents))
+
+    def finish(self) -> None:
+        """Set the trees of the drafts."""
+        columns = (column.tolist() for column in self._growth.best())
+        for draft, count, token_ids, parents in zip(self._drafts, *columns, strict=True):
+            _set_tree(draft, token_ids[:count], parents[:count])
 
 
 def _best_tokens(levels: Levels) -> list[int]:

@@ -12,8 +12,8 @@ from specdec.sampling.row_ops import CpuRowOps, RowOps
 from specdec.sampling.sampler import sample
 from specdec.sampling.sampling_batch import SamplingBatch
 from specdec.sampling.top_children import best_children_of
-from specdec.sampling.tree_growth import Children
 from specdec.sampling.vocab_shard import VocabShard
+from tests.specdec.dynamic_tree import Children
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, shard_of
 from tests.specdec.trees import best_children
@@ -23,8 +23,12 @@ NUM_ROWS, VOCAB_SIZE = 12, 700
 requires_native = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 
 
+def children(found):
+    return Children(found.token_ids.numpy(), found.confidences.numpy())
+
+
 def best_by_noise(logits, batch, count, shard):
-    return Children.of_tensors(best_children_of(logits, batch, count, shard))
+    return children(best_children_of(logits, batch, count, shard))
 
 
 def best_by_logits(logits, count, shard):
@@ -32,7 +36,7 @@ def best_by_logits(logits, count, shard):
 
 
 def by_kernel(logits, target_ids, batch, count):
-    return Children.of_tensors(CpuRowOps().draft_children(logits, target_ids, batch, count))
+    return children(CpuRowOps().draft_children(logits, target_ids, batch, count))
 
 
 def batch_of(num_rows, **changes):
@@ -101,18 +105,18 @@ def test_confidences_of_few_or_no_tokens():
 def test_truncated_tokens_are_no_children():
     logits = random_logits(NUM_ROWS, VOCAB_SIZE, spread=2.0, seed=4)
     batch = batch_of(NUM_ROWS, top_k=[3] * NUM_ROWS)
-    children = best_by_noise(logits, batch, 5, shard_of(VOCAB_SIZE))
+    found = best_by_noise(logits, batch, 5, shard_of(VOCAB_SIZE))
     best = logits.topk(3).indices
     for row in range(NUM_ROWS):
-        token_ids, _ = children.of(row)
+        token_ids, _ = found.of(row)
         assert sorted(token_ids) == sorted(best[row].tolist())
 
 
 def test_children_by_logits_have_their_probabilities():
     logits = torch.tensor([[0.1, 0.6, 0.3], [0.4, 0.2, 0.4]]).log()
-    children = best_by_logits(logits, 2, shard_of(3))
-    assert children.token_ids.tolist() == [[1, 2], [0, 2]]
-    np.testing.assert_allclose(children.confidences, [[0.6, 0.3], [0.4, 0.4]], rtol=1e-6)
+    found = best_by_logits(logits, 2, shard_of(3))
+    assert found.token_ids.tolist() == [[1, 2], [0, 2]]
+    np.testing.assert_allclose(found.confidences, [[0.6, 0.3], [0.4, 0.4]], rtol=1e-6)
 
 
 def test_a_row_without_tokens_has_no_children():
@@ -125,15 +129,15 @@ def test_a_row_without_tokens_has_no_children():
 def test_several_ranks_find_the_children_of_one(find):
     logits = random_logits(NUM_ROWS, VOCAB_SIZE, spread=2.0, seed=4)
 
-    def children(group):
+    def on_rank(group):
         part = group.share_of(VOCAB_SIZE)
         ops = CpuRowOps() if find == "kernel" else RowOps()
         own = logits[:, part.start : part.stop]
         shard = VocabShard(group, part.start, VOCAB_SIZE, ops)
         return best_by_noise(own, None if find == "logits" else batch_of(NUM_ROWS), 40, shard)
 
-    [alone] = run_ranks(1, children)
-    for found in run_ranks(3, children):
+    [alone] = run_ranks(1, on_rank)
+    for found in run_ranks(3, on_rank):
         assert (found.token_ids == alone.token_ids).all()
         np.testing.assert_allclose(found.confidences, alone.confidences, rtol=1e-5)
 

@@ -7,13 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.sampling.tree_growth import (
-    Children,
-    DynamicTree,
-    fitted_choices,
-)
+from specdec.sampling.tree_growth import fitted_choices
 from specdec.types.drafts.draft_tree import depths, paths, require_tree
 from specdec.types.drafts.static_tree import StaticTree
+from tests.specdec.dynamic_tree import Children, DynamicTree
 from tests.specdec.trees import best_children
 
 RATES = ((0.6, 0.2, 0.1), (0.5, 0.2), (0.4,))

@@ -11,8 +11,8 @@ from specdec.sampling.device.device_growth import (
     WantedTrees,
     growth_widths,
 )
-from specdec.sampling.tree_growth import Children, DynamicTree
 from specdec.types.drafts.draft_tree import chain_of, growth_width
+from tests.specdec.dynamic_tree import Children, DynamicTree
 from tests.specdec.worker.operators import assert_host_reads_nothing
 
 SHAPES = [GrowthShape(24, 5), GrowthShape(7, 3), GrowthShape(60, 4), GrowthShape(64, 40)]

@@ -132,6 +132,18 @@ def common(drafted, text):
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(drafted), len(text)))
 
 
+def test_trees_of_several_sizes_grow_as_alone(batch_state):
+    head, sizes = ConstructedHead(reads_drafts=True), [(14, 4), (6, 2), (14, 4), (9, 3)]
+    drafts = [PartialDraft(index, NUM_TOKENS, *size) for index, size in enumerate(sizes)]
+    trees = HeadTrees(head, sampler_of(head, batch_state))
+    trees.draft(head.begin(range(len(sizes))), drafts)
+    for sequence, (draft, size) in enumerate(zip(drafts, sizes, strict=True)):
+        alone = PartialDraft(sequence, NUM_TOKENS, *size)
+        trees.draft(head.begin([sequence]), [alone])
+        assert (draft.token_ids, draft.parents) == (alone.token_ids, alone.parents)
+        assert len(draft.token_ids) == size[0]
+
+
 CHOICES = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
 
 
