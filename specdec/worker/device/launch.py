@@ -42,19 +42,15 @@ from specdec.worker.device.state import DeviceState, DeviceStepLimits, slots_at
 from specdec.worker.device.step_graphs import (
     GraphReport,
     Launch,
+    Part,
     RaggedShape,
     Stage,
     StepGraphs,
     StepShape,
+    stages_of_kinds,
 )
 from specdec.worker.device.trees import TreePaths, nodes_of
 from specdec.worker.head.parts import BlockParts, DrafterParts, PairParts
-
-_STAGES = {
-    SamplingKind.GREEDY: Stage.GREEDY,
-    SamplingKind.SAMPLED: Stage.SAMPLED,
-    SamplingKind.TRUNCATED: Stage.TRUNCATED,
-}
 
 
 class StepLauncher:
@@ -86,11 +82,13 @@ class StepLauncher:
         )
         self._offsets = torch.arange(limits.max_query_len, device=device)
         self._stages: dict[Stage, Launch] = {
-            Stage.FORWARD: self.launch_forward,
-            **{stage: partial(self._launch_plain, kind) for kind, stage in _STAGES.items()},
+            Stage(Part.FORWARD): self.launch_forward,
+            **stages_of_kinds(Part.SAMPLING, self._launch_plain),
         }
         if model.adapter_places is not None:
-            self._stages[Stage.ADAPTED_FORWARD] = partial(self.launch_forward, has_adapters=True)
+            self._stages[Stage(Part.ADAPTED_FORWARD)] = partial(
+                self.launch_forward, has_adapters=True
+            )
         self._head: HeadLauncher | None = None
         if drafter is not None:
             self._head = HeadLauncher(drafter, self.buffers, state, limits, graphs, self._sources)
@@ -136,11 +134,11 @@ class StepLauncher:
         if plan.ragged is not None:
             self._launch_ragged(plan, plan.ragged)
         else:
-            self._run(Stage.ADAPTED_FORWARD if plan.has_adapters else Stage.FORWARD, shape)
+            self._run(Stage(Part.ADAPTED_FORWARD if plan.has_adapters else Part.FORWARD), shape)
             if self._head is not None:
                 self._head.launch_features(shape)
         if plan.extras is None:
-            self._run(_STAGES[plan.kind], shape)
+            self._run(Stage(Part.SAMPLING, plan.kind), shape)
         else:
             logprobs = self.launch_sampling(plan.kind, shape, plan.extras)
         if plan.ragged is not None and plan.has_chunks:

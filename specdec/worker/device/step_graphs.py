@@ -27,6 +27,7 @@ from specdec.config.gpu.graph_sizes import (
     row_counts,
     tree_lens,
 )
+from specdec.sampling.device.device_sampler import SamplingKind
 
 Launch = Callable[["StepShape"], None]
 """Launches a stage of a step of this shape on the static buffers; returns before it has run."""
@@ -39,62 +40,59 @@ Replay = Callable[[], None]
 _MIB = 2**20
 
 
-class Stage(StrEnum):
-    """Part of a step that is a graph.
+class Part(StrEnum):
+    """Part of a step.
 
-    ADAPTED_FORWARD is the pass with adapters. GREEDY to TRUNCATED sample, with the work that rows
-    need. A head with KV computes FEATURES after the pass, and PAIRS after sampling; then DRAFT
-    and ADVANCE in turn make a draft token of each row, TREE makes a whole tree of each, or BLOCK
-    runs the layers for all tokens. A head without KV has START after sampling. After BLOCK and
-    START, CHAIN selects all tokens of the drafts, of which the query length counts one more.
+    ADAPTED_FORWARD is the pass with adapters. A head with KV computes FEATURES after the pass, and
+    PAIRS after SAMPLING; then DRAFT and ADVANCE in turn make a draft token of each row, TREE makes
+    a whole tree of each, or BLOCK runs the layers for all tokens. A head without KV has START after
+    SAMPLING. After BLOCK and START, CHAIN selects all tokens of the drafts, of which the query
+    length counts one more.
     """
 
     FORWARD = "forward"
     ADAPTED_FORWARD = "adapted forward"
-    GREEDY = "greedy"
-    SAMPLED = "sampled"
-    TRUNCATED = "truncated"
+    SAMPLING = "sampling"
     FEATURES = "features"
     PAIRS = "pairs"
-    DRAFT_GREEDY = "draft greedy"
-    DRAFT_SAMPLED = "draft sampled"
-    DRAFT_TRUNCATED = "draft truncated"
-    TREE_GREEDY = "tree greedy"
-    TREE_SAMPLED = "tree sampled"
-    TREE_TRUNCATED = "tree truncated"
+    DRAFT = "draft"
+    TREE = "tree"
     ADVANCE = "advance"
     BLOCK = "block"
     START = "start"
-    CHAIN_GREEDY = "chain greedy"
-    CHAIN_SAMPLED = "chain sampled"
-    CHAIN_TRUNCATED = "chain truncated"
+    CHAIN = "chain"
+
+
+_OF_ONE_TOKEN = (Part.TREE, Part.DRAFT, Part.ADVANCE)
+"""Each row has one token to begin with, whatever it has in the step."""
+
+_OF_DRAFTS = (Part.BLOCK, Part.CHAIN)
+
+_WITH_TREES = (Part.FORWARD, Part.ADAPTED_FORWARD, Part.SAMPLING, Part.FEATURES, Part.PAIRS)
+
+
+class Stage(NamedTuple):
+    """A part of a step that is a graph; kind: of what it samples, if it does."""
+
+    part: Part
+    kind: SamplingKind | None = None
 
     def runs_in(self, shape: StepShape) -> bool:
         """Return whether the stage is a graph in a shape."""
         if shape.has_trees:
-            return self in _WITH_TREES
-        if self in _OF_ONE_TOKEN:
+            return self.part in _WITH_TREES
+        if self.part in _OF_ONE_TOKEN:
             return shape.query_len == 1
-        return shape.query_len > 1 or self not in _OF_DRAFTS
+        return shape.query_len > 1 or self.part not in _OF_DRAFTS
 
 
-_OF_TREES = frozenset((Stage.TREE_GREEDY, Stage.TREE_SAMPLED, Stage.TREE_TRUNCATED))
-
-_OF_ONE_TOKEN = _OF_TREES | frozenset(
-    (Stage.DRAFT_GREEDY, Stage.DRAFT_SAMPLED, Stage.DRAFT_TRUNCATED, Stage.ADVANCE)
-)
-"""Each row has one token to begin with, whatever it has in the step."""
-
-_OF_DRAFTS = frozenset(
-    (Stage.BLOCK, Stage.CHAIN_GREEDY, Stage.CHAIN_SAMPLED, Stage.CHAIN_TRUNCATED)
-)
-
-_WITH_TREES = frozenset(
-    (
-        *(Stage.FORWARD, Stage.ADAPTED_FORWARD, Stage.FEATURES, Stage.PAIRS),
-        *(Stage.GREEDY, Stage.SAMPLED, Stage.TRUNCATED),
-    )
-)
+def stages_of_kinds(
+    part: Part, launch: Callable[[SamplingKind, StepShape], None]
+) -> dict[Stage, Launch]:
+    """Return the launches of a part for each kind of sampling."""
+    return {
+        Stage(part, kind): torch.inference_mode()(partial(launch, kind)) for kind in SamplingKind
+    }
 
 
 class StepShape(NamedTuple):
@@ -296,7 +294,7 @@ class StepGraphs:
             max(self._query_lens[rows, False][-1] for rows in self._row_counts),
             max((shape.num_tokens for shape in self._ragged), default=0),
             max((shape.query_len - 1 for shape in self._shapes() if shape.has_trees), default=0),
-            any(stage in _OF_TREES for stage, _ in self._replays),
+            any(stage.part is Part.TREE for stage, _ in self._replays),
             len(self._replays) + len(self._ragged),
             time.perf_counter() - started_at_s,
             0 if self._backend is None else self._backend.num_bytes,
@@ -306,7 +304,7 @@ class StepGraphs:
         self, backend: GraphBackend, stages: Mapping[Stage, Launch], shape: StepShape
     ) -> None:
         for stage, launch in stages.items():
-            grows_too_many = stage in _OF_TREES and shape.num_rows > self._max_growing_rows
+            grows_too_many = stage.part is Part.TREE and shape.num_rows > self._max_growing_rows
             if stage.runs_in(shape) and not grows_too_many:
                 self._replays[stage, shape] = backend.capture(partial(launch, shape))
 

@@ -9,7 +9,6 @@ features and KV.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -22,24 +21,8 @@ from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device.input.draft_layout import DraftLayout
 from specdec.worker.device.rules import PARAM_WORDS, rules_of
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
-from specdec.worker.device.step_graphs import Launch, Stage, StepShape
+from specdec.worker.device.step_graphs import StepShape
 from specdec.worker.head.sampler import HeadSampler, Shaping
-
-DRAFT_STAGES = {
-    SamplingKind.GREEDY: Stage.DRAFT_GREEDY,
-    SamplingKind.SAMPLED: Stage.DRAFT_SAMPLED,
-    SamplingKind.TRUNCATED: Stage.DRAFT_TRUNCATED,
-}
-TREE_STAGES = {
-    SamplingKind.GREEDY: Stage.TREE_GREEDY,
-    SamplingKind.SAMPLED: Stage.TREE_SAMPLED,
-    SamplingKind.TRUNCATED: Stage.TREE_TRUNCATED,
-}
-CHAIN_STAGES = {
-    SamplingKind.GREEDY: Stage.CHAIN_GREEDY,
-    SamplingKind.SAMPLED: Stage.CHAIN_SAMPLED,
-    SamplingKind.TRUNCATED: Stage.CHAIN_TRUNCATED,
-}
 
 
 class DraftRows(NamedTuple):
@@ -161,10 +144,3 @@ class HeadDrafts:
         """Return the rows that have a token at each place so far, and want another."""
         num_drafts = self._drafts[:num_rows, 0]
         return (num_drafts == self._index) & (num_drafts < self._rows.num_wanted[:num_rows])
-
-
-def stages_of_kinds(
-    stages: Mapping[SamplingKind, Stage], launch: Callable[[SamplingKind, StepShape], None]
-) -> dict[Stage, Launch]:
-    """Return the launches of a stage for each kind of sampling."""
-    return {stage: torch.inference_mode()(partial(launch, kind)) for kind, stage in stages.items()}

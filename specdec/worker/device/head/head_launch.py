@@ -10,13 +10,7 @@ from torch import Tensor
 from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.sampling.device.device_sampler import VerifiedChains
 from specdec.worker.device.head.block import BlockDrafts
-from specdec.worker.device.head.head import (
-    CHAIN_STAGES,
-    DRAFT_STAGES,
-    TREE_STAGES,
-    DraftRows,
-    stages_of_kinds,
-)
+from specdec.worker.device.head.head import DraftRows
 from specdec.worker.device.head.pairs import PairDrafts
 from specdec.worker.device.head.state_head import StateDrafts
 from specdec.worker.device.head.tree_growth import TreePairDrafts, growth_shape
@@ -26,7 +20,14 @@ from specdec.worker.device.input.input import Word, rows_of
 from specdec.worker.device.plan import StepPlan
 from specdec.worker.device.rules import PARAM_WORDS
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
-from specdec.worker.device.step_graphs import Launch, Stage, StepGraphs, StepShape
+from specdec.worker.device.step_graphs import (
+    Launch,
+    Part,
+    Stage,
+    StepGraphs,
+    StepShape,
+    stages_of_kinds,
+)
 from specdec.worker.head.parts import BlockParts, DrafterParts, PairParts, StateParts
 
 Sources = Callable[[StepShape], Tensor]
@@ -93,7 +94,7 @@ class HeadLauncher:
     def launch_features(self, shape: StepShape) -> None:
         """Launch what the head computes after the target's pass."""
         if self.pairs is not None:
-            self._run(Stage.FEATURES, shape)
+            self._run(Stage(Part.FEATURES), shape)
 
     def launch_drafts(self, plan: StepPlan) -> None:
         """Launch the drafts; by operators where they have changes of logits."""
@@ -111,20 +112,20 @@ class HeadLauncher:
     def _launch_pair_draft(
         self, drafts: PairDrafts, plan: StepPlan, edits: LogitEdits | None
     ) -> None:
-        self._run(Stage.PAIRS, plan.shape)
+        self._run(Stage(Part.PAIRS), plan.shape)
         one = plan.shape._replace(query_len=1, has_trees=False)
         if plan.grows_trees:
             assert isinstance(drafts, TreePairDrafts), "the host drafts trees"
             if edits is None:
-                self._run(TREE_STAGES[plan.kind], one)
+                self._run(Stage(Part.TREE, plan.kind), one)
             else:
                 drafts.grow(plan.kind, one, edits)
             return
         for index in range(plan.num_next):
             if index > 0:
-                self._run(Stage.ADVANCE, one)
+                self._run(Stage(Part.ADVANCE), one)
             if edits is None:
-                self._run(DRAFT_STAGES[plan.kind], one)
+                self._run(Stage(Part.DRAFT, plan.kind), one)
             else:
                 drafts.select(plan.kind, one, edits)
 
@@ -133,31 +134,34 @@ class HeadLauncher:
         self, drafts: StateDrafts | BlockDrafts, plan: StepPlan, edits: LogitEdits | None
     ) -> None:
         is_block = isinstance(drafts, BlockDrafts)
-        self._run(Stage.PAIRS if is_block else Stage.START, plan.shape)
+        self._run(Stage(Part.PAIRS if is_block else Part.START), plan.shape)
         shape = plan.shape._replace(query_len=1 + plan.num_next, has_trees=False)
         padded = self._graphs.padded(shape)
         shape = padded if padded.num_rows == shape.num_rows else shape  # the rows of the step
         if is_block:
-            self._run(Stage.BLOCK, shape)
+            self._run(Stage(Part.BLOCK), shape)
         if edits is None:
-            self._run(CHAIN_STAGES[plan.kind], shape)
+            self._run(Stage(Part.CHAIN, plan.kind), shape)
         else:
             drafts.draft(plan.kind, shape, edits)
 
     def _own_stages(self) -> dict[Stage, Launch]:
         stages: dict[Stage, Launch] = {}
         if (pairs := self.pairs) is not None:
-            stages = {Stage.FEATURES: self._launch_features, Stage.PAIRS: self._launch_pairs}
+            stages = {
+                Stage(Part.FEATURES): self._launch_features,
+                Stage(Part.PAIRS): self._launch_pairs,
+            }
             if isinstance(pairs, BlockDrafts):
-                stages[Stage.BLOCK] = torch.inference_mode()(pairs.run_block)
-                return stages | stages_of_kinds(CHAIN_STAGES, pairs.draft)
-            stages[Stage.ADVANCE] = torch.inference_mode()(pairs.advance)
-            stages |= stages_of_kinds(DRAFT_STAGES, pairs.select)
+                stages[Stage(Part.BLOCK)] = torch.inference_mode()(pairs.run_block)
+                return stages | stages_of_kinds(Part.CHAIN, pairs.draft)
+            stages[Stage(Part.ADVANCE)] = torch.inference_mode()(pairs.advance)
+            stages |= stages_of_kinds(Part.DRAFT, pairs.select)
             if isinstance(pairs, TreePairDrafts):
-                stages |= stages_of_kinds(TREE_STAGES, pairs.grow)
+                stages |= stages_of_kinds(Part.TREE, pairs.grow)
         elif (states := self._states) is not None:
-            stages = {Stage.START: self._launch_start}
-            stages |= stages_of_kinds(CHAIN_STAGES, states.draft)
+            stages = {Stage(Part.START): self._launch_start}
+            stages |= stages_of_kinds(Part.CHAIN, states.draft)
         return stages
 
     @torch.inference_mode()

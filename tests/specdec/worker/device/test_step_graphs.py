@@ -5,10 +5,16 @@ import weakref
 
 import pytest
 
-from specdec.worker.device.step_graphs import RaggedShape, Stage, StepGraphs, StepShape
+from specdec.sampling.device.device_sampler import SamplingKind
+from specdec.worker.device.step_graphs import Part, RaggedShape, Stage, StepGraphs, StepShape
 from tests.specdec.engines import engine_config
 from tests.specdec.models.families import save_family
 from tests.specdec.worker.device.runners import FakeGraphs, device_runner
+
+SAMPLING = (Part.SAMPLING, Part.DRAFT, Part.TREE, Part.CHAIN)
+STAGES = [
+    Stage(part, kind) for part in Part for kind in (SamplingKind if part in SAMPLING else (None,))
+]
 
 
 @pytest.fixture
@@ -26,7 +32,7 @@ def stages(launched):
     def stage(name):
         return lambda shape: launched.append((name, shape))
 
-    return {each: stage(each) for each in Stage}
+    return {each: stage(each) for each in STAGES}
 
 
 @pytest.fixture
@@ -50,13 +56,13 @@ def test_a_step_is_padded_to_the_next_captured_one(graphs, size, padded):
 )
 def test_a_step_of_many_sequences_has_little_padding(size, padded):
     graphs = StepGraphs(FakeGraphs(), max_num_seqs=256, max_draft_tokens=8, num_blocks=7)
-    graphs.capture({Stage.FORWARD: lambda shape: None}, lambda shape: None)
+    graphs.capture({Stage(Part.FORWARD): lambda shape: None}, lambda shape: None)
     assert graphs.padded(StepShape(*size, 3)) == StepShape(*padded, 7)
 
 
 def test_a_step_of_very_many_tokens_runs_as_it_is():
     graphs = StepGraphs(FakeGraphs(), max_num_seqs=256, max_draft_tokens=8, num_blocks=7)
-    graphs.capture({Stage.FORWARD: lambda shape: None}, lambda shape: None)
+    graphs.capture({Stage(Part.FORWARD): lambda shape: None}, lambda shape: None)
     shape = StepShape(250, 9, 3)
     assert graphs.padded(shape) == shape
 
@@ -65,8 +71,12 @@ def test_a_step_of_very_many_tokens_runs_as_it_is():
 def test_a_larger_step_runs_as_it_is(graphs, backend, stages, launched, size):
     shape = StepShape(*size, 2)
     assert graphs.padded(shape) == shape
-    graphs.run(Stage.GREEDY, shape, stages[Stage.GREEDY])
-    assert launched == [(Stage.GREEDY, shape)]
+    graphs.run(
+        Stage(Part.SAMPLING, SamplingKind.GREEDY),
+        shape,
+        stages[Stage(Part.SAMPLING, SamplingKind.GREEDY)],
+    )
+    assert launched == [(Stage(Part.SAMPLING, SamplingKind.GREEDY), shape)]
     assert backend.num_replays == 0
 
 
@@ -74,12 +84,14 @@ def test_every_captured_shape_is_replayed(graphs, backend, launched):
     shapes = {
         graphs.padded(StepShape(rows, tokens, 1)) for rows in range(1, 11) for tokens in range(1, 6)
     }
-    captured = [(stage, shape) for shape in shapes for stage in Stage if stage.runs_in(shape)]
+    captured = [(stage, shape) for shape in shapes for stage in STAGES if stage.runs_in(shape)]
     assert len(captured) == backend.num_captured == graphs.report.num_graphs
-    assert {shape.query_len > 1 for stage, shape in captured if stage is Stage.CHAIN_GREEDY} == {
-        True
-    }
-    assert {shape.query_len for stage, shape in captured if stage is Stage.ADVANCE} == {1}
+    assert {
+        shape.query_len > 1
+        for stage, shape in captured
+        if stage == Stage(Part.CHAIN, SamplingKind.GREEDY)
+    } == {True}
+    assert {shape.query_len for stage, shape in captured if stage == Stage(Part.ADVANCE)} == {1}
     for stage, shape in captured:
         graphs.run(stage, shape, lambda _: pytest.fail("launched operator by operator"))
     assert backend.num_replays == graphs.report.num_graphs == len(set(launched))
@@ -135,29 +147,43 @@ def test_steps_with_trees_have_graphs_beside_the_others(backend, stages):
     assert graphs.padded(StepShape(3, 5, 2)) == StepShape(4, 5, 7)
     shape = StepShape(3, 14, 2, True)
     assert graphs.padded(shape) == shape
-    for stage in (Stage.FORWARD, Stage.FEATURES, Stage.SAMPLED, Stage.PAIRS):
+    for stage in (
+        Stage(Part.FORWARD),
+        Stage(Part.FEATURES),
+        Stage(Part.SAMPLING, SamplingKind.SAMPLED),
+        Stage(Part.PAIRS),
+    ):
         graphs.run(stage, StepShape(4, 8, 7, True), lambda _: pytest.fail("launched"))
-    graphs.run(Stage.TREE_SAMPLED, StepShape(4, 1, 7), lambda _: pytest.fail("launched"))
+    graphs.run(
+        Stage(Part.TREE, SamplingKind.SAMPLED),
+        StepShape(4, 1, 7),
+        lambda _: pytest.fail("launched"),
+    )
     assert backend.num_replays == 5
     launched = []
-    graphs.run(Stage.START, StepShape(4, 8, 7, True), launched.append)
+    graphs.run(Stage(Part.START), StepShape(4, 8, 7, True), launched.append)
     assert len(launched) == 1
     assert "with trees of up to 12 drafts" in report.describe()
 
 
 def test_the_report_names_trees_that_the_host_drafts(backend, stages):
     graphs = StepGraphs(backend, max_num_seqs=2, max_draft_tokens=4, num_blocks=7, max_tree_nodes=9)
-    report = graphs.capture({Stage.FORWARD: stages[Stage.FORWARD]}, lambda shape: None)
+    report = graphs.capture({Stage(Part.FORWARD): stages[Stage(Part.FORWARD)]}, lambda shape: None)
     assert "draft heads of trees" in report.describe()
 
 
 def test_trees_have_graphs_for_the_sequences_that_they_are_drafted_for(backend, stages):
     sizes = {"max_num_seqs": 8, "max_draft_tokens": 1, "num_blocks": 7, "max_tree_nodes": 9}
     graphs = StepGraphs(backend, **sizes, max_growing_rows=5)
-    graphs.capture({Stage.TREE_GREEDY: stages[Stage.TREE_GREEDY]}, lambda shape: None)
+    graphs.capture(
+        {Stage(Part.TREE, SamplingKind.GREEDY): stages[Stage(Part.TREE, SamplingKind.GREEDY)]},
+        lambda shape: None,
+    )
     launched = []
     for num_rows in (1, 2, 4, 8):
-        graphs.run(Stage.TREE_GREEDY, StepShape(num_rows, 1, 7), launched.append)
+        graphs.run(
+            Stage(Part.TREE, SamplingKind.GREEDY), StepShape(num_rows, 1, 7), launched.append
+        )
     assert launched == [StepShape(8, 1, 7)]
     assert backend.num_captured == 3
 
@@ -203,7 +229,7 @@ def test_no_garbage_is_collected_within_captures(is_enabled):
     was_enabled = gc.isenabled()
     (gc.enable if is_enabled else gc.disable)()
     try:
-        graphs.capture({Stage.FORWARD: lambda shape: None}, lambda shape: None)
+        graphs.capture({Stage(Part.FORWARD): lambda shape: None}, lambda shape: None)
         assert gc.isenabled() == is_enabled
     finally:
         (gc.enable if was_enabled else gc.disable)()
@@ -217,7 +243,7 @@ def test_a_failed_capture_turns_the_collector_on_again():
 
     graphs = StepGraphs(Backend(), max_num_seqs=2, max_draft_tokens=0, num_blocks=1)
     with pytest.raises(RuntimeError, match="no memory"):
-        graphs.capture({Stage.FORWARD: lambda shape: None}, lambda shape: None)
+        graphs.capture({Stage(Part.FORWARD): lambda shape: None}, lambda shape: None)
     assert gc.isenabled()
 
 
@@ -235,6 +261,6 @@ def test_closed_graphs_are_destroyed_at_once(stages):
 
     graphs = StepGraphs(Backend(), max_num_seqs=2, max_draft_tokens=0, num_blocks=1)
     graphs.capture(stages, lambda shape: None)
-    assert len(alive) == 2 * sum(stage.runs_in(StepShape(1, 1, 1)) for stage in Stage)
+    assert len(alive) == 2 * sum(stage.runs_in(StepShape(1, 1, 1)) for stage in STAGES)
     graphs.close()
     assert not alive

@@ -17,7 +17,7 @@ from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.worker.device.launch import StepPlan
-from specdec.worker.device.step_graphs import Stage, StepShape
+from specdec.worker.device.step_graphs import Part, Stage, StepShape
 from tests.specdec.engines import engine_config, local_engine, make_engine, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.worker.device.head.test_head import (
@@ -192,11 +192,11 @@ def test_another_head_has_its_own_graphs(tiny_model_dir, head_dir):
     runner = device_runner(tiny_model_dir, config, graphs, head=head_dir("dflash"))
     num_captured, steps = graphs.num_captured, runner.device_steps
     runner.head.replace_head(runner.head.head)
-    of_head = (Stage.FEATURES, Stage.PAIRS, Stage.BLOCK)
+    of_head = (Stage(Part.FEATURES), Stage(Part.PAIRS), Stage(Part.BLOCK))
     stages = [stage for stage, _ in steps._graphs._replays]
-    num_of_head = sum(each in of_head or each.startswith("chain") for each in stages)
+    num_of_head = sum(each in of_head or each.part is Part.CHAIN for each in stages)
     assert graphs.num_captured - num_captured == num_of_head > 0
-    blocks = {s.query_len for stage, s in steps._graphs._replays if stage is Stage.BLOCK}
+    blocks = {s.query_len for stage, s in steps._graphs._replays if stage == Stage(Part.BLOCK)}
     assert blocks == {2, 3, 4}
 
 

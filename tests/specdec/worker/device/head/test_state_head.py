@@ -21,7 +21,7 @@ from specdec.types.messages import (
 from specdec.types.sampling.sampling_params import SpeculationOptions
 from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
 from specdec.worker.device.plan import StepPlan
-from specdec.worker.device.step_graphs import Stage, StepShape
+from specdec.worker.device.step_graphs import Part, Stage, StepShape
 from specdec.worker.head.runner import HeadRunner
 from specdec.worker.warm_up import warm_up_target
 from tests.specdec.engines import engine_config, local_engine, tokens_by
@@ -188,12 +188,12 @@ def test_another_head_has_its_own_graphs(tiny_model_dir, head_dir):
     num_captured = graphs.num_captured
     runner.head.replace_head(runner.head.head)
     stages = [stage for stage, _ in runner.device_steps._graphs._replays]
-    num_of_head = sum(stage is Stage.START or stage.startswith("chain") for stage in stages)
+    num_of_head = sum(stage.part in (Part.START, Part.CHAIN) for stage in stages)
     assert graphs.num_captured - num_captured == num_of_head > 0
     lens = {
         s.query_len
         for stage, s in runner.device_steps._graphs._replays
-        if stage is Stage.CHAIN_GREEDY
+        if stage == Stage(Part.CHAIN, SamplingKind.GREEDY)
     }
     assert lens == {2, 3, 4}
 
@@ -219,7 +219,7 @@ def test_a_draft_after_a_step_without_padding_has_no_further_rows(
     steps._fill_with_padding(shape)
     steps._launcher.launch(StepPlan(shape, SamplingKind.GREEDY, 2))
     assert [each.num_rows for _, each in launched] == [3] * 4
-    assert launched[-1] == (Stage.CHAIN_GREEDY, shape._replace(query_len=3))
+    assert launched[-1] == (Stage(Part.CHAIN, SamplingKind.GREEDY), shape._replace(query_len=3))
 
 
 def test_a_draft_launches_few_operators(tiny_model_dir, head_dir):
