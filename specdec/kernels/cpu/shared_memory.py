@@ -108,7 +108,7 @@ class SharedMemory:
     def all_to_all(self, parts: Tensor) -> Tensor:
         """Return what each rank has at this rank's place of its `parts`, of the same shape.
 
-        Copies all parts, `size` times what is needed: only tests exchange rows on CPUs.
+        Copies all parts, `size` times what is needed.
         """
         return self.all_gather(parts)[:, self._rank]
 

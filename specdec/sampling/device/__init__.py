@@ -1,4 +1,5 @@
-"""Sampling, verification and draft trees in tensors of fixed shape, without the host.
+"""Definitions of the operations on rows (`row_ops`), in tensors of fixed shape.
 
-The same for batches of any shape, through the host, is one folder up.
+Sampling, the best children of nodes, verification, growth of trees and changes of logits. What the
+ranks of a group exchange, and what the host knows about rows, is one folder up.
 """

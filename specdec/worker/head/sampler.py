@@ -132,38 +132,23 @@ class HeadSampler:
         return [None if is_invalid else token_id for token_id, is_invalid in rows]
 
     def select_on_device(
-        self, logits: Tensor, rules: DeviceRules | None, kind: SamplingKind
+        self,
+        logits: Tensor,
+        rules: DeviceRules | None,
+        kind: SamplingKind,
+        shaping: Shaping | None = None,
     ) -> DeviceSample:
         """Return the next token of each row, without a value that the host has to read.
 
-        logits, rules, kind: as in `sample_on_device`, with the temperatures of the requests. A
-        collective call.
+        logits, rules, kind: as in `sample_on_device`, with the temperatures of the requests.
+        shaping: changes of the logits, with which also a greedy row is selected among the target's
+        tokens; None for no changes. A collective call.
         """
-        if rules is None:
+        if rules is None and shaping is None:
             sample = sample_on_device(logits, None, kind, self._head_shard)
-            if self._target_ids is None:
-                return sample
-            own = sample.token_ids.clamp(0, len(self._target_ids) - 1)  # of an invalid row any
-            return replace(sample, token_ids=self._target_ids[own])
-        rules = draft_rules_of(rules)
-        if self._remap is None:
-            return sample_on_device(logits, rules, kind, self._shard)
-        return sample_on_device(self._remap.apply(logits), rules, kind, self._remap.shard)
-
-    def select_shaped(
-        self, logits: Tensor, rules: DeviceRules | None, kind: SamplingKind, shaping: Shaping
-    ) -> DeviceSample:
-        """Return the next tokens as `select_on_device` does, by logits that `shaping` changes.
-
-        Then also a greedy row is selected among the target's tokens. A collective call.
-        """
-        shard = self._shard
-        if self._remap is not None:
-            logits, shard = self._remap.apply(logits), self._remap.shard
-        logits = logits.float()
-        shard.ops.edit(logits, *shaping, shard.first_token)
-        rules = None if rules is None else draft_rules_of(rules)
-        return sample_on_device(logits, rules, kind, shard)
+            return replace(sample, token_ids=self._of_target(sample.token_ids))
+        logits, shard = self._logits_of_target(logits, shaping)
+        return sample_on_device(logits, _draft_rules(rules), kind, shard)
 
     def children_on_device(
         self,
@@ -175,23 +160,31 @@ class HeadSampler:
     ) -> DeviceChildren:
         """Return what `children` does, without a value that the host has to read.
 
-        logits, rules, kind: as in `select_on_device`. shaping: as in `select_shaped`; None for no
-        changes. A collective call.
+        Arguments as in `select_on_device`. A collective call.
         """
-        shard = self._shard
-        if shaping is None and rules is None:
+        if rules is None and shaping is None:
             found = children_on_device(logits, None, kind, count, self._head_shard)
-            if self._target_ids is None:
-                return found
-            own = found.token_ids.clamp(0, len(self._target_ids) - 1)  # of an invalid row any
-            return found._replace(token_ids=self._target_ids[own])
+            return found._replace(token_ids=self._of_target(found.token_ids))
+        logits, shard = self._logits_of_target(logits, shaping)
+        return children_on_device(logits, _draft_rules(rules), kind, count, shard)
+
+    def _of_target(self, token_ids: Tensor) -> Tensor:
+        """Return the target's ids of the head's tokens; of an invalid row any."""
+        if self._target_ids is None:
+            return token_ids
+        return self._target_ids[token_ids.clamp(0, len(self._target_ids) - 1)]
+
+    def _logits_of_target(
+        self, logits: Tensor, shaping: Shaping | None
+    ) -> tuple[Tensor, VocabShard]:
+        """Return the logits of the target's tokens, with their changes."""
+        shard = self._shard
         if self._remap is not None:
             logits, shard = self._remap.apply(logits), self._remap.shard
         if shaping is not None:
             logits = logits.float()
             shard.ops.edit(logits, *shaping, shard.first_token)
-        rules = None if rules is None else draft_rules_of(rules)
-        return children_on_device(logits, rules, kind, count, shard)
+        return logits, shard
 
     def note_confidences(
         self, logits: Tensor, drafts: Sequence[PartialDraft], selected: Sequence[int | None]
@@ -261,9 +254,7 @@ class HeadSampler:
         """Return the head's own best tokens."""
         del ends
         found = best_children_of(logits, None, count, self._head_shard)
-        if self._target_ids is None:
-            return found
-        return found._replace(token_ids=self._target_ids[found.token_ids])
+        return found._replace(token_ids=self._of_target(found.token_ids))
 
     def _sampled_children(
         self, logits: Tensor, ends: Sequence[DraftEnd], count: int
@@ -305,6 +296,10 @@ class HeadSampler:
         """Return how to sample draft tokens at these places, with the noise of the target."""
         spans = [TokenSpan(each.seq_id, each.num_tokens + len(each.token_ids)) for each in ends]
         return draft_batch_of(self._batch_state.sampling_batch(spans))
+
+
+def _draft_rules(rules: DeviceRules | None) -> DeviceRules | None:
+    return None if rules is None else draft_rules_of(rules)
 
 
 def _vocabulary(target_ids: Tensor, target_size: int) -> VocabularyMap:

@@ -101,13 +101,12 @@ class HeadDrafts:
             self._confidences[:num_rows].index_copy_(1, column, confidences[:, None])
         if kind is not SamplingKind.GREEDY:
             rules = rules_of(rows.params, before[:, None], rows.num_prompt)
-        if edits is None:
-            sample = self._sampler.select_on_device(logits, rules, kind)
-        else:
+        shaping = None
+        if edits is not None:
             is_drafted = self._offsets[: drafts.shape[1] - 1] < self._index
             paths = drafts[:, 1:].masked_fill(~is_drafted, -1)[edits.rows]
             shaping = Shaping(edits, paths, before + 1 - rows.num_prompt)
-            sample = self._sampler.select_shaped(logits, rules, kind, shaping)
+        sample = self._sampler.select_on_device(logits, rules, kind, shaping)
         goes_on = self._goes_on(num_rows) & ~sample.is_invalid
         tokens = sample.token_ids.masked_fill(~goes_on, 0)
         drafts.index_copy_(1, column + 1, tokens[:, None])
