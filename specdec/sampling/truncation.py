@@ -68,34 +68,35 @@ def truncation_floors(scores: Tensor, limits: DeviceLimits, *, on_host: bool = F
     token. on_host: whether values may be read, to save work. Returns [num_rows] float32, -inf for a
     row that is not truncated.
     """
-    floors, top_k, top_p = limits.min_scores, limits.top_k, limits.top_p
-    if not on_host or (top_k > 0).any():
-        counts = torch.ones_like(scores, dtype=torch.float64)
-        found = _floors(scores, counts, top_k.double(), on_host=on_host)
-        floors = torch.where(top_k > 0, torch.maximum(floors, found), floors)
-    if not on_host or (top_p < 1).any():
-        masses = scores.double().exp_() * (scores >= floors.unsqueeze(1))
-        found = _floors(scores, masses, masses.sum(1) * top_p, on_host=on_host)
-        floors = torch.where(top_p < 1, torch.maximum(floors, found), floors)
+    floors = limits.min_scores
+    for is_share, own in ((False, limits.top_k), (True, limits.top_p)):
+        is_cut = own < 1 if is_share else own > 0
+        if not on_host or is_cut.any():
+            least = floors.masked_fill(~is_cut, torch.inf) if on_host else floors
+            found = _floors(scores, least, own.double(), is_share=is_share, on_host=on_host)
+            floors = torch.where(is_cut, torch.maximum(floors, found), floors)
     return floors
 
 
-def _floors(scores: Tensor, weights: Tensor, targets: Tensor, *, on_host: bool) -> Tensor:
-    """Return the highest score of each row down to which the tokens weigh its target, [num_rows].
+def _floors(
+    scores: Tensor, least: Tensor, limits: Tensor, *, is_share: bool, on_host: bool
+) -> Tensor:
+    """Return the highest score of each row down to which the tokens reach its limit, [num_rows].
 
-    If all tokens together weigh less, the lowest score of a token with a weight.
-
-    weights: like scores, float64; equal, or 0, where scores are. targets: [num_rows] float64.
+    If all tokens together do not, the lowest score of a token that counts. least: [num_rows],
+    scores below which none counts. limits: [num_rows] float64, a number of tokens, or with
+    is_share a share of their mass.
     """
-    floors = torch.zeros_like(targets, dtype=torch.int32)
-    rows = torch.arange(len(scores), device=scores.device).unsqueeze(1)
     if on_host:
-        index = (scores >= _bounds(scores, weights, targets)).nonzero(as_tuple=True)
-        rows, scores, weights = index[0], scores[index], weights[index]
-    keys = scores.abs().view(torch.int32)
+        rows, tokens, weights, targets = _near(scores, least, limits, is_share=is_share)
+    else:
+        rows, tokens = torch.arange(len(scores), device=scores.device).unsqueeze(1), scores
+        weights = _weights(scores, least, is_share=is_share)
+        targets = weights.sum(1) * limits if is_share else limits
+    keys, floors = tokens.abs().view(torch.int32), torch.zeros_like(limits, dtype=torch.int32)
     for shift, mask in zip(_DIGIT_SHIFTS, _DIGIT_MASKS, strict=True):
         digits = (keys >> shift) & mask
-        sums = weights.new_zeros(len(targets) * _NUM_DIGITS)
+        sums = weights.new_zeros(len(limits) * _NUM_DIGITS)
         sums.index_add_(0, (rows * _NUM_DIGITS + digits).flatten(), weights.flatten())
         running = pad(sums.view(-1, _NUM_DIGITS).cumsum(1), (1, 0))
         targets = torch.minimum(targets, running[:, -1] * _ALMOST_ALL)
@@ -110,15 +111,47 @@ def _floors(scores: Tensor, weights: Tensor, targets: Tensor, *, on_host: bool) 
     return -floors.view(torch.float32)
 
 
-def _bounds(scores: Tensor, weights: Tensor, targets: Tensor) -> Tensor:
-    """Return scores down to which the best tokens of chunks alone weigh `targets`, [num_rows, 1].
+def _near(
+    scores: Tensor, least: Tensor, limits: Tensor, *, is_share: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return rows, scores and weights of the tokens among which floors are, then their targets.
 
-    Where they do not, -inf.
+    Arguments as in `_floors`. The best tokens of chunks alone bound a floor, unless the tokens that
+    count are few.
     """
-    size = scores.shape[1] // CHUNK_TOKENS * CHUNK_TOKENS
-    best, of_best = (
-        each[:, :size].reshape(len(scores), -1, CHUNK_TOKENS).amax(2) for each in (scores, weights)
-    )
-    best, order = best.sort(dim=1, descending=True)
-    num_before = (of_best.gather(1, order).cumsum(1) < targets.unsqueeze(1)).sum(1, keepdim=True)
-    return pad(best, (0, 1), value=-torch.inf).gather(1, num_before)
+    bounds, targets = least, limits
+    has_few = is_share and bool((least > -torch.inf).all())
+    if not has_few:
+        if is_share:
+            targets = limits * _weights(scores, least, is_share=True).sum(1)
+        bounds = torch.maximum(least, _bounds(scores, least, targets, is_share=is_share))
+    rows, columns = (scores >= bounds.unsqueeze(1)).nonzero().unbind(1)
+    tokens = scores[rows, columns]
+    weights = _weights(tokens, least[rows], is_share=is_share)
+    if has_few:
+        targets = limits * torch.zeros_like(limits).index_add_(0, rows, weights)
+    return rows, tokens, weights, targets
+
+
+def _bounds(scores: Tensor, least: Tensor, targets: Tensor, *, is_share: bool) -> Tensor:
+    """Return scores down to which the best tokens of chunks weigh `targets`, [num_rows]; or -inf.
+
+    Arguments as in `_floors`.
+    """
+    size = scores.shape[1] // CHUNK_TOKENS
+    chunks = scores[:, : size * CHUNK_TOKENS].unflatten(1, (size, CHUNK_TOKENS))
+    best = chunks.amax(2).sort(dim=1, descending=True).values
+    running = _weights(best, least, is_share=is_share).cumsum(1)
+    num_before = (running < targets.unsqueeze(1)).sum(1, keepdim=True)
+    return pad(best, (0, 1), value=-torch.inf).gather(1, num_before).squeeze(1)
+
+
+def _weights(scores: Tensor, least: Tensor, *, is_share: bool) -> Tensor:
+    """Return the masses of tokens, or 1, in float64; 0 where they do not count.
+
+    scores: [num_rows, n], or flat like least.
+    """
+    least = least if scores.dim() == 1 else least.unsqueeze(1)
+    if is_share:
+        return scores.masked_fill(scores < least, -torch.inf).double().exp_()
+    return (scores >= least).double()

@@ -142,8 +142,9 @@ def with_noise(scores: Tensor, keys: NoiseKeys, count: int, *, on_host: bool) ->
     scores: [num_rows, vocab_size] float32. count, on_host: as in `perturbed_scores`.
     """
     num_rows, vocab_size = scores.shape
-    chunks = pad(scores, (0, -vocab_size % CHUNK_TOKENS), value=-torch.inf)
-    chunks = chunks.view(num_rows, chunks.shape[1] // CHUNK_TOKENS, CHUNK_TOKENS)
+    if missing := -vocab_size % CHUNK_TOKENS:
+        scores = pad(scores, (0, missing), value=-torch.inf)
+    chunks = scores.view(num_rows, scores.shape[1] // CHUNK_TOKENS, CHUNK_TOKENS)
     if on_host:
         rows, columns = _chunks_of_best(chunks, keys, count)
         perturbed = torch.full_like(chunks, -torch.inf)
