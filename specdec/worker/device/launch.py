@@ -68,11 +68,10 @@ class StepLauncher:
         drafter: DrafterParts | None = None,
     ) -> None:
         """Arguments as in DeviceSteps."""
-        device = kv_cache.device
         self._model, self._kv_cache, self._shard = model, kv_cache, shard
         self._limits, self._state, self._graphs, self._packer = limits, state, graphs, packer
         num_rows, num_tokens = limits.max_num_seqs, limits.max_scored_tokens
-        layout = draft_layout(drafter, limits)
+        device, layout = kv_cache.device, draft_layout(drafter, limits)
         ids = partial(torch.zeros, dtype=torch.int64, device=device)
         self.buffers = StepBuffers(
             input=ids(most_words(limits)),
@@ -86,9 +85,8 @@ class StepLauncher:
             **stages_of_kinds(Part.SAMPLING, self._launch_plain),
         }
         if model.adapter_places is not None:
-            self._stages[Stage(Part.ADAPTED_FORWARD)] = partial(
-                self.launch_forward, has_adapters=True
-            )
+            adapted = partial(self.launch_forward, has_adapters=True)
+            self._stages[Stage(Part.ADAPTED_FORWARD)] = adapted
         self._head: HeadLauncher | None = None
         if drafter is not None:
             self._head = HeadLauncher(drafter, self.buffers, state, limits, graphs, self._sources)

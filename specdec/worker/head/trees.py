@@ -116,13 +116,13 @@ class _Node(NamedTuple):
     """A node of a frontier.
 
     place: there, with the missing ones. path: tokens up to it. parent_row: of the last state.
-    index: among the nodes of its tree that have KV.
+    kv_index: among the nodes of its tree that have KV.
     """
 
     place: int
     path: tuple[int, ...]
     parent_row: int
-    index: int
+    kv_index: int
 
 
 class _Growth:
@@ -184,7 +184,7 @@ class _Growth:
             parent, row = parents[parent_places[place]]
             path = (*parent.path, token_ids[place])
             frontier.append(_Node(place, path, row, len(run_parents)))
-            run_parents.append(parent.index)
+            run_parents.append(parent.kv_index)
         return frontier
 
     def frontier_nodes(self) -> Iterator[FrontierNodes]:
