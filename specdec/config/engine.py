@@ -160,10 +160,10 @@ class EngineConfig:
         return 0 if self.speculation is None else self.speculation.max_row_guesses
 
     @property
-    def head_needs_tokens(self) -> bool:
-        """Return whether a head on the target's ranks computes KV from the tokens of sequences."""
-        head = self.speculation.head if self.speculation else None
-        return head is not None and head.writes_kv
+    def rank_drafters_read_tokens(self) -> bool:
+        """Return whether what drafts on the target's ranks needs the tokens of every sequence."""
+        drafters = self.speculation.rank_drafters if self.speculation else ()
+        return any(each.reads_tokens for each in drafters)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import collections.abc
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from specdec.config.speculation.methods import NgramConfig
 from specdec.engine.loaded.adapters import Adapters
 from specdec.engine.loaded.drafter_versions import DrafterVersions
 from specdec.engine.requests.input_processor import has_allowed_token
@@ -201,7 +202,8 @@ class Committer:
         self._speculator.observe(seq, row.draft_depth, num_verified)
         if stop is None:
             seq.lookahead = _lookahead(row, verified)
-            seq.head_draft = _head_draft(seq, verified, self._head_version)
+            method = NgramConfig.name if verified.next_draft_is_lookup else self._head_method
+            seq.head_draft = _head_draft(seq, verified, self._head_version, method)
             self._drop_rejected(seq)
         else:
             self._requests.finish(seq)
@@ -336,8 +338,10 @@ def _num_accepted(seq: Sequence, row: StepRow, token_ids: tuple[int, ...]) -> in
     return num_accepted
 
 
-def _head_draft(seq: Sequence, verified: VerifiedRow, version: int) -> HeadDraft | None:
-    """Return the draft that a head made after the verified tokens, which `seq` has by now."""
+def _head_draft(
+    seq: Sequence, verified: VerifiedRow, version: int, method: str | None
+) -> HeadDraft | None:
+    """Return the draft that a rank made after the verified tokens, which `seq` has by now."""
     if not verified.next_draft_token_ids:
         return None
     return HeadDraft(
@@ -347,6 +351,7 @@ def _head_draft(seq: Sequence, verified: VerifiedRow, version: int) -> HeadDraft
         verified.next_draft_parents,
         verified.next_draft_confidences,
         version,
+        method,
     )
 
 

@@ -82,7 +82,7 @@ class Engine:
             self._blocks,
             self._recorder,
             clock,
-            needs_tokens=config.head_needs_tokens,
+            needs_tokens=config.rank_drafters_read_tokens,
             has_adapters=adapters is not None,
         )
         self._scheduler = Scheduler(config, self._blocks, self._counts, seats_of(config, adapters))
@@ -357,7 +357,7 @@ class Engine:
         is_plain = self._speculator.policy is None and self._drafting_ahead is NO_DRAFTING
         if not is_plain and self._scheduler.num_decoding:  # otherwise its results are discarded
             rows = sent_rows(self._steps.rows)
-            drafting = self._drafting_ahead.resolved(rows)
+            drafting = self._drafting_ahead.resolved(rows, self._steps.head_drafts)
             self._speculator.begin_step(rows, drafting, is_as_decided=is_as_decided)
 
     def _step_rows(

@@ -1,6 +1,6 @@
-"""The operations on whole rows of logits, and on slots by row: torch, C++ or Triton.
+"""The operations on rows of logits, and on slots and texts by row: torch, C++ or Triton.
 
-Each is defined once, in torch (`sampling.device`, `kernels.moves`), and a kernel yields the same.
+Each is defined once, in torch (`sampling.device`, `kernels`), and a kernel yields the same.
 A rank selects the object for all of them when it is loaded.
 """
 
@@ -17,6 +17,7 @@ from specdec.kernels.backend import KernelBackend
 from specdec.kernels.moves import AcceptedPaths, PathMoves, move_slots, path_moves
 from specdec.kernels.reference.kv_scales import as_bytes
 from specdec.kernels.reference.logit_edits import LogitEdits
+from specdec.kernels.reference.ngram import NgramLengths, Texts, lookup
 from specdec.kernels.reference.sample_rows import RowArgmax
 from specdec.kernels.sample import best_drafts, row_argmax, sample_tokens, torch_row_argmax
 from specdec.sampling.device.device_children import (
@@ -110,6 +111,12 @@ class RowOps:
     ) -> None:
         """See `apply_edits`."""
         apply_edits(logits, edits, paths, positions, first_token, self._edit_rows)
+
+    def lookup(
+        self, texts: Texts, num_wanted: Tensor, ngrams: NgramLengths, num_tokens: int
+    ) -> Tensor:
+        """See `kernels.reference.ngram.lookup`."""
+        return lookup(texts, num_wanted, ngrams, num_tokens)
 
     def path_moves(self, paths: AcceptedPaths) -> PathMoves:
         """See `kernels.moves.path_moves`."""
@@ -227,6 +234,14 @@ class TritonRowOps(RowOps):
 
         drafts = (trees.token_ids, trees.parents, trees.num_nodes, trees.num_kept)
         return VerifiedTrees(*walk_trees(sample.token_ids, sample.is_invalid, *drafts))
+
+    def lookup(
+        self, texts: Texts, num_wanted: Tensor, ngrams: NgramLengths, num_tokens: int
+    ) -> Tensor:
+        """See RowOps."""
+        from specdec.kernels.triton import ngram  # imports Triton
+
+        return ngram.lookup(texts, num_wanted, ngrams, num_tokens)
 
     def path_moves(self, paths: AcceptedPaths) -> PathMoves:
         """See RowOps."""

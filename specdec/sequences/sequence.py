@@ -116,11 +116,12 @@ class Lookahead:
 
 @dataclass(frozen=True)
 class HeadDraft:
-    """A draft that a head on the target's ranks made at the end of a step.
+    """A draft that the target's ranks made at the end of a step, with a head or by lookup.
 
     base_length, base_token: the text that it continues: its number of tokens, and the last of them.
     parents: the tree of its tokens, as in `specdec.types.drafts.draft_tree`; None for a chain.
-    confidences: as in VerifiedRow. version: of the head.
+    confidences: as in VerifiedRow. version: of the head. method: that drafted; None for the only
+    one.
     """
 
     base_length: int
@@ -129,6 +130,7 @@ class HeadDraft:
     parents: tuple[int, ...] | None = None
     confidences: tuple[int, ...] = ()
     version: int = CONFIGURED_VERSION
+    method: str | None = None
 
     def probabilities(self, count: int) -> list[float]:
         """Return the confidences of the first `count` tokens, from 0 to 1."""

@@ -103,6 +103,8 @@ class RowDrafting(NamedTuple):
         that it can draft when the prompt ends.
     next_depth: where the next draft is to be a tree, most of its tokens that follow each other; 0
         for a chain.
+    num_lookup: draft tokens that the rank looks up after what the row yields, in place of its
+        head's where the text has occurred before.
     """
 
     probs: DraftProbs | None = None
@@ -112,6 +114,7 @@ class RowDrafting(NamedTuple):
     held_depth: int = 0
     num_next: int = 0
     next_depth: int = 0
+    num_lookup: int = 0
 
     def resolved(
         self, num_held: int, depth: int, parents: draft_tree.Parents | None
@@ -120,20 +123,23 @@ class RowDrafting(NamedTuple):
 
         num_held, depth: what was wanted of the drafts that the head has made.
         """
-        head = (num_held, depth if depth < num_held else 0, self.num_next, self.next_depth)
+        following = (self.num_next, self.next_depth, self.num_lookup)
+        head = (num_held, depth if depth < num_held else 0, *following)
         return RowDrafting(None, tuple(parents), (), *head) if parents else head_drafting(*head)
 
 
 @lru_cache(maxsize=4096)
-def head_drafting(num_held: int, held_depth: int, num_next: int, next_depth: int) -> RowDrafting:
-    """Return the drafting of rows of chains for which a head drafts; equal rows share the record.
+def head_drafting(
+    num_held: int, held_depth: int, num_next: int, next_depth: int, num_lookup: int
+) -> RowDrafting:
+    """Return the drafting of rows of chains for which a rank drafts; equal rows share the record.
 
     Serialization writes a shared record once.
     """
-    return RowDrafting(None, None, (), num_held, held_depth, num_next, next_depth)
+    return RowDrafting(None, None, (), num_held, held_depth, num_next, next_depth, num_lookup)
 
 
-PLAIN_DRAFTING = head_drafting(0, 0, 0, 0)
+PLAIN_DRAFTING = head_drafting(0, 0, 0, 0, 0)
 """Drafting of rows whose drafts, if any, are a chain without probabilities."""
 
 
@@ -350,7 +356,8 @@ class VerifiedRow(NamedTuple):
     lookahead_token_ids: for a row with lookahead tokens, the target's most likely token after each
         draft and lookahead token, whether those before were accepted or not; by raw logits.
     next_draft_token_ids: a draft after token_ids that the rank made itself, by heads on the
-        target's hidden states. next_draft_parents: its tree, as in `Proposal`; None for a chain.
+        target's hidden states, or by lookup where next_draft_is_lookup is True. next_draft_parents:
+        its tree, as in `Proposal`; None for a chain.
     next_draft_confidences: for each token of that draft, the probability in thousandths of the most
         likely one at its place, where a budget over the batch needs them.
     """
@@ -363,6 +370,7 @@ class VerifiedRow(NamedTuple):
     next_draft_token_ids: tuple[int, ...] = ()
     next_draft_parents: tuple[int, ...] | None = None
     next_draft_confidences: tuple[int, ...] = ()
+    next_draft_is_lookup: bool = False
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ from specdec.worker.device.input.rows import without_next_drafts
 from specdec.worker.device.queue import DeviceQueue
 from specdec.worker.device.step_graphs import GraphBackend, GraphReport
 from specdec.worker.device.steps import DeviceSteps
+from specdec.worker.head.cascade import rank_drafter
+from specdec.worker.head.drafter import RankDrafter
 from specdec.worker.head.runner import HeadRunner
 from specdec.worker.head.versions import HeadVersions, LoadHead
 from specdec.worker.model_runner import ModelRunner
@@ -60,7 +62,8 @@ class ServedHead:
 class TargetModelRunner(ModelRunner):
     """Executes steps in order; with several ranks each gets the same steps.
 
-    head: drafts at the end of each step; None without a draft head. head_versions: its versions.
+    head: drafts at the end of each step, by a draft head or by lookups; None where nothing does.
+    head_versions: those of a draft head.
     device_steps: runs the steps that need nothing from the host; None where the host runs all.
     graph_report: what these have captured.
     """
@@ -96,10 +99,9 @@ class TargetModelRunner(ModelRunner):
             states=states,
             row_ops=row_ops,
         )
-        self.head, self.head_versions = None, None
-        if head is not None:
-            self.head = self._head_runner(head.head, limits)
-            self.head_versions = HeadVersions(self.head, head.load)
+        runner = None if head is None else self._head_runner(head.head, limits)
+        self.head: RankDrafter | None = rank_drafter(runner, limits)
+        self.head_versions = HeadVersions(runner, head.load) if head and runner else None
         self.device_steps, self.graph_report, self._queue = None, None, None
         if on_device:
             self.device_steps, self.graph_report = self._device_steps(limits, graphs)
@@ -222,7 +224,7 @@ class TargetModelRunner(ModelRunner):
             return output
         own = without_next_drafts(rows, {row.seq_id for row in rows} - seq_ids)
         verified = tuple(row for row in output.rows if row.seq_id in seq_ids)
-        if any(row.drafting.num_next for row in own):
+        if any(row.drafting.num_next or row.drafting.num_lookup for row in own):
             assert self.device_steps is not None
             verified = self.head.draft_next(own, self.device_steps.states_of(rows), verified)
         self._batch_state.hold_drafts(verified)

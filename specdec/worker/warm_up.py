@@ -26,7 +26,8 @@ def warm_up_target(runner: TargetModelRunner, num_tokens: int, max_model_len: in
     counts of tokens allocated. Overwrites the first blocks of the pool, which must be unused.
     """
     has_drafts = runner.head is not None and max_model_len > _NUM_TOKENS_AFTER
-    drafting = RowDrafting(num_next=_NUM_DRAFTS if has_drafts else 0)
+    num_next = _NUM_DRAFTS if has_drafts else 0
+    drafting = RowDrafting(num_next=num_next, num_lookup=num_next)
     num_after = _NUM_TOKENS_AFTER if has_drafts else 1  # at least the decoded token
     num_tokens = min(num_tokens, max_model_len - num_after)
     num_blocks = -(-(num_tokens + num_after) // runner.block_size)

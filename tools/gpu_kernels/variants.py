@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from specdec.config.gpu.truncation_search import TILE_TOKENS
 from specdec.kernels.triton import lora
+from specdec.kernels.triton import ngram as lookups
 from specdec.kernels.triton.device import (
     children,
     edits,
+    ngram,
     products,
     rows,
     sample,
@@ -46,6 +48,7 @@ def variants() -> Iterator[Variant]:
     yield from _children_variants()
     yield _edit_variant()
     yield from _verification_variants()
+    yield from _lookup_variants()
 
 
 def _row_variants() -> Iterator[Variant]:
@@ -287,3 +290,18 @@ def _verification_variants() -> Iterator[Variant]:
     moved = {**types, "kv_cache": "*bf16", "layer_stride": "i64"}
     constants = {"SIZE": 2048, "BLOCK": 1024}
     yield Variant("move_slots_bf16", verify.move_slots, moved, constants, {"num_warps": 4})
+
+
+def _lookup_variants() -> Iterator[Variant]:
+    """Yield prompt lookup, with the n-grams of the default configuration and the longest ones."""
+    types = {
+        **dict.fromkeys(("token_ids", "scores"), "*i32"),
+        **dict.fromkeys(("texts", "lengths", "num_wanted", "drafts"), "*i64"),
+        **dict.fromkeys(("size", "num_parts", "num_tokens"), "i32"),
+    }
+    for shortest, longest in ((2, 4), (1, 16)):
+        constants = {"SHORTEST": shortest, "LONGEST": longest, "BLOCK": lookups.BLOCK}
+        name = f"find_matches_{shortest}_{longest}"
+        yield Variant(name, ngram.find_matches, types, constants, {"num_warps": 4})
+    copied = {"BLOCK_PARTS": lookups.MAX_PARTS, "BLOCK": 8}
+    yield Variant("copy_continuations_8", ngram.copy_continuations, types, copied, {"num_warps": 1})

@@ -31,7 +31,6 @@ from cluster.api.openai.schemas.responses_schema import ResponseBody, ResponsesR
 from cluster.api.openai.streams import (
     DisconnectWatch,
     EventStream,
-    LastEvents,
     Outputs,
     PendingOutputs,
     PromptOutput,
@@ -257,8 +256,7 @@ async def _events(
     outputs: PendingOutputs,
     get_names: Callable[[], Mapping[str, str]],
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream; those of the last output together with the end."""
-    is_alone, unsent = len(builder.calls) == 1, list[bytes]()
+    """Yield the events of a stream."""
     async with aclosing(outputs):
         try:
             for data in builder.opening():
@@ -267,15 +265,15 @@ async def _events(
                 yield EMPTY_LINE
             async for each in outputs:
                 if builder.is_large(each.output):
-                    unsent += await asyncio.to_thread(builder.events, each)
+                    encoded = await asyncio.to_thread(builder.events, each)
                 else:
-                    unsent += builder.events(each)
-                if unsent and not (is_alone and each.output.is_last):
-                    yield b"".join(unsent)
-                    unsent.clear()
-            unsent += await offload(builder.closing, is_large=builder.names is not None)
+                    encoded = builder.events(each)
+                if encoded:
+                    yield b"".join(encoded)
+            for data in await offload(builder.closing, is_large=builder.names is not None):
+                yield data
         except Exception as error:
             failure = failure_of(error, names=get_names())
             handler.count(failure)
-            unsent += builder.failed(failure)
-        yield LastEvents(b"".join(unsent))
+            for data in builder.failed(failure):
+                yield data

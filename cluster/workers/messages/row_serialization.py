@@ -116,8 +116,8 @@ def _decode_step_rows(
 def _encode_draftings(draftings: Collection[RowDrafting]) -> Frames:
     """Encode as [numbers, 2 arrays of probabilities].
 
-    The numbers of a record are their count, its four of the head, the shape of its probabilities,
-    the length of its tree, parents, and drafts by token.
+    The numbers of a record are their count, its five of the rank's drafts, the shape of its
+    probabilities, the length of its tree, parents, and drafts by token.
     """
     return [
         pack_numbers(chain.from_iterable(map(_drafting_numbers, draftings))),
@@ -137,7 +137,7 @@ def _drafting_numbers(drafting: RowDrafting) -> Numbers:
 
 def _decode_draftings(numbers: bytes, listed: bytes, probs: bytes) -> list[RowDrafting]:
     records = [*_drafting_records(*unpack_numbers(numbers, [len(numbers) // INT32.itemsize]))]
-    shapes = ((record[4], record[5]) for record in records)
+    shapes = ((record[5], record[6]) for record in records)
     all_probs = decode_draft_probs(shapes, listed, probs)
     return [
         _drafting(own_probs, record) for own_probs, record in zip(all_probs, records, strict=True)
@@ -153,9 +153,9 @@ def _drafting_records(numbers: Numbers) -> Iterator[Numbers]:
 
 
 def _drafting(probs: DraftProbs | None, record: Numbers) -> RowDrafting:
-    end = 7 + record[6]
+    end = 8 + record[7]
     by_token = tuple(_drafts_by_token(record[end:])) if len(record) > end else ()
-    return RowDrafting(probs, record[7:end] or None, by_token, *record[:4])
+    return RowDrafting(probs, record[8:end] or None, by_token, *record[:5])
 
 
 def _drafts_by_token(numbers: Numbers) -> Iterator[Numbers]:

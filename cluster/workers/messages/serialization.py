@@ -100,7 +100,7 @@ def _decode_deltas(deltas: bytes, blocks: bytes) -> Iterator[BlockTableDelta]:
 
 
 def encode_output(output: VerifyOutput) -> Frames:
-    """Encode as [header, rows [B, 9], tokens, prompts [P, 5], 3 logprobs arrays].
+    """Encode as [header, rows [B, 10], tokens, prompts [P, 5], 3 logprobs arrays].
 
     A row's tokens are its output, lookahead and next draft tokens, then the draft's parents and
     confidences.
@@ -120,6 +120,7 @@ def encode_output(output: VerifyOutput) -> Frames:
             len(row.next_draft_token_ids),
             row.next_draft_parents is not None,
             bool(row.next_draft_confidences),
+            row.next_draft_is_lookup,
         )
         for row in output.rows
     )
@@ -146,7 +147,7 @@ def decode_output(frames: Sequence[bytes]) -> VerifyOutput:
     if not others:
         return VerifyOutput(msgpack.unpackb(header), SampledTokens(*unpack_columns(rows, 2)))
     tokens, prompts, *logprobs = others
-    table, prompt_table = unpack_table(rows, 9), unpack_table(prompts, 5)
+    table, prompt_table = unpack_table(rows, 10), unpack_table(prompts, 5)
     counts = [row[1] + row[2] + row[6] * (1 + row[7] + row[8]) for row in table]
     row_numbers = unpack_numbers(tokens, counts)
     take_ids, take_values, take_ranks = map(array_reader, logprobs, (INT32, FLOAT32, INT32))
@@ -176,7 +177,8 @@ def _verified_numbers(row: VerifiedRow) -> Numbers:
 
 
 def _verified_row(row: Numbers, numbers: Numbers, take: Callable[..., Logprobs]) -> VerifiedRow:
-    seq_id, count, num_lookahead, width, num_given, is_bad, num_drafts, is_tree, is_sure = row
+    seq_id, count, num_lookahead, width, num_given, is_bad, num_drafts, *kinds = row
+    is_tree, is_sure, is_lookup = kinds
     logprobs = take(count, width, num_given) if width else None
     end = count + num_lookahead
     drafts = numbers[end : end + num_drafts]
@@ -190,6 +192,7 @@ def _verified_row(row: Numbers, numbers: Numbers, take: Callable[..., Logprobs])
         drafts,
         parents,
         numbers[len(numbers) - num_drafts :] if is_sure else (),
+        bool(is_lookup),
     )
 
 

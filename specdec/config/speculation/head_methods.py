@@ -33,8 +33,8 @@ class HeadMethodConfig(MethodConfig):
     network: the class of a `DraftHead` (`specdec.models.heads.networks`), called with a shape, a
         CheckpointReader and a TargetRank. native_network: returns the same head on the kernels for
         CPUs, of one that `network` has made; None where it has none.
-    writes_kv: whether the head has attention, so that its drafts need KV slots. grows_trees:
-        whether it also runs the tokens of a tree level by level, on a GPU as graphs.
+    grows_trees: whether a head with attention also runs the tokens of a tree level by level, on a
+        GPU as graphs.
     has_layers_of_model: whether its passes have the layers of a whole model.
     model: the head's checkpoint, a directory or a Hub id; None for the target's own.
     quantization: how the head's matrices are held; None keeps the model's dtype.
@@ -45,7 +45,6 @@ class HeadMethodConfig(MethodConfig):
     head_format: ClassVar[str]
     network: ClassVar[str]
     native_network: ClassVar[str | None] = None
-    writes_kv: ClassVar[bool] = False
     grows_trees: ClassVar[bool] = False
     has_layers_of_model: ClassVar[bool] = False
     proposer = "specdec.speculation.proposers.target_head:TargetHeadProposer"
@@ -83,6 +82,7 @@ class AttentionHeadConfig(HeadMethodConfig):
     """
 
     writes_kv = True
+    reads_tokens = True
 
     draft_window: int | None = within(None, 1, 2**24)
 

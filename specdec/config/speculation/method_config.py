@@ -53,6 +53,8 @@ class MethodConfig:
     other_names: in vLLM, and in capitals that of SGLang's algorithm.
     parallel_of: the method that this one is with `parallel_drafting`; None for a separate method.
     is_in_target: whether the target's own checkpoint may contain what drafts.
+    writes_kv, reads_tokens: of what drafts on the target's ranks, whether it has attention, so that
+        its drafts need KV slots, and whether it needs the tokens of every sequence.
     trained: what `specdec train` makes; None where it makes nothing.
     """
 
@@ -63,6 +65,8 @@ class MethodConfig:
     other_names: ClassVar[tuple[str, ...]] = ()
     parallel_of: ClassVar[str | None] = None
     is_in_target: ClassVar[bool] = False
+    writes_kv: ClassVar[bool] = False
+    reads_tokens: ClassVar[bool] = False
     trained: ClassVar[TrainedDrafter | None] = None
 
     def __post_init__(self) -> None:

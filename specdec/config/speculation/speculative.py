@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from specdec.config.fields import refuse_unknown
 from specdec.config.speculation.head_methods import HeadMethodConfig
-from specdec.config.speculation.method_config import MethodConfig
+from specdec.config.speculation.method_config import DraftPlace, MethodConfig
 from specdec.config.speculation.method_roles import (
     OTHER_ROLES,
     check_roles,
@@ -285,8 +285,12 @@ class SpeculativeConfig:
     @property
     def head(self) -> HeadMethodConfig | None:
         """The method that drafts with a head on the target's ranks, where one does."""
-        heads = (each for each in self.drafters if isinstance(each, HeadMethodConfig))
-        return next(heads, None)
+        return next((each for each in self.drafters if isinstance(each, HeadMethodConfig)), None)
+
+    @property
+    def rank_drafters(self) -> tuple[MethodConfig, ...]:
+        """The methods by which the target's ranks draft: a head, lookups, or both."""
+        return tuple(each for each in self.drafters if each.place is DraftPlace.TARGET)
 
     @property
     def uses_confidences(self) -> bool:
@@ -297,10 +301,10 @@ class SpeculativeConfig:
     def holds_drafts(self) -> bool:
         """Return whether the target's ranks hold drafts for a step begun ahead.
 
-        They do for a head that drafts alone. How many drafts to verify must be known too, and
+        They do where they alone draft. How many drafts to verify must be known too, and
         confidences arrive with the drafts.
         """
-        return self.drafters == (self.head,) and not self.uses_confidences
+        return self.drafters == self.rank_drafters and not self.uses_confidences
 
     @property
     def num_lookahead_tokens(self) -> int:

@@ -23,6 +23,7 @@ from specdec.config.gpu.graph_sizes import (
 )
 from specdec.config.gpu.truncation_search import search_bytes
 from specdec.config.llm import LLMConfig
+from specdec.engine.memory.rank_lookups import lookup_bytes
 from specdec.engine.models.model_limits import draft_adapter_limits
 from specdec.models.config.model_config import ModelConfig
 
@@ -68,7 +69,7 @@ def gpu_workspace_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) 
         + _dequantized_bytes(config, model)
         + (_PRODUCT_BYTES * (2 if captures else 1) if config.deterministic and not drafts else 0)
         + (_prompt_bytes(config, model) if captures and not drafts else 0)
-        + (0 if drafts else _tap_bytes(config, model))
+        + (0 if drafts else _tap_bytes(config, model) + lookup_bytes(config, model))
     )
 
 

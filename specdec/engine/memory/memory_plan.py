@@ -12,6 +12,7 @@ from specdec.config.llm import LLMConfig
 from specdec.engine.memory.gpu_memory import divide_gpu, divide_gpus
 from specdec.engine.memory.host_memory import divide_host, divide_hosts
 from specdec.engine.memory.kv_pools import KvPool, draft_pool, target_pool
+from specdec.engine.memory.rank_lookups import served_speculation
 from specdec.engine.memory.weight_memory import state_bytes
 from specdec.engine.models.model_limits import check_model_limits, draft_adapter_limits
 from specdec.engine.models.model_resolution import Models
@@ -89,7 +90,8 @@ def memory_plan(
 def _engine_config(
     config: LLMConfig, pool: KvPool, draft: KvPool | None, num_blocks: int, *, in_process: bool
 ) -> EngineConfig:
-    speculation, is_hybrid = config.speculative_config, pool.model.recurrent is not None
+    speculation = served_speculation(config, pool.model)
+    is_hybrid = pool.model.recurrent is not None
     has_no_branches = draft is not None and draft.model.recurrent is not None
     if speculation is not None and (in_process or has_no_branches):
         speculation = speculation.without_drafts_ahead

@@ -25,7 +25,7 @@ from specdec.engine.scheduling.scheduler import Scheduler
 from specdec.engine.scheduling.speculator import Drafting
 from specdec.engine.scheduling.state_saves import Save, begin_saves
 from specdec.sequences.block_manager import BlockManager
-from specdec.sequences.sequence import Sequence, SequenceStatus
+from specdec.sequences.sequence import HeadDraft, Sequence, SequenceStatus
 from specdec.sequences.worker_view import WorkerView
 from specdec.speculation.proposers import ProposalAhead
 from specdec.types.control import SpeculationControl
@@ -154,6 +154,10 @@ class StepsInFlight:
         began_at_s, self._collected_at_s = max(began_at_s, self._collected_at_s), self._clock()
         self._recorder.record_verify(self._collected_at_s - began_at_s)
         return CollectedStep(rows, verified, head_version, saves)
+
+    def head_drafts(self) -> dict[int, HeadDraft]:
+        """Return what the ranks have drafted for the rows of the oldest step, by sequence."""
+        return {seq.seq_id: seq.head_draft for seq, _ in self.rows if seq.head_draft is not None}
 
     def resolve(self) -> None:
         """Put what the step before has yielded into the rows of the step in flight.
@@ -297,11 +301,10 @@ def _row_ahead(row: ScheduledRow, proposal: ProposalAhead | None, max_model_len:
 
 
 def _drafting_ahead(row: ScheduledRow, proposal: ProposalAhead | None) -> RowDrafting:
-    if proposal is None and not row.num_next_drafts:
+    if proposal is None and not any(row.next_drafting):
         return PLAIN_DRAFTING
     proposal = proposal or ProposalAhead(row.seq.seq_id)
-    next_draft = (row.num_next_drafts, row.next_draft_depth)
-    head = (proposal.num_held_drafts, proposal.held_depth, *next_draft)
+    head = (proposal.num_held_drafts, proposal.held_depth, *row.next_drafting)
     if not proposal.drafts_by_token:
         return head_drafting(*head)
     return RowDrafting(None, None, proposal.drafts_by_token, *head)

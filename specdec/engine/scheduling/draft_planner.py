@@ -6,6 +6,7 @@ import collections.abc
 from itertools import islice
 
 from specdec.config.engine import EngineConfig
+from specdec.config.speculation.method_config import MethodConfig
 from specdec.engine.scheduling.scheduled_row import ScheduledRow
 from specdec.sequences.sequence import Sequence
 from specdec.text.grammar.matcher import MAX_CONSTRAINED_NODES
@@ -38,6 +39,8 @@ class DraftPlanner:
         )
         self._lookahead_window = speculation.num_lookahead_tokens if speculation else 0
         self._head = speculation.head if speculation else None
+        drafters = speculation.rank_drafters if speculation else ()
+        self._lookup = next((each for each in drafters if each is not self._head), None)
         self._decision = NO_DRAFTS
         self._control = NO_SPECULATION
         self._has_predictions = False
@@ -108,21 +111,30 @@ class DraftPlanner:
 
     @property
     def has_next_drafts(self) -> bool:
-        """Return whether the target's head, where it has one, drafts at the end of the step."""
-        return self._head is not None and self._decision.num_draft_tokens > 0
+        """Return whether the target's ranks draft at the end of the step."""
+        is_drafting = self._head is not None or self._lookup is not None
+        return is_drafting and self._decision.num_draft_tokens > 0
 
     def next_draft_shape(self, row: ScheduledRow) -> DraftShape:
         """Return the shape of the draft that could become output after the token of a row.
 
         The draft length of the next step is the present one, or with a batch budget the longest.
         """
-        assert self._head is not None, "no head drafts"
-        if row.seq.drafting_method(self._control) not in (None, self._head.name):
+        if not self._drafts_by(self._head, row.seq):
             return chain(0)
         count = self._num_next_draft_tokens(row.seq)
         if not self._may_draft_tree(row.seq):
             return chain(count)
         return tree(count, depth=min(count, self._decision.shape.depth))
+
+    def next_lookup(self, row: ScheduledRow) -> int:
+        """Return the tokens that the target's ranks look up after the token of a row."""
+        is_wanted = self._drafts_by(self._lookup, row.seq)
+        return self._num_next_draft_tokens(row.seq) if is_wanted else 0
+
+    def _drafts_by(self, drafter: MethodConfig | None, seq: Sequence) -> bool:
+        """Return whether a method, where it is loaded, is one that drafts for a sequence."""
+        return drafter is not None and seq.drafting_method(self._control) in (None, drafter.name)
 
     def next_chain_length(self, seq: Sequence) -> int:
         """Return the longest chain of drafts in the next step that could become output."""
@@ -140,8 +152,9 @@ class DraftPlanner:
 
         A head with KV runs the tokens that this step yields and its own drafts after them.
         """
-        assert self._head is not None, "no head drafts"
-        if not (shape.num_draft_tokens and row.samples and self._head.writes_kv):
+        if self._head is None or not self._head.writes_kv:
+            return 0
+        if not (shape.num_draft_tokens and row.samples):
             return 0
         num_slots = row.seq.num_tokens + row.num_draft_tokens + 1 + shape.num_head_slots
         return min(num_slots, self._max_model_len)

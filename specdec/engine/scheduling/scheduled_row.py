@@ -15,7 +15,8 @@ from specdec.types.messages import DraftProbs, RowDrafting, StepRow, head_drafti
 class ScheduledRow(NamedTuple):
     """A sequence's part of a step: its next `num_tokens`, and KV slots for guesses after them.
 
-    num_next_drafts, next_draft_depth: as num_next and next_depth in RowDrafting.
+    num_next_drafts, next_draft_depth, num_lookup: as num_next, next_depth and num_lookup in
+        RowDrafting.
     max_depth: where its draft may be a tree, most draft tokens that follow each other; None for a
         chain.
     """
@@ -27,6 +28,7 @@ class ScheduledRow(NamedTuple):
     num_next_drafts: int = 0
     max_depth: int | None = None
     next_draft_depth: int = 0
+    num_lookup: int = 0
 
     @classmethod
     def of_prompt(
@@ -54,12 +56,21 @@ class ScheduledRow(NamedTuple):
         """Return whether the row reaches the last known token, so that a new token is sampled."""
         return self.num_tokens == self.seq.num_uncomputed_tokens
 
-    def with_next_draft(self, shape: DraftShape) -> ScheduledRow:
-        """Return the row with the shape of the draft that a head makes at the end of the step."""
+    def with_next_draft(self, shape: DraftShape, num_lookup: int) -> ScheduledRow:
+        """Return the row with the shape of the draft that a head makes at the end of the step.
+
+        num_lookup: as in RowDrafting.
+        """
         return self._replace(
             num_next_drafts=shape.num_draft_tokens,
             next_draft_depth=shape.depth if shape.is_tree else 0,
+            num_lookup=num_lookup,
         )
+
+    @property
+    def next_drafting(self) -> tuple[int, int, int]:
+        """The fields of RowDrafting about what the rank drafts at the end of the step."""
+        return self.num_next_drafts, self.next_draft_depth, self.num_lookup
 
     def step_row(self, proposal: Proposal | None) -> StepRow:
         """Return the tokens to run: the known ones, then the drafts unless they are stale.
@@ -100,7 +111,7 @@ class ScheduledRow(NamedTuple):
 
     def _drafting(self, probs: DraftProbs | None, parents: tuple[int, ...] | None) -> RowDrafting:
         """Return the drafting of the row; chains without probabilities share it."""
-        head = (0, 0, self.num_next_drafts, self.next_draft_depth)
+        head = (0, 0, *self.next_drafting)
         if probs is None and parents is None:
             return head_drafting(*head)
         return RowDrafting(probs, parents, (), *head)

@@ -283,7 +283,7 @@ class Scheduler:
                 self._rows[seq_id] = ScheduledRow(row.seq, 1)
 
     def _reserve_next_drafts(self) -> bool:
-        """Let the target's head draft for the next step, where it has one, as far as it is useful.
+        """Let the target's ranks draft for the next step, where they do, as far as it is useful.
 
         Its slots are optional too. Returns whether there were blocks for all of them.
         """
@@ -295,7 +295,7 @@ class Scheduler:
             num_slots = self.draft_planner.num_slots_of_next_draft(row, shape)
             if num_slots and not self.blocks.reserve(seq_id, num_slots):
                 has_room, shape = False, chain(0)
-            self._rows[seq_id] = row.with_next_draft(shape)
+            self._rows[seq_id] = row.with_next_draft(shape, self.draft_planner.next_lookup(row))
         return has_room
 
     def _prefill_budget(self, num_decodes: int = 0) -> int:

@@ -12,7 +12,7 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.scheduling.scheduled_row import ScheduledRow
 from specdec.sequences.decode_rows import RepeatedRows
 from specdec.sequences.prediction import METHOD as PREDICTION
-from specdec.sequences.sequence import Sequence
+from specdec.sequences.sequence import HeadDraft, Sequence
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import (
     AheadWork,
@@ -58,8 +58,15 @@ class Drafting:
     waited_s: float = 0.0
     work: frozenset[AheadWork] = frozenset()
 
-    def resolved(self, rows: collections.abc.Sequence[StepRow]) -> Drafting:
-        """Return it with the number that each resolved row wanted of held drafts."""
+    def resolved(
+        self,
+        rows: collections.abc.Sequence[StepRow],
+        find_drafts: Callable[[], Mapping[int, HeadDraft]],
+    ) -> Drafting:
+        """Return it with the number that each resolved row wanted of held drafts.
+
+        find_drafts: returns those that were held, by sequence.
+        """
         if not self.ahead:
             return self
         held = {
@@ -67,7 +74,14 @@ class Drafting:
             for row in rows
             if self._is_held(row.seq_id)
         }
-        return replace(self, num_requested={**self.num_requested, **held})
+        drafts = find_drafts().items()
+        methods = {seq_id: each.method for seq_id, each in drafts if each.method}
+        own = {seq_id: methods[seq_id] for seq_id in held if seq_id in methods}
+        return replace(
+            self,
+            num_requested={**self.num_requested, **held},
+            methods={**self.methods, **own},
+        )
 
     def _is_held(self, seq_id: int) -> bool:
         return seq_id in self.ahead and self.ahead[seq_id].num_held_drafts > 0

@@ -183,7 +183,9 @@ class CostProfiler:
     def _drafting(self, num_draft_tokens: int) -> RowDrafting:
         draft = self._next_draft(num_draft_tokens)
         return RowDrafting(
-            num_next=draft.num_draft_tokens, next_depth=draft.depth if draft.is_tree else 0
+            num_next=draft.num_draft_tokens,
+            next_depth=draft.depth if draft.is_tree else 0,
+            num_lookup=draft.num_draft_tokens,
         )
 
     @property

@@ -121,7 +121,7 @@ def measure_costs(
         return with_engine(costs, engine, overlaps=overlaps, num_held_drafts=num_held)
 
     tables: dict[DraftPlace, MethodCosts] = {}
-    if speculation.head is not None:
+    if speculation.rank_drafters:
         tables[DraftPlace.TARGET] = MethodCosts(verification(replace(profiler, with_head=True)))
     if not tables or len(speculation.drafters) > 1:
         tables[DraftPlace.ENGINE] = MethodCosts(verification(profiler))

@@ -21,6 +21,7 @@ from specdec.speculation.proposers.base import (
 )
 from specdec.speculation.proposers.corpus import Encode
 from specdec.speculation.proposers.suffix import SuffixProposer
+from specdec.speculation.proposers.target_head import TargetHeadProposer
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,8 @@ def make_proposer(
     """
     if config is None:
         return None
+    if config.rank_drafters == config.drafters:
+        return TargetHeadProposer(config.drafter)
     stages = [_make_stage(each, draft_model) for each in config.drafters]
     return stages[0].proposer if len(stages) == 1 else CascadeProposer(stages)
 

@@ -17,20 +17,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-from specdec.types.messages import StepRow
+from specdec.types.messages import RowDrafting, StepRow
 from specdec.worker.batch.batch_state import SequenceState
 from specdec.worker.device.decoder import DeviceDecoder
 from specdec.worker.device.input.columns import StepColumns
 from specdec.worker.device.launch import StepLauncher
 from specdec.worker.device.plan import StepPlanner, num_blocks
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
-from specdec.worker.head.runner import HeadRunner
+from specdec.worker.head.drafter import RankDrafter
 
 
 class HostReason(Enum):
     """Why the device cannot run a step, in the order in which this is checked."""
 
-    MISSING_PAIRS = "the head has not computed the KV of earlier tokens of a sequence"
+    MISSING_PAIRS = "the head lacks the KV of earlier tokens of a sequence, or lookups their text"
     SEQUENCES = "more sequences than max_num_seqs"
     LOOKAHEAD = "lookahead tokens, whose predictions the device does not return"
     ADAPTERS = "adapters, on a decoder that does not run them by Triton's kernels"
@@ -89,7 +89,7 @@ class StepEligibility:
         self,
         columns: StepColumns,
         states: Sequence[SequenceState],
-        head: HeadRunner | None = None,
+        head: RankDrafter | None = None,
         preceding: Sequence[StepRow] = (),
     ) -> HostReason | None:
         """Return why the device cannot run a step; None where it can, and holds its sequences.
@@ -126,7 +126,7 @@ class StepEligibility:
 
     def _reason_of_next_drafts(self, columns: StepColumns) -> HostReason | None:
         if not columns.grows_trees:
-            is_long = max(columns.num_next_drafts) > self._max_next_drafts
+            is_long = max(*columns.num_next_drafts, *columns.num_lookups) > self._max_next_drafts
             return HostReason.NEXT_DRAFTS if is_long else None
         if self._planner.shape(columns, 0).num_rows > self._limits.max_growing_rows:
             return HostReason.NEXT_TREES
@@ -155,18 +155,26 @@ class StepEligibility:
 
 
 def _reason_of_head(
-    head: HeadRunner | None, rows: Sequence[StepRow], preceding: Sequence[StepRow]
+    head: RankDrafter | None, rows: Sequence[StepRow], preceding: Sequence[StepRow]
 ) -> HostReason | None:
     """Return why drafts cannot follow, where pairs are missing apart from those of new tokens."""
-    if head is None or not head.has_pairs:
+    if head is None or not head.follows_steps:
         return None
-    has_drafted = {row.seq_id: row.drafting.num_next > 0 for row in preceding}
+    before = {row.seq_id: row.drafting for row in preceding}
     is_complete = all(
-        has_drafted[row.seq_id] if row.seq_id in has_drafted else head.has_pairs_before(row)
+        _continues(row.drafting, before[row.seq_id])
+        if row.seq_id in before
+        else head.has_pairs_before(row)
         for row in rows
-        if row.drafting.num_next
+        if row.drafting.num_next or row.drafting.num_lookup
     )
     return None if is_complete else HostReason.MISSING_PAIRS
+
+
+def _continues(drafting: RowDrafting, before: RowDrafting) -> bool:
+    """Return whether what drafts after a row has drafted after the one before it, too."""
+    has_head = before.num_next > 0 or not drafting.num_next
+    return has_head and (before.num_lookup > 0 or not drafting.num_lookup)
 
 
 def _reason_of_rows(rows: Sequence[StepRow], states: Sequence[SequenceState]) -> HostReason | None:

@@ -25,6 +25,7 @@ from specdec.worker.device.decoder import DeviceDecoder
 from specdec.worker.device.extras import StepExtras
 from specdec.worker.device.head.block import BlockDrafts
 from specdec.worker.device.head.head_launch import HeadLauncher, draft_layout
+from specdec.worker.device.head.lookup import LookupLauncher
 from specdec.worker.device.head.pairs import PairDrafts
 from specdec.worker.device.input.buffers import StepBuffers
 from specdec.worker.device.input.input import (
@@ -80,22 +81,28 @@ class StepLauncher:
             layout=layout,
         )
         self._offsets = torch.arange(limits.max_query_len, device=device)
-        self._stages: dict[Stage, Launch] = {
-            Stage(Part.FORWARD): self.launch_forward,
-            **stages_of_kinds(Part.SAMPLING, self._launch_plain),
-        }
-        if model.adapter_places is not None:
-            adapted = partial(self.launch_forward, has_adapters=True)
-            self._stages[Stage(Part.ADAPTED_FORWARD)] = adapted
-        self._head: HeadLauncher | None = None
-        if drafter is not None:
-            self._head = HeadLauncher(drafter, self.buffers, state, limits, graphs, self._sources)
-            self._stages |= self._head.stages
-        features = drafter.features if isinstance(drafter, PairParts | BlockParts) else None
+        self._stages = self._target_stages()
+        head, lookup = drafter or DrafterParts()
+        shared = (self.buffers, state, limits, graphs)
+        self._head = HeadLauncher(head, *shared, self._sources) if head else None
+        self.lookup = LookupLauncher(lookup, *shared, shard.ops) if lookup else None
+        for each in (self._head, self.lookup):
+            self._stages |= {} if each is None else each.stages
+        features = head.features if isinstance(head, PairParts | BlockParts) else None
         self._trees = TreePaths(state, limits, kv_cache, shard.ops, features)
         self._ragged: RaggedPass | None = None
         if limits.max_step_tokens:
             self._ragged = RaggedPass(model, kv_cache, state, limits, self._pairs)
+
+    def _target_stages(self) -> dict[Stage, Launch]:
+        stages: dict[Stage, Launch] = {
+            Stage(Part.FORWARD): self.launch_forward,
+            **stages_of_kinds(Part.SAMPLING, self._launch_plain),
+        }
+        if self._model.adapter_places is not None:
+            adapted = partial(self.launch_forward, has_adapters=True)
+            stages[Stage(Part.ADAPTED_FORWARD)] = adapted
+        return stages
 
     @property
     def _pairs(self) -> PairDrafts | BlockDrafts | None:
@@ -119,7 +126,8 @@ class StepLauncher:
     def replace_drafter(self, drafter: DrafterParts, prepare: Launch) -> None:
         """Draft with another head of the same sizes; capture the graphs of its passes again."""
         assert self._head is not None, "no head drafts"
-        self._head.use(drafter)
+        assert drafter.head is not None, "lookups have no versions"
+        self._head.use(drafter.head)
         self._graphs.capture(self._head.stages, prepare)
 
     def launch(self, plan: StepPlan) -> Tensor | None:
@@ -143,6 +151,8 @@ class StepLauncher:
             self._mark_invalid_chunks(shape, plan.ragged)
         if plan.num_next and self._head is not None:
             self._head.launch_drafts(plan)
+        if plan.num_lookup and self.lookup is not None:
+            self.lookup.launch(plan)
         return logprobs
 
     def _run(self, stage: Stage, shape: StepShape) -> None:

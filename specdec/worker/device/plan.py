@@ -19,8 +19,9 @@ class StepPlan(NamedTuple):
     """A step as it is launched.
 
     shape: of sampling, and of the pass where its rows have equally many tokens. ragged: of the
-    pass where they have not; None otherwise. num_next: draft tokens to make after it. grows_trees:
-    whether some of these drafts are to be trees. has_chunks: whether a row does not sample.
+    pass where they have not; None otherwise. num_next, num_lookup: draft tokens that a head
+    makes after it, and those to look up. grows_trees: whether some of these drafts are to be trees.
+    has_chunks: whether a row does not sample.
     has_head_prompts: whether the head runs tokens of a prompt. extras: further needs of some rows;
     None where no row has any. has_adapters: whether a row has an adapter.
     """
@@ -28,12 +29,18 @@ class StepPlan(NamedTuple):
     shape: StepShape
     kind: SamplingKind
     num_next: int = 0
+    num_lookup: int = 0
     ragged: RaggedShape | None = None
     has_chunks: bool = False
     has_head_prompts: bool = False
     extras: StepExtras | None = None
     has_adapters: bool = False
     grows_trees: bool = False
+
+    @property
+    def drafts(self) -> bool:
+        """Return whether there are drafts after it."""
+        return self.num_next > 0 or self.num_lookup > 0
 
     @property
     def num_words(self) -> int:
@@ -73,6 +80,7 @@ class StepPlanner:
             shape,
             kind,
             max(columns.num_next_drafts),
+            max(columns.num_lookups),
             has_adapters=columns.has_adapters,
             grows_trees=columns.grows_trees,
         )

@@ -16,7 +16,7 @@ from specdec.worker.device.eligibility import verified_by_host
 from specdec.worker.device.input.buffers import PendingTokens
 from specdec.worker.device.input.columns import StepColumns
 from specdec.worker.device.steps import MAX_IN_FLIGHT, DeviceSteps
-from specdec.worker.head.runner import HeadRunner
+from specdec.worker.head.drafter import RankDrafter
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class DeviceQueue:
     """
 
     def __init__(
-        self, steps: DeviceSteps, head: HeadRunner | None, group: TensorParallelGroup
+        self, steps: DeviceSteps, head: RankDrafter | None, group: TensorParallelGroup
     ) -> None:
         """head: drafts at the end of each step. group: of the ranks that run the same steps."""
         self._steps, self._head = steps, head
@@ -169,10 +169,12 @@ class DeviceQueue:
             step.tokens.logprobs(tokens),
             step.tokens.parents(drafted),
             step.tokens.confidences(drafted),
+            step.tokens.lookups(drafted),
             strict=True,
         )
         found = zip(step.rows, step.states, tokens, drafted, notes, strict=True)
-        for pending, state, token_ids, drafts, (logprobs, parents, confidences) in found:
+        for pending, state, token_ids, drafts, notes_of_row in found:
+            logprobs, parents, confidences, is_lookup = notes_of_row
             row = state.resolved(pending) if pending.is_pending else pending
             rows.append(row)
             if row.seq_id in step.by_host:
@@ -187,6 +189,7 @@ class DeviceQueue:
                         next_draft_token_ids=drafts,
                         next_draft_parents=parents,
                         next_draft_confidences=confidences,
+                        next_draft_is_lookup=is_lookup,
                     )
                 )
             elif not token_ids:

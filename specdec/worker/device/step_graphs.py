@@ -47,7 +47,7 @@ class Part(StrEnum):
     PAIRS after SAMPLING; then DRAFT and ADVANCE in turn make a draft token of each row, TREE makes
     a whole tree of each, or BLOCK runs the layers for all tokens. A head without KV has START after
     SAMPLING. After BLOCK and START, CHAIN selects all tokens of the drafts, of which the query
-    length counts one more.
+    length counts one more. LOOKUP finds drafts in the texts.
     """
 
     FORWARD = "forward"
@@ -60,6 +60,7 @@ class Part(StrEnum):
     ADVANCE = "advance"
     BLOCK = "block"
     START = "start"
+    LOOKUP = "lookup"
     CHAIN = "chain"
 
 

@@ -95,10 +95,14 @@ class DeviceSteps:
         """Apply the releases and block table deltas of a step; admissions need none."""
         self._state.update(released, deltas)
         self._extras.forget(released)
+        if self._launcher.lookup is not None:
+            self._launcher.lookup.forget(released)
 
     def forget_tokens(self, rows: Sequence[StepRow]) -> None:
-        """Count the tokens of sequences again, whose rows the host runs."""
+        """Count and copy the tokens of sequences again, whose rows the host runs."""
         self._extras.forget(row.seq_id for row in rows)
+        if self._launcher.lookup is not None:
+            self._launcher.lookup.forget(row.seq_id for row in rows)
 
     def states_of(self, rows: Sequence[StepRow]) -> Tensor:
         """Return the hidden states of the last step, whose rows are known by now."""
@@ -148,6 +152,8 @@ class DeviceSteps:
         shape, is_ragged = plan.shape, plan.ragged is not None
         self._last_plan = plan
         extras = self._extras.pack(rows, states, shape.query_len)
+        if launcher.lookup is not None:
+            launcher.lookup.hold(rows, any_wants=plan.num_lookup > 0)
         num_kept = device_rows.num_kept(rows, states) if num_kept is None else num_kept
         host = self._buffers[self._num_begun % len(self._buffers)]
         self._num_begun += 1
@@ -160,11 +166,12 @@ class DeviceSteps:
             logprobs = extras.pending_logprobs(table)
         return PendingTokens(
             results,
-            drafts if plan.num_next else None,
+            drafts if plan.drafts else None,
             recorded_event(self._device),
             logprobs,
             launcher.buffers.layout,
             plan.grows_trees,
+            plan.num_lookup > 0,
         )
 
     def _fill_with_padding(self, shape: StepShape) -> None:

@@ -1,4 +1,4 @@
-"""The parts of a rank's head that its drafts on the device share with those on the host."""
+"""The parts of what drafts on a rank that the device shares with the host."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from specdec.kernels.reference.ngram import NgramLengths
 from specdec.models.heads.networks.base import DeviceBlockHead, DeviceHead, DeviceStateHead
 from specdec.worker.head.sampler import HeadSampler
+from specdec.worker.head.texts import SequenceTexts
 
 
 class PairParts(NamedTuple):
@@ -42,5 +44,19 @@ class StateParts(NamedTuple):
     sampler: HeadSampler
 
 
+class LookupParts(NamedTuple):
+    """Prompt lookup; texts: those that the host knows."""
+
+    ngrams: NgramLengths
+    texts: SequenceTexts
+
+
 KvParts = PairParts | BlockParts
-DrafterParts = KvParts | StateParts
+HeadParts = KvParts | StateParts
+
+
+class DrafterParts(NamedTuple):
+    """A head, lookups, or both, of which the lookups come first."""
+
+    head: HeadParts | None = None
+    lookup: LookupParts | None = None

@@ -32,13 +32,12 @@ from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.drafts.draft_tree import num_growth_slots
 from specdec.types.messages import StepInput, StepRow, VerifiedRow
 from specdec.worker.batch.batch_state import BatchState
+from specdec.worker.head.drafter import Verified
 from specdec.worker.head.features import HeadFeatures
 from specdec.worker.head.kv import HeadKv
-from specdec.worker.head.parts import BlockParts, DrafterParts, PairParts, StateParts
+from specdec.worker.head.parts import BlockParts, DrafterParts, HeadParts, PairParts, StateParts
 from specdec.worker.head.sampler import HeadSampler, PartialDraft
 from specdec.worker.head.trees import HeadTrees
-
-Verified = tuple[VerifiedRow, ...]
 
 
 class HeadRunner:
@@ -117,6 +116,9 @@ class HeadRunner:
     @property
     def drafter_parts(self) -> DrafterParts:
         """Return what steps on the device draft with."""
+        return DrafterParts(self._head_parts())
+
+    def _head_parts(self) -> HeadParts:
         head, sampler, kind = self.head, self._sampler, self.head.capabilities.on_device
         assert kind is not None, "a head of native kernels"
         if kind is DeviceDrafts.STATES:
@@ -129,7 +131,7 @@ class HeadRunner:
         return PairParts(cast(DeviceHead, head), *stored)
 
     @property
-    def has_pairs(self) -> bool:
+    def follows_steps(self) -> bool:
         """Return whether the head has KV, of a pair for each token."""
         return self._kv is not None
 

@@ -28,16 +28,29 @@ from specdec.worker.device.step_graphs import (
     StepShape,
     stages_of_kinds,
 )
-from specdec.worker.head.parts import BlockParts, DrafterParts, PairParts, StateParts
+from specdec.worker.head.parts import (
+    BlockParts,
+    DrafterParts,
+    HeadParts,
+    PairParts,
+    StateParts,
+)
 
 Sources = Callable[[StepShape], Tensor]
 """Returns the hidden state that each new token of a step was sampled by, [num_rows, Q]."""
 
 
 def draft_layout(parts: DrafterParts | None, limits: DeviceStepLimits) -> DraftLayout:
-    """Return the layout of the drafts of a head."""
+    """Return the layout of the drafts of a head, of lookups, or of both."""
     if parts is None:
         return NO_DRAFTS
+    of_head = DraftLayout(limits.max_draft_tokens)
+    if parts.head is not None:
+        of_head = _layout_of_head(parts.head, limits)
+    return of_head._replace(has_lookups=parts.lookup is not None)
+
+
+def _layout_of_head(parts: HeadParts, limits: DeviceStepLimits) -> DraftLayout:
     growth = growth_shape(parts.head, limits) if isinstance(parts, PairParts) else None
     most = limits.max_draft_tokens if growth is None else max(limits.max_draft_tokens, *growth)
     has_confidences = parts.sampler.has_confidences
@@ -50,7 +63,7 @@ class HeadLauncher:
 
     def __init__(
         self,
-        parts: DrafterParts,
+        parts: HeadParts,
         buffers: StepBuffers,
         state: DeviceState,
         limits: DeviceStepLimits,
@@ -75,7 +88,7 @@ class HeadLauncher:
             self._states = StateDrafts(parts, state, limits, buffers.hidden, *outputs)
         self.stages = self._own_stages()
 
-    def use(self, parts: DrafterParts) -> None:
+    def use(self, parts: HeadParts) -> None:
         """Draft with another head of the same sizes; graphs have to be captured again."""
         match self.pairs or self._states, parts:
             case (PairDrafts() as pairs, PairParts()):

@@ -138,6 +138,7 @@ class PendingTokens:
     _logprobs: PendingLogprobs | None = None
     _layout: DraftLayout = NO_DRAFTS
     _has_trees: bool = False
+    _has_lookups: bool = False
 
     @property
     def is_done(self) -> bool:
@@ -170,6 +171,12 @@ class PendingTokens:
             return [()] * len(drafts)
         found = self._layout.confidences(self._drafts).tolist()
         return [tuple(own[: len(draft)]) for own, draft in zip(found, drafts, strict=True)]
+
+    def lookups(self, drafts: Sequence[tuple[int, ...]]) -> list[bool]:
+        """Return which drafts are of a lookup. drafts: as `drafts` returns them."""
+        if self._drafts is None or not (self._has_lookups and self._layout.has_lookups):
+            return [False] * len(drafts)
+        return [bool(each) for [each] in self._layout.lookups(self._drafts).tolist()]
 
     def logprobs(self, tokens: Sequence[tuple[int, ...]]) -> list[Logprobs | None]:
         """Return those of the new tokens of each row; call it after `collect` with its result."""

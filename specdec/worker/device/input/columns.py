@@ -73,6 +73,13 @@ class StepColumns:
         return [row.drafting.num_next * row.samples for row in self.rows]
 
     @property
+    def num_lookups(self) -> Sequence[int]:
+        """Draft tokens to look up after each row, 0 where it does not sample."""
+        if not any(self["num_lookup"]):
+            return self["num_lookup"]
+        return [row.drafting.num_lookup * row.samples for row in self.rows]
+
+    @property
     def has_head_prompts(self) -> bool:
         """Return whether the head runs a part of a prompt."""
         return any(row.drafting.num_next and is_prompt(row) for row in self.rows)

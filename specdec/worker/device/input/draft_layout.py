@@ -10,6 +10,8 @@ from torch import Tensor
 class DraftLayout(NamedTuple):
     """Words of a row's draft: the number of its tokens, the tokens, their parents and confidences.
 
+    With lookups the last word is 1 for a draft of these, 0 for that of a head.
+
     max_tokens: of a draft; 0 where no head drafts. has_parents: whether drafts may be trees, whose
     parents are written after the tokens; those of chains have no meaning.
     """
@@ -17,13 +19,15 @@ class DraftLayout(NamedTuple):
     max_tokens: int = 0
     has_parents: bool = False
     has_confidences: bool = False
+    has_lookups: bool = False
 
     @property
     def width(self) -> int:
         """Words of a row; 0 without a head."""
         if not self.max_tokens:
             return 0
-        return 1 + self.max_tokens * (1 + self.has_parents + self.has_confidences)
+        of_tokens = self.max_tokens * (1 + self.has_parents + self.has_confidences)
+        return 1 + of_tokens + self.has_lookups
 
     def tokens(self, drafts: Tensor) -> Tensor:
         """Return the numbers of tokens and the tokens, [num_rows, 1 + max_tokens].
@@ -39,7 +43,12 @@ class DraftLayout(NamedTuple):
 
     def confidences(self, drafts: Tensor) -> Tensor:
         """Return the confidences of the tokens, [num_rows, max_tokens]; none without them."""
-        return drafts[:, 1 + self.max_tokens * (1 + self.has_parents) :]
+        start = 1 + self.max_tokens * (1 + self.has_parents)
+        return drafts[:, start : start + self.max_tokens * self.has_confidences]
+
+    def lookups(self, drafts: Tensor) -> Tensor:
+        """Return whether each draft is of a lookup, [num_rows, 1]; [num_rows, 0] without any."""
+        return drafts[:, self.width - self.has_lookups :]
 
 
 NO_DRAFTS = DraftLayout()

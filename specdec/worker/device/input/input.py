@@ -47,7 +47,7 @@ class Word(IntEnum):
     after the row, 0 if it does not sample. END: of its tokens among those of all rows. SAMPLES: 0
     for a chunk of a prompt that more of it follows. HAS_HEAD: whether the head runs its tokens.
     ADAPTER: the place of its adapter, 0 without one. NEXT_DEPTH: of the tree after the row, 0 for
-    a chain. HELD_DEPTH: as in RowDrafting.
+    a chain. HELD_DEPTH: as in RowDrafting. NUM_LOOKUP: draft tokens to look up after the row.
     TOKENS: the last known token, then drafts, in all further columns.
     """
 
@@ -65,7 +65,8 @@ class Word(IntEnum):
     ADAPTER = PARAM_WORDS + 11
     NEXT_DEPTH = PARAM_WORDS + 12
     HELD_DEPTH = PARAM_WORDS + 13
-    TOKENS = PARAM_WORDS + 14
+    NUM_LOOKUP = PARAM_WORDS + 14
+    TOKENS = PARAM_WORDS + 15
 
 
 class Packed(NamedTuple):
@@ -192,6 +193,8 @@ class StepPacker:
             table[:, Word.NUM_NEXT] = columns.num_next_drafts
             table[:, Word.HAS_HEAD] = np.array(columns["num_next"]) > 0
             table[:, Word.NEXT_DEPTH] = columns["next_depth"]
+        if any(columns["num_lookup"]):
+            table[:, Word.NUM_LOOKUP] = columns.num_lookups
         if columns.has_held_drafts:
             table[:, Word.HELD_DEPTH] = columns["held_depth"]
         if columns.has_adapters:

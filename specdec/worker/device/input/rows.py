@@ -47,9 +47,9 @@ def num_kept(rows: Sequence[StepRow], states: Sequence[SequenceState]) -> list[i
 
 
 def without_next_drafts(rows: Sequence[StepRow], seq_ids: Container[int]) -> list[StepRow]:
-    """Return rows in which a head has nothing to do for some sequences."""
+    """Return rows after which nothing is drafted for some sequences."""
     return [
-        row._replace(drafting=row.drafting._replace(num_next=0, next_depth=0))
+        row._replace(drafting=row.drafting._replace(num_next=0, next_depth=0, num_lookup=0))
         if row.seq_id in seq_ids
         else row
         for row in rows

@@ -84,7 +84,7 @@ def step_rows(draw):
 
 @st.composite
 def draftings(draw, count, width):
-    head = [draw(COUNTS) for _ in range(4)]
+    head = [draw(COUNTS) for _ in range(5)]
     if draw(st.booleans()):
         return head_drafting(*head)  # which rows share
     probs, parents = draft_probs(count, width) if width else None, draw(TOKENS) or None
@@ -95,11 +95,11 @@ def draftings(draw, count, width):
 
 @st.composite
 def drafts_of_ranks(draw):
-    """Draft tokens, the parents of a tree or None for a chain, and confidences or none."""
+    """Draft tokens, the parents of a tree or None for a chain, confidences, and the method."""
     tokens = draw(TOKENS)
     parents = tuple(range(-1, len(tokens) - 1)) if tokens and draw(st.booleans()) else None
     confidences = tuple(range(500, 500 + len(tokens))) if draw(st.booleans()) else ()
-    return tokens, parents, confidences
+    return tokens, parents, confidences, bool(tokens) and draw(st.booleans())
 
 
 @st.composite

@@ -4,6 +4,7 @@ import pytest
 
 from specdec.config.speculation.head_methods import MedusaConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
+from specdec.config.speculation.target_lookup import with_lookup_on_ranks
 from specdec.sequences.sequence import HeadDraft
 from specdec.speculation.proposers import DraftRequest, ProposalAhead, make_proposer
 from specdec.speculation.proposers.target_head import TargetHeadProposer
@@ -45,6 +46,18 @@ def test_the_head_drafts_where_a_lookup_before_it_has_no_full_draft():
     unseen = sequence(2, [5, 6, 7])
     unseen.head_draft = HeadDraft(3, 7, (8, 9))
     assert drafted(unseen, 2, proposer) == [(3, 7, (8, 9), "medusa")]
+
+
+def test_a_draft_of_a_rank_is_of_the_method_that_the_request_names():
+    ngram = {"method": "ngram", "prompt_lookup_min": 1}
+    speculation = with_lookup_on_ranks(SpeculativeConfig.of("medusa", model="head", first=ngram))
+    proposer = make_proposer(speculation)
+    for method, tokens in ((None, (7, 8)), ("ngram", (7, 8)), ("medusa", ())):
+        seq = sequence(1, [5, 6, 5], method=method)
+        seq.head_draft = HeadDraft(3, 5, (7, 8), method="ngram")
+        [proposal] = proposer.take([DraftRequest(seq, 2, method=method)])
+        assert proposal.draft_token_ids == tokens
+        assert proposal.method == ("ngram" if tokens else None)
 
 
 TREE = HeadDraft(2, 6, (7, 8, 9, 10, 11), (-1, -1, 0, 1, 2))

@@ -63,7 +63,7 @@ def drafted(count, **more):
 WITH_WORDS = SamplingRules(bad_words=((3, 4),))
 WANTS_DRAFT = RowDrafting(num_next=1)
 TREE = RowDrafting(num_next=4, next_depth=2)
-HEAD = Mock(has_pairs=True, has_pairs_before=lambda row: row.num_computed_tokens > 0)
+HEAD = Mock(follows_steps=True, has_pairs_before=lambda row: row.num_computed_tokens > 0)
 CHUNK = StepRow(0, 0, (3,) * 9, 0, False)
 CASES = {
     HostReason.MISSING_PAIRS: lambda runner: reason(
@@ -152,7 +152,16 @@ def test_a_head_needs_the_pairs_before_the_first_token_or_a_step_in_flight_that_
         ([CHUNK], (), None),
     ):
         assert reason(runner, rows, head=HEAD, preceding=before) is expected
-    without_kv = Mock(has_pairs=False)
+    both = RowDrafting(num_next=1, num_lookup=1)
+    for drafting, expected in (
+        (both, HostReason.NEXT_DRAFTS),
+        (WANTS_DRAFT, HostReason.MISSING_PAIRS),
+        (RowDrafting(num_lookup=1), HostReason.MISSING_PAIRS),
+    ):
+        before = [first._replace(samples=True, drafting=drafting)]
+        row = PENDING._replace(drafting=both)
+        assert reason(runner, [row], head=HEAD, preceding=before) is expected
+    without_kv = Mock(follows_steps=False)
     assert reason(runner, [first], head=without_kv, preceding=[CHUNK]) is None
 
 

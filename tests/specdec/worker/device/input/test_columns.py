@@ -29,6 +29,7 @@ def random_row(generator, kind):
                 num_held=count,
                 next_depth=generator.randrange(2),
                 held_depth=generator.choice((0, count)),
+                num_lookup=generator.randrange(3),
             ),
         )
     num_known = generator.randrange(1, 9) if kind == "prompt" else 1
@@ -46,6 +47,7 @@ def random_row(generator, kind):
             num_held=generator.randrange(3),  # that the device has held
             next_depth=generator.randrange(2),
             held_depth=generator.randrange(2),
+            num_lookup=generator.randrange(3),
         ),
     )
 
@@ -74,6 +76,7 @@ def test_the_numbers_are_those_of_the_rows(kinds, num_rows):
         assert columns.samples.tolist() == [row.samples for row in rows]
         assert [*columns.starts] == [row.known_end - 1 for row in rows]
         assert [*columns.num_next_drafts] == [row.drafting.num_next * row.samples for row in rows]
+        assert [*columns.num_lookups] == [row.drafting.num_lookup * row.samples for row in rows]
         table = np.zeros((num_rows, WIDTH), np.int64)
         columns.write_tokens(table)
         for own, row in zip(table.tolist(), rows, strict=True):
