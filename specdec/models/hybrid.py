@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import count
 from typing import Any
 
@@ -17,6 +18,7 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.recurrent import Recurrent
 from specdec.models.config.rope import Rope
 from specdec.models.llama import CausalDecoder, Window
+from specdec.models.lora.torch_adapters import TorchAdapters
 from specdec.models.weights.checkpoint import CheckpointReader
 
 
@@ -80,6 +82,12 @@ class HybridDecoder(CausalDecoder):
         """See Decoder."""
         self._plan = self.states.plan(batch)
         return super().forward_with_taps(batch, kv_cache, taps)
+
+    def _adapters_of(self, batch: ForwardBatch) -> AbstractContextManager[None]:
+        """See CausalDecoder; the inputs of recurrences have those of their sequences."""
+        if isinstance(self._adapters, TorchAdapters):
+            return self._adapters.running(batch, self._plan.adapter_runs(batch))
+        return super()._adapters_of(batch)
 
     def _contexts(
         self,

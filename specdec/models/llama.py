@@ -9,7 +9,7 @@ vocabulary, and reads only these from the checkpoint. Hidden states are equal on
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,8 +162,12 @@ class CausalDecoder(nn.Module):
         input_ids, positions = (
             on_device(indices, self.device) for indices in (batch.input_ids, batch.positions)
         )
-        with nullcontext() if self._adapters is None else self._adapters.running(batch):
+        with self._adapters_of(batch):
             return self._run_layers(input_ids, positions, kv_cache, plans, taps)
+
+    def _adapters_of(self, batch: ForwardBatch) -> AbstractContextManager[None]:
+        """Select the adapters of a pass."""
+        return nullcontext() if self._adapters is None else self._adapters.running(batch)
 
     @property
     def hidden_size(self) -> int:

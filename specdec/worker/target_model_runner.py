@@ -389,6 +389,7 @@ class TargetModelRunner(ModelRunner):
         if not any(row.drafting.parents for row in rows):
             return ()
         tokens = {row.seq_id: row.token_ids for row in verified}
+        self._batch_state.keep_paths(rows, tokens)
         moves = self._batch_state.compaction(rows, tokens)
         if moves:
             self.model.move_kv(self.kv_cache, moves)

@@ -15,12 +15,15 @@ import torch
 from specdec.config.engine import EngineConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
-from specdec.kernels.reference.state_pool import StatePlan, StatePool, StateSpan
+from specdec.kernels.reference.state_pool import StatePlan, StatePool
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.speculation.proposers import Proposal
+from specdec.speculation.proposers.base import DraftRequest
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
+from specdec.types.drafts import draft_tree
 from specdec.types.messages import StepInput, StepRow, VerifyOutput
 from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.worker.batch.batch_state import BatchState
@@ -30,7 +33,8 @@ from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config
 
 WINDOW = 2
 MODULUS = 65_521
-MAX_GUESSES = 5
+MAX_DEPTH, MAX_GUESSES = 5, 8
+"""Of a draft; a tree has more tokens than it is deep."""
 
 
 def next_state(state: float, inputs: Sequence[float]) -> float:
@@ -48,8 +52,40 @@ def state_after(tokens: Sequence[int]) -> float:
 
 
 @cache
-def _speculation(num_draft_tokens: int) -> SpeculativeConfig | None:
-    return engine_config(num_draft_tokens).speculation
+def _speculation(num_draft_tokens: int, num_nodes: int) -> SpeculativeConfig | None:
+    if not num_draft_tokens:
+        return None
+    return SpeculativeConfig.of(
+        num_speculative_tokens=num_draft_tokens,
+        prompt_lookup_min=1,
+        num_draft_tree_tokens=num_nodes if num_nodes > num_draft_tokens else 0,
+    )
+
+
+class BranchingProposer(ScriptedProposer):
+    """A proposer of chains, and of several of them merged where a tree is wanted."""
+
+    def __init__(
+        self,
+        drafts: Callable[[Sequence[int], int], Sequence[int]],
+        branches: Callable[[Sequence[int], int], Sequence[Sequence[int]]],
+    ) -> None:
+        """branches: returns the chains of a tree, like `drafts` one chain."""
+        super().__init__(drafts)
+        self._branches = branches
+
+    def take(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        wanted = (each for each in requests if not each.wants_tree)
+        trees = (self._tree(each) for each in requests if each.wants_tree)
+        return [*super().take(list(wanted)), *trees]
+
+    def _tree(self, request: DraftRequest) -> Proposal:
+        seq = request.seq
+        chains = self._branches(seq.token_ids, request.max_tokens)
+        tokens, parents = draft_tree.merged(chains, request.max_nodes)
+        tree = None if draft_tree.is_chain(parents) else tuple(parents)
+        base = seq.num_tokens, seq.token_ids[-1]
+        return Proposal(seq.seq_id, *base, tuple(tokens), parents=tree)
 
 
 class RecurrentTarget(LossyTarget):
@@ -89,8 +125,10 @@ class RecurrentTarget(LossyTarget):
         self._salts: dict[int, str] = {}  # of sequences
         self._saved_salts: dict[int, str] = {}  # of snapshots
         self._step: StepInput | None = None
-        self._after: dict[int, dict[int, float]] = {}  # states by sequence and length
-        self._present: dict[int, float] = {}  # of the row that is verified
+        self._after: dict[int, dict[Tokens, float]] = {}  # by sequence, then by drafts
+        self._present: dict[Tokens, float] = {}  # of the row that is verified
+        self._known_end = 0  # of this row
+        self.num_nodes = 0  # of trees
 
     @property
     def num_sequences(self) -> int:
@@ -112,7 +150,7 @@ class RecurrentTarget(LossyTarget):
         return output
 
     def next_token(self, context: Sequence[int]) -> int:
-        state = self._present.get(len(context))
+        state = self._present.get(tuple(context[self._known_end :]))
         of_text = (state_after(context) if state is None else state, context[len(context) // 2])
         return super().next_token([hash((*of_text, *context[-3:]))])
 
@@ -130,27 +168,44 @@ class RecurrentTarget(LossyTarget):
         plan = self.pool.plan(self.batch.forward_batch(rows))
         tokens = [float(token) for row in rows for token in row.token_ids]
         inputs = self.pool.extend(0, torch.tensor(tokens)[:, None], plan)[:, 0].tolist()
+        after = self._states_after(inputs, plan)
         for row, span in zip(rows, plan.spans, strict=True):
-            self._after[row.seq_id] = self._run_row(row, span, inputs, plan)
+            self.num_nodes += len(span.parents)
+            base = span.first + span.num_replayed + row.num_known_tokens - 1
+            states = {(): after[base]}
+            for node, path in enumerate(row.paths[1:]):
+                states[tuple(row.drafts[each] for each in path)] = after[base + 1 + node]
+            self._after[row.seq_id] = states
 
-    def _run_row(
-        self, row: StepRow, span: StateSpan, inputs: Sequence[float], plan: StatePlan
-    ) -> dict[int, float]:
-        state, after = float(self._memory[span.slot]), {}
-        length = row.num_computed_tokens - span.num_replayed
-        for place in range(span.num_run):
-            start = span.first + place
-            state = next_state(state, inputs[start : start + plan.window + 1])
-            after[length + place + 1] = state
-            if place + 1 == span.num_committed:
-                self._memory[span.slot] = state
+    def _states_after(self, inputs: Sequence[float], plan: StatePlan) -> dict[int, float]:
+        """Return the state after each input by its place, and commit states."""
+        taps, after, memory = plan.taps, dict[int, float](), self._memory
+
+        def run(state: float, place: int) -> None:
+            read = range(place, place + WINDOW + 1) if taps is None else taps[:, place].tolist()
+            after[place] = next_state(state, [inputs[each] for each in read])
+
+        for span in plan.spans:
+            for place in range(span.first, span.first + span.num_chunked):
+                run(float(memory[span.slot]), place)
+                memory[span.slot] = after[place]
+        states = [float(memory[slot]) for slot in plan.levels.slots]
+        for level in plan.levels.levels:
+            places = level.places.tolist()
+            sources = range(len(places)) if level.sources is None else level.sources.tolist()
+            for place, source in zip(places, sources, strict=True):
+                run(states[source], place)
+            states = [after[place] for place in places]
+            for state, slot in level.commits:
+                memory[slot] = states[state]
         return after
 
     def _verify(self, context: list[int], row: StepRow) -> tuple[int, ...]:
-        self._present = self._after[row.seq_id]
+        self._present, self._known_end = self._after[row.seq_id], row.known_end
         tokens = super()._verify(context, row)
-        self._present = {}
+        self._present, self._known_end = {}, 0
         self.batch.append_output(row, tokens)
+        self.batch.keep_paths([row], {row.seq_id: tokens})
         if not tokens:  # bad logits: the state is no number
             self._memory[self.batch.states([row])[0].state_slot] = math.nan
         return tokens
@@ -167,7 +222,9 @@ class RecurrentSimulation(Simulation):
         choose, block_size = self.random.choice, self.random.choice((1, 1, 2, 4))
         longest = MAX_MODEL_LEN // block_size
         return engine_config(
-            speculation=_speculation(choose((0, 0, 0, 1, 3, MAX_GUESSES))),
+            speculation=_speculation(
+                choose((0, 0, 1, 3, MAX_DEPTH)), choose((0, MAX_GUESSES, MAX_GUESSES))
+            ),
             max_model_len=MAX_MODEL_LEN,
             block_size=block_size,
             num_blocks=longest + choose((0, 4, longest, 2 * longest)),
@@ -205,12 +262,30 @@ class RecurrentSimulation(Simulation):
     def _make_engine(self, model: ModelConfig, tokenizer: Tokenizer) -> Engine:
         config, proposer, policy = self._config, None, None
         self._max_num_seqs = self.target.max_num_seqs = config.max_num_seqs
-        if self.has_drafts:
-            proposer = self.random.choice((ScriptedProposer(self._draft), None))
-            policy = SpeculationPolicy(SpeculationControl("on", 32, 3), lambda: self._now_s)
+        if config.speculation is not None:
+            proposer = self.random.choice((BranchingProposer(self._draft, self._branches), None))
+            policy = SpeculationPolicy(
+                SpeculationControl("on", 32, 3),
+                lambda: self._now_s,
+                num_tree_tokens=config.speculation.num_draft_tree_tokens,
+            )
         return Engine(
             config, model, self.target, tokenizer, proposer, policy, clock=lambda: self._now_s
         )
+
+    def _branches(self, tokens: Sequence[int], count: int) -> list[list[int]]:
+        """Return chains that are right up to a random place, and then often wrong."""
+        right, found = self._reference.continuation(tokens, count), list[list[int]]()
+        for _ in range(4):
+            first = self.random.randrange(count)
+            others = [token + self.random.randrange(3) for token in right[first:]]
+            found.append([*right[:first], *others])
+        return found
+
+    def _recover(self) -> None:
+        num_nodes = self.target.num_nodes
+        super()._recover()
+        self.target.num_nodes = num_nodes
 
     def _salt_of(self, seq_id: int) -> str:
         sequences = self.engine._requests.sequences

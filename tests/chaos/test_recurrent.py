@@ -50,6 +50,7 @@ def test_some_histories_violate_nothing(parts):
     assert counts.num_preemptions > 40
     assert counts.speculation.num_accepted_tokens > 60
     assert counts.num_steps_ahead > 100
+    assert sum(each.target.num_nodes for each in simulations) > 300
 
 
 @pytest.mark.histories
@@ -65,6 +66,17 @@ def rolled_back_by_one_less(self, chunk, first):
     return span._replace(
         num_known=span.num_known + (span.num_kept > 0), num_kept=max(0, span.num_kept - 1)
     )
+
+
+def of_the_node_before(self, chunk, first):
+    """Let each node of a tree follow the node before it."""
+    span = ADVANCE(self, chunk, first)
+    return span._replace(parents=tuple(range(-1, len(span.parents) - 1)))
+
+
+def of_the_first_nodes(self, slot, nodes):
+    """Keep the inputs of a tree in their order, whatever path was accepted."""
+    self._slots[slot].num_tail = len(nodes)
 
 
 def of_another_block(self, seq_id):
@@ -92,12 +104,14 @@ ADVANCE, RESUMPTION, END_SAVE = StatePool._advance, StateSnapshots.resumption, B
     ("owner", "method", "fault", "expected"),
     [
         (StatePool, "_advance", rolled_back_by_one_less, " in place of "),
+        (StatePool, "_advance", of_the_node_before, " in place of "),
+        (StatePool, "keep_path", of_the_first_nodes, " in place of "),
         (StatePool, "save", not_taken, " in place of "),
         (StateSnapshots, "resumption", of_another_block, " in place of "),
         (BlockManager, "end_save", of_the_block_before, " in place of "),
         (sequence, "root_key", lambda *_: bytes(16), " shared across salts"),
     ],
-    ids=["rollback", "not-taken", "another-block", "block-before", "salts"],
+    ids=["rollback", "parents", "path", "not-taken", "another-block", "block-before", "salts"],
 )
 def test_planted_faults_are_found(parts, monkeypatch, owner, method, fault, expected):
     monkeypatch.setattr(owner, method, fault)

@@ -319,6 +319,11 @@ class SpeculativeConfig:
 
     @property
     def max_row_guesses(self) -> int:
+        """Most guesses of a row, likewise."""
+        return max(self.max_chain_guesses, self.num_draft_tree_tokens)
+
+    @property
+    def max_chain_guesses(self) -> int:
         """Most guesses of a row of a chain of drafts, likewise."""
         longest = self.batch_budget_max if self.batch_budget else 0
         return max(self.max_chain_tokens, longest) + self.num_lookahead_tokens

@@ -129,7 +129,9 @@ def _draft_limits(config: LLMConfig, pool: KvPool, num_blocks: int) -> DraftLimi
         limit += "for parallel drafting"
         raise InvalidValueError("speculative_config.parallel_drafting", True, limit)
     speculation, is_hybrid = config.speculative_config, pool.model.recurrent is not None
-    most = speculation.max_row_guesses if is_hybrid and speculation else MAX_NUM_SPECULATIVE_TOKENS
+    most = MAX_NUM_SPECULATIVE_TOKENS
+    if is_hybrid and speculation is not None:
+        most = speculation.max_chain_guesses
     return DraftLimits(
         num_blocks=num_blocks,
         block_size=config.block_size,

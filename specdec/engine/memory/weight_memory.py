@@ -99,7 +99,7 @@ def draft_state_bytes(config: LLMConfig, models: Models) -> int:
     if models.draft is None or models.draft.recurrent is None or not drafting or not speculation:
         return 0
     size, dtype = drafting.draft_tensor_parallel_size, config.resolved_dtype
-    of_sequence = models.draft.recurrent.state_bytes(dtype, size, speculation.max_row_guesses)
+    of_sequence = models.draft.recurrent.state_bytes(dtype, size, speculation.max_chain_guesses)
     return config.max_num_seqs * of_sequence
 
 

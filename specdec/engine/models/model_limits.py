@@ -54,9 +54,6 @@ def check_model_limits(config: LLMConfig, models: Models) -> None:
 def _check_hybrid(config: LLMConfig, recurrent: Recurrent) -> None:
     """Raise InvalidValueError for a setting that a model with recurrent layers does not have."""
     _require_kernels_on_cpu(config, recurrent)
-    if config.enable_lora:
-        limit = "false: no adapter updates the projections of recurrent layers"
-        raise InvalidValueError("enable_lora", True, limit)
     if config.head is not None and not config.head.is_in_target:
         own = " or ".join(name for name, each in head_methods().items() if each.is_in_target)
         limit = f"{own}, or a method without a draft head: none is trained for recurrent layers"
@@ -89,8 +86,7 @@ def _require_kernels_on_cpu(config: LLMConfig, recurrent: Recurrent) -> None:
 
 def draft_adapter_limits(config: LLMConfig, draft: ModelConfig) -> AdapterLimits | None:
     """Return the limits of a draft model's adapters; None where it can load none."""
-    others = (draft.transformers, draft.recurrent, draft.varied)
-    has_adapters = all(each is None for each in others)
+    has_adapters = draft.transformers is None and draft.varied is None
     return config.adapter_limits if has_adapters else None
 
 

@@ -27,7 +27,6 @@ class DraftPlanner:
     def __init__(self, config: EngineConfig) -> None:
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._max_model_len = config.max_model_len
-        self._keeps_guesses = config.keeps_guesses
         self._most_guesses = (
             config.max_row_guesses if config.keeps_guesses else config.max_model_len
         )
@@ -228,13 +227,9 @@ class DraftPlanner:
         return seq.params.speculation.num_speculative_tokens if may_choose else None
 
     def _may_draft_tree(self, seq: Sequence) -> bool:
-        """Return whether a tree is decided, for a sequence that takes the decision.
-
-        Recurrent layers keep guesses in their order: they have the first path of a tree alone.
-        """
+        """Return whether a tree is decided, for a sequence that takes the decision."""
         return (
             self._decision.shape.is_tree
-            and not self._keeps_guesses
             and seq.rules.acting_verifier == "coupled"
             and self._own_draft_tokens(seq) is None
         )

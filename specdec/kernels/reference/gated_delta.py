@@ -15,19 +15,15 @@ In chunks (section 3.3) this is a triangular system of each chunk, and products 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec.kernels.reference.state_pool import StatePlan, StateSpan
+from specdec.kernels.reference.state_pool import StatePlan
 
 _CHUNK_SIZE, _CHANNEL_CHUNK_SIZE = 64, 16
 """Tokens of a chunk; fewer where each channel decays, whose products are not those of matrices."""
-
-_MAX_RECURRENT_TOKENS = 16
-"""Most known tokens of a row that the recurrence runs one by one; it runs guesses in any case."""
 
 
 class DeltaInputs(NamedTuple):
@@ -64,37 +60,18 @@ def run_gated_delta(inputs: DeltaInputs, memory: Tensor, plan: StatePlan) -> Ten
     memory: [num_slots, heads, key_dim, value_dim], of which the plan's slots are changed.
     """
     outputs = inputs.value.new_zeros(inputs.value.shape)
-    stepped = list[tuple[int, StateSpan]]()  # each with its first input that the recurrence runs
     for span in plan.spans:
-        first = span.first
-        if span.num_known > _MAX_RECURRENT_TOKENS:
-            own = slice(first, first + span.num_committed)
+        if span.num_chunked:
+            own = slice(span.first, span.first + span.num_chunked)
             outputs[own], memory[span.slot] = _run_chunks(inputs.at(own), memory[span.slot])
-            first += span.num_committed
-        if first < span.first + span.num_run:
-            stepped.append((first, span))
-    _run_steps(inputs, memory, stepped, outputs)
+    states = memory[plan.levels.slots]
+    for level in plan.levels.levels:
+        first = slice(len(level.places))
+        states = states[first if level.sources is None else level.sources]
+        outputs[level.places] = _step(inputs.at(level.places), states)
+        for state, slot in level.commits:
+            memory[slot] = states[state]
     return outputs
-
-
-def _run_steps(
-    inputs: DeltaInputs,
-    memory: Tensor,
-    rows: Sequence[tuple[int, StateSpan]],
-    outputs: Tensor,
-) -> None:
-    """Run the recurrence of rows, from a place each, one token of every row at a time."""
-    rows = sorted(rows, key=lambda row: row[0] - row[1].first - row[1].num_run)  # longest first
-    lengths = [span.first + span.num_run - first for first, span in rows]
-    committed = [span.first + span.num_committed - first for first, span in rows]
-    states = memory[[span.slot for _, span in rows]]
-    for step in range(max(lengths, default=0)):
-        count = sum(length > step for length in lengths)
-        places = torch.tensor([first + step for first, _ in rows[:count]], device=memory.device)
-        outputs[places] = _step(inputs.at(places), states[:count])
-        for row, (_, span) in enumerate(rows[:count]):
-            if committed[row] == step + 1:
-                memory[span.slot] = states[row]
 
 
 def _step(token: DeltaInputs, states: Tensor) -> Tensor:

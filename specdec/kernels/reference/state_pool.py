@@ -7,6 +7,9 @@ accepted, and the others are dropped. Replay costs no projection of hidden state
 vector of each guess. A draft model runs guesses one by one: each row counts those before it too,
 and commits nothing.
 
+The guesses of a target's row may be a tree (`types.drafts.draft_tree`): each begins with the state
+of its parent. `keep_path` puts the inputs of the accepted nodes first in the tail.
+
 Snapshots are copies of committed states, with which other sequences begin.
 """
 
@@ -20,7 +23,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
+from specdec.kernels.reference.forward_batch import AdapterRun, Chunk, ForwardBatch
+from specdec.kernels.reference.state_levels import StateLevels, SteppedRow
+from specdec.types.drafts.draft_tree import Parents
+from specdec.types.messages import BASE_MODEL
+
+_MAX_RECURRENT_TOKENS = 16
+"""Most known tokens of a row that the recurrence runs one by one; it runs guesses in any case."""
 
 
 class StateSpan(NamedTuple):
@@ -29,7 +38,7 @@ class StateSpan(NamedTuple):
     first: place of the first input in the extended ones, which are `window` earlier inputs, then
     the replayed and the new ones. num_replayed: of the tail. num_known: new tokens that are no
     guesses; below 0 where replayed ones are guesses too. num_kept: guesses whose inputs are the
-    tail after the pass.
+    tail after the pass. parents: of guesses that are a tree; none for a chain.
     """
 
     slot: int
@@ -38,6 +47,7 @@ class StateSpan(NamedTuple):
     num_tokens: int
     num_known: int
     num_kept: int
+    parents: Parents = ()
 
     @property
     def num_run(self) -> int:
@@ -48,6 +58,23 @@ class StateSpan(NamedTuple):
     def num_committed(self) -> int:
         """Inputs after which the state is committed."""
         return self.num_replayed + self.num_known
+
+    @property
+    def num_chunked(self) -> int:
+        """Inputs that the recurrence runs in chunks; it runs the others one by one."""
+        return self.num_committed if self.num_known > _MAX_RECURRENT_TOKENS else 0
+
+    @property
+    def stepped(self) -> SteppedRow:
+        """The others. Their first place is one of the recurrence's: without the window."""
+        num_chunked = self.num_chunked
+        return SteppedRow(
+            self.slot,
+            self.first + num_chunked,
+            self.num_run - num_chunked - len(self.parents),
+            self.num_committed - num_chunked,
+            self.parents,
+        )
 
 
 @dataclass(frozen=True)
@@ -66,6 +93,30 @@ class StatePlan:
     def num_inputs(self) -> int:
         """N."""
         return sum(self.window + span.num_run for span in self.spans)
+
+    @cached_property
+    def levels(self) -> StateLevels:
+        """The order of the inputs that the recurrence runs one by one."""
+        return StateLevels.of((span.stepped for span in self.spans), self.device)
+
+    @cached_property
+    def taps(self) -> Tensor | None:
+        """Places of the inputs that a convolution reads for each input, [window + 1, N - window].
+
+        None without trees: then they are the places up to its own.
+        """
+        if not any(span.parents for span in self.spans):
+            return None
+        before = torch.arange(-1, self.num_inputs - 1, device=self.device)
+        before[0] = 0  # which no row reads
+        for span in self.spans:
+            first = self.begin(span) + span.num_run - len(span.parents)  # of the nodes
+            for node, parent in enumerate(span.parents):
+                before[first + node] = first + parent  # the base is at first - 1
+        places = [torch.arange(self.window, self.num_inputs, device=self.device)]
+        for _ in range(self.window):
+            places.insert(0, before[places[0]])
+        return torch.stack(places)
 
     @cached_property
     def stored(self) -> Tensor:
@@ -101,6 +152,17 @@ class StatePlan:
         """Their places in the extended inputs."""
         starts = ((span.first + span.num_committed, count) for span, count in self._num_kept())
         return self._indices(range(start, start + count) for start, count in starts)
+
+    def adapter_runs(self, batch: ForwardBatch) -> list[AdapterRun]:
+        """Return the runs of inputs that the recurrence runs with an adapter.
+
+        They are counted as the outputs of the convolution: from `window` on.
+        """
+        return [
+            AdapterRun(chunk.adapter_id, span.first, span.first + span.num_run)
+            for chunk, span in zip(batch.chunks, self.spans, strict=True)
+            if chunk.adapter_id != BASE_MODEL
+        ]
 
     def begin(self, span: StateSpan) -> int:
         """Return the place of the first input that the recurrence runs for a row."""
@@ -191,6 +253,17 @@ class StatePool:
         """
         self._slots[slot].is_checked = False
 
+    def keep_path(self, slot: int, nodes: Sequence[int]) -> None:
+        """Keep the inputs of the accepted nodes of a tree, in order, as those that are replayed.
+
+        Rows of profiles may have more nodes than the tail has room for.
+        """
+        kept = [node for node in nodes if node < self.max_guesses]
+        if kept != list(range(len(kept))):
+            tail = self.inputs[:, slot, self.window :]
+            tail[:, : len(kept)] = tail[:, kept]
+        self._slots[slot].num_tail = len(kept)
+
     def plan(self, batch: ForwardBatch) -> StatePlan:
         """Plan a pass, which commits states; call it once for each pass."""
         spans, first = list[StateSpan](), 0
@@ -202,7 +275,8 @@ class StatePool:
 
     def _advance(self, chunk: Chunk, first: int) -> StateSpan:
         """Return the span of a row, after which its slot is committed."""
-        assert chunk.parents is None, "a tree of drafts on recurrent layers"
+        parents = chunk.parents or ()
+        assert len(parents) in (0, chunk.num_guesses), "guesses beside a tree"
         slot, num_tokens = self._slots[chunk.state_slot], len(chunk.token_ids)
         num_replayed = chunk.start - slot.num_committed
         if not slot.is_checked:
@@ -215,7 +289,7 @@ class StatePool:
         slot.num_committed = chunk.start + num_known
         slot.num_tail = min(chunk.num_guesses, self.max_guesses)
         return StateSpan(
-            chunk.state_slot, first, num_replayed, num_tokens, num_known, slot.num_tail
+            chunk.state_slot, first, num_replayed, num_tokens, num_known, slot.num_tail, parents
         )
 
     def extend(self, layer: int, inputs: Tensor, plan: StatePlan) -> Tensor:

@@ -43,14 +43,13 @@ def linear_layers(config: ModelConfig) -> dict[str, Shape]:
     Those of a mixture of experts are left out.
     """
     experts, shapes = config.experts, dict[str, Shape]()
+    mixture = dict[str, Shape]() if experts is None else dict(_layer_mixture(config, experts))
     for index in range(config.num_layers):
-        is_mixture = experts is not None and index in experts.layers
+        own = mixture if experts is not None and index in experts.layers else ()
         for name, shape in layer_tensors(config, index).items():
             module, _, kind = name.rpartition(".")
-            is_of_mixture = is_mixture and not module.startswith(
-                f"{config.traits.names.attention}."
-            )
-            if kind == "weight" and len(shape) == 2 and not is_of_mixture and "norm" not in module:
+            is_matrix = kind == "weight" and len(shape) == 2 and "norm" not in module
+            if is_matrix and name not in own:
                 shapes[f"model.layers.{index}.{module}"] = shape
     return shapes
 
@@ -72,8 +71,7 @@ def layer_tensors(
     if experts is None or index not in experts.layers:
         has_bias = config.has_mlp_bias
         return shapes | dict(_mlp(config, mlp, config.intermediate_size, has_bias=has_bias))
-    tensors = _mixture(config, experts, config.traits.names.mixture_prefix(""))
-    return shapes | {name.removeprefix("."): shape for name, shape in tensors}
+    return shapes | dict(_layer_mixture(config, experts))
 
 
 def _varied_tensors(config: ModelConfig, varied: VariedLayers, index: int) -> dict[str, Shape]:
@@ -81,8 +79,7 @@ def _varied_tensors(config: ModelConfig, varied: VariedLayers, index: int) -> di
     count, has_bias = 0 if experts is None else experts.count, config.has_qkv_bias
     shapes = varied.layer_tensors(index, hidden, config.num_heads, count, has_bias=has_bias)
     shapes |= dict(_mlp(config, names.mlp, varied.mlp_sizes[index], has_bias=False))
-    mixture = () if experts is None else _mixture(config, experts, "")
-    return shapes | {name.removeprefix("."): shape for name, shape in mixture}
+    return shapes if experts is None else shapes | dict(_layer_mixture(config, experts))
 
 
 def layer_traits(config: ModelConfig, index: int) -> DecoderTraits:
@@ -187,6 +184,13 @@ def _mlp(
     if config.traits.activation is Activation.XIELU:
         shapes: dict[str, Shape] = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
         yield from ((f"{prefix}.{XIELU_PREFIX}.{name}", shape) for name, shape in shapes.items())
+
+
+def _layer_mixture(config: ModelConfig, experts: Experts) -> _Tensors:
+    """Yield the tensors of a layer's mixture."""
+    prefix = "" if config.varied is not None else config.traits.names.mixture_prefix("")
+    tensors = _mixture(config, experts, prefix)
+    yield from ((name.removeprefix("."), shape) for name, shape in tensors)
 
 
 def _mixture(config: ModelConfig, experts: Experts, prefix: str) -> _Tensors:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from specdec.config.engine import DTYPE_BYTES, DTypeName
 from specdec.config.quantization import QuantizationMethod
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.recurrent import Recurrent
 from specdec.models.config.traits import Latent
 
 
@@ -58,11 +59,30 @@ def adapter_bytes(
     of_mlp = 3 * (hidden * size + config.intermediate_size)
     latent = config.latent
     if latent is None:
-        heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-        of_attention = 4 * hidden * size + heads + config.num_heads * config.head_dim
+        heads = config.num_attention_weights(config.num_heads, config.num_kv_heads) // hidden
+        of_attention = (4 + config.traits.has_attention_gate) * hidden * size + heads
     else:
         of_attention = _latent_adapter_values(latent, hidden, config.num_heads, size)
-    return config.num_layers * rank * (of_attention + of_mlp) * DTYPE_BYTES[dtype]
+    values = config.num_attention_layers * of_attention + config.num_mlps * of_mlp
+    if config.recurrent is not None:
+        values += _recurrent_adapter_values(config.recurrent, hidden, size)
+    return rank * values * DTYPE_BYTES[dtype]
+
+
+def _recurrent_adapter_values(recurrent: Recurrent, hidden: int, num_ranks: int) -> int:
+    """Return the numbers of an adapter of rank 1 of all recurrent layers, on all ranks.
+
+    Projections of hidden states, and to them, have those of the hidden size on each rank; of the
+    others each rank is counted with both sides.
+    """
+    kind, total = recurrent.kind, 0
+    for rank in range(num_ranks):
+        num_units = len(recurrent.units(rank, num_ranks))
+        total += kind.num_matrix_weights(1, num_units) - kind.num_matrix_weights(0, num_units)
+    for name, shape in kind.tensors(hidden):
+        if name.endswith(".weight") and len(shape) == 2:
+            total += num_ranks * (hidden if hidden in shape else sum(shape))
+    return len(recurrent.layers) * total
 
 
 def _latent_adapter_values(latent: Latent, hidden: int, num_heads: int, num_ranks: int) -> int:

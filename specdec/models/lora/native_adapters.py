@@ -66,14 +66,17 @@ def _linears_by_name(layer: DecoderLayer) -> Iterator[tuple[str, Linear]]:
 
     Experts have none: an adapter cannot update them.
     """
-    attention = layer.attention
-    assert isinstance(attention, Attention | LatentAttention)
-    yield "qkv", attention.qkv_proj
-    yield "output", attention.o_proj
-    if isinstance(attention, LatentAttention):
-        yield "expansion", attention.expansion
-        if attention.query_up is not None:
-            yield "query_up", attention.query_up
+    mixer = layer.mixer
+    if isinstance(mixer, Attention | LatentAttention):
+        yield "qkv", mixer.qkv_proj
+        yield "output", mixer.o_proj
+    else:
+        yield "qkv", mixer.in_proj
+        yield "output", mixer.out_proj
+    if isinstance(mixer, LatentAttention):
+        yield "expansion", mixer.expansion
+        if mixer.query_up is not None:
+            yield "query_up", mixer.query_up
     if isinstance(layer.mlp, MLP):
         yield "gate_up", layer.mlp.gate_up_proj
         yield "down", layer.mlp.down_proj

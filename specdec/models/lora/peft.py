@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec.models.weights.tensor_headers import TensorHeaders, require_values
+from specdec.models.weights.tensor_headers import TensorHeaders, require_values, text_name
 from specdec.models.weights.weight_files import read_headers
 from specdec.types.errors import UnsupportedModelError
 
@@ -57,6 +58,7 @@ class AdapterFiles:
     ranks, scales: by module of the model, such as `model.layers.0.self_attn.q_proj`; the update of
     its weight is scale * B A with A [rank, in_features] and B [out_features, rank].
     shapes: of both matrices, by module: A's, then B's. names: of the tensors, likewise.
+    Modules have the names of a text model's tensors (`text_name`).
     """
 
     directory: Path
@@ -86,7 +88,15 @@ class AdapterFiles:
                     f"max_lora_rank ({max_rank})"
                 )
         scales = {module: config.scale(module, rank) for module, rank in ranks.items()}
-        return cls(directory, weights, ranks, scales, shapes, names)
+        own = _own_names(weights, names)
+        return cls(
+            directory,
+            weights,
+            {own[module]: rank for module, rank in ranks.items()},
+            {own[module]: scale for module, scale in scales.items()},
+            {own[module]: shape for module, shape in shapes.items()},
+            {own[module]: pair for module, pair in names.items()},
+        )
 
     @property
     def rank(self) -> int:
@@ -216,6 +226,15 @@ def _matrices(
         raise UnsupportedModelError(f"{path} has no LoRA matrices")
     names = {module: (sides["A"][0], sides["B"][0]) for module, sides in found.items()}
     return names, {module: (sides["A"][1], sides["B"][1]) for module, sides in found.items()}
+
+
+def _own_names(path: Path, modules: Iterable[str]) -> dict[str, str]:
+    """Return the name that a text model has for each module of a file."""
+    found = {each: text_name(f"{each}.weight").removesuffix(".weight") for each in modules}
+    twice = [own for own, count in Counter(found.values()).items() if count > 1]
+    if twice:
+        raise UnsupportedModelError(f"{path}: {twice[0]} has two names in the file")
+    return found
 
 
 def _rank_of(module: str, down: tuple[int, int], up: tuple[int, int]) -> int:

@@ -14,6 +14,7 @@ from specdec.models.layers.latent_expansion import HeadMatrices, LatentExpansion
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from specdec.models.layers.matrix import Matrix
 from specdec.models.layers.mixture import SparseMLP
+from specdec.models.layers.recurrences.selective_scan import SelectiveScanLayer
 from specdec.models.lora.updated_matrix import UpdatedMatrix
 from specdec.models.lora.updates import (
     Expansion,
@@ -138,8 +139,12 @@ class TorchAdapters:
         """Let the linear layers in `layers` take adapters. dtype, device: of the activations."""
         self.dtype = dtype
         self._ids: set[int] = set()
-        self._pass = _Pass(dtype, device)
-        self._adapted = {each: _adapted(each, self._pass) for each in linears_of(layers)}
+        self._pass, self._inputs = _Pass(dtype, device), _Pass(dtype, device)
+        of_inputs = linears_of_inputs(layers)
+        self._adapted = {
+            each: _adapted(each, self._inputs if each in of_inputs else self._pass)
+            for each in linears_of(layers)
+        }
 
     @property
     def linears(self) -> Sequence[Linear]:
@@ -147,15 +152,18 @@ class TorchAdapters:
         return list(self._adapted)
 
     @contextmanager
-    def running(self, batch: ForwardBatch) -> Iterator[None]:
-        """Select the adapters of the tokens of a pass; no pass outside has any."""
+    def running(self, batch: ForwardBatch, input_runs: Sequence[AdapterRun] = ()) -> Iterator[None]:
+        """Select the adapters of the tokens of a pass; no pass outside has any.
+
+        input_runs: those of the inputs that its recurrences run.
+        """
         runs = batch.adapter_runs
         assert self._ids.issuperset(run.adapter_id for run in runs), "an adapter is not loaded"
-        self._pass.runs = runs
+        self._pass.runs, self._inputs.runs = runs, input_runs
         try:
             yield
         finally:
-            self._pass.runs = ()
+            self._pass.runs = self._inputs.runs = ()
 
     def begin_device_pass(self, places: Tensor | None) -> None:
         """Let the pass that follows run without adapters, as all passes on a device do here."""
@@ -193,3 +201,9 @@ def linears_of(layers: nn.Module) -> list[Linear]:
     mixtures = [each for each in layers.modules() if isinstance(each, SparseMLP)]
     inner = {each for mixture in mixtures for each in mixture.modules()}
     return [each for each in layers.modules() if isinstance(each, kinds) and each not in inner]
+
+
+def linears_of_inputs(layers: nn.Module) -> set[Linear]:
+    """Return those that run all inputs of a recurrence, also the replayed ones."""
+    scans = (each for each in layers.modules() if isinstance(each, SelectiveScanLayer))
+    return {linear for each in scans for linear in (each.x_proj, each.dt_proj)}

@@ -29,7 +29,7 @@ _TEXT_MODEL_PLACES = (
 )
 """Places of a text model in one that reads images too, and in a separate checkpoint."""
 
-_MARKS = re.compile(r"backbone|embeddings|block_sparse_moe|_layer_norm")
+_MARKS = re.compile(r"backbone|embeddings|block_sparse_moe|_layer_norm|forget_gate")
 """One of these is in each name that changes; most names have none."""
 
 _PUBLISHED_NAMES = {
@@ -38,6 +38,8 @@ _PUBLISHED_NAMES = {
     re.compile(r"backbone\.(.+)"): r"model.\1",
     # Kimi Linear, as transformers writes its first layers
     re.compile(r"(.+)\.block_sparse_moe\.((gate|up|down)_proj\.weight)"): r"\1.mlp.\2",
+    # and as its modules are named, for adapters
+    re.compile(r"(model\..+)\.forget_gate\.(.+)"): r"\1.\2",
     # OLMo Hybrid
     re.compile(r"(.+)\.attention_layer_norm\.(.+)"): r"\1.input_layernorm.\2",
     re.compile(r"(.+)\.feedforward_layer_norm\.(.+)"): r"\1.post_attention_layernorm.\2",

@@ -348,6 +348,15 @@ class BatchState:
             if node != place
         ]
 
+    def keep_paths(self, rows: Sequence[StepRow], tokens: Mapping[int, tuple[int, ...]]) -> None:
+        """Keep the inputs of recurrent layers for the accepted paths of trees; see `compaction`."""
+        if self._recurrent is None:
+            return
+        for row in rows:
+            if row.drafting.parents is not None:
+                nodes = row.accepted_drafts(tokens[row.seq_id][:-1])
+                self._recurrent.keep_path(self._states[row.seq_id].state_slot, nodes)
+
     def _slot(self, seq_id: int, index: int) -> int:
         block, offset = divmod(index, self._block_size)
         return self._states[seq_id].block_table[block] * self._block_size + offset

@@ -84,16 +84,25 @@ def model(request, tmp_path_factory):
     return directory, expected
 
 
-def drafted(directory, temperature, group=None, **changes):
-    """Return the tokens with drafts of the MTP layer, and the counts."""
-    speculation = SpeculativeConfig.of(method="mtp", num_speculative_tokens=3, model="given")
+def drafted(directory, temperature, group=None, num_nodes=0, **changes):
+    """Return the tokens with drafts of the MTP layer, and the counts. num_nodes: of trees."""
+    speculation = SpeculativeConfig.of(
+        method="mtp", num_speculative_tokens=3, model="given", num_draft_tree_tokens=num_nodes
+    )
     config = hybrid_config(speculation=speculation, num_draft_tokens=3, **changes)
     engine = local_engine(directory, config, group, head=HeadFiles(directory))
     return tokens_by(engine, requests(temperature)), engine.stats().counts
 
 
 @pytest.mark.parametrize(
-    "changes", [SMALL_POOL, {"async_scheduling": True}], ids=["small", "async"]
+    "changes",
+    [
+        SMALL_POOL,
+        {"async_scheduling": True},
+        {"num_nodes": 8},
+        pytest.param({"num_nodes": 8, "async_scheduling": True}, marks=pytest.mark.slow),
+    ],
+    ids=["small", "async", "trees", "async-trees"],
 )
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 def test_drafts_change_no_token(model, temperature, changes):

@@ -177,9 +177,10 @@ def test_a_draft_model_changes_no_token(directory, expected, tiny_model_dir, tem
     assert tokens_by(engine, each_of) == expected[temperature]
 
 
-def test_lookups_for_steps_begun_ahead_change_no_token(directory, expected):
+@TEMPERATURES
+def test_lookups_for_steps_begun_ahead_change_no_token(directory, expected, temperature):
     engine = local_engine(directory, hybrid_config(4, async_scheduling=True))
-    assert tokens_by(engine, requests()) == expected[0.0]
+    assert tokens_by(engine, requests(temperature)) == expected[temperature]
     counts = engine.stats().counts
     assert counts.speculation.num_draft_tokens > 0
     assert counts.num_steps_ahead > 0

@@ -204,7 +204,7 @@ def test_a_row_outside_of_the_accepted_tokens_is_an_error(directory):
     for start in (20, 25):
         with pytest.raises(AssertionError, match="outside the accepted tokens"):
             passes.run([5], start)
-    with pytest.raises(AssertionError, match="a tree"):
+    with pytest.raises(AssertionError, match="beside a tree"):
         passes.states.plan(ForwardBatch([Chunk([5, 6], 21, passes.table, (-1, -1))], BLOCK_SIZE))
 
 

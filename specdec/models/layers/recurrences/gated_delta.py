@@ -75,17 +75,17 @@ class GatedDeltaLayer(nn.Module):
         projected: Tensor = self.in_proj(x)
         inputs, gates = projected.split((2 * self.num_values + len(self.conv), self.outputs), 1)
         extended = states.extend(layer, inputs, plan)
-        found = run_gated_delta(self._delta_inputs(extended), states.memory[layer], plan)
+        found = run_gated_delta(self._delta_inputs(extended, plan.taps), states.memory[layer], plan)
         outputs = self._normalize(found[plan.new_places - plan.window].to(x.dtype))
         gated = outputs.flatten(1) * F.silu(gates.float())
         output: Tensor = self.out_proj(gated.to(x.dtype), residual)
         return output
 
-    def _delta_inputs(self, extended: Tensor) -> DeltaInputs:
+    def _delta_inputs(self, extended: Tensor, taps: Tensor | None) -> DeltaInputs:
         """Return what the recurrence needs of all but the first extended inputs of a plan."""
         config = self.config
         rates, channels = extended.split((2 * self.num_values, len(self.conv)), 1)
-        mixed = F.silu(causal_convolution(channels, self.conv, None))
+        mixed = F.silu(causal_convolution(channels, self.conv, None, taps))
         query, key, value = mixed.split((self.keys, self.keys, self.outputs), 1)
         share, decay = rates[config.kernel_size - 1 :].float().chunk(2, 1)
         shares = share.sigmoid()

@@ -73,18 +73,18 @@ class KimiDeltaLayer(nn.Module):
         channels, decay, gate, share = self.in_proj(x).split(sizes, 1)
         inputs = torch.cat((channels, self.decay_proj(decay), share), 1)
         extended = states.extend(layer, inputs, plan)
-        found = run_gated_delta(self._delta_inputs(extended), states.memory[layer], plan)
+        found = run_gated_delta(self._delta_inputs(extended, plan.taps), states.memory[layer], plan)
         outputs = self._normalize(found[plan.new_places - plan.window])
         gates = self._by_head(self.gate_proj(gate)).float().sigmoid()
         output: Tensor = self.out_proj((outputs * gates).to(x.dtype).flatten(1), residual)
         return output
 
-    def _delta_inputs(self, extended: Tensor) -> DeltaInputs:
+    def _delta_inputs(self, extended: Tensor, taps: Tensor | None) -> DeltaInputs:
         """Return what the recurrence needs of all but the first extended inputs of a plan."""
         config = self.config
         sizes = (len(self.conv), self.values, self.num_heads)
         channels, decay, share = extended.split(sizes, 1)
-        mixed = F.silu(causal_convolution(channels, self.conv, None))
+        mixed = F.silu(causal_convolution(channels, self.conv, None, taps))
         query, key, value = (self._by_head(part) for part in mixed.chunk(3, 1))
         steps = self._by_head(decay[config.kernel_size - 1 :]).float() + self.dt_bias
         return DeltaInputs(

@@ -88,7 +88,7 @@ class SelectiveScanLayer(nn.Module):
         """Return [T, hidden_size], plus the residual if given. layer: its index in the pool."""
         values, gates = self.in_proj(x).chunk(2, 1)
         extended = states.extend(layer, values, plan)
-        mixed = F.silu(causal_convolution(extended, self.conv, self.conv_bias))
+        mixed = F.silu(causal_convolution(extended, self.conv, self.conv_bias, plan.taps))
         inputs = self._inputs(mixed, x.dtype)
         found = run_gated_delta(inputs, states.memory[layer], plan).squeeze(2)
         found += self.skip * mixed

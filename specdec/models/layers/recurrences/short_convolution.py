@@ -50,6 +50,7 @@ class ShortConvolutionLayer(nn.Module):
         """Return [T, hidden_size], plus the residual if given. layer: its index in the pool."""
         gate, output_gate, values = self.in_proj(x).chunk(3, -1)
         inputs = states.extend(layer, gate * values, plan)
-        mixed = causal_convolution(inputs, self.conv, self.conv_bias)[plan.new_places - plan.window]
+        found = causal_convolution(inputs, self.conv, self.conv_bias, plan.taps)
+        mixed = found[plan.new_places - plan.window]
         output: Tensor = self.out_proj(output_gate * mixed.to(x.dtype), residual)
         return output

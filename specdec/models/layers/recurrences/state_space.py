@@ -95,7 +95,7 @@ class StateSpaceLayer(nn.Module):
         gates, inputs = projected[:, : self.values], projected[:, self.values :]
         extended = states.extend(layer, inputs, plan)
         channels, steps = extended.split((len(self.conv), self.num_heads), 1)
-        mixed = F.silu(causal_convolution(channels, self.conv, self.conv_bias))
+        mixed = F.silu(causal_convolution(channels, self.conv, self.conv_bias, plan.taps))
         values = mixed[:, : self.values].unflatten(1, (self.num_heads, -1))
         inputs_of_rule = self._inputs(values, mixed[:, self.values :], steps[plan.window :])
         found = run_gated_delta(inputs_of_rule, states.memory[layer], plan)

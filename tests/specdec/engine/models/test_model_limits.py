@@ -67,7 +67,6 @@ def hybrid_dir(tmp_path_factory):
     [
         ({"kernels": "triton"}, "must be auto, native or torch: recurrent layers have kernels for"),
         ({"device": "cuda"}, "must be cpu: recurrent layers have kernels for CPUs alone"),
-        ({"enable_lora": True}, "must be false: no adapter updates the projections"),
         ({"tensor_parallel_size": 4}, "must be at most 3, the units of a recurrent layer"),
     ],
 )
@@ -103,9 +102,9 @@ def test_chunks_that_no_context_leaves_have_native_kernels(tmp_path):
 def test_a_hybrid_has_states_and_snapshots_in_its_memory(hybrid_dir):
     tree = {"method": "ngram", "num_speculative_tokens": 4, "num_draft_tree_tokens": 8}
     found = plan(hybrid_dir, speculative_config=tree, max_num_seqs=10)
-    assert (found.engine.keeps_guesses, found.engine.max_row_guesses) == (True, 4)
+    assert (found.engine.keeps_guesses, found.engine.max_row_guesses) == (True, 8)
     recurrent = ModelConfig.from_directory(hybrid_dir).recurrent
-    assert found.state_bytes == 10 * recurrent.state_bytes("float32", 1, num_guesses=4)
+    assert found.state_bytes == 10 * recurrent.state_bytes("float32", 1, num_guesses=8)
     assert f"states of {found.state_bytes / 2**20:.1f} MiB" in found.describe()
     gib = {"kv_cache_memory_gib": 0.01, "max_model_len": 64}
     cached, plain = (
@@ -120,7 +119,7 @@ def test_a_hybrid_has_states_and_snapshots_in_its_memory(hybrid_dir):
     snapshots = found.engine.num_snapshots * found.engine.state_bytes / 2**20
     assert f"{found.engine.num_snapshots} snapshots of {snapshots:.1f} MiB" in found.describe()
     report = report_model(hybrid_dir, Precision("float32", None, is_native=True), 2)
-    states = [each.state_bytes + 4 * each.guess_bytes for each in report.ranks]
+    states = [each.state_bytes + 8 * each.guess_bytes for each in report.ranks]
     assert sum(states) * 10 == found.state_bytes
     assert {each.method: each.fit for each in report.methods}["mtp"] is Fit.NO
 
@@ -158,8 +157,9 @@ def test_a_draft_model_is_limited_in_the_same_way(gpt2_dir, tiny_model_dir):
     assert plan(tiny_model_dir, **settings | {"speculative_config": drafting}).draft is not None
 
 
-def test_latent_attention_takes_adapters(tmp_path):
-    save_family(tmp_path, "deepseek-v3")
+@pytest.mark.parametrize("family", ["deepseek-v3", "lfm2"])
+def test_latent_attention_and_recurrent_layers_take_adapters(tmp_path, family):
+    save_family(tmp_path, family)
     train_tokenizer(383).save_pretrained(tmp_path)
     assert plan(tmp_path, enable_lora=True).engine.adapters is not None
 

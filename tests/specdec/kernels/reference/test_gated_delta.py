@@ -1,12 +1,12 @@
 # Modules: specdec.kernels.reference.gated_delta, specdec.kernels.reference.convolution
-# Modules: specdec.kernels.reference.state_pool
+# Modules: specdec.kernels.reference.state_pool, specdec.kernels.reference.state_levels
 """The gated delta rule: its two forms are equal, and a row has the same bits in any batch."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from specdec.kernels.reference import gated_delta
+from specdec.kernels.reference import state_pool
 from specdec.kernels.reference.convolution import causal_convolution
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.reference.gated_delta import DeltaInputs, run_gated_delta
@@ -58,7 +58,7 @@ def run(lengths, sizes, seeds, guesses=0, *, has_delta=True, by_channel=False):
 def test_chunks_equal_the_recurrence(monkeypatch, has_delta, by_channel):
     kind = {"has_delta": has_delta, "by_channel": by_channel}
     chunked, states = run([150], TINY, [1], **kind)
-    monkeypatch.setattr(gated_delta, "_MAX_RECURRENT_TOKENS", 1000)
+    monkeypatch.setattr(state_pool, "_MAX_RECURRENT_TOKENS", 1000)
     stepped, expected = run([150], TINY, [1], **kind)
     torch.testing.assert_close(chunked[0], stepped[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(states[0], expected[0], atol=1e-5, rtol=1e-5)

@@ -9,8 +9,10 @@ from specdec.models.lora.torch_adapters import linears_of
 from tests.specdec.models.families import WITH_ALL_TRAITS, save_family
 from tests.specdec.models.passes import load
 
+HYBRIDS_WITH_MIXTURES = ("qwen3-next", "granite-4-moe", "nemotron-h", "kimi-linear", "jamba")
 
-@pytest.mark.parametrize("family", WITH_ALL_TRAITS)
+
+@pytest.mark.parametrize("family", [*WITH_ALL_TRAITS, *HYBRIDS_WITH_MIXTURES])
 def test_they_are_those_of_the_decoder(tmp_path, family):
     save_family(tmp_path, family)
     model = load(tmp_path, TensorParallelGroup(), kernels="torch")

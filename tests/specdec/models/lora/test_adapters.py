@@ -11,12 +11,13 @@ from specdec.kernels.cpu import native_library
 from specdec.kernels.reference.forward_batch import AdapterRun, Chunk, ForwardBatch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.cpu_decoder import NativeDecoder
+from specdec.models.hybrid import HybridDecoder
 from specdec.models.lora.peft import AdapterFiles
 from specdec.models.lora.updates import load_adapter
 from tests.specdec.adapters import ALL_LINEAR, ATTENTION, adapter_dir, merged_dir
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.families import save_family
-from tests.specdec.models.passes import load
+from tests.specdec.models.passes import load, weights_of
 from tests.specdec.threads import num_threads
 from tests.specdec.tiny import tiny_llama_dir
 
@@ -72,16 +73,23 @@ class Passes:
         self.model = model
         self.cache = model.new_kv_cache(NUM_BLOCKS * 40 * BLOCK_SIZE)
         self.starts = {}
+        if isinstance(decoder := weights_of(model), HybridDecoder):
+            decoder.enable_states(40, max_guesses=8)
 
     @torch.inference_mode()
-    def run(self, *parts):
-        """Run parts (sequence, token_ids, adapter id); return the logits of each."""
+    def run(self, *parts, num_guesses=0, num_accepted=0):
+        """Run parts (sequence, token_ids, adapter id); return the logits of each.
+
+        num_guesses: last tokens of each part, of which the next part of a sequence follows after
+        num_accepted.
+        """
         chunks = []
         for index, ids, adapter_id in parts:
             start = self.starts.get(index, 0)
             table = list(range(index * NUM_BLOCKS, (index + 1) * NUM_BLOCKS))
-            chunks.append(Chunk(ids, start, table, adapter_id=adapter_id))
-            self.starts[index] = start + len(ids)
+            how = {"adapter_id": adapter_id, "num_guesses": num_guesses, "state_slot": index}
+            chunks.append(Chunk(ids, start, table, **how))
+            self.starts[index] = start + len(ids) - num_guesses + num_accepted
         hidden = self.model(ForwardBatch(chunks, BLOCK_SIZE), self.cache)
         logits = self.model.compute_logits(hidden)
         return [each.clone() for each in logits.split([len(ids) for _, ids, _ in parts])]

@@ -38,15 +38,17 @@ void convolve_row(const Taps& taps, const float* const* x, int64_t num_channels,
 }  // namespace
 
 void convolve(const RecurrentShape& shape, const RecurrentWeights& weights, const InputRows& rows,
-              int64_t begin, int64_t end, Range channels, int64_t first_column) {
+              int64_t begin, int64_t end, const TreeOrder& tree, Range channels,
+              int64_t first_column) {
   const int64_t column = first_column + channels.begin, count = channels.end - channels.begin;
   const float* const bias = weights.convolution_bias;
   const Taps taps = {weights.taps + channels.begin, shape.kernel_size, shape.num_channels,
                      bias ? bias + channels.begin : nullptr};
   const float* x[kMaxTaps];
   for (int64_t index = end - 1; index >= begin; --index) {  // an output overwrites its input
-    for (int64_t place = 0; place < shape.kernel_size; ++place) {
-      x[place] = rows.row(index - shape.window() + place) + column;
+    int64_t row = index - shape.window();
+    for (int64_t place = shape.window(); place >= 0; --place, row = tree.before(row)) {
+      x[place] = rows.row(shape.window() + row) + column;
     }
     float* const to = rows.row(index) + column;
     convolve_row(taps, x, count, to);

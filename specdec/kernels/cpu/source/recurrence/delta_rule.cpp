@@ -66,34 +66,48 @@ SPECDEC_INLINE void update_memory(Columns<kVectors> columns, MemoryPart from, Me
   for (int vector = 0; vector < kVectors; ++vector) sums[vector] = found[vector];
 }
 
-// Run all tokens over the columns from `first` on. The first token reads the memory, the last
-// committed one writes it, and the others have it in the scratch memory.
+// Run a row over the columns from `first` on; `to` may be `from`.
+template <int kVectors, bool kHasDelta>
+SPECDEC_INLINE void run_row(const HeadRun& run, int64_t token, int64_t first,
+                            Columns<kVectors> columns, MemoryPart from, MemoryPart to) {
+  const TokenScalars& scalars = run.scalars[token];
+  const float* const row = run.rows.row(run.first + token);
+  const float *const key = row + run.key, *const value = row + run.value + first;
+  Floats added[kVectors] = {}, sums[kVectors];
+  if (kHasDelta) read_memory(columns, from, key, run.key_dim, added);
+  SPECDEC_UNROLL
+  for (int vector = 0; vector < kVectors; ++vector) {
+    const Floats known = added[vector] * (scalars.decay * scalars.key_scale);
+    const Floats wanted = columns.load_vector(value, vector) - known;
+    added[vector] = wanted * (scalars.share * scalars.key_scale);
+  }
+  update_memory(columns, from, to, key, row + run.query, scalars.decay, run.key_dim, added, sums);
+  if (token < run.num_replayed) return;
+  float* const output = run.outputs + (token - run.num_replayed) * run.output_stride + first;
+  SPECDEC_UNROLL
+  for (int vector = 0; vector < kVectors; ++vector) {
+    columns.store_vector(output, vector, sums[vector] * scalars.query_scale);
+  }
+}
+
+// Run all rows over the columns from `first` on. The first row reads the memory, the last committed
+// one writes it, and the others have it in the scratch memory: nodes at their own places there.
 template <int kVectors, bool kHasDelta>
 void run_columns(const HeadRun& run, int64_t first, Columns<kVectors> columns) {
   const MemoryPart memory = {run.memory + first, run.value_dim};
-  const MemoryPart scratch = {run.scratch, kVectors * kLanes};
+  const auto scratch = [&](int64_t place) -> MemoryPart {
+    return {run.scratch + place * run.key_dim * kVectors * kLanes, kVectors * kLanes};
+  };
   MemoryPart from = memory;
-  for (int64_t token = 0; token < run.num_run; ++token) {
-    const TokenScalars& scalars = run.scalars[token];
-    const float* const row = run.rows.row(run.first + token);
-    const float *const key = row + run.key, *const value = row + run.value + first;
-    Floats added[kVectors] = {}, sums[kVectors];
-    if (kHasDelta) read_memory(columns, from, key, run.key_dim, added);
-    SPECDEC_UNROLL
-    for (int vector = 0; vector < kVectors; ++vector) {
-      const Floats known = added[vector] * (scalars.decay * scalars.key_scale);
-      const Floats wanted = columns.load_vector(value, vector) - known;
-      added[vector] = wanted * (scalars.share * scalars.key_scale);
-    }
-    const MemoryPart to = token + 1 == run.num_committed ? memory : scratch;
-    update_memory(columns, from, to, key, row + run.query, scalars.decay, run.key_dim, added, sums);
+  const int64_t num_chain = run.num_run - run.tree->num_nodes();
+  for (int64_t token = 0; token < num_chain; ++token) {
+    const MemoryPart to = token + 1 == run.num_committed ? memory : scratch(0);
+    run_row<kVectors, kHasDelta>(run, token, first, columns, from, to);
     from = to;
-    if (token < run.num_replayed) continue;
-    float* const output = run.outputs + (token - run.num_replayed) * run.output_stride + first;
-    SPECDEC_UNROLL
-    for (int vector = 0; vector < kVectors; ++vector) {
-      columns.store_vector(output, vector, sums[vector] * scalars.query_scale);
-    }
+  }
+  for (const NodeStep& step : run.tree->steps) {
+    const MemoryPart before = step.from == kBaseState ? from : scratch(step.from);
+    run_row<kVectors, kHasDelta>(run, step.row, first, columns, before, scratch(step.to));
   }
 }
 

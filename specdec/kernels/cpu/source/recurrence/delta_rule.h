@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "recurrence/input_rows.h"
+#include "recurrence/tree_order.h"
 
 namespace specdec {
 
@@ -33,10 +34,11 @@ struct HeadRun {
   int64_t first;                    // of `rows` that runs
   int64_t num_run, num_committed;   // rows; those after which the memory is committed, at least 1
   int64_t num_replayed;             // rows without an output
+  const TreeOrder* tree;            // of the last rows, after the committed ones
   int64_t query, key, value;        // first columns in a row
   const TokenScalars* scalars;      // [num_run]
   float* memory;                    // [key_dim, value_dim], becomes the committed one
-  float* scratch;                   // [key_dim, kMemoryVectors * kLanes]
+  float* scratch;                   // [states, key_dim, kMemoryVectors * kLanes], at least one
   float* outputs;                   // [num_run - num_replayed, value_dim]
   int64_t output_stride;
 };

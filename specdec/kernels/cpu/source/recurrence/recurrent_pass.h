@@ -35,9 +35,12 @@ class RecurrentPass {
       const StateSpan& span = batch.states->spans[index];
       const int64_t first = batch.query_starts[index];
       const int64_t num_tokens = batch.query_starts[index + 1] - first;
-      rows_.push_back({span, first, num_tokens, num_stored, num_run});
+      const int64_t end = span.num_replayed + num_tokens;
+      rows_.push_back({span, first, num_tokens, num_stored, num_run,
+                       tree_order(batch, index, end)});
+      num_states_ = std::max(num_states_, rows_.back().tree.num_states);
       num_stored += shape.window() + span.num_replayed;
-      num_run += span.num_replayed + num_tokens;
+      num_run += end;
     }
     stored_ = arena.allocate_floats(num_stored * shape.num_inputs());
     const int64_t num_scalars = num_run * shape.num_heads;
@@ -70,6 +73,7 @@ class RecurrentPass {
   struct SequenceRows {
     StateSpan span;
     int64_t first_token, num_tokens, first_stored, first_run;
+    TreeOrder tree;
 
     int64_t num_run() const { return span.num_replayed + num_tokens; }
   };
@@ -90,13 +94,16 @@ class RecurrentPass {
   const float norm_eps_;
   const Batch& batch_;
   std::vector<SequenceRows> rows_;  // [num_sequences]
+  int64_t num_states_ = 1;          // of a head that the scratch memory has at once
   float* stored_ = nullptr;         // [windows and replayed inputs of all sequences, num_inputs]
   TokenScalars* scalars_ = nullptr;  // of each sequence, [num_heads, rows that run]
   float* scratch_ = nullptr;         // [threads, scratch_floats]
   float* head_squares_ = nullptr;    // [num_tokens, num_heads], of gated outputs
   float* squares_ = nullptr;         // [num_tokens, groups]
 
-  int64_t scratch_floats() const { return shape_.key_dim * kMemoryVectors * kLanes; }
+  int64_t scratch_floats() const {
+    return num_states_ * shape_.key_dim * kMemoryVectors * kLanes;
+  }
 
   InputRows inputs_of(const LayerRun& layer, const SequenceRows& rows) const {
     const int64_t size = shape_.num_inputs();
@@ -148,7 +155,7 @@ class RecurrentPass {
                             std::min(own.end - columns_.channels, shape_.num_channels)};
     if (channels.begin >= channels.end) return;
     const int64_t begin = shape_.num_heads ? shape_.window() : rows.num_stored;
-    convolve(shape_, layer.weights, rows, begin, end, channels, columns_.channels);
+    convolve(shape_, layer.weights, rows, begin, end, sequence.tree, channels, columns_.channels);
     if (!shape_.num_heads) gate_channels(layer, sequence, own);
   }
 
@@ -176,7 +183,7 @@ class RecurrentPass {
     run.key_dim = shape_.key_dim, run.value_dim = shape_.value_dim;
     run.rows = inputs_of(layer, sequence), run.first = shape_.window();
     run.num_run = sequence.num_run(), run.num_committed = sequence.span.num_committed();
-    run.num_replayed = sequence.span.num_replayed;
+    run.num_replayed = sequence.span.num_replayed, run.tree = &sequence.tree;
     run.query = columns_.queries + key, run.key = columns_.keys + key;
     run.value = columns_.values + of_head;
     run.scalars = scalars, run.scratch = scratch;
