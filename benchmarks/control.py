@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean
+from typing import get_args
 
 from tqdm import tqdm
 
@@ -25,6 +26,7 @@ from tests.specdec.speculation.policy.synthetic_service import (
     Clock,
     CostCurve,
     SyntheticService,
+    WrongPart,
     auto_policy,
     expected_accepted,
 )
@@ -69,30 +71,33 @@ class Settings:
     """Extent of the simulation.
 
     The policy learns for `learn_s` seconds and is measured for `round_s`, and for as many as
-    `round_steps` steps without drafts take if that is longer. wrong_by: factor of error in the
-    drafts' cost measured at start-up.
+    `learn_steps` and `round_steps` steps without drafts take if that is longer. wrong_by: factor
+    of error in a part of the costs measured at start-up, see `CostCurve.table`.
     """
 
     num_rounds: int = 4
     learn_s: float = 20.0
+    learn_steps: int = 0
     round_s: float = 60.0
     round_steps: int = 1000
     wrong_by: float = 1.0
+    wrong_part: WrongPart = "drafts"
 
 
 def measure(curve: str, acceptance: str, num_streams: int, settings: Settings) -> Result:
     """Run auto in rounds that differ by chance."""
     costs, kinds = CURVES[curve], ACCEPTANCE[acceptance]
-    round_s = max(settings.round_s, settings.round_steps * costs.step_s(num_streams, 0))
+    step_s = costs.step_s(num_streams, 0)
+    learn_s = max(settings.learn_s, settings.learn_steps * step_s)
+    round_s = max(settings.round_s, settings.round_steps * step_s)
+    table = costs.table(MAX_DRAFT_TOKENS, settings.wrong_by, settings.wrong_part)
     num_tokens = num_seconds = 0.0
     chosen, num_changes = Counter[int](), 0
     for seed in range(settings.num_rounds):
         clock = Clock()
         service = SyntheticService(costs, kinds[0], clock, others=kinds[1:], seed=seed)
-        policy = auto_policy(
-            clock, costs.table(MAX_DRAFT_TOKENS, settings.wrong_by), MAX_DRAFT_TOKENS
-        )
-        service.run(policy, num_streams, settings.learn_s)
+        policy = auto_policy(clock, table, MAX_DRAFT_TOKENS)
+        service.run(policy, num_streams, learn_s)
         tokens, seconds, changes = (
             service.expected_tokens,
             service.expected_s,
@@ -135,7 +140,13 @@ def measure_all(settings: Settings) -> list[Result]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 1 where auto misses an aim in any case."""
     options = _parser().parse_args(arguments)
-    settings = Settings(options.rounds, round_s=options.round_s, wrong_by=options.wrong_by)
+    settings = Settings(
+        options.rounds,
+        options.learn_s,
+        round_s=options.round_s,
+        wrong_by=options.wrong_by,
+        wrong_part=options.wrong_part,
+    )
     results = measure_all(settings)
     worst = {
         "regret": round(max(each.regret for each in results), 4),
@@ -160,8 +171,12 @@ def _parser() -> argparse.ArgumentParser:
         "--wrong-by",
         type=float,
         default=Settings.wrong_by,
-        help="factor of error in the drafts' cost measured at start-up",
+        help="factor of error in a part of the costs measured at start-up",
     )
+    parser.add_argument(
+        "--wrong-part", choices=get_args(WrongPart), default=Settings.wrong_part, help="the part"
+    )
+    parser.add_argument("--learn-s", type=float, default=Settings.learn_s, help="before measuring")
     add_output(parser, "control")
     return parser
 

@@ -1,6 +1,7 @@
 """Check the engine on a GPU, and measure its steps against the memory floor, part by part.
 
-`python -m benchmarks.gpu_check [--model DIR] [--output FILE] [--minutes 25] [--only PART ...]`
+`python -m benchmarks.gpu_check [--model DIR] [--peer-url URL] [--output FILE] [--minutes 25]
+[--only PART ...]`
 
 Each part (`benchmarks/gpu/`) runs in a separate process, for a limited time. Those that measure
 no times run side by side. The report is written after each of them, with what a part that failed or
@@ -58,6 +59,7 @@ from benchmarks.gpu.parts import Context, Part, PartReport, Run, run_parts
 from benchmarks.gpu.processes import ForkedPart, forked
 from benchmarks.gpu.prompts import measure_prompts
 from benchmarks.gpu.ranks import compare_ranks
+from benchmarks.gpu.service import measure_service
 from benchmarks.gpu.steps import measure_grid, measure_main_steps
 from benchmarks.gpu.throughput import compare_speculation, compare_transformers
 from benchmarks.gpu.trees import measure_trees
@@ -107,6 +109,7 @@ PARTS = (
     _measurement("number formats", measure_formats, 120.0, 70.0),
     _measurement("mixture of experts", measure_mixture, 60.0, 25.0),
     _measurement("grid", measure_grid, 240.0, 90.0),
+    _measurement("service", measure_service, 300.0, 150.0),
     _measurement("transformers", compare_transformers, 150.0, 60.0),
     Part("steps", measure_models),
     Part("memory plans", plan_memory, is_timed=False),
@@ -123,6 +126,9 @@ def main(arguments: list[str] | None = None) -> int:
         prog="benchmarks.gpu_check", description="Check the engine on a GPU, and measure its steps."
     )
     parser.add_argument("--model", type=Path, help="directory of a real model to check as well")
+    parser.add_argument(
+        "--peer-url", help="another service with the same model, to compare: http://HOST:PORT"
+    )
     parser.add_argument("--minutes", type=float, default=25.0, help="limit of a run (default: 25)")
     names = [part.name for part in PARTS]
     parser.add_argument("--only", nargs="+", choices=names, help="parts to run (default: all)")
@@ -141,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
         path = options.output or (None if gpu is None else DOCS / "gpu-check.json")
         report = PartReport(path, _head(gpu or device.type, options.model))
         chosen = [part for part in PARTS if options.only is None or part.name in options.only]
-        context = Context(device, Path(directory), options.model)
+        context = Context(device, Path(directory), options.model, options.peer_url)
         run_parts(chosen, context, report, options.minutes * 60, start=ForkedPart)
     if path is not None:
         write_text(path.with_suffix(".md"), page(report))

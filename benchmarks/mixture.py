@@ -44,8 +44,8 @@ from benchmarks.summary import Bar, at_least, at_most, print_bars
 from benchmarks.transformers_speed import Round, SpeedBench
 from specdec.config.engine import EngineConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.speculation.policy.cost_model import CostTable
 from specdec.speculation.policy.cost_profiler import CostProfiler
+from specdec.speculation.policy.cost_table import CostTable
 from specdec.speculation.policy.sample_text import SAMPLE_TEXT
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import StepInput, StepRow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from benchmarks.gpu import service
 from benchmarks.gpu.parts import PartReport, Result
 from benchmarks.report_file import markdown_table
 
@@ -62,6 +63,7 @@ def _sections(parts: dict[str, Any]) -> Iterator[tuple[str, Sequence[str], list[
     yield "Milliseconds of a step of 8B with k drafts (the grid is in the JSON)", *steps
     speculation = parts.get("speculation", {})
     yield "Speculation", _SPECULATION_COLUMNS, list(_speculation_rows(speculation))
+    yield "Engine, service, peer", service.COLUMNS, list(service.rows(parts))
 
 
 def _part_rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -176,7 +178,7 @@ def _details(part: Result) -> Iterator[str]:
 _LONG = {
     "rates",
     *("passed", "error", "traceback", "log", "stack", "seconds", "cases", "cells", "aims"),
-    *("prompt_cells", "extras_cells", "tree_cells", "sums"),
+    *("prompt_cells", "extras_cells", "tree_cells", "sums", "service_cells", "peer_cells"),
     *("profiles", "plans", "steps", "command", "output", "medusa", "dspark", "placements"),
     *("trees of 24", "trees of 60"),
 }

@@ -39,14 +39,16 @@ def _drop(result: Result) -> None:
 class Context:
     """Where the parts run.
 
-    model: directory of a real model; None for random ones alone. directory: for files of random
-    models. is_small: shapes for a test, which take seconds on a CPU. save: stores what a part has
-    found so far, which the report has if the part does not end.
+    model: directory of a real model; None for random ones alone. peer_url: of another service with
+    the same model, to compare. directory: for files of random models. is_small: shapes for a test,
+    which take seconds on a CPU. save: stores what a part has found so far, which the report has if
+    the part does not end.
     """
 
     device: torch.device
     directory: Path
     model: Path | None = None
+    peer_url: str | None = None
     is_small: bool = False
     save: Callable[[Result], None] = _drop
 

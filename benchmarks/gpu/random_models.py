@@ -90,6 +90,11 @@ class RandomTensors:
                     self._shapes[scale] = (shape[0], 1)
                     self._scales[scale] = shape[1] ** -0.5
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the tensors."""
+        return list(self._shapes)
+
     def __contains__(self, name: str) -> bool:
         return name in self._shapes
 

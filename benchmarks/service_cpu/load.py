@@ -33,13 +33,17 @@ _FIRST_PROMPT_TOKEN, _LAST_PROMPT_TOKEN = 1000, 40_000
 
 @dataclass(frozen=True)
 class Load:
-    """A number of streams that are open at all times, until all requests were sent."""
+    """A number of streams that are open at all times, until all requests were sent.
+
+    last_prompt_token: prompts have random tokens below it.
+    """
 
     api: Api
     streams: int
     num_requests: int
     max_tokens: int
     prompt_tokens: int = 128
+    last_prompt_token: int = _LAST_PROMPT_TOKEN
 
     @property
     def num_tokens(self) -> int:
@@ -49,7 +53,7 @@ class Load:
     def prompts(self, seed: int) -> list[list[int]]:
         """Return prompts that no other load has; the prefix cache would find equal ones."""
         generator = random.Random(f"{self.api} {self.streams} {self.max_tokens} {seed}")
-        span = range(_FIRST_PROMPT_TOKEN, _LAST_PROMPT_TOKEN)
+        span = range(min(_FIRST_PROMPT_TOKEN, self.last_prompt_token // 2), self.last_prompt_token)
         return [generator.choices(span, k=self.prompt_tokens) for _ in range(self.num_requests)]
 
 

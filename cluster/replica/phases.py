@@ -132,6 +132,7 @@ class Serving:
             decision_changes=decision_news(stats, time.monotonic(), datetime.now(UTC)),
             estimated_speedup=stats.estimated_speedup,
             estimated_tokens_per_s=stats.estimated_tokens_per_s,
+            profile_error=stats.profile_error,
             head_probe_acceptance=stats.head_probe_acceptance,
             drafter_version=stats.drafter_version,
             mode=stats.mode,

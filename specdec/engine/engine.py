@@ -20,9 +20,10 @@ from specdec.engine.requests.outputs import TargetLostError
 from specdec.engine.scheduling.adapter_seats import seats_of
 from specdec.engine.scheduling.async_scheduling import StepsInFlight
 from specdec.engine.scheduling.decode_run import Rows, sent_rows
+from specdec.engine.scheduling.drafting import NO_DRAFTING, Drafting
 from specdec.engine.scheduling.scheduled_row import ScheduledRow
 from specdec.engine.scheduling.scheduler import Scheduler
-from specdec.engine.scheduling.speculator import NO_DRAFTING, Drafting, Speculator
+from specdec.engine.scheduling.speculator import Speculator
 from specdec.engine.scheduling.step_drafts import StepDrafts
 from specdec.engine.scheduling.suspects import Suspects
 from specdec.models.config.model_config import ModelConfig
@@ -273,8 +274,7 @@ class Engine:
         outputs += self._collect()
         decision = self._decide()
         if is_ahead:
-            is_as_decided = before is not None and decision.drafts_like(before)
-            self._keep_batch(is_as_decided=is_as_decided)
+            self._keep_batch(is_as_decided=before is not None and decision.drafts_like(before))
             return
         rows = self._schedule(decision)
         drafting = self._drafts.take(rows, decision)
@@ -286,8 +286,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return the present load and a snapshot of the counters."""
-        policy = self._speculator.policy
-        estimate = policy.estimate if policy else None
+        policy, estimate = self._speculator.policy, self._speculator.estimate
         return EngineStats(
             num_running=self._scheduler.num_running,
             num_decoding=self._scheduler.num_decoding,
@@ -303,6 +302,7 @@ class Engine:
             estimated_speedup=estimate.speedup if estimate else None,
             estimated_tokens_per_s=estimate.tokens_per_s if estimate else None,
             capacity_tokens_per_s=policy.capacity_tokens_per_s if policy else None,
+            profile_error=estimate.profile_error if estimate else None,
             drafter_version=self.drafters.active if self.drafters else None,
             adapters_in_use=self._updates.adapters_in_use(),
             counts=self._snapshot(),

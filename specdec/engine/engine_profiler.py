@@ -13,8 +13,8 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
-from specdec.speculation.policy.cost_model import CostTable
 from specdec.speculation.policy.cost_profiler import ProfiledStep, StepShapes
+from specdec.speculation.policy.cost_table import CostTable
 from specdec.speculation.policy.sample_text import SAMPLE_TEXT
 from specdec.speculation.proposers import DraftRequest, Proposal, SynchronousProposer
 from specdec.text.tokenizer import Tokenizer

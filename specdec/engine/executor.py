@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from specdec.engine.memory.memory_plan import MemoryPlan
-from specdec.speculation.policy.cost_model import CostTable
+from specdec.speculation.policy.cost_table import CostTable
 from specdec.speculation.policy.factory import (
     MeasureDraft,
     MeasureEngine,

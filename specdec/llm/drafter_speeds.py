@@ -15,7 +15,7 @@ from typing import Any
 
 from specdec.config.model_aliases import ShippedDrafter
 from specdec.models.drafters.card import SuiteAcceptance
-from specdec.speculation.policy.cost_model import CostTable
+from specdec.speculation.policy.cost_table import CostTable
 from specdec.types.errors import InvalidValueError
 
 MAX_SPREAD = 0.1

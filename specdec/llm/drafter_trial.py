@@ -26,7 +26,7 @@ from specdec.llm.drafter_speeds import Candidate, measure_rounds
 from specdec.llm.local_executor import LocalExecutor
 from specdec.models.drafters.card import SuiteAcceptance
 from specdec.models.resolve import print_progress
-from specdec.speculation.policy.cost_model import CostTable
+from specdec.speculation.policy.cost_table import CostTable
 from specdec.speculation.policy.factory import measure_costs
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.ranks import Target

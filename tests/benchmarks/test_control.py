@@ -36,6 +36,25 @@ def test_auto_is_close_to_the_best_fixed_number(curve, acceptance, num_streams):
     assert result.off_share >= LEAST_OFF_SHARE
 
 
+def wrong_tables():
+    """Return errors of the table, each with a load that it would keep from the best length."""
+    loads = (("small gpu", "good", 16), ("cpu", "medium", 8), ("small gpu", "bad", 1))
+    for part in ("drafts", "making", "rows", "all", "batch"):
+        for factor, load in itertools.product((0.5, 2.0, 3.0), loads):
+            is_quick = (part, factor, load[2]) in (("drafts", 0.5, 8), ("making", 2.0, 1))
+            marks = () if is_quick else (pytest.mark.slow,)
+            yield pytest.param(part, factor, *load, marks=marks)
+
+
+@pytest.mark.parametrize(("part", "factor", "curve", "acceptance", "num_streams"), wrong_tables())
+def test_a_wrong_table_is_corrected(part, factor, curve, acceptance, num_streams):
+    """A minute and a thousand steps are enough."""
+    settings = Settings(1, 60.0, 1000, 30.0, 400, wrong_by=factor, wrong_part=part)
+    result = measure(curve, acceptance, num_streams, settings)
+    assert result.regret <= MOST_REGRET
+    assert result.off_share >= 0.98
+
+
 def test_sequences_have_the_acceptance_length_on_average():
     found = sequences_of(2.49, 3)
     assert len(set(found)) == 5

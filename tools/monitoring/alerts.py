@@ -55,6 +55,17 @@ ALERTS = (
         '{{ $value | printf "%.2f" }} times the tokens per second without drafts.',
     ),
     Alert(
+        "SpecdecStepsSlowerThanProfiled",
+        """
+        specdec:decode_step_profile_error > 1.3
+        and rate(specdec:generation_tokens_total[5m]) > 0
+        """,
+        "10m",
+        "warning",
+        "Decode steps of replica {{ $labels.replica }} of {{ $labels.model_name }} take "
+        '{{ $value | printf "%.2f" }} times the seconds of the profile of its start.',
+    ),
+    Alert(
         "SpecdecKvCacheNearlyFull",
         "specdec:kv_cache_usage_perc > 0.95",
         "5m",

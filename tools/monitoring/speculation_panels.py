@@ -144,6 +144,13 @@ SPECULATION = Row(
             "x",
         ),
         Panel(
+            "Step time over profile",
+            "Seconds of decode steps, as the policy corrects its table, over those of the profile "
+            "of the start; above 1.3 something else uses the device.",
+            (Query(series("decode_step_profile_error"), "{{replica}}"),),
+            "x",
+        ),
+        Panel(
             "Goodput",
             "Tokens per second expected from the cost table and acceptance, and actual ones.",
             (

@@ -60,9 +60,8 @@ class SpeculativeConfig:
 
     drafter: the method and its own keys (`specdec.config.speculation.methods`).
     num_speculative_tokens: draft tokens for each sequence in a step.
-    num_draft_tree_tokens: draft tokens for each sequence where they are a tree, whose depth is
-        num_speculative_tokens; policy goodput chooses between such trees and chains. 0 drafts
-        chains only. With medusa_choices it is their number.
+    num_draft_tree_tokens: those of a tree, of depth num_speculative_tokens; policy goodput chooses
+        between such trees and chains. 0 drafts chains only. With medusa_choices it is their number.
     first: a method that drafts before `drafter`, which then leaves out the sequences for which it
         has a draft (a lookup, if `drafter` is a model: a draft of full length). A head drafts for
         all; the longer draft is verified.
@@ -73,8 +72,8 @@ class SpeculativeConfig:
     adaptive_length_min, adaptive_length_max, adaptive_length_raise_above,
         adaptive_length_lower_below: as in LengthRule.
     batch_budget: whether the draft tokens of a step are divided over its sequences by expected
-        survival (`types.drafts.draft_survival`), instead of the same number for each. The sum is
-        that of the same number for each. A head that is the only drafter adds its confidences.
+        survival (`types.drafts.draft_survival`) with the sum of equal numbers. A head that is the
+        only drafter adds its confidences. None leaves out those of lookups that do not pay.
     batch_budget_max: longest draft of a sequence with batch_budget.
     speculation_threshold: largest number of decoding requests to draft for, until an operator
         changes it; None for 32, or 256 with policy goodput, which measures the effect of the load.
@@ -86,10 +85,9 @@ class SpeculativeConfig:
     verifier, typical_epsilon, typical_delta, acceptance_threshold, scale_draft_temperature: as in
         SpeculationOptions, for requests that leave them out. A lossy verifier here makes every such
         request lossy; each response reports it.
-    allowed_verifiers: the verifiers that requests may name; `verifier` has to be among them. By
-        default all but `synthetic`, which joins them where it is `verifier`.
-    synthetic_acceptance_rate, synthetic_acceptance_rates, synthetic_acceptance_length: as in
-        SyntheticAcceptance, for verifier `synthetic`.
+    allowed_verifiers: those that requests may name, with `verifier` among them. By default all but
+        `synthetic`, which joins them where it is `verifier`.
+    synthetic_acceptance_rate, ..._rates, ..._length: as in SyntheticAcceptance.
     left_out: `method` and `num_speculative_tokens`, where they were not given: the files of the
         model may decide them (`engine.models.model_detection`). `drafter`, where nothing was given
         and the model has several: the machine decides (`specdec.llm.drafter_choice`).
@@ -105,7 +103,7 @@ class SpeculativeConfig:
     adaptive_length_max: int = LengthRule.max_tokens
     adaptive_length_raise_above: float = LengthRule.raise_above
     adaptive_length_lower_below: float = LengthRule.lower_below
-    batch_budget: bool = False
+    batch_budget: bool | None = None
     batch_budget_max: int = DEFAULT_BATCH_BUDGET_MAX
     speculation_threshold: int | None = None
     policy: PolicyName | None = None
@@ -192,7 +190,7 @@ class SpeculativeConfig:
             return
         if not self._awaits_method:
             require_tree_drafter(count, self.drafters)
-        is_table, has_budget = self.chosen_policy == "table", self.batch_budget
+        is_table, has_budget = self.chosen_policy == "table", self.batch_budget is True
         check_tree_size(count, num_tokens, is_table=is_table, has_budget=has_budget)
 
     def _check_policy(self) -> None:
@@ -208,7 +206,7 @@ class SpeculativeConfig:
         if self.batch_budget and is_adaptive:
             limit = "left out where adaptive_length is true, which sets each sequence's own number"
             raise InvalidValueError("speculative_config.batch_budget", True, limit)
-        check_budget(self.batch_budget_max, count, is_wanted=self.batch_budget)
+        check_budget(self.batch_budget_max, count, is_wanted=self.batch_budget is True)
 
     def _check_verifiers(self) -> None:
         check_options(
@@ -295,7 +293,13 @@ class SpeculativeConfig:
     @property
     def uses_confidences(self) -> bool:
         """Return whether a head's confidences divide the budget; the head is the only drafter."""
-        return self.batch_budget and self.drafters == (self.head,)
+        return self.batch_budget is True and self.drafters == (self.head,)
+
+    @property
+    def divides_slots(self) -> bool:
+        """Return whether the policy may leave out draft tokens of single sequences: of lookups."""
+        is_free = self.batch_budget is None and not self.adaptive_length
+        return is_free and all(each.place is DraftPlace.ENGINE for each in self.drafters)
 
     @property
     def holds_drafts(self) -> bool:

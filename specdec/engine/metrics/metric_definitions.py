@@ -329,6 +329,11 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
         "num_draft_tokens",
         "profiled_s",
     ),
+    gauge(
+        "decode_step_profile_error",
+        "Seconds of the latest kind of decode steps, over those of the profile of the start.",
+        "profile_error",
+    ),
     counter("decode_spent_seconds", "Seconds of decode steps, with waiting for drafts.", "spent_s"),
     counter(
         "decode_undrafted_seconds",

@@ -20,9 +20,9 @@ from typing import NamedTuple
 from specdec.engine.metrics.metrics import StepRecorder
 from specdec.engine.scheduling.anticipated import Anticipated
 from specdec.engine.scheduling.decode_run import PENDING, RepeatedDecodes, Rows, sent_rows
+from specdec.engine.scheduling.drafting import Drafting
 from specdec.engine.scheduling.scheduled_row import ScheduledRow
 from specdec.engine.scheduling.scheduler import Scheduler
-from specdec.engine.scheduling.speculator import Drafting
 from specdec.engine.scheduling.state_saves import Save, begin_saves
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import HeadDraft, Sequence, SequenceStatus

@@ -165,12 +165,32 @@ class DraftPlanner:
         """
         wanted = [self._max_draft_tokens(seq) for seq in sequences]
         if self._longest_share is None:
-            return share_budget(wanted, budget)
+            return share_budget(self._worth_their_rows(sequences, wanted), budget)
         rates = [
             self._acceptance_rates(seq, self._share_limit(seq, count))
             for seq, count in zip(sequences, wanted, strict=True)
         ]
         return share_by_survival(rates, min(budget, sum(wanted)))
+
+    def _worth_their_rows(
+        self, sequences: collections.abc.Sequence[Sequence], wanted: list[int]
+    ) -> list[int]:
+        """Return the draft tokens of each sequence that survive often enough, of those wanted."""
+        rule = self._decision.slots
+        if rule is None:
+            return wanted
+        return [
+            rule.length(seq.acceptance, count)
+            if count and self._own_draft_tokens(seq) is None
+            else count
+            for seq, count in zip(sequences, wanted, strict=True)
+        ]
+
+    def num_left_out(self, row: ScheduledRow) -> int:
+        """Return how many draft tokens of a planned row are not worth their rows."""
+        wanted = [self._max_draft_tokens(row.seq)]
+        [worth] = self._worth_their_rows([row.seq], wanted)
+        return wanted[0] - worth if worth == row.num_draft_tokens else 0
 
     def _acceptance_rates(self, seq: Sequence, limit: int) -> list[float]:
         """Return the rates of `share_by_survival` of at most `limit` draft tokens."""

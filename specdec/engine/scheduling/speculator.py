@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import collections.abc
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 
 from specdec.config.speculation.methods import DraftModelConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
+from specdec.engine.scheduling.drafting import NO_DRAFTING, Drafting
 from specdec.engine.scheduling.scheduled_row import ScheduledRow
 from specdec.sequences.decode_rows import RepeatedRows
 from specdec.sequences.prediction import METHOD as PREDICTION
-from specdec.sequences.sequence import HeadDraft, Sequence
+from specdec.sequences.sequence import Sequence
+from specdec.speculation.policy.expected_goodput import GoodputEstimate
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import (
-    AheadWork,
     DraftRequest,
     Proposal,
-    ProposalAhead,
     Proposer,
     SentRow,
     SynchronousProposer,
@@ -37,61 +36,8 @@ from specdec.types.drafts.draft_tree import chain_of
 from specdec.types.messages import StepRow
 from specdec.types.reports.stats import STRUCTURED_OUTPUT, Counts
 
-
-@dataclass(frozen=True)
-class Drafting:
-    """The drafts of one step, each by sequence.
-
-    ahead: in place of proposals, for a step whose tokens are pending.
-    num_requested: the draft tokens that were wanted, of a tree its depth. trees: sequences for
-        which a tree was wanted. methods: of the drafts that are not empty.
-    has_waited, waited_s: whether the step has waited for a draft model, and for how long.
-    work: of a draft model, for those of the drafts that were made ahead.
-    """
-
-    proposals: Mapping[int, Proposal] = field(default_factory=dict)
-    ahead: Mapping[int, ProposalAhead] = field(default_factory=dict)
-    num_requested: Mapping[int, int] = field(default_factory=dict)
-    trees: frozenset[int] = frozenset()
-    methods: Mapping[int, str] = field(default_factory=dict)
-    has_waited: bool = False
-    waited_s: float = 0.0
-    work: frozenset[AheadWork] = frozenset()
-
-    def resolved(
-        self,
-        rows: collections.abc.Sequence[StepRow],
-        find_drafts: Callable[[], Mapping[int, HeadDraft]],
-    ) -> Drafting:
-        """Return it with the number that each resolved row wanted of held drafts.
-
-        find_drafts: returns those that were held, by sequence.
-        """
-        if not self.ahead:
-            return self
-        held = {
-            row.seq_id: row.drafting.held_depth or row.drafting.num_held
-            for row in rows
-            if self._is_held(row.seq_id)
-        }
-        drafts = find_drafts().items()
-        methods = {seq_id: each.method for seq_id, each in drafts if each.method}
-        own = {seq_id: methods[seq_id] for seq_id in held if seq_id in methods}
-        return replace(
-            self,
-            num_requested={**self.num_requested, **held},
-            methods={**self.methods, **own},
-        )
-
-    def _is_held(self, seq_id: int) -> bool:
-        return seq_id in self.ahead and self.ahead[seq_id].num_held_drafts > 0
-
-
 _OF_DRAFT_MODEL = (None, DraftModelConfig.name)
 """Method of a draft model's proposals, alone and in a cascade."""
-
-NO_DRAFTING = Drafting()
-"""Drafting of a step without drafts."""
 
 
 class Speculator:
@@ -117,12 +63,14 @@ class Speculator:
         self._proposer = proposer
         self._configured = config.control if config else NO_SPECULATION
         self._length_rule = config.length_rule if config else None
-        self._has_batch_budget = config is not None and config.batch_budget
+        self._has_batch_budget = config is not None and config.batch_budget is True
+        self._divides_slots = config is not None and config.divides_slots
         self._has_confidences = config is not None and config.uses_confidences
         self._holds_drafts = config is not None and config.holds_drafts
         self._drafting = NO_DRAFTING  # of the oldest step in flight
         # Rows of the committed step, by tokens wanted, drafted and accepted, and whether of a tree.
         self._outcomes: Counter[tuple[int, int, int, bool]] = Counter()
+        self._observed: list[Sequence] = []  # the sequences of these rows
 
     @property
     def control(self) -> SpeculationControl:
@@ -138,6 +86,11 @@ class Speculator:
     def is_on(self) -> bool:
         """Return whether a request without speculation options gets drafts."""
         return self.policy.is_on if self.policy else self._proposer is not None
+
+    @property
+    def estimate(self) -> GoodputEstimate | None:
+        """The policy's estimate of the last decision; None without one."""
+        return self.policy.estimate if self.policy else None
 
     def decide(
         self, num_decoding: int = 0, num_eligible: int = 0, prompts: PromptLoad = NO_PROMPTS
@@ -322,7 +275,11 @@ class Speculator:
         is_irregular = len(decoding) < len(rows) or PREDICTION in drafting.methods.values()
         waited_s = drafting.waited_s if drafting.has_waited else None
         self.policy.begin_step(
-            num_requested, num_drafted, has_prefill=is_irregular, waited_s=waited_s
+            num_requested,
+            num_drafted,
+            has_prefill=is_irregular,
+            waited_s=waited_s,
+            num_slots=drafting.num_slots(decoding),
         )
 
     def drafting_method(self, seq_id: int) -> str:
@@ -349,14 +306,18 @@ class Speculator:
         if self._length_rule is not None and seq.draft_length is not None and not is_tree:
             seq.draft_length = self._length_rule.after(seq.draft_length, depth, num_accepted)
         num_requested = self._drafting.num_requested.get(seq.seq_id, 0)
-        if self._has_batch_budget:
+        if self._has_batch_budget or (self._divides_slots and not is_tree):
             seq.acceptance = seq.acceptance.after(num_requested, num_accepted)
+        if self._has_batch_budget:
             seq.confidence = seq.confidence.after(self._confidences(seq, depth), num_accepted)
+        if self._drafting.num_left_out is not None:  # they count as rejected
+            num_requested += self._drafting.num_left_out.get(seq.seq_id, 0)
         if self.policy is None or not num_requested:
             return
         control = self.control
         if seq.drafting_method(control) == control.method:
             self._outcomes[num_requested, depth, num_accepted, is_tree] += 1
+            self._observed.append(seq)
 
     def _confidences(self, seq: Sequence, depth: int) -> list[float]:
         """Return the head's confidences in the `depth` draft tokens of a row; none in others'."""
@@ -369,7 +330,8 @@ class Speculator:
         """Report to the policy and the proposer that all rows of the step were observed."""
         if self.policy is not None:
             self._report_outcomes(self.policy)
-            self.policy.end_step()
+            self.policy.end_step(lambda: [seq.acceptance for seq in self._observed])
+            self._observed.clear()
         if self._proposer is not None:
             self._proposer.end_step()
 
@@ -382,6 +344,7 @@ class Speculator:
     def forget_step(self) -> None:
         """Report to the policy and the proposer that the steps in flight are lost."""
         self._outcomes.clear()
+        self._observed.clear()
         if self.policy is not None:
             self.policy.forget_step()
         if self._proposer is not None:

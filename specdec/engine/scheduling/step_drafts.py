@@ -10,9 +10,10 @@ from specdec.engine.metrics.metrics import StepRecorder
 from specdec.engine.scheduling.anticipated import Anticipated
 from specdec.engine.scheduling.async_scheduling import rows_ahead, schedule_ahead
 from specdec.engine.scheduling.decode_run import Rows, repeat_decodes
+from specdec.engine.scheduling.drafting import NO_DRAFTING, Drafting
 from specdec.engine.scheduling.scheduled_row import ScheduledRow
 from specdec.engine.scheduling.scheduler import Scheduler
-from specdec.engine.scheduling.speculator import NO_DRAFTING, Drafting, Speculator
+from specdec.engine.scheduling.speculator import Speculator
 from specdec.types.drafts.draft_decision import Decision, DraftAhead
 
 
@@ -58,7 +59,20 @@ class StepDrafts:
             self._recorder.record_draft(seconds)
         for work in drafting.work:
             self._recorder.record_ahead(work.began_at_s, work.seconds)
-        return replace(drafting, waited_s=seconds) if drafting.has_waited else drafting
+        if drafting.has_waited:
+            drafting = replace(drafting, waited_s=seconds)
+        return self._with_left_out(drafting, eligible, decision)
+
+    def _with_left_out(
+        self, drafting: Drafting, rows: list[ScheduledRow], decision: Decision
+    ) -> Drafting:
+        """Return the drafting of `rows` with the draft tokens that the decision leaves out."""
+        if decision.slots is None:
+            return drafting
+        planner = self._scheduler.draft_planner
+        return replace(
+            drafting, num_left_out={row.seq.seq_id: planner.num_left_out(row) for row in rows}
+        )
 
     def order_ahead(self, rows: Rows, decision: Decision) -> None:
         """Have the draft model go on after the rows that the target runs now."""
@@ -93,7 +107,9 @@ class StepDrafts:
         )
         drafting: Drafting | None = NO_DRAFTING
         if scheduled and decision.num_draft_tokens:
-            drafting = self._speculator.propose_ahead(self._eligible(scheduled))
+            eligible = self._eligible(scheduled)
+            drafting = self._speculator.propose_ahead(eligible)
+            drafting = drafting and self._with_left_out(drafting, eligible, decision)
         if drafting is None:
             return [], NO_DRAFTING
         return rows_ahead(scheduled, anticipated, drafting, self._max_model_len), drafting

@@ -7,15 +7,11 @@ a few steps filter single slow ones, such as when another process used the machi
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import pairwise
 from statistics import median
 
+from specdec.speculation.policy.cost_table import CostTable
 from specdec.types.drafts.draft_decision import DraftAhead, DraftShape, chain
-from specdec.types.errors import InvalidValueError
 from specdec.types.reports.stats import Additive
 
 _SAMPLES_PER_MEDIAN, _FIRST_SAMPLES = 5, 3
@@ -27,117 +23,18 @@ _SAMPLES_HOLD_S = 10.0
 _MACHINE_RATE, _SHAPE_RATE, _FIRST_SHAPE_RATE = 0.4, 0.2, 0.6
 """Parts of an error that correct all steps, those of its kind, and these for the first time."""
 
-_FRESH_S = 0.5
-"""Time for which the correction of all steps is as good as measured. What the first steps of
-another kind differ by meanwhile is a matter of their kind."""
+_COMPARED_RATE, _NUM_COMPARED = 0.5, 2
+"""Part of an error that corrects a kind alone, in its first medians after another shape's."""
 
-_MAX_LOG_ERROR = math.log(4)
-"""Most that one median, however wrong, counts for: the logarithm of its ratio to the estimate."""
+_FRESH_S, _FRESH_STEPS = 0.5, 20
+"""Time, or steps if these take longer, for which the correction of all steps is as good as
+measured. What the first steps of another kind differ by meanwhile is a matter of their kind."""
 
-_HALF_LIFE_S = 120.0
+_MAX_LOG_ERROR, _MAX_LOG_FACTOR = math.log(4), math.log(16)
+"""Most that one median, however wrong, counts for, and bound of a correction: logarithms."""
 
-
-@dataclass(frozen=True)
-class CostTable:
-    """Seconds of a step, by number of decoding sequences and by draft tokens of each.
-
-    batch_sizes: of the rows, ascending. draft_tokens: of the columns, ascending; they determine the
-    rows that a target runs. seconds: [num_batch_sizes, num_columns]. Measurements are made
-    monotone, since a larger step is never cheaper.
-    """
-
-    batch_sizes: tuple[int, ...]
-    draft_tokens: tuple[int, ...]
-    seconds: tuple[tuple[float, ...], ...]
-
-    def __post_init__(self) -> None:
-        shape_is_right = len(self.seconds) == len(self.batch_sizes) >= 1 and all(
-            len(row) == len(self.draft_tokens) >= 1 for row in self.seconds
-        )
-        if not shape_is_right:
-            raise InvalidValueError("seconds", self.seconds, "one number for each shape")
-        if any(not 0 < value < math.inf for row in self.seconds for value in row):
-            raise InvalidValueError("seconds", self.seconds, "numbers above 0")
-        for name in ("batch_sizes", "draft_tokens"):
-            values = getattr(self, name)
-            if any(low >= high for low, high in pairwise(values)):
-                raise InvalidValueError(name, values, "ascending")
-        object.__setattr__(self, "seconds", _monotone(self.seconds))
-
-    def mapped(self, change: Callable[[int, int, float], float]) -> CostTable:
-        """Return a table of change(batch_size, num_draft_tokens, seconds)."""
-        seconds = tuple(
-            tuple(change(size, *each) for each in zip(self.draft_tokens, row, strict=True))
-            for size, row in zip(self.batch_sizes, self.seconds, strict=True)
-        )
-        return CostTable(self.batch_sizes, self.draft_tokens, seconds)
-
-    def describe(self) -> str:
-        """Return the milliseconds by draft tokens, for each batch size, in one line for the log."""
-        rows = []
-        for size, row in zip(self.batch_sizes, self.seconds, strict=True):
-            each = zip(self.draft_tokens, row, strict=True)
-            times = ", ".join(f"{count} drafts {1000 * value:.1f}" for count, value in each)
-            rows.append(f"batch {size}: {times}")
-        return "; ".join(rows)
-
-    def step_s(self, num_decoding: int, count: int) -> float:
-        """Return the seconds of a step, linear between measured ones, beyond them by its rows.
-
-        count: draft tokens of each sequence.
-        """
-        last_size, last_count = self.batch_sizes[-1], self.draft_tokens[-1]
-        rows = [_interpolate(self.draft_tokens, row, count) for row in self.seconds]
-        beyond = max(1.0, num_decoding / last_size)
-        beyond *= max(1.0, (1 + count) / (1 + last_count))
-        return beyond * _interpolate(self.batch_sizes, rows, num_decoding)
-
-    def pass_s(self, num_rows: int) -> float:
-        """Return the seconds of a pass over a number of tokens, of whatever sequences.
-
-        It is that of the cheapest measured step of as many tokens or more, linear between those,
-        and proportional beyond the largest.
-        """
-        sizes, seconds = self._passes
-        return max(1.0, num_rows / sizes[-1]) * _interpolate(sizes, seconds, num_rows)
-
-    @cached_property
-    def _passes(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """The numbers of tokens of the measured steps, ascending, and the seconds of each."""
-        cheapest: dict[int, float] = {}
-        for size, row in zip(self.batch_sizes, self.seconds, strict=True):
-            for count, value in zip(self.draft_tokens, row, strict=True):
-                num_rows = size * (1 + count)
-                cheapest[num_rows] = min(value, cheapest.get(num_rows, math.inf))
-        sizes, floor, seconds = sorted(cheapest), math.inf, []
-        for num_rows in reversed(sizes):
-            floor = min(floor, cheapest[num_rows])
-            seconds.append(floor)
-        return tuple(sizes), tuple(reversed(seconds))
-
-
-def _monotone(seconds: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
-    """Return the running maximum along both axes."""
-    rows: list[tuple[float, ...]] = []
-    for row in seconds:
-        above, best, raised = rows[-1] if rows else (0.0,) * len(row), 0.0, []
-        for value, floor in zip(row, above, strict=True):
-            best = max(best, value, floor)
-            raised.append(best)
-        rows.append(tuple(raised))
-    return tuple(rows)
-
-
-def _interpolate(places: Sequence[int], values: Sequence[float], at: int) -> float:
-    """Interpolate linearly between the places; outside them the outermost value applies."""
-    if at <= places[0]:
-        return values[0]
-    if at >= places[-1]:
-        return values[-1]
-    high = bisect_left(places, at)
-    low = high - 1
-    share = (at - places[low]) / (places[high] - places[low])
-    return values[low] + share * (values[high] - values[low])
+_HALF_LIFE_S, _KNOWN_S = 600.0, 600.0
+"""Half-life of a correction of a kind, and time for which it counts as known."""
 
 
 @dataclass
@@ -166,11 +63,19 @@ class _Cell:
         self.samples.clear()
         return found
 
+    def learn(self, log_factor: float, now_s: float) -> None:
+        """Set the correction, within its bound."""
+        self.log_factor, self.at_s = _bounded(log_factor, _MAX_LOG_FACTOR), now_s
+
     def estimate(self, now_s: float) -> float:
         """Return the correction's logarithm, decayed since the last sample; 0 before one."""
         if self.log_factor is None:
             return 0.0
         return self.log_factor * math.pow(0.5, max(0.0, now_s - self.at_s) / _HALF_LIFE_S)
+
+
+def _bounded(value: float, most: float) -> float:
+    return max(-most, min(most, value))
 
 
 @dataclass
@@ -198,10 +103,11 @@ class CostModel:
     One correction is that of all steps, and follows some ten of them: a machine that has become
     slower, by other load or a lower clock, is slower for all shapes, which changes nothing about
     the best one. The others are what remains for each draft shape and range of batch sizes. They
-    learn more slowly, and without samples decay with a half-life of two minutes, so that a shape
-    that once was slow is tried again. A step that never ran takes that of the nearest one, by
-    number of draft tokens first. Two kinds of steps that were first observed right after each
-    other are compared on the same machine: their difference is learned at once.
+    are learned where shapes follow each other, which compares them on the same machine; while one
+    goes on, whatever changes is the machine. Without samples they decay with a half-life of ten
+    minutes, so that a shape that once was slow is tried again. A step that never ran takes that of
+    the nearest one, by number of draft tokens first. A draft model's seconds are measured apart,
+    and correct what all lengths take to draft. All corrections are bounded.
     """
 
     def __init__(
@@ -217,61 +123,129 @@ class CostModel:
         self._drafting = drafting
         self._log_machine: float | None = None  # correction of all steps: its logarithm
         self._machine_at_s = -math.inf
+        self._of_drafting = _Cell()  # beyond that of all steps
+        self._last: tuple[DraftShape, _Cell] | None = None  # of the last median
+        self._num_compared_left = 0  # medians that are compared with the shape before
         self._cells: dict[DraftShape, dict[int, _Cell]] = {}  # by shape, then by range
         self._nearest: dict[tuple[DraftShape, int], _Cell | None] = {}  # the same kinds, and others
         self.observed = StepSeconds()
 
-    def observe(self, num_decoding: int, shape: DraftShape, seconds: float, now_s: float) -> None:
-        """Record the seconds of a step without prefill."""
+    def observe(
+        self,
+        num_decoding: int,
+        shape: DraftShape,
+        seconds: float,
+        now_s: float,
+        *,
+        drafted_s: float = 0.0,
+        num_rows: float | None = None,
+    ) -> None:
+        """Record the seconds of a step without prefill.
+
+        drafted_s: those of them in which a draft model made its drafts; 0 where that is not known.
+        num_rows: draft tokens of a sequence, on average; None for those of the shape.
+        """
         if seconds <= 0:
             return
+        if drafted_s > 0:
+            self._observe_drafting(num_decoding, shape, drafted_s, now_s)
         by_range = self._cells.setdefault(shape, {})
         cell = by_range.setdefault(range_of(num_decoding), _Cell())
-        profiled_s = self._profiled_s(num_decoding, shape)
+        profiled_s = self.profiled_s(num_decoding, shape, num_rows)
         self.observed.add(shape.num_draft_tokens, seconds, profiled_s)
-        ratio = cell.median_of(seconds / profiled_s, now_s)
+        expected_s = profiled_s + self._drafting_error_s(num_decoding, shape)
+        ratio = cell.median_of(seconds / expected_s, now_s)
         if ratio is not None:
-            self._learn(num_decoding, shape, math.log(ratio), now_s)
+            self._learn(num_decoding, shape, math.log(ratio), now_s, seconds)
 
-    def _learn(self, num_decoding: int, shape: DraftShape, log_ratio: float, now_s: float) -> None:
+    def _observe_drafting(
+        self, num_decoding: int, shape: DraftShape, drafted_s: float, now_s: float
+    ) -> None:
+        """Correct what drafts take by the seconds of a draft model, beyond the machine."""
+        cell, profiled_s = self._of_drafting, self.draft_s(num_decoding, shape)
+        if not profiled_s or self._log_machine is None:
+            return
+        ratio = cell.median_of(drafted_s / profiled_s, now_s)
+        if ratio is not None:
+            known = cell.log_factor or 0.0
+            error = _bounded(math.log(ratio) - self._log_machine - known, _MAX_LOG_ERROR)
+            cell.learn(known + _SHAPE_RATE * error, now_s)
+
+    def _drafting_error_s(self, num_decoding: int, shape: DraftShape) -> float:
+        """Return by how much making the drafts of a step takes longer than profiled."""
+        log_factor = self._of_drafting.log_factor
+        if not log_factor or shape.ahead is not DraftAhead.OFF:
+            return 0.0
+        return math.expm1(log_factor) * self.draft_s(num_decoding, shape)
+
+    def _learn(
+        self, num_decoding: int, shape: DraftShape, log_ratio: float, now_s: float, step_s: float
+    ) -> None:
         """Divide the error of an estimate between all steps and those of its kind.
 
-        The very first one is that of the machine: the shapes were profiled side by side.
+        The very first one is that of the machine: the shapes were profiled side by side. Right
+        after another shape it is that of the kind, since the machine was just measured.
         """
         index = range_of(num_decoding)
         cell = self._cells[shape][index]
         of_shape = self._log_of_shape(index, shape, now_s)
         if cell.log_factor is None:
             self._nearest.clear()
-        is_fresh = now_s - self._machine_at_s < _FRESH_S
+        is_fresh = now_s - self._machine_at_s < max(_FRESH_S, _FRESH_STEPS * step_s)
+        of_machine, of_kind = self._rates(shape, cell, is_fresh=is_fresh)
         self._machine_at_s = now_s
         if self._log_machine is None:
-            self._log_machine, cell.log_factor, cell.at_s = log_ratio, 0.0, now_s
+            self._log_machine = _bounded(log_ratio, _MAX_LOG_FACTOR)
+            cell.learn(0.0, now_s)
             return
-        error = log_ratio - self._log_machine - of_shape
-        error = max(-_MAX_LOG_ERROR, min(_MAX_LOG_ERROR, error))
-        of_machine, of_kind = _MACHINE_RATE, _SHAPE_RATE
+        error = _bounded(log_ratio - self._log_machine - of_shape, _MAX_LOG_ERROR)
+        log_machine = self._log_machine + of_machine * error
+        self._log_machine = _bounded(log_machine, _MAX_LOG_FACTOR)
+        cell.learn(of_shape + of_kind * error, now_s)
+
+    def _rates(self, shape: DraftShape, cell: _Cell, *, is_fresh: bool) -> tuple[float, float]:
+        """Return the parts of an error that correct all steps, and those of its kind."""
+        last, self._last = self._last, (shape, cell)
+        if last is None or last[0] != shape:
+            self._num_compared_left = _NUM_COMPARED if is_fresh else 0
+        is_compared = self._num_compared_left > 0
+        self._num_compared_left -= is_compared
         if cell.log_factor is None:
-            of_machine, of_kind = (0.0, 1.0) if is_fresh else (_MACHINE_RATE, _FIRST_SHAPE_RATE)
-        self._log_machine += of_machine * error
-        cell.log_factor, cell.at_s = of_shape + of_kind * error, now_s
+            return (0.0, 1.0) if is_fresh else (_MACHINE_RATE, _FIRST_SHAPE_RATE)
+        if is_compared:
+            return 0.0, _COMPARED_RATE
+        return _MACHINE_RATE, 0.0 if last is not None and last[1] is cell else _SHAPE_RATE
 
     def is_observed(self, num_decoding: int, shape: DraftShape) -> bool:
         """Return whether steps of this shape have corrected the table for such a batch."""
+        return self.is_known(num_decoding, shape, -math.inf)
+
+    def is_known(self, num_decoding: int, shape: DraftShape, now_s: float) -> bool:
+        """Return whether they have done so in the last minutes."""
         cell = self._cells.get(shape, {}).get(range_of(num_decoding))
-        return cell is not None and cell.log_factor is not None
+        return cell is not None and cell.log_factor is not None and now_s - cell.at_s < _KNOWN_S
 
     def least_step_s(self, num_decoding: int, shape: DraftShape, now_s: float) -> float:
         """Return the seconds of a step that are expected, or profiled if these are fewer.
 
         Where a shape was not observed, steps of others may be slow for a reason of their own.
         """
-        profiled_s = self._profiled_s(num_decoding, shape)
-        return min(profiled_s, self.step_s(num_decoding, shape, now_s))
+        return min(self.profiled_s(num_decoding, shape), self.step_s(num_decoding, shape, now_s))
 
-    def step_s(self, num_decoding: int, shape: DraftShape, now_s: float) -> float:
-        """Return the expected seconds of a step."""
-        return self._profiled_s(num_decoding, shape) * self._factor(num_decoding, shape, now_s)
+    def step_s(
+        self, num_decoding: int, shape: DraftShape, now_s: float, num_rows: float | None = None
+    ) -> float:
+        """Return the expected seconds of a step. num_rows: see `observe`."""
+        drafting_s = self._drafting_error_s(num_decoding, shape)
+        expected_s = self.profiled_s(num_decoding, shape, num_rows) + drafting_s
+        return expected_s * self._factor(num_decoding, shape, now_s)
+
+    def profile_error(self, num_decoding: int, shape: DraftShape, now_s: float) -> float | None:
+        """Return the expected seconds of a step over the profiled ones; None before any step."""
+        if self._log_machine is None:
+            return None
+        expected_s = self.step_s(num_decoding, shape, now_s)
+        return expected_s / self.profiled_s(num_decoding, shape)
 
     def prompt_s(
         self, num_decoding: int, num_draft_tokens: int, num_prompt_tokens: int, now_s: float
@@ -292,11 +266,18 @@ class CostModel:
             return 0.0
         return self._drafting.step_s(num_decoding, shape.num_draft_tokens)
 
-    def _profiled_s(self, num_decoding: int, shape: DraftShape) -> float:
-        table = self._table
+    def profiled_s(
+        self, num_decoding: int, shape: DraftShape, num_rows: float | None = None
+    ) -> float:
+        """Return the seconds that the table of the start has for a step. num_rows: see `observe`.
+
+        Fewer rows cost what as many draft tokens of each sequence do, so the drafts have to be
+        made in no time: those of lookups.
+        """
+        table, count = self._table, shape.num_draft_tokens
         if shape.ahead is not DraftAhead.OFF and self._ahead is not None:
             table = self._ahead
-        return table.step_s(num_decoding, shape.num_draft_tokens)
+        return table.step_s(num_decoding, count if num_rows is None else num_rows)
 
     def _factor(self, num_decoding: int, shape: DraftShape, now_s: float) -> float:
         """Return the correction of a step."""

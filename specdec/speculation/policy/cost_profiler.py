@@ -9,7 +9,7 @@ from itertools import product, repeat
 from typing import NamedTuple
 
 from specdec.config.engine import DraftLimits, EngineConfig
-from specdec.speculation.policy.cost_model import CostTable
+from specdec.speculation.policy.cost_table import CostTable
 from specdec.types.draft_messages import DraftRow, DraftStep
 from specdec.types.drafts.draft_decision import DraftShape, chain, tree
 from specdec.types.messages import RowDrafting, StepInput, StepRow

@@ -14,10 +14,14 @@ from typing import NamedTuple
 
 from specdec.speculation.policy.acceptance import AcceptanceEstimator
 from specdec.speculation.policy.cost_model import CostModel
+from specdec.speculation.policy.slot_budget import SlotBudget
 from specdec.types.drafts.draft_decision import DraftAhead, DraftShape, PromptLoad, chain
 
 _ESTIMATE_HOLDS_S = 0.5
 _BESIDE_PROMPTS_HOLDS_S = 0.05
+_MOST_OVERESTIMATED = 3.0
+"""Largest factor by which a table that no step has corrected may overestimate drafts."""
+
 _LEAST_RETURN_BESIDE_PROMPTS = 2.0
 """Least seconds that drafts have to save later for each second by which they delay prompts: no
 table has what they cost there, as a head runs the tokens of the prompts too, and the sequences that
@@ -29,7 +33,8 @@ class GoodputEstimate:
     """Expected goodput of steps of one kind, estimated at `at_s`.
 
     num_decoding, shape: the kind, by sequences and draft shape of each. tokens_per_s: of the whole
-        batch. speedup: over the same steps without drafts.
+        batch. speedup: over the same steps without drafts. profile_error: seconds of such a step,
+        as the last ones took, over those of the table of the start; None before any step.
     """
 
     at_s: float
@@ -37,6 +42,7 @@ class GoodputEstimate:
     shape: DraftShape
     tokens_per_s: float
     speedup: float
+    profile_error: float | None = None
 
 
 class _BesidePrompts(NamedTuple):
@@ -64,11 +70,17 @@ def _is_valid(
 
 
 class StepTiming(NamedTuple):
-    """When a step ended, its seconds, and those that it has waited for drafts before."""
+    """When a step ended, its seconds, and those that it has waited for drafts before.
+
+    drafted_s: those of its seconds in which a draft model made its drafts; 0 where not known.
+    num_rows: draft tokens of a sequence, on average; None for those of the shape.
+    """
 
     ended_at_s: float
     seconds: float
     waited_s: float
+    drafted_s: float = 0.0
+    num_rows: float | None = None
 
 
 class ExpectedGoodput:
@@ -80,6 +92,7 @@ class ExpectedGoodput:
     def __init__(self, acceptance: AcceptanceEstimator, costs: CostModel) -> None:
         self.acceptance = acceptance
         self.costs = costs
+        self.slots = SlotBudget()
         self._estimate: GoodputEstimate | None = None
         self._beside_prompts: _BesidePrompts | None = None
         self._cost_shares: dict[tuple[int, DraftShape], tuple[float, float]] = {}  # time and share
@@ -91,7 +104,15 @@ class ExpectedGoodput:
 
         num_accepted: draft tokens, of all sequences.
         """
-        self.costs.observe(num_decoding, shape, timing.seconds, timing.ended_at_s)
+        ended_at_s, drafted_s = timing.ended_at_s, timing.drafted_s
+        self.costs.observe(
+            num_decoding,
+            shape,
+            timing.seconds,
+            ended_at_s,
+            drafted_s=drafted_s,
+            num_rows=timing.num_rows,
+        )
         undrafted_s = timing.seconds
         if shape.num_draft_tokens:
             share = self._cost_share(num_decoding, shape, timing.ended_at_s)
@@ -108,25 +129,65 @@ class ExpectedGoodput:
         at_s, share = self._cost_shares.get((num_decoding, shape), (-math.inf, 1.0))
         if now_s - at_s >= _ESTIMATE_HOLDS_S:
             plain_s = self.costs.step_s(num_decoding, chain(0), now_s)
-            share = min(1.0, plain_s / self.costs.step_s(num_decoding, shape, now_s))
+            share = min(1.0, plain_s / self._step_s(now_s, num_decoding, shape))
             self._cost_shares[num_decoding, shape] = now_s, share
         return share
 
     def of(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> list[float]:
         """Return the expected tokens per second over the batch, for each shape."""
-        expected = self.acceptance.expected_tokens(shapes, now_s)
+        expected = self._tokens(now_s, shapes)
         return [
             max(
-                num_decoding * tokens / self.costs.step_s(num_decoding, shape, now_s),
+                num_decoding * tokens / self._step_s(now_s, num_decoding, shape),
                 self._waiting_goodput(now_s, num_decoding, shape),
             )
             for shape, tokens in zip(shapes, expected, strict=True)
         ]
 
+    def renew_slots(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> None:
+        """Divide the slots of each shape again, if that is due."""
+        if not self.slots.is_due(now_s, num_decoding):
+            return
+        expected = self.acceptance.expected_tokens(shapes, now_s)
+
+        def step_s(shape: DraftShape, num_rows: float | None) -> float:
+            return self.costs.step_s(num_decoding, shape, now_s, num_rows)
+
+        self.slots.renew(now_s, num_decoding, dict(zip(shapes, expected, strict=True)), step_s)
+
+    def _tokens(self, now_s: float, shapes: Sequence[DraftShape]) -> list[float]:
+        """Return the expected tokens of a sequence and step, of the slots of each shape."""
+        expected = self.acceptance.expected_tokens(shapes, now_s)
+        plans = map(self.slots.plan, shapes)
+        return [
+            tokens if plan is None else 1 + plan.share
+            for tokens, plan in zip(expected, plans, strict=True)
+        ]
+
+    def _step_s(self, now_s: float, num_decoding: int, shape: DraftShape) -> float:
+        """Return the expected seconds of a step, of the slots of the shape."""
+        plan = self.slots.plan(shape)
+        num_rows = None if plan is None or plan.rule is None else plan.num_rows
+        return self.costs.step_s(num_decoding, shape, now_s, num_rows)
+
     def most(self, now_s: float, num_decoding: int, shape: DraftShape) -> float:
         """Return the tokens per second of a shape if all drafts were accepted."""
         most_tokens = num_decoding * (1 + shape.depth)
         return most_tokens / self.costs.step_s(num_decoding, shape, now_s)
+
+    def may_be_cheaper(
+        self, now_s: float, num_decoding: int, shape: DraftShape, least: float
+    ) -> bool:
+        """Return whether the goodput is above `least` if drafts cost a third of the estimate.
+
+        False where steps of the shape were observed.
+        """
+        if self.costs.is_known(num_decoding, shape, now_s):
+            return False
+        [tokens] = self.acceptance.expected_tokens([shape], now_s)
+        plain_s = self.costs.step_s(num_decoding, chain(0), now_s)
+        added_s = self.costs.step_s(num_decoding, shape, now_s) - plain_s
+        return num_decoding * tokens > least * (plain_s + added_s / _MOST_OVERESTIMATED)
 
     def least_gain(self, now_s: float, num_decoding: int, shape: DraftShape) -> float:
         """Return the goodput of a shape over that of steps without drafts that are as profiled.
@@ -193,7 +254,7 @@ class ExpectedGoodput:
         if known is not None and _is_valid(known, now_s, num_decoding, shape, _ESTIMATE_HOLDS_S):
             return known
         plain_s = self.costs.step_s(num_decoding, chain(0), now_s)
-        step_s = self.costs.step_s(num_decoding, shape, now_s)
+        step_s = self._step_s(now_s, num_decoding, shape)
         [goodput] = self.of(now_s, num_decoding, [shape])
         tokens_per_s = goodput * step_s / max(plain_s, step_s)
         self._estimate = GoodputEstimate(
@@ -202,5 +263,6 @@ class ExpectedGoodput:
             shape,
             tokens_per_s=tokens_per_s,
             speedup=tokens_per_s * plain_s / num_decoding,
+            profile_error=self.costs.profile_error(num_decoding, shape, now_s),
         )
         return self._estimate

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.speculation.method_config import DraftPlace
 from specdec.config.speculation.speculative import SpeculativeConfig
-from specdec.speculation.policy.cost_model import CostModel, CostTable
+from specdec.speculation.policy.cost_model import CostModel
 from specdec.speculation.policy.cost_profiler import CostProfiler, with_drafting, with_engine
+from specdec.speculation.policy.cost_table import CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
@@ -57,7 +58,7 @@ def make_policy(
     if speculation.chosen_policy == "goodput":
         models = target, measure_draft, draft_limits
         costs = measure_costs(speculation, config, *models, measure_engine, text, draft_text)
-        choosers = {name: GoodputChooser(each.model()) for name, each in costs.items()}
+        choosers = _choosers(speculation, costs)
     return SpeculationPolicy(
         control,
         time.monotonic,
@@ -72,6 +73,16 @@ def make_policy(
         catches_up=any(each.place is not DraftPlace.ENGINE for each in speculation.drafters),
         ahead_choices=speculation.ahead_choices,
     )
+
+
+def _choosers(
+    speculation: SpeculativeConfig, costs: Mapping[str | None, MethodCosts]
+) -> dict[str | None, GoodputChooser]:
+    divides_slots = speculation.divides_slots
+    return {
+        name: GoodputChooser(each.model(), divides_slots=divides_slots)
+        for name, each in costs.items()
+    }
 
 
 class MethodCosts(NamedTuple):

@@ -12,8 +12,10 @@ from typing import NamedTuple
 from specdec.speculation.policy.acceptance import AcceptanceEstimator
 from specdec.speculation.policy.cost_model import CostModel, StepSeconds
 from specdec.speculation.policy.expected_goodput import ExpectedGoodput, GoodputEstimate, StepTiming
+from specdec.speculation.policy.inertia import CERTAIN_GAIN, Inertia
 from specdec.speculation.policy.probe import Probe, num_probed
 from specdec.speculation.policy.reviews import Reviews
+from specdec.speculation.policy.slot_budget import SlotBudget
 from specdec.types.drafts.draft_decision import (
     NO_PROMPTS,
     Decision,
@@ -24,16 +26,6 @@ from specdec.types.drafts.draft_decision import (
     chain,
 )
 from specdec.types.errors import InvalidValueError
-
-_CERTAIN_GAIN = 1.3
-"""Expected gain of drafts above which no error of a profile is likely to hide a loss."""
-
-_DWELL_STEPS = 50
-"""Steps after which a change is settled, on a machine on which they take less than the dwell."""
-
-_LASTING_S = 0.3
-"""Time for which a smaller gain has to last before drafts begin: the drafter first has to catch up,
-which a batch that is about to end does not repay."""
 
 
 class _Comparison(NamedTuple):
@@ -66,15 +58,17 @@ class GoodputChooser:
         entry_margin: float = 0.08,
         dwell_s: float = 1.0,
         review_s: float = 0.05,
+        divides_slots: bool = False,
     ) -> None:
         """Set the inertia of the choice. Raises InvalidValueError for a negative number.
 
         margin: share by which another shape has to be better than the present one. entry_margin:
             the same where the present one is no draft: a drafter that has been off first has to
             catch up.
-        dwell_s: least time between changes, _DWELL_STEPS steps if they take less; twice that after
-            a change to no draft, which takes none while drafts cost more than they yield.
+        dwell_s: least time between changes; see Inertia. A change to no draft takes none while
+            drafts cost more than they yield.
         review_s: time between comparisons without news, which take some ten microseconds each.
+        divides_slots: whether single sequences may have fewer draft tokens than the shape.
         """
         settings = {"margin": margin, "entry_margin": entry_margin}
         settings |= {"dwell_s": dwell_s, "review_s": review_s}
@@ -84,19 +78,18 @@ class GoodputChooser:
         self._acceptance = AcceptanceEstimator()
         self._costs = costs
         self._expected = ExpectedGoodput(self._acceptance, costs)
+        self._divides_slots = divides_slots
         self._margin = margin
         self._entry_margin = entry_margin
-        self._dwell_s = dwell_s
+        self._inertia = Inertia(costs, dwell_s)
         self._reviews = Reviews(costs, review_s)
         self._chosen: DraftShape | None = None
-        self._changed_at_s = 0.0
         self._probe = Probe(0.0)
         self._num_decoding = 1  # of the present step
         self._num_accepted = 0  # in it
         self._has_prompts = False  # whether it has
         self._is_paused = False  # whether the last steps had none of the chosen drafts
         self._num_paying = 1  # decoding sequences for which drafts were last found to pay
-        self._gains_since_s: float | None = None  # another shape; None while the present is best
 
     def choose(
         self,
@@ -107,11 +100,13 @@ class GoodputChooser:
     ) -> Decision:
         """Return the shape for the next step, chosen by goodput or a probe.
 
-        num_decoding: 1 or more. shapes: chains by ascending length, no draft first, then trees,
-            then chains for each kind of drafts ahead. prompts: that the step also computes.
+        num_decoding: 1 or more. shapes: chains by length, no draft first, then trees, then chains
+            for each kind of drafts ahead. prompts: that the step also computes.
         """
         self._num_decoding, self._num_accepted = num_decoding, 0
         self._has_prompts = prompts.num_tokens > 0
+        if self._divides_slots:
+            self._expected.renew_slots(now_s, num_decoding, shapes)
         if self._chosen not in shapes:
             best = self._compare(now_s, num_decoding, shapes).best
             self._change(now_s, num_decoding, best)
@@ -125,6 +120,7 @@ class GoodputChooser:
             return chosen
         decision = self._decision(now_s, num_decoding, probed, DecisionReason.PROBE)
         is_limited = not chosen.num_draft_tokens and probed.num_draft_tokens > 0
+        is_limited &= not self._probe.is_whole
         return replace(decision, num_drafting=num_probed(num_decoding)) if is_limited else decision
 
     def _is_review_due(self, now_s: float, num_decoding: int) -> bool:
@@ -164,7 +160,7 @@ class GoodputChooser:
     def pause(self, now_s: float) -> None:
         """Cancel a probe and postpone the review, in a step that something else decides."""
         self._reviews.postpone(now_s)
-        self._gains_since_s = None
+        self._inertia.settle()
         if self._probe.shape is not None:
             self._probe.cancel(now_s)
 
@@ -191,14 +187,18 @@ class GoodputChooser:
         now_s: float,
         *,
         waited_s: float = 0.0,
+        drafted_s: float = 0.0,
+        num_rows: float | None = None,
         is_typical: bool = True,
     ) -> None:
         """Record the seconds of a step, whose drafts have been observed.
 
-        waited_s: for drafts, before it. is_typical: False if it does not show what the shape costs.
+        waited_s: for drafts, before it. drafted_s: of its seconds, those in which a draft model
+            made its drafts. num_rows: draft tokens of a sequence, on average, where slots are left
+            out. is_typical: False if it does not show what the shape costs.
         """
         if is_typical:
-            timing = StepTiming(now_s, seconds, waited_s)
+            timing = StepTiming(now_s, seconds, waited_s, drafted_s, num_rows)
             self._expected.observe(num_decoding, shape, timing, self._num_accepted)
         if self._probe.shape is not None:
             lost_s = 0.0 if self._has_prompts else self._lost_s(num_decoding, seconds, now_s)
@@ -207,8 +207,8 @@ class GoodputChooser:
     def _lost_s(self, num_decoding: int, seconds: float, now_s: float) -> float:
         """Return how much longer a step took than its tokens take with the chosen shape."""
         assert self._chosen is not None
-        [goodput] = self.goodputs(now_s, num_decoding, [self._chosen])
-        return seconds - (num_decoding + self._num_accepted) / goodput
+        num_tokens = num_decoding + self._num_accepted
+        return seconds - num_tokens / self.goodputs(now_s, num_decoding, [self._chosen])[0]
 
     def observe_ahead(
         self,
@@ -236,6 +236,11 @@ class GoodputChooser:
         self._num_accepted += num_drafts * num_accepted
 
     @property
+    def slots(self) -> SlotBudget:
+        """The division of the slots of a step, which observes its sequences."""
+        return self._expected.slots
+
+    @property
     def observed(self) -> StepSeconds:
         """Seconds of the observed steps, and those that the profiled table has for them."""
         return self._costs.observed
@@ -249,9 +254,9 @@ class GoodputChooser:
     def _decision(
         self, now_s: float, num_decoding: int, shape: DraftShape, reason: DecisionReason
     ) -> Decision:
-        """Return the decision for a shape, with whether waiting for a draft pays."""
+        """Return the decision for a shape, with its slots and whether waiting for a draft pays."""
         if num_decoding > 1 or shape.ahead is DraftAhead.OFF:
-            return Decision(shape, reason)
+            return Decision(shape, reason, slots=self.slots.apply(shape))
         return Decision(shape, reason, waits=self._expected.pays_to_wait(now_s, shape))
 
     def estimate(self, now_s: float, num_decoding: int, shape: DraftShape) -> GoodputEstimate:
@@ -263,12 +268,15 @@ class GoodputChooser:
     ) -> _Comparison:
         """Compare all shapes, and note the number of sequences if drafts pay for them.
 
-        Another shape has to be better than the present one by a margin.
+        Another shape has to be better than the present one by a margin, and by more to replace no
+        draft, unless its steps were observed in such a batch.
         """
         goodputs = self.goodputs(now_s, num_decoding, shapes)
         best = max(range(len(shapes)), key=lambda index: (goodputs[index], -index))
         base = self._base(num_decoding, shapes, goodputs)
-        margin = self._margin if base and not self._is_paused else self._entry_margin
+        is_known = not base and self._costs.is_known(num_decoding, shapes[best], now_s)
+        is_entry = (not base or self._is_paused) and not is_known
+        margin = self._entry_margin if is_entry else self._margin
         if goodputs[best] <= goodputs[base] * (1 + margin):
             best = base
         if best:
@@ -300,17 +308,10 @@ class GoodputChooser:
         if self._may_lose(now_s, num_decoding, 1 + self._entry_margin):
             self._check(now_s, num_decoding, goodputs[0])
         elif best == self._chosen:
-            self._gains_since_s = None
+            self._inertia.settle()
             self._begin_probe(now_s, num_decoding, shapes, goodputs)
-        elif is_losing or not self._is_brief(now_s, num_decoding, gain):
+        elif is_losing or not self._inertia.holds(now_s, num_decoding, self._chosen, gain):
             self._change(now_s, num_decoding, best)
-
-    def _dwell(self, now_s: float, num_decoding: int) -> float:
-        """Return the seconds for which the present shape is kept unless it loses."""
-        assert self._chosen is not None
-        step_s = self._costs.step_s(num_decoding, self._chosen, now_s)
-        dwell_s = min(self._dwell_s, _DWELL_STEPS * step_s)
-        return dwell_s * (1 if self._chosen.num_draft_tokens else 2)
 
     def _may_lose(self, now_s: float, num_decoding: int, gain: float) -> bool:
         """Return whether the present drafts may gain less if steps without any are as profiled.
@@ -331,14 +332,6 @@ class GoodputChooser:
         """Begin a check. goodput: expected of no draft."""
         self._probe.check(now_s, goodput, self._costs.step_s(num_decoding, chain(0), now_s))
 
-    def _is_brief(self, now_s: float, num_decoding: int, gain: float) -> bool:
-        """Return whether it is too early to change to a better shape. gain: over no draft."""
-        if self._gains_since_s is None:
-            self._gains_since_s = now_s
-        is_new = gain < _CERTAIN_GAIN and now_s - self._gains_since_s < _LASTING_S
-        is_dwelling = now_s - self._changed_at_s < self._dwell(now_s, num_decoding)
-        return is_dwelling or (is_new and self._chosen == chain(0))
-
     def _begin_probe(
         self,
         now_s: float,
@@ -352,7 +345,7 @@ class GoodputChooser:
         """
         if len(shapes) == 1 or not self._probe.is_due(now_s, has_prompts=self._has_prompts):
             return
-        if self._may_lose(now_s, num_decoding, _CERTAIN_GAIN):
+        if self._may_lose(now_s, num_decoding, CERTAIN_GAIN):
             self._check(now_s, num_decoding, goodputs[0])
             return
         assert self._chosen is not None
@@ -363,6 +356,10 @@ class GoodputChooser:
             for shape in shapes
         ]
         self._probe.begin(now_s, shapes, chosen, goodputs, may_pay, step_s)
+        probed = self._probe.shape
+        if probed is not None and not chosen and self._probe.num_begun > 1:  # acceptance is known
+            kind, least = (now_s, num_decoding, probed), goodputs[0] * (1 + self._entry_margin)
+            self._probe.is_whole = self._expected.may_be_cheaper(*kind, least)
 
     def _may_pay(
         self, now_s: float, num_decoding: int, shape: DraftShape, plain: float, present: float
@@ -374,7 +371,7 @@ class GoodputChooser:
         shape.
         """
         if not shape.num_draft_tokens:
-            return present < _CERTAIN_GAIN * plain
+            return present < CERTAIN_GAIN * plain
         if self._chosen != chain(0):
             return True
         most = self._expected.most(now_s, num_decoding, shape)
@@ -382,6 +379,7 @@ class GoodputChooser:
 
     def _review_probe(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> None:
         is_partial = self._chosen == shapes[0] and num_decoding > num_probed(num_decoding)
+        is_partial &= not self._probe.is_whole
         if not self._probe.is_over(now_s, is_partial=is_partial):
             return
         goodputs, best, _ = self._compare(now_s, num_decoding, shapes)
@@ -395,6 +393,7 @@ class GoodputChooser:
 
     def _change(self, now_s: float, num_decoding: int, chosen: DraftShape) -> None:
         """Change the shape, and probe beside it soon, but within the share that probes may lose."""
-        self._chosen, self._changed_at_s, self._gains_since_s = chosen, now_s, None
+        self._chosen = chosen
+        self._inertia.change(now_s)
         self._reviews.begin(now_s, num_decoding)
         self._probe = self._probe.restarted(now_s)

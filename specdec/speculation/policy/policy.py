@@ -8,7 +8,7 @@ by goodput or a schedule.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -31,6 +31,7 @@ from specdec.types.drafts.draft_decision import (
     tree,
 )
 from specdec.types.drafts.draft_length import LengthSchedule, draft_budget
+from specdec.types.drafts.draft_survival import AcceptanceHistory
 
 DEFAULT_HYSTERESIS = 2
 DEFAULT_DWELL_S = 1.0
@@ -108,6 +109,7 @@ class SpeculationPolicy:
         self._is_begun = False  # whether the present step has been reported
         self._is_timed = False  # whether it decodes only, with the drafts that were decided
         self._waited_s: float | None = None  # of the present step, for a draft not made ahead
+        self._num_rows: float | None = None  # its draft tokens of a sequence, with slots left out
         self._observer = self._chooser  # records the step's drafts and time
         self._was_on = self.is_on
         self._num_flips = 0
@@ -230,6 +232,7 @@ class SpeculationPolicy:
         *,
         has_prefill: bool,
         waited_s: float | None = None,
+        num_slots: int | None = None,
     ) -> None:
         """Record that the decided step begins; to be skipped for steps without decoding.
 
@@ -238,11 +241,13 @@ class SpeculationPolicy:
 
         num_asked: rows that were to draft. num_drafted: rows that did. has_prefill: whether the
         step also computes a part of a prompt, so that its time is not that of decoding. waited_s:
-        seconds for which it has waited for a draft model; None where it has not.
+        seconds for which it has waited for a draft model; None where it has not. num_slots: draft
+            tokens that it was to have; None for those of the shape.
         """
         if not self._is_for_decoding:
             return
         self._waited_s = waited_s
+        self._num_rows = None if num_slots is None else num_slots / self._num_decoding
         decision = self._decision
         is_missing = num_asked > 0 and num_drafted == 0 and decision.ahead is DraftAhead.OFF
         is_catching_up = self._catches_up and is_missing
@@ -275,21 +280,32 @@ class SpeculationPolicy:
         for _ in range(num_rows):
             chooser.observe_ahead(shape, num_asked, num_drafted, num_accepted, now_s, is_hit=is_hit)
 
-    def end_step(self) -> None:
-        """Record that the step has been verified and committed."""
+    def end_step(self, histories: Callable[[], Sequence[AcceptanceHistory]] = tuple) -> None:
+        """Record that the step has been verified and committed.
+
+        histories: returns those of its sequences that draft by the decision; called where the
+        division of slots is due.
+        """
+        if self._observer is not None and self._observer.slots.is_due(
+            self._clock(), self._num_decoding
+        ):
+            self._observer.slots.observe(histories())
         is_begun, self._is_begun = self._is_begun, False
         if not is_begun or self._observer is None:
             return
         now_s = self._clock()
         seconds, shape = now_s - self._decided_at_s, self._decision.shape
         is_ahead = shape.ahead is not DraftAhead.OFF  # waiting is then estimated by the hit rate
-        waited_s = (self._waited_s or 0.0) if is_ahead else 0.0
+        drafted_s = self._waited_s or 0.0
+        waited_s, drafted_s = (drafted_s, 0.0) if is_ahead else (0.0, drafted_s)
         self._observer.observe_step(
             self._num_decoding,
             shape,
             seconds - waited_s,
             now_s,
             waited_s=waited_s,
+            drafted_s=drafted_s,
+            num_rows=self._num_rows,
             is_typical=self._is_timed,
         )
 

@@ -42,7 +42,8 @@ class Probe:
 
     shape: None while no probe runs. goodput: its expected goodput when the probe began. lost_s: by
     the present probe or the last one; the next one begins no earlier than not_before_s. is_check:
-    whether the present probe is one.
+    whether the present probe is one. is_whole: whether all sequences draft in it, although drafts
+    are not expected to pay.
     """
 
     due_at_s: float
@@ -56,6 +57,7 @@ class Probe:
     lost_s: float = 0.0
     not_before_s: float = 0.0
     is_check: bool = False
+    is_whole: bool = False
 
     def restarted(self, now_s: float) -> Probe:
         """Return the probes beside another shape, of which the first begins soon."""
@@ -98,7 +100,8 @@ class Probe:
     def _begin(
         self, now_s: float, shape: DraftShape, goodput: float, step_s: float, num_steps: int
     ) -> None:
-        self.shape, self.goodput, self.is_check = shape, goodput, False
+        self.shape, self.goodput = shape, goodput
+        self.is_check = self.is_whole = False
         self.ends_at_s = now_s + max(_MAX_PROBE_S, _MAX_PROBE_STEPS * step_s)
         self.num_drafts_left, self.num_steps_left = _NUM_DRAFTS, num_steps
         self.lost_s = 0.0

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from specdec.types.drafts.draft_tree import num_growth_slots
+from specdec.types.drafts.slot_rule import SlotRule
 
 MAX_KEPT_CHANGES = 256
 """Length of the timeline of changes; the oldest are dropped."""
@@ -129,6 +130,7 @@ class Decision:
         than num_draft_tokens, unless its request asks for more.
     waits: whether a sequence that decodes alone waits for a draft that was not made ahead.
     num_drafting: most sequences that draft, the first in rank; None for all.
+    slots: which draft tokens of a sequence are worth verifying; None for all.
     """
 
     shape: DraftShape
@@ -136,6 +138,7 @@ class Decision:
     first_length: int | None = None
     waits: bool = True
     num_drafting: int | None = None
+    slots: SlotRule | None = None
 
     @property
     def num_draft_tokens(self) -> int:

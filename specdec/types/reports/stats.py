@@ -330,6 +330,8 @@ class EngineReport:
     mode: of speculation, with the active rule; empty where nothing can draft.
     estimated_speedup: over no speculation, for the decision and batch of the last step; None where
         no costs are known. estimated_tokens_per_s: of that batch; None likewise.
+    profile_error: seconds of steps of that kind over those that the table of the start has for
+        them; None likewise, and before any such step.
     num_snapshots: of states of recurrent layers; None where none are taken. state_bytes: of these
         and of the states of running sequences; None without such layers.
     head_probe_acceptance: share of the first draft tokens of a head that were the target's in the
@@ -347,6 +349,7 @@ class EngineReport:
     mode: str = ""
     estimated_speedup: float | None = None
     estimated_tokens_per_s: float | None = None
+    profile_error: float | None = None
     head_probe_acceptance: float | None = None
     drafter_version: int | None = None
     block_size: int = 0

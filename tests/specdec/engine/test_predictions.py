@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from specdec.config.speculation.speculative import SpeculativeConfig
-from specdec.engine.scheduling.speculator import NO_DRAFTING
+from specdec.engine.scheduling.drafting import NO_DRAFTING
 from specdec.sequences.prediction import PredictedText
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.text.tokenizer import Tokenizer

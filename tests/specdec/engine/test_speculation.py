@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 
 from specdec.config.speculation.speculative import SpeculativeConfig
-from specdec.speculation.policy.cost_model import CostModel, CostTable
+from specdec.speculation.policy.cost_model import CostModel
+from specdec.speculation.policy.cost_table import CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
@@ -302,7 +303,7 @@ class ProbingChooser(GoodputChooser):
     def choose(self, now_s, num_decoding, shapes, prompts):
         return Decision(chain(3), DecisionReason.PROBE, num_drafting=2)
 
-    def observe_step(self, num_decoding, shape, seconds, now_s, *, waited_s, is_typical):
+    def observe_step(self, num_decoding, shape, seconds, now_s, *, is_typical, **seconds_of_drafts):
         self.steps.append((num_decoding, is_typical))
 
 

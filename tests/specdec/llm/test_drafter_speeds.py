@@ -17,7 +17,7 @@ from specdec.llm.drafter_speeds import (
     speeds_from,
 )
 from specdec.models.drafters.card import SuiteAcceptance
-from specdec.speculation.policy.cost_model import CostTable
+from specdec.speculation.policy.cost_table import CostTable
 from specdec.types.errors import InvalidValueError
 
 LOOKUP = (SuiteAcceptance("a", 0.0, 0.5, (0.4, 0.2)), SuiteAcceptance("b", 0.0, 1.0, (0.1, 0.0)))

@@ -11,7 +11,8 @@ import pytest
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.scheduling import step_drafts
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.speculation.policy.cost_model import CostModel, CostTable
+from specdec.speculation.policy.cost_model import CostModel
+from specdec.speculation.policy.cost_table import CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import make_proposer

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specdec.speculation.policy.cost_model import CostTable
+from specdec.speculation.policy.cost_table import CostTable
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.drafts.draft_decision import PromptLoad
 from tests.specdec.speculation.policy.synthetic_service import Clock

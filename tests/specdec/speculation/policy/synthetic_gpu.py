@@ -13,7 +13,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from specdec.speculation.policy.cost_model import CostModel, CostTable
+from specdec.speculation.policy.cost_model import CostModel
+from specdec.speculation.policy.cost_table import CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
@@ -43,9 +44,16 @@ class GpuCosts:
     host_row_ms: float = 0.066
 
     def step_s(
-        self, num_decoding: int, num_draft_tokens: int, num_drafting: int | None = None
+        self,
+        num_decoding: int,
+        num_draft_tokens: int,
+        num_drafting: int | None = None,
+        num_rows: int | None = None,
     ) -> float:
-        """Return the seconds of a step, without noise; num_drafting: sequences, None for all."""
+        """Return the seconds of a step, without noise; num_drafting: sequences, None for all.
+
+        num_rows: not less than that of all their draft tokens.
+        """
         num_drafting = num_decoding if num_drafting is None else num_drafting
         return self._step_s(num_decoding, num_draft_tokens, num_drafting, 1.0)
 

@@ -5,20 +5,25 @@ A policy can run minutes of service in moments, and can be compared with fixed d
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
-from typing import Protocol
+from typing import Literal, Protocol
 
-from specdec.speculation.policy.cost_model import CostModel, CostTable
+from specdec.speculation.policy.cost_model import CostModel
+from specdec.speculation.policy.cost_table import CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
+from specdec.types.drafts.draft_survival import AcceptanceHistory
 
 _STEPS_OF_SEQUENCE = 100
+
+WrongPart = Literal["drafts", "making", "rows", "all", "batch"]
 
 
 @dataclass
@@ -36,9 +41,17 @@ class StepCosts(Protocol):
     """Seconds of steps."""
 
     def step_s(
-        self, num_decoding: int, num_draft_tokens: int, num_drafting: int | None = None
+        self,
+        num_decoding: int,
+        num_draft_tokens: int,
+        num_drafting: int | None = None,
+        num_rows: int | None = None,
     ) -> float:
-        """Return the seconds of a step; num_drafting: sequences with the drafts, None for all."""
+        """Return the seconds of a step.
+
+        num_drafting: sequences with the drafts, None for all. num_rows: draft tokens of all
+        sequences; None for num_draft_tokens each.
+        """
 
 
 @dataclass(frozen=True)
@@ -55,25 +68,41 @@ class CostCurve:
     draft_s: float
 
     def step_s(
-        self, num_decoding: int, num_draft_tokens: int, num_drafting: int | None = None
+        self,
+        num_decoding: int,
+        num_draft_tokens: int,
+        num_drafting: int | None = None,
+        num_rows: int | None = None,
     ) -> float:
-        """Return the seconds of a step, without noise.
-
-        num_drafting: sequences with the draft tokens; None for all.
-        """
+        """Return the seconds of a step, without noise; see StepCosts."""
         num_drafting = num_decoding if num_drafting is None else num_drafting
-        compute_s = self.row_s * (num_decoding + num_drafting * num_draft_tokens)
+        num_rows = num_drafting * num_draft_tokens if num_rows is None else num_rows
+        compute_s = self.row_s * (num_decoding + num_rows)
         large, small = max(compute_s, self.weights_s), min(compute_s, self.weights_s)
         return large + 0.2 * small + self.draft_s * num_draft_tokens
 
-    def table(self, most: int, wrong_by: float = 1.0) -> CostTable:
-        """Return the table of a start-up measurement; `wrong_by` multiplies the cost of drafts."""
+    def table(
+        self, most: int, wrong_by: float = 1.0, wrong_part: WrongPart = "drafts"
+    ) -> CostTable:
+        """Return the table of a start-up measurement; `wrong_by` multiplies a part of its costs.
+
+        wrong_part: drafts, with their rows; making them alone; rows; all; or all by the batch: not
+            at all with one sequence, and with 256 by the whole factor.
+        """
         sizes, lengths = (1, 4, 16, 64, 256), tuple(sorted({0, 1, most // 2, most}))
-        plain = [self.step_s(size, 0) for size in sizes]
-        seconds = tuple(
-            tuple(base + wrong_by * (self.step_s(size, count) - base) for count in lengths)
-            for size, base in zip(sizes, plain, strict=True)
-        )
+        by_part = {
+            "drafts": lambda size, count: (
+                wrong_by * self.step_s(size, count) + (1 - wrong_by) * self.step_s(size, 0)
+            ),
+            "making": replace(self, draft_s=wrong_by * self.draft_s).step_s,
+            "rows": replace(self, row_s=wrong_by * self.row_s).step_s,
+            "all": lambda size, count: wrong_by * self.step_s(size, count),
+            "batch": lambda size, count: (
+                wrong_by ** (math.log2(size) / 8) * self.step_s(size, count)
+            ),
+        }
+        cost = by_part[wrong_part]
+        seconds = tuple(tuple(cost(size, count) for count in lengths) for size in sizes)
         return CostTable(sizes, lengths, seconds)
 
 
@@ -104,6 +133,7 @@ class SyntheticService:
         self._acceptance = acceptance if callable(acceptance) else _constant(acceptance)
         self._others = others
         self._random = random.Random(seed)
+        self._histories: list[AcceptanceHistory] = []  # by row
         self._noise = noise
         self._stall = stall
         self.num_tokens = 0
@@ -117,22 +147,40 @@ class SyntheticService:
         count, limit = decision.num_draft_tokens, decision.num_drafting
         self.chosen[count] += 1
         drafted = (num_decoding if limit is None else min(limit, num_decoding)) if count else 0
-        policy.begin_step(drafted, drafted, has_prefill=False)
-        rates = [own[:count] for own in self._rates(num_decoding)[:drafted]]
+        self._begin_sequences(num_decoding)
+        lengths = [count] * drafted
+        if decision.slots is not None:
+            lengths = [decision.slots.length(each, count) for each in self._histories[:drafted]]
+        all_rates = self._rates(num_decoding)
+        rates = [own[:length] for own, length in zip(all_rates, lengths, strict=False)]
+        num_rows = sum(lengths)
+        policy.begin_step(
+            drafted,
+            drafted,
+            has_prefill=False,
+            num_slots=None if decision.slots is None else num_rows,
+        )
         self.expected_tokens += num_decoding + sum(map(expected_accepted, rates))
-        self.expected_s += self.curve.step_s(num_decoding, count, drafted)
+        step_s = self.curve.step_s(num_decoding, max(lengths, default=0), drafted, num_rows)
+        self.expected_s += step_s
         noise = 1 + self._noise * self._random.random()
         if self._random.random() < 0.01:
             noise += self._stall
-        self.clock.now_s += noise * self.curve.step_s(num_decoding, count, drafted)
-        results = Counter(map(self._num_accepted, rates))
-        self.num_tokens += num_decoding
-        for accepted, num_rows in results.items():
-            self.num_tokens += num_rows * accepted
-            policy.observe_rows(num_rows, count, count, accepted)
-        policy.end_step()
+        self.clock.now_s += noise * step_s
+        accepted = list(map(self._num_accepted, rates))
+        self.num_tokens += num_decoding + sum(accepted)
+        for (length, found), num_alike in Counter(zip(lengths, accepted, strict=True)).items():
+            policy.observe_rows(num_alike, count, length, found)
+        for row, (length, found) in enumerate(zip(lengths, accepted, strict=True)):
+            self._histories[row] = self._histories[row].after(length, found)
+        policy.end_step(lambda: self._histories[:num_decoding])
         self.num_steps += 1
         return count
+
+    def _begin_sequences(self, num_decoding: int) -> None:
+        """Forget the acceptance of sequences that have ended."""
+        if len(self._histories) != num_decoding or self.num_steps % _STEPS_OF_SEQUENCE == 0:
+            self._histories = [AcceptanceHistory()] * num_decoding
 
     def _rates(self, num_decoding: int) -> list[Sequence[float]]:
         """Return the acceptance of each row."""
@@ -165,9 +213,11 @@ def auto_policy(
     most: int,
     threshold: int = 256,
     full_batch: int = 1,
+    *,
+    divides_slots: bool = False,
 ) -> SpeculationPolicy:
     """Return the default policy: goodput, with a threshold that never limits it."""
-    chooser = GoodputChooser(CostModel(table))
+    chooser = GoodputChooser(CostModel(table), divides_slots=divides_slots)
     control = SpeculationControl("auto", threshold, most)
     return SpeculationPolicy(control, clock, choosers={None: chooser}, full_batch=full_batch)
 

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from specdec.speculation.policy.acceptance import AcceptanceEstimator
-from specdec.speculation.policy.cost_model import CostModel, CostTable
+from specdec.speculation.policy.cost_model import CostModel
+from specdec.speculation.policy.cost_table import CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.policy.probe import Probe

@@ -1,12 +1,15 @@
+# Modules: specdec.speculation.policy.cost_table
 """Tests of the cost table and its correction by measured steps."""
 
 import math
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.speculation.policy.cost_model import CostModel, CostTable
+from specdec.speculation.policy.cost_model import CostModel
+from specdec.speculation.policy.cost_table import CostTable
 from specdec.types.drafts.draft_decision import chain
 from specdec.types.errors import InvalidValueError
 
@@ -88,8 +91,9 @@ def test_a_slower_machine_does_not_change_the_best_shape():
     for count, seconds in ((0, 0.02), (2, 0.03)) * 20:
         for _ in range(5):
             costs.observe(4, chain(count), seconds, 0.0)
-    for _ in range(10):  # three times as slow, when only steps without drafts run
-        costs.observe(4, chain(0), 0.06, 0.0)
+    for seconds in (0.02, 0.06):  # three times as slow, while only steps without drafts run
+        for _ in range(10):
+            costs.observe(4, chain(0), seconds, 0.0)
     assert costs.step_s(4, chain(0), 0.0) > 0.04
     assert ratio_of_drafts(costs, 0.0) > 1.0, "drafts do not look free"
     for _ in range(50):
@@ -117,8 +121,47 @@ def test_what_a_shape_costs_beyond_the_others_is_forgotten():
         costs.observe(4, chain(0), 0.02, 0.0)
         costs.observe(4, chain(2), 0.12, 0.0)
     assert ratio_of_drafts(costs, 0.0) == pytest.approx(6.0, rel=0.05)
-    assert ratio_of_drafts(costs, 120.0) == pytest.approx(3.0, rel=0.05)
-    assert ratio_of_drafts(costs, 3600.0) == pytest.approx(1.5, rel=0.05)
+    assert ratio_of_drafts(costs, 600.0) == pytest.approx(3.0, rel=0.05)
+    assert ratio_of_drafts(costs, 18000.0) == pytest.approx(1.5, rel=0.05)
+
+
+@pytest.mark.parametrize("factor", [1.6, 5.0])
+def test_the_seconds_of_a_draft_model_correct_what_every_length_takes_to_draft(factor):
+    table = CostTable((4,), (0, 4), ((0.02, 0.06),))
+    drafting = CostTable((4,), (1, 4), ((0.01, 0.04),))
+    costs = CostModel(table, drafting=drafting)
+    for index in range(400):
+        count = 2 * (index // 20 % 2)
+        drafted_s = factor * 0.02 if count else 0.0
+        costs.observe(4, chain(count), 0.02 + drafted_s, 0.01 * index, drafted_s=drafted_s)
+    assert costs.step_s(4, chain(0), 4.0) == pytest.approx(0.02, rel=0.05)
+    assert costs.step_s(4, chain(2), 4.0) == pytest.approx(0.02 + factor * 0.02, rel=0.05)
+    assert costs.step_s(4, chain(4), 4.0) == pytest.approx(0.02 + factor * 0.04, rel=0.15)
+
+
+def test_the_error_of_the_profile_is_what_steps_take_over_it():
+    costs = CostModel(TABLE)
+    assert costs.profile_error(4, chain(2), 0.0) is None
+    for count, seconds in ((0, 0.02), (2, 0.0486)):
+        for _ in range(20):
+            costs.observe(4, chain(count), seconds, 0.0)
+        assert costs.profile_error(4, chain(0), 0.0) == pytest.approx(1.0, rel=0.3)
+    assert costs.profile_error(4, chain(2), 0.0) == pytest.approx(1.62, rel=0.01)
+    for _ in range(200):
+        costs.observe(4, chain(2), 1000.0, 0.0)
+    assert costs.profile_error(4, chain(2), 0.0) < 16**2, "corrections are bounded"
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_a_shape_that_goes_on_is_compared_only_where_it_follows_another(noise):
+    """Drafts take twice what the table has; the machine is as profiled."""
+    costs, generator = CostModel(TABLE), random.Random(0)
+    for index in range(2000):
+        count = 0 if index % 100 < 6 else 2  # probes
+        seconds = (0.02 if count == 0 else 0.06) * (1 + noise * generator.uniform(-1, 1))
+        costs.observe(4, chain(count), seconds, 0.05 * index)
+    assert costs.step_s(4, chain(0), 100.0) == pytest.approx(0.02, rel=0.05)
+    assert costs.step_s(4, chain(2), 100.0) == pytest.approx(0.06, rel=0.05)
 
 
 def test_a_pass_costs_as_much_as_the_cheapest_step_of_as_many_tokens_or_more():

@@ -8,13 +8,13 @@ import pytest
 from specdec.config.engine import DraftLimits
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.speculation.policy.cost_model import CostTable
 from specdec.speculation.policy.cost_profiler import (
     CostProfiler,
     TargetCosts,
     with_drafting,
     with_engine,
 )
+from specdec.speculation.policy.cost_table import CostTable
 from specdec.types.drafts.draft_tree import num_growth_slots
 from specdec.types.messages import VerifyOutput
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner

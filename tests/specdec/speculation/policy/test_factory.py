@@ -5,7 +5,7 @@ import pytest
 from specdec.config.speculation.method_config import DraftPlace
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.speculation.policy.cost_model import CostTable
+from specdec.speculation.policy.cost_table import CostTable
 from specdec.speculation.policy.factory import _main_place, make_policy
 from specdec.types.drafts.draft_decision import DecisionReason
 from specdec.worker import LocalTarget, load_runner

@@ -1,4 +1,5 @@
 # Modules: specdec.speculation.policy.expected_goodput, specdec.speculation.policy.reviews
+# Modules: specdec.speculation.policy.inertia
 """Tests of the goodput policy on a synthetic target that advances the clock."""
 
 import random
@@ -10,7 +11,8 @@ from itertools import pairwise
 import pytest
 
 from specdec.speculation.policy.acceptance import AcceptanceEstimator
-from specdec.speculation.policy.cost_model import CostModel, CostTable
+from specdec.speculation.policy.cost_model import CostModel
+from specdec.speculation.policy.cost_table import CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.types.drafts.draft_decision import DecisionReason, PromptLoad, chain, chains, tree
 from specdec.types.errors import InvalidValueError

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.speculation.policy.cost_model import CostModel, CostTable
+from specdec.speculation.policy.cost_model import CostModel
+from specdec.speculation.policy.cost_table import CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
@@ -272,7 +273,7 @@ class RecordingChooser(GoodputChooser):
     def observe_drafts(self, num_asked, num_accepted, now_s, *, is_tree=False, num_drafts=1):
         self.drafts += [(num_asked, num_accepted)] * num_drafts
 
-    def observe_step(self, num_decoding, shape, seconds, now_s, *, waited_s, is_typical):
+    def observe_step(self, num_decoding, shape, seconds, now_s, *, is_typical, **seconds_of_drafts):
         if is_typical:
             self.steps.append((num_decoding, shape.num_draft_tokens, round(seconds, 3)))
 

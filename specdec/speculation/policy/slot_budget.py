@@ -1,0 +1,184 @@
+"""Budget of a step by slot: which draft tokens of which sequences are worth their rows.
+
+Sequences differ in how often their drafts are accepted. Where verified rows cost time, the slots
+that rarely survive are left out, and others can be longer for the same time. Where sequences do not
+differ by more than chance, all have the same length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from specdec.speculation.policy.cost_model import range_of
+from specdec.types.drafts.draft_decision import DraftAhead, DraftShape
+from specdec.types.drafts.draft_survival import AcceptanceHistory
+from specdec.types.drafts.slot_rule import SlotRule, num_surviving
+from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
+
+_LEAST_SURVIVALS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7)
+_LEAST_GAIN = 1.02
+"""Least goodput over that of equal lengths for which slots are left out."""
+
+_REFRESH_S = 1.0
+_HALF_LIFE_S = 10.0
+"""That of the acceptance estimates, which are of the slots that were in force."""
+
+_LEAST_SEQUENCES = 4
+_LEAST_ACCEPTED = 1e-3
+_LEAST_WEIGHT, _MOST_WEIGHT = 2.0, 8.0
+"""Bounds of the weight of the common rate; beyond, sequences hardly differ."""
+
+_SPREAD_RATE = 0.2
+_RATE_STEPS = 20
+"""Acceptance rates are rounded to 1 / _RATE_STEPS, below 1, so that few of them differ."""
+
+
+_Length = tuple[float, int, int]
+"""An acceptance rate, the number of sequences with it, and the length of their drafts."""
+
+
+class SlotPlan(NamedTuple):
+    """Slots of a draft shape.
+
+    rule: None for all slots. num_rows: draft tokens of a sequence, on average. share: expected
+    accepted tokens over those of the slots that were in force while acceptance was measured.
+    """
+
+    rule: SlotRule | None
+    num_rows: float
+    share: float
+
+
+class SlotBudget:
+    """Plans of slots by draft shape, renewed every second."""
+
+    def __init__(self) -> None:
+        self._histories: Sequence[AcceptanceHistory] = ()
+        self._spread = 0.0  # variance of the sequences' rates, without that by chance
+        self._plans: dict[DraftShape, SlotPlan] = {}
+        self._applied: SlotRule | None = None  # in the last step
+        self._measured: dict[DraftShape, float] = {}  # accepted tokens of the slots in force
+        self._renewed_at_s = -math.inf
+        self._range = -1  # of batch sizes
+
+    def is_due(self, now_s: float, num_decoding: int) -> bool:
+        """Return whether to observe sequences and renew the plans."""
+        return now_s - self._renewed_at_s >= _REFRESH_S or range_of(num_decoding) != self._range
+
+    def observe(self, histories: Sequence[AcceptanceHistory]) -> None:
+        """Record the decoding sequences of a step."""
+        self._histories = histories
+
+    def plan(self, shape: DraftShape) -> SlotPlan | None:
+        """Return the plan of a shape; None for all slots."""
+        return self._plans.get(shape)
+
+    def apply(self, shape: DraftShape) -> SlotRule | None:
+        """Return the rule of a step with a shape; None for all slots."""
+        plan = self._plans.get(shape)
+        self._applied = plan.rule if plan is not None else None
+        return self._applied
+
+    def renew(
+        self,
+        now_s: float,
+        num_decoding: int,
+        tokens: dict[DraftShape, float],
+        step_s: Callable[[DraftShape, float | None], float],
+    ) -> None:
+        """Renew the plans.
+
+        tokens: expected of a sequence and step, by shape, for the slots that were in force.
+        step_s: seconds of a step with a shape and a number of draft rows of each sequence.
+        """
+        elapsed_s = min(now_s - self._renewed_at_s, 100 * _HALF_LIFE_S)
+        self._renewed_at_s, self._range = now_s, range_of(num_decoding)
+        prior = self._prior()
+        rule, self._plans = self._applied, {}
+        if prior is None:
+            self._measured.clear()
+            return
+        rates = self._rates(prior)
+        lengths = {least: _lengths(rates, least) for least in _LEAST_SURVIVALS}
+        everything = [(rate, count, MAX_NUM_SPECULATIVE_TOKENS) for rate, count in rates.items()]
+        in_force = everything if rule is None else lengths[rule.least_survival]
+        kept = math.pow(0.5, elapsed_s / _HALF_LIFE_S)
+        for shape, expected in tokens.items():
+            if shape.num_draft_tokens < 1 or shape.is_tree or shape.ahead is not DraftAhead.OFF:
+                continue
+            now, _ = _accepted(in_force, shape.depth)
+            measured = max(_LEAST_ACCEPTED, self._measured.get(shape, now))
+            self._measured[shape] = measured = kept * measured + (1 - kept) * now
+            self._plans[shape] = self._best(
+                shape, everything, lengths, prior, (expected - 1) / measured, step_s
+            )
+
+    def _best(
+        self,
+        shape: DraftShape,
+        everything: Sequence[_Length],
+        lengths: Mapping[float, Sequence[_Length]],
+        prior: tuple[float, float],
+        scale: float,
+        step_s: Callable[[DraftShape, float | None], float],
+    ) -> SlotPlan:
+        """Return the plan with the highest goodput. scale: accepted tokens over their estimate."""
+        most, num_all = _accepted(everything, shape.depth)
+        best = SlotPlan(None, num_all, scale * most)
+        least = _LEAST_GAIN * (1 + best.share) / step_s(shape, None)
+        for survival, of_rates in lengths.items():
+            accepted, num_rows = _accepted(of_rates, shape.depth)
+            if num_rows in (0.0, num_all):
+                continue
+            goodput = (1 + scale * accepted) / step_s(shape, num_rows)
+            if goodput > least:
+                rule = SlotRule(survival, *prior)
+                best, least = SlotPlan(rule, num_rows, scale * accepted), goodput
+        return best
+
+    def _prior(self) -> tuple[float, float] | None:
+        """Return common rate and its weight; None where sequences do not differ, or are few.
+
+        The spread of their rates is estimated by the method of moments for beta-binomial counts.
+        """
+        known = [(each.num_verified, each.num_accepted) for each in self._histories]
+        known = [each for each in known if each[0] >= 1]
+        if len(known) < _LEAST_SEQUENCES:
+            return None
+        total = sum(verified for verified, _ in known)
+        rate = sum(accepted for _, accepted in known) / total
+        chance = rate * (1 - rate)
+        squares = sum((accepted - rate * verified) ** 2 / verified for verified, accepted in known)
+        effective = total - sum(verified**2 for verified, _ in known) / total
+        spread = (squares - (len(known) - 1) * chance) / effective
+        self._spread += _SPREAD_RATE * (spread - self._spread)
+        if self._spread <= 0 or chance <= 0:
+            return None
+        weight = max(_LEAST_WEIGHT, chance / self._spread - 1)
+        return (rate, weight) if weight < _MOST_WEIGHT else None
+
+    def _rates(self, prior: tuple[float, float]) -> Counter[float]:
+        """Return the sequences by their acceptance rate."""
+        rule = SlotRule(0.5, *prior)
+        return Counter(
+            min(_RATE_STEPS - 1, round(_RATE_STEPS * rule.rate_of(each))) / _RATE_STEPS
+            for each in self._histories
+        )
+
+
+def _lengths(rates: Counter[float], least_survival: float) -> list[_Length]:
+    return [(rate, count, num_surviving(rate, least_survival)) for rate, count in rates.items()]
+
+
+def _accepted(lengths: Sequence[_Length], depth: int) -> tuple[float, float]:
+    """Return the expected accepted tokens and the draft tokens of a sequence, on average."""
+    accepted, num_rows, num_sequences = 0.0, 0, 0
+    for rate, count, length in lengths:
+        length = min(length, depth)
+        num_sequences += count
+        num_rows += count * length
+        accepted += count * rate * (1 - rate**length) / (1 - rate)
+    return accepted / num_sequences, num_rows / num_sequences
