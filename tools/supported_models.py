@@ -113,6 +113,12 @@ def _by_torch() -> Iterator[str]:
                 "refused above it",
             ),
             (
+                "DeepSeek-V3.2, GLM-5",
+                "an indexer that chooses tokens, where `--max-model-len` is above `index_topk`; "
+                "the MTP layer drafts without it",
+                "refused above it",
+            ),
+            (
                 "Gemma 4",
                 "layers of different shapes; without LoRA, draft heads and `specdec train`",
                 "refused",
@@ -132,9 +138,10 @@ _RECURRENT_SUPPORT = (
     ),
     (
         "drafting",
-        "lookups, draft models, and the MTP layers of Qwen3-Next and Qwen 3.5 (`mtp`); any "
-        "verifier; drafts are chains of at most the configured length, also where a tree "
-        "is configured; no other draft heads, and no `specdec train`",
+        "lookups, draft models, and the MTP layers of Qwen3-Next and Qwen 3.5 (`mtp`), not those "
+        "of Nemotron-H, which are single blocks with a norm each; any verifier; drafts are chains "
+        "of at most the configured length, also where a tree is configured; no other draft heads, "
+        "and no `specdec train`",
     ),
     (
         "as draft models",
@@ -211,13 +218,13 @@ def _refused_families() -> Iterator[str]:
         ("family", "reason"),
         [
             (
-                "DeepSeek-V3.2 and GLM-5 (`deepseek_v32`, `glm_moe_dsa`)",
-                "sparse attention: an indexer with separate keys selects the tokens that a query "
-                "sees, and the KV cache has no place for these keys",
-            ),
-            (
                 "MiMo-V2-Flash (`mimo_v2_flash`)",
                 "layers with different numbers of KV heads, and values narrower than keys",
+            ),
+            (
+                "Zamba and Zamba2 (`zamba`, `zamba2`)",
+                "blocks of attention that several layers share, which read the embeddings too and "
+                "have an adapter for each layer",
             ),
         ],
     )

@@ -13,9 +13,9 @@ from specdec.kernels import AttentionPlan, PagedAttention, Rotation
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates, on_device
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config.attention.varied_layers import AttentionShape, VariedLayers
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.rope import Rope
-from specdec.models.config.varied_layers import AttentionShape, VariedLayers
 from specdec.models.layers.decoder_layer import layer_attention
 from specdec.models.layers.gemma4_layer import Gemma4Layer, LayerPass
 from specdec.models.layers.linear import ColumnParallelLinear, VocabEmbedding, WeightPart

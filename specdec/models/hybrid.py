@@ -72,6 +72,7 @@ class HybridDecoder(CausalDecoder):
             num_slots=num_sequences,
             max_guesses=max_guesses,
             num_snapshots=num_snapshots,
+            num_hidden=shape.num_hidden,
             dtype=self.dtype,
             device=self.device,
         )

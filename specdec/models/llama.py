@@ -24,6 +24,7 @@ from specdec.kernels.reference.device_batch import AnyDeviceBatch
 from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates, SlotMove, on_device
 from specdec.kernels.reference.sample_rows import Argmax, RowArgmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config.decoder_tensors import in_context
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.rope import Rope
 from specdec.models.layers.decoder_layer import Attention, DecoderLayer, layer_attention
@@ -72,11 +73,11 @@ class CausalDecoder(nn.Module):
         """
         super().__init__()
         require_range("max_model_len", max_model_len, 1, config.max_position_embeddings)
-        self.config, self.dtype, self.device = config, reader.dtype, reader.device
+        self.config = config = in_context(config, max_model_len)
+        self.dtype, self.device = reader.dtype, reader.device
         self.kv_dtype = reader.dtype if kv_dtype is None else kv_dtype
         self.windows = visible_windows(config, max_model_len)
-        self.heads = config.head_shards(group.size)[group.rank]
-        self.head_dim = config.head_dim
+        self.heads, self.head_dim = config.head_shards(group.size)[group.rank], config.head_dim
         self.vocab_slice = group.share_of(config.vocab_size)
         self.lm_head, table = _read_head_and_table(config, reader, self.vocab_slice, output_tokens)
         self.embed_tokens = VocabEmbedding(table, self.vocab_slice, group, reader.dtype)
@@ -108,6 +109,7 @@ class CausalDecoder(nn.Module):
             )
         with_experts = () if config.experts is None else config.experts.layers
         recurrent = () if config.recurrent is None else config.recurrent.layers
+        indexer = None if config.latent is None else config.latent.indexer
         return nn.ModuleList(
             DecoderLayer(
                 config,
@@ -117,6 +119,7 @@ class CausalDecoder(nn.Module):
                 group,
                 has_experts=index in with_experts,
                 is_recurrent=index in recurrent,
+                has_indexer=indexer is not None and index in indexer.layers,
             )
             for index in range(config.num_layers)
         )
@@ -139,10 +142,13 @@ class CausalDecoder(nn.Module):
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """Return zeros [layers with attention, num_slots, 2, this rank's KV heads, head_dim].
 
-        With latents the third dimension is 1, as `PagedAttention.kv_parts`. Zeros, because padding
+        With latents the third dimension is 1, as `PagedAttention.kv_parts`, and the last one
+        `Latent.cached_dim`. Zeros, because padding
         reads slots that were never written.
         """
-        of_token = (self.attention.kv_parts, len(self.heads.kv), self.head_dim)
+        latent = self.config.latent
+        dim = self.head_dim if latent is None else latent.cached_dim
+        of_token = (self.attention.kv_parts, len(self.heads.kv), dim)
         shape = (self.config.num_attention_layers, num_slots, *of_token)
         return torch.zeros(shape, dtype=self.kv_dtype, device=self.device)
 

@@ -196,16 +196,27 @@ def _kernels_of(
     if config.varied is not None and device.type != "cpu":
         limit = "cpu: layers of different shapes run by torch on a CPU alone"
         raise InvalidValueError("device", device.type, limit)
-    fault, chunk = native_fault(config, max_model_len), config.traits.attention_chunk
-    if chunk is not None and max_model_len > chunk and device.type != "cpu":
-        limit = f"at most {chunk}, a chunk of attention, on {device.type}"
-        raise InvalidValueError("max_model_len", max_model_len, limit)
+    if device.type != "cpu":
+        _require_short_context(config, max_model_len, device)
+    fault = native_fault(config, max_model_len)
     if fault is None or device.type != "cpu" or kernels == "torch":
         return kernels
     if kernels != "auto":
         raise InvalidValueError("kernels", kernels, f"auto or torch: {fault} have no native kernel")
     logger.warning("using torch kernels: %s have no native kernel", fault)
     return "torch"
+
+
+def _require_short_context(config: ModelConfig, max_model_len: int, device: torch.device) -> None:
+    """Raise InvalidValueError for a context in which queries of a layer see a part on a device."""
+    chunk, latent = config.traits.attention_chunk, config.latent
+    limits = {} if chunk is None else {chunk: "a chunk of attention"}
+    if latent is not None and latent.indexer is not None:
+        limits[latent.indexer.num_chosen] = "the tokens that a query attends to"
+    for longest, name in limits.items():
+        if max_model_len > longest:
+            limit = f"at most {longest}, {name}, on {device.type}"
+            raise InvalidValueError("max_model_len", max_model_len, limit)
 
 
 def _require_tensors(

@@ -29,13 +29,13 @@ from specdec.kernels.cpu.recurrence import (
     RecurrentWeightsStruct,
 )
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config.attention.latent import Latent
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.recurrent import GatedDelta, Recurrent, ShortConvolution, StateSpace
 from specdec.models.config.traits import (
     Activation,
     DecoderTraits,
     Experts,
-    Latent,
     NormKind,
     QkNorm,
 )

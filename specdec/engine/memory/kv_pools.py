@@ -15,6 +15,7 @@ from specdec.engine.memory.weight_memory import (
     weight_bytes,
 )
 from specdec.engine.models.model_resolution import Models
+from specdec.models.config.decoder_tensors import in_context
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.recurrent import Recurrent
 from specdec.types.validation import require_range
@@ -106,6 +107,7 @@ def _pool(
     quantization: QuantizationMethod | None,
 ) -> KvPool:
     blocks_of_longest = -(-max_model_len // config.block_size)
+    model = in_context(model, max_model_len)
     return KvPool(
         name=name,
         model=model,

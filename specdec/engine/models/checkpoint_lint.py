@@ -13,6 +13,7 @@ from typing import Any
 
 from specdec.models.config.config_files import decoder_of, read_json, supported_architecture
 from specdec.models.config.decoder_tensors import decoder_tensors
+from specdec.models.config.families.fixed_values import fixed_keys
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.weights.checks import CheckpointFindings, Layout, check_tensors
 from specdec.models.weights.quantization_config import described_by, with_quantization
@@ -162,10 +163,11 @@ def _key_notes(raw: Mapping[str, Any]) -> Iterator[str]:
     recorded = _RecordedKeys(fields)
     ModelConfig.from_fields(whole, (architecture, family, recorded), {})
     given = raw if fields.keys() >= raw.keys() else raw.get("text_config") or raw
+    fixed = fixed_keys(architecture)
     unread = sorted(
         key
         for key, value in given.items()
-        if key not in recorded.read | _KEYS_WITHOUT_EFFECT
+        if key not in recorded.read | _KEYS_WITHOUT_EFFECT | fixed
         and not key.startswith("_")
         and value not in _OFF
     )

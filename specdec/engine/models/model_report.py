@@ -192,8 +192,10 @@ def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[Ran
         weights += int(head * _matrix_bytes(config, precision))
         weights += head * has_table * _table_bytes(config, precision)
         if config.latent is not None:
-            expansion = config.latent.num_expansion_weights(len(heads.query))
-            weights += config.num_attention_layers * expansion * _table_bytes(config, precision)
+            of_layer = config.latent.num_expansion_weights(len(heads.query))
+            exact = config.num_attention_layers * of_layer
+            exact += config.latent.num_indexer_weights(config.hidden_size)
+            weights += exact * _table_bytes(config, precision)
         kv_bytes = config.kv_values_per_token(rank, size) * kv_bytes_of_value
         experts = config.experts
         num_experts = 0 if experts is None else len(experts.shard(rank, size).experts)
@@ -241,7 +243,10 @@ def _fit(name: str, directory: Path, config: ModelConfig) -> MethodFit:
     if method.is_in_target:
         return _fit_of_own_layers(name, directory, config)
     if config.recurrent is not None and issubclass(method, HeadMethodConfig):
-        return MethodFit(name, Fit.NO, "no draft head is trained for recurrent layers")
+        reason = "no draft head is trained for recurrent layers"
+        if method.has_layers_of_model:
+            reason = "beside recurrent layers, a draft model has separate ranks (draft_model)"
+        return MethodFit(name, Fit.NO, reason)
     if issubclass(method, HeadMethodConfig) and method.has_layers_of_model:
         reason = "it needs a smaller model with the same vocabulary"
     elif issubclass(method, HeadMethodConfig):

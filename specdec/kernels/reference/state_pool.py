@@ -4,7 +4,8 @@ A state is *committed* at a position of its sequence, up to which every token is
 are the inputs of the guesses after this position, the *tail*. Rollback writes nothing: a row that
 begins r tokens after the position first replays the first r inputs of the tail, which were
 accepted, and the others are dropped. Replay costs no projection of hidden states, and the tail a
-vector of each guess. A draft model runs guesses one by one: each row counts those before it too,
+vector of each guess. Where hidden states are smaller than inputs (Mamba), the tail has these, which
+replay projects again. A draft model runs guesses one by one: each row counts those before it too,
 and commits nothing.
 
 The guesses of a target's row may be a tree (`types.drafts.draft_tree`): each begins with the state
@@ -86,8 +87,14 @@ class StatePlan:
 
     spans: Sequence[StateSpan]
     window: int
-    slot_size: int  # inputs of a slot: the window and the longest tail
+    max_guesses: int  # of a tail
+    has_hidden: bool  # whether tails are hidden states
     device: torch.device
+
+    @property
+    def slot_size(self) -> int:
+        """Inputs of a slot: the window, and the longest tail where it is of inputs."""
+        return self.window + (0 if self.has_hidden else self.max_guesses)
 
     @cached_property
     def num_inputs(self) -> int:
@@ -140,6 +147,42 @@ class StatePlan:
         )
 
     @cached_property
+    def run_places(self) -> Tensor:
+        """The places of the inputs that recurrences run, [R + T] with R replayed ones."""
+        return self._indices(
+            range(self.begin(span), self.begin(span) + span.num_run) for span in self.spans
+        )
+
+    @cached_property
+    def new_rows(self) -> Tensor:
+        """Which of the inputs that recurrences run are those of the tokens of the pass, [T]."""
+        return torch.searchsorted(self.run_places, self.new_places)
+
+    @cached_property
+    def replayed(self) -> Tensor:
+        """Index in the tails of the hidden states that are replayed, [R]."""
+        return self._indices(self._tail(span, span.num_replayed) for span in self.spans)
+
+    @cached_property
+    def kept_tails(self) -> Tensor:
+        """Index in the tails of the hidden states that they have after the pass."""
+        return self._indices(self._tail(span, span.num_kept) for span in self.spans)
+
+    @cached_property
+    def kept_rows(self) -> Tensor:
+        """Which of the inputs that recurrences run those are."""
+        places = self._indices(
+            range(start, start + span.num_kept)
+            for span in self.spans
+            for start in (self.begin(span) + span.num_committed,)
+        )
+        return torch.searchsorted(self.run_places, places)
+
+    def _tail(self, span: StateSpan, count: int) -> range:
+        first = span.slot * self.max_guesses
+        return range(first, first + count)
+
+    @cached_property
     def kept(self) -> Tensor:
         """Index in the pool of the inputs that it has after the pass."""
         return self._indices(
@@ -169,13 +212,15 @@ class StatePlan:
         return span.first + self.window
 
     def _num_stored(self) -> Iterator[tuple[StateSpan, int]]:
-        return ((span, self.window + span.num_replayed) for span in self.spans)
+        is_apart = self.has_hidden
+        return ((span, self.window + span.num_replayed * (not is_apart)) for span in self.spans)
 
     def _num_kept(self) -> Iterator[tuple[StateSpan, int]]:
-        return ((span, self.window + span.num_kept) for span in self.spans)
+        return ((span, self.window + span.num_kept * (not self.has_hidden)) for span in self.spans)
 
     def _indices(self, ranges: Iterator[range]) -> Tensor:
-        return torch.tensor([index for each in ranges for index in each], device=self.device)
+        indices = [index for each in ranges for index in each]
+        return torch.tensor(indices, dtype=torch.int64, device=self.device)
 
 
 @dataclass
@@ -193,7 +238,9 @@ class _Slot:
 class StatePool:
     """The states of at most `num_slots` sequences, which `BatchState` gives slots.
 
-    inputs: [layers, num_slots, window + max_guesses, num_inputs], in the dtype of the model.
+    inputs: [layers, num_slots, window + max_guesses, num_inputs], in the dtype of the model; where
+    tails are hidden states, inputs have the window alone, and tails are [layers, num_slots,
+    max_guesses, num_hidden].
     memory: [layers, num_slots, *memory], float32. saved_inputs, saved_memory: of snapshots,
     likewise, but without guesses.
     """
@@ -208,13 +255,20 @@ class StatePool:
         num_slots: int,
         max_guesses: int,
         num_snapshots: int = 0,
+        num_hidden: int | None = None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocate the pool. max_guesses: of a row, of which the tail has room."""
+        """Allocate the pool. max_guesses: of a row, of which the tail has room.
+
+        num_hidden: of the hidden state of a guess; None where tails are inputs.
+        """
         self.window, self.max_guesses = window, max_guesses
-        shape = (num_layers, num_slots, window + max_guesses, num_inputs)
+        self._has_hidden = num_hidden is not None
+        size = window if self._has_hidden else window + max_guesses
+        shape = (num_layers, num_slots, size, num_inputs)
         self.inputs = torch.zeros(shape, dtype=dtype, device=device)
+        self.tails = self.inputs.new_zeros(num_layers, num_slots, max_guesses, num_hidden or 0)
         self.memory = torch.zeros((num_layers, num_slots, *memory), device=device)
         self.saved_inputs = self.inputs.new_zeros(num_layers, num_snapshots, window, num_inputs)
         self.saved_memory = self.memory.new_zeros(num_layers, num_snapshots, *memory)
@@ -231,6 +285,7 @@ class StatePool:
         """
         self._slots[slot] = _Slot(is_checked=is_checked)
         self.inputs[:, slot].zero_()
+        self.tails[:, slot].zero_()
         self.memory[:, slot].zero_()
 
     def save(self, slot: int, snapshot: int, position: int) -> None:
@@ -270,8 +325,7 @@ class StatePool:
         for chunk in batch.chunks:
             spans.append(self._advance(chunk, first))
             first += self.window + spans[-1].num_run
-        slot_size = self.window + self.max_guesses
-        return StatePlan(spans, self.window, slot_size, self.inputs.device)
+        return StatePlan(spans, self.window, self.max_guesses, self._has_hidden, self.inputs.device)
 
     def _advance(self, chunk: Chunk, first: int) -> StateSpan:
         """Return the span of a row, after which its slot is committed."""
@@ -292,14 +346,31 @@ class StatePool:
             chunk.state_slot, first, num_replayed, num_tokens, num_known, slot.num_tail, parents
         )
 
+    def replay(self, layer: int, x: Tensor, plan: StatePlan) -> Tensor:
+        """Return the hidden states whose inputs a layer needs, and store those of guesses.
+
+        x: [T, num_hidden], of the pass's tokens; the result is [R + T, num_hidden], or x where
+        tails are inputs.
+        """
+        if not plan.has_hidden:
+            return x
+        rows, tails = x, self.tails[layer].flatten(0, 1)
+        if len(plan.replayed):
+            rows = x.new_empty(len(plan.run_places), x.shape[1])
+            is_new = torch.zeros(len(rows), dtype=torch.bool, device=x.device)
+            is_new[plan.new_rows] = True
+            rows[is_new], rows[~is_new] = x, tails[plan.replayed]
+        tails[plan.kept_tails] = rows[plan.kept_rows]
+        return rows
+
     def extend(self, layer: int, inputs: Tensor, plan: StatePlan) -> Tensor:
         """Return the extended inputs of a layer, [N, num_inputs], and store what later rows need.
 
-        inputs: of the pass's tokens.
+        inputs: of the pass's tokens, or of what `replay` returns.
         """
         extended = inputs.new_empty(plan.num_inputs, inputs.shape[1])
         stored = self.inputs[layer].flatten(0, 1)
         extended[plan.stored_places] = stored[plan.stored]
-        extended[plan.new_places] = inputs
+        extended[plan.run_places if plan.has_hidden else plan.new_places] = inputs
         stored[plan.kept] = extended[plan.kept_places]
         return extended

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specdec.config.json_values import unsupported
+from specdec.models.config.attention.latent import Latent
+from specdec.models.config.attention.varied_layers import VariedLayers
 from specdec.models.config.layer_patterns import RopeRule, WindowRule, no_windows, one_rope
 from specdec.models.config.recurrent import Recurrent
-from specdec.models.config.traits import LLAMA, Activation, DecoderTraits, Experts, Latent
-from specdec.models.config.varied_layers import VariedLayers
+from specdec.models.config.traits import LLAMA, Activation, DecoderTraits, Experts
 
 _NAMED_ACTIVATIONS = (Activation.SILU, Activation.GELU_TANH)
 """Those that any family may have; the others are values of `legacy_activations`."""

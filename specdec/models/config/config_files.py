@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from specdec.config.engine import ModelImpl
 from specdec.config.json_values import count, require_keys, unsupported
 from specdec.models.config.architecture import Architecture
+from specdec.models.config.families.fixed_values import require_fixed
+from specdec.models.config.families.key_types import TypedKeys
 from specdec.models.config.families.text_models import (
     TEXT_MODELS,
     TextModel,
@@ -24,7 +27,7 @@ from specdec.models.config.registry import (
 )
 from specdec.models.config.transformers_config import transformers_fault
 from specdec.models.config.unsupported import explain_unsupported
-from specdec.types.errors import InvalidValueError, UnsupportedModelError
+from specdec.types.errors import InvalidValueError, UnsupportedModelError, reason_of
 from specdec.types.sampling.sampling_params import SamplingDefaults, SamplingParams
 
 DecoderFields = tuple[str, Architecture, Mapping[str, Any]]
@@ -145,14 +148,33 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content
 
 
+@contextmanager
+def errors_of(directory: Path) -> Iterator[None]:
+    """Raise errors of reading a model's configuration as UnsupportedModelError with its place."""
+    try:
+        yield
+    except UnsupportedModelError as error:
+        if str(directory) in str(error):
+            raise
+        raise UnsupportedModelError(f"{directory}: {error}") from error
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
+        message = f"{directory} has an invalid config.json ({reason_of(error)})"
+        raise UnsupportedModelError(message) from error
+
+
 def decoder_of(whole: str, raw: Mapping[str, Any]) -> DecoderFields:
-    """Return the architecture of the decoder, and its fields with the defaults of its family."""
+    """Return the architecture of the decoder, and its fields with the defaults of its family.
+
+    Raises UnsupportedModelError for a value that the decoder does not have; the fields raise it for
+    one of another type.
+    """
     if whole in TEXT_MODELS:
         text, keys = _text_model(TEXT_MODELS[whole], raw)
         architecture, raw = text.architecture, {**text.defaults, **without_image_positions(keys)}
     else:
         architecture = whole
     family = ARCHITECTURES[architecture]
-    fields = {**family.config_defaults, **raw}
+    require_fixed(architecture, raw)
+    fields = TypedKeys({**family.config_defaults, **raw})
     require_keys(fields, (*_REQUIRED_KEYS, family.norm_eps_key))
     return architecture, family, fields

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from specdec.models.config.attention.latent import INDEXER, Indexer, Latent
+from specdec.models.config.attention.varied_layers import VariedLayers
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.traits import (
     XIELU_PREFIX,
     Activation,
     DecoderTraits,
     Experts,
-    Latent,
     NormKind,
     QkNorm,
 )
-from specdec.models.config.varied_layers import VariedLayers
 
 Shape = tuple[int, ...]
 _Tensors = Iterator[tuple[str, Shape]]
+
+
+def in_context(config: ModelConfig, max_model_len: int) -> ModelConfig:
+    """Return a model without the layers that its longest context does not need: indexers."""
+    if config.latent is None:
+        return config
+    return replace(config, latent=config.latent.in_context(max_model_len))
 
 
 def decoder_tensors(config: ModelConfig) -> dict[str, Shape]:
@@ -40,7 +48,7 @@ def decoder_tensors(config: ModelConfig) -> dict[str, Shape]:
 def linear_layers(config: ModelConfig) -> dict[str, Shape]:
     """Return [out_features, in_features] of the linear layers that adapters may update, by name.
 
-    Those of a mixture of experts are left out.
+    Those of a mixture of experts and of an indexer are left out.
     """
     experts, shapes = config.experts, dict[str, Shape]()
     mixture = dict[str, Shape]() if experts is None else dict(_layer_mixture(config, experts))
@@ -48,8 +56,8 @@ def linear_layers(config: ModelConfig) -> dict[str, Shape]:
         own = mixture if experts is not None and index in experts.layers else ()
         for name, shape in layer_tensors(config, index).items():
             module, _, kind = name.rpartition(".")
-            is_matrix = kind == "weight" and len(shape) == 2 and "norm" not in module
-            if is_matrix and name not in own:
+            is_exact = name in own or "norm" in module or f".{INDEXER}." in module
+            if kind == "weight" and len(shape) == 2 and not is_exact:
                 shapes[f"model.layers.{index}.{module}"] = shape
     return shapes
 
@@ -108,7 +116,7 @@ def _mixers(config: ModelConfig, index: int, input_size: int) -> _Tensors:
             yield f"{kind.prefix}.{name}", shape
     if recurrent is None or index not in recurrent.without_attention:
         latent = config.latent
-        tensors = _latents(config, latent) if latent else _heads(config, input_size)
+        tensors = _latents(config, latent, index) if latent else _heads(config, input_size)
         yield from ((f"{prefix}.{name}", shape) for name, shape in tensors)
 
 
@@ -156,7 +164,7 @@ def _heads(config: ModelConfig, input_size: int) -> _Tensors:
                 yield f"{name}.weight", (heads * dim,)
 
 
-def _latents(config: ModelConfig, latent: Latent) -> _Tensors:
+def _latents(config: ModelConfig, latent: Latent, index: int) -> _Tensors:
     hidden, queries = config.hidden_size, config.num_heads * latent.query_dim
     if latent.query_rank is None:
         yield from _linear("q_proj", queries, hidden)
@@ -169,6 +177,17 @@ def _latents(config: ModelConfig, latent: Latent) -> _Tensors:
     expanded = config.num_heads * (latent.plain_dim + latent.value_dim)
     yield from _linear("kv_b_proj", expanded, latent.rank)
     yield from _linear("o_proj", hidden, config.num_heads * latent.value_dim)
+    if latent.indexer is not None and index in latent.indexer.layers:
+        yield from _indexer(latent.indexer, hidden, latent.query_rank or 0)
+
+
+def _indexer(indexer: Indexer, hidden: int, query_rank: int) -> _Tensors:
+    queries = indexer.num_heads * indexer.head_dim
+    yield from _linear(f"{INDEXER}.wq_b", queries, query_rank)
+    yield from _linear(f"{INDEXER}.wk", indexer.head_dim, hidden)
+    yield from _linear(f"{INDEXER}.weights_proj", indexer.num_heads, hidden)
+    yield f"{INDEXER}.k_norm.weight", (indexer.head_dim,)
+    yield f"{INDEXER}.k_norm.bias", (indexer.head_dim,)
 
 
 def _mlp(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from specdec.config.engine import DTYPE_BYTES, DTypeName
 from specdec.config.quantization import QuantizationMethod
+from specdec.models.config.attention.latent import Latent
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.recurrent import Recurrent
-from specdec.models.config.traits import Latent
 
 
 def copied_bytes(
@@ -17,8 +17,9 @@ def copied_bytes(
 ) -> int:
     """Return the memory of weights that several ranks have, without the first of each.
 
-    These are projections to shared KV heads and to latents, and routers. Where transformers' code
-    runs the model, they are the embedding, which a tied head then has beside its own part.
+    These are projections to shared KV heads and to latents, indexers and routers. Where
+    transformers' code runs the model, they are the embedding, which a tied head then has beside its
+    own part.
     """
     num_more, element_bytes = tensor_parallel_size - 1, DTYPE_BYTES[dtype]
     if config.transformers is not None:
@@ -44,7 +45,8 @@ def copied_bytes(
     if config.experts is not None:
         latents = len(config.experts.layers) * config.experts.num_latent_weights(config.hidden_size)
         copies += num_more * latents * matrix_bytes
-    return copies + num_more * routers * element_bytes
+    indexers = 0 if config.latent is None else config.latent.num_indexer_weights(config.hidden_size)
+    return copies + num_more * (routers + indexers) * element_bytes
 
 
 def adapter_bytes(

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from specdec.config.json_values import count, positive, positive_or_none, unsupported
+from specdec.models.config.attention.latent import Latent
 from specdec.models.config.traits import (
     DecoderTraits,
     Experts,
-    Latent,
     LogitTransform,
     NormKind,
     QkNorm,
@@ -156,8 +156,7 @@ def qwen3_moe_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None
 
 def olmoe_traits(raw: Mapping[str, Any]) -> DecoderTraits:
     """Return the traits of OLMoE."""
-    if raw.get("clip_qkv") is not None:
-        raise unsupported("clip_qkv", raw["clip_qkv"], "null")
+    del raw
     return DecoderTraits(qk_norm=QkNorm.ALL_HEADS)
 
 
@@ -241,8 +240,6 @@ def _deepseek_experts(
     adds_two_best: bool = False,
 ) -> Experts | None:
     adds_two_best |= is_sigmoid
-    if raw.get("moe_layer_freq", 1) != 1:
-        raise unsupported("moe_layer_freq", raw["moe_layer_freq"], "1")
     num_experts, size = count(raw, "n_routed_experts"), count(raw, "moe_intermediate_size")
     num_groups = count(raw, "n_group") if has_groups else 1
     if num_experts % num_groups or (adds_two_best and 1 < num_groups > num_experts // 2):

@@ -27,8 +27,10 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def no_windows(raw: Mapping[str, Any], num_layers: int) -> Windows:
-    """Return full attention for all layers."""
-    del raw
+    """Return full attention for all layers. Raises UnsupportedModelError for other layer types."""
+    types = raw.get("layer_types") or []
+    if _SLIDING in types:
+        raise unsupported("layer_types", types, f"without {_SLIDING} in this architecture")
     return (None,) * num_layers
 
 

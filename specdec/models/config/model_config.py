@@ -23,9 +23,12 @@ from specdec.config.json_values import count, fraction, head_dim_of, unsupported
 from specdec.config.kv_cache import KVCacheDType
 from specdec.config.quantization import WEIGHT_BITS, QuantizationMethod
 from specdec.models.config.architecture import has
+from specdec.models.config.attention.latent import Latent
+from specdec.models.config.attention.varied_layers import VariedLayers
 from specdec.models.config.config_files import (
     DecoderFields,
     decoder_of,
+    errors_of,
     needs_transformers,
     num_layers_of,
     read_json,
@@ -39,11 +42,10 @@ from specdec.models.config.recurrent import Recurrent
 from specdec.models.config.rope import DefaultRope, LongRope, Rope, read_rope
 from specdec.models.config.stored_weights import StoredWeights, stored_weights
 from specdec.models.config.tied_head import has_own_head
-from specdec.models.config.traits import LLAMA, DecoderTraits, Experts, Latent, QkNorm
+from specdec.models.config.traits import LLAMA, DecoderTraits, Experts, QkNorm
 from specdec.models.config.transformers_config import TransformersModel, read_transformers_shape
-from specdec.models.config.varied_layers import VariedLayers
 from specdec.models.weights.quantization_config import with_quantization
-from specdec.types.errors import ModelNotFoundError, UnsupportedModelError, reason_of
+from specdec.types.errors import ModelNotFoundError
 from specdec.types.sampling.sampling_params import SamplingDefaults
 from specdec.types.sharding import HeadShard, partition
 
@@ -149,15 +151,12 @@ class ModelConfig:
             raise ModelNotFoundError(f"{directory} has no config.json")
         raw = with_overrides(with_quantization(directory, raw), options.overrides)
         generation = read_json(directory / "generation_config.json") or {}
-        try:
+        with errors_of(directory):
             found = (
                 cls._of_transformers(directory, raw, generation)
                 if needs_transformers(raw, options.impl)
                 else cls.from_dict(raw, generation)
             )
-        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
-            message = f"{directory} has an invalid config.json ({reason_of(error)})"
-            raise UnsupportedModelError(message) from error
         if found.tie_word_embeddings and found.transformers is None and has_own_head(directory):
             found = replace(found, tie_word_embeddings=False)
         end = read_tokenizer_end(directory)
@@ -271,9 +270,8 @@ class ModelConfig:
         if self.recurrent is not None:
             vectors += self.recurrent.num_vector_weights(self.hidden_size)
         if self.latent is not None:
-            latents = self.latent.rank + (self.latent.query_rank or 0)
-            expansion = self.latent.num_expansion_weights(self.num_heads)
-            vectors += self.num_attention_layers * (latents + expansion)
+            sizes = self.hidden_size, self.num_heads, self.num_attention_layers
+            vectors += self.latent.num_exact_weights(*sizes)
         if self.experts is not None:  # their router stays in the model's dtype
             of_layer = self.experts.num_vector_weights(self.hidden_size, 1 + self.traits.has_gate)
             vectors += len(self.experts.layers) * of_layer
@@ -395,6 +393,6 @@ class ModelConfig:
         if self.varied is not None:
             width = self.varied.kv_width(self.num_heads, rank, tensor_parallel_size)
             return 2 * len(self.varied.kv_places) * width
-        parts = 2 if self.latent is None else 1  # the value of a latent is a part of its key
-        width = len(self.head_shards(tensor_parallel_size)[rank].kv) * self.head_dim
+        parts, dim = (2, self.head_dim) if self.latent is None else (1, self.latent.cached_dim)
+        width = len(self.head_shards(tensor_parallel_size)[rank].kv) * dim
         return parts * self.num_attention_layers * width

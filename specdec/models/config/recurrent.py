@@ -26,17 +26,20 @@ class StateShape:
     """State of one recurrent layer of a sequence on a rank.
 
     window: earlier inputs that its convolution reads. num_inputs: numbers of a token's input.
-    memory: shape of the memory; (0,) without one.
+    memory: shape of the memory; (0,) without one. num_hidden: of the hidden state of a guess, which
+    is kept in place of its input; None where that is the input.
     """
 
     window: int
     num_inputs: int
     memory: Shape
+    num_hidden: int | None = None
 
     def num_bytes(self, dtype: DTypeName, num_guesses: int) -> int:
         """Return the bytes of the state, and of the inputs of guesses that are not verified."""
-        inputs = (self.window + num_guesses) * self.num_inputs * DTYPE_BYTES[dtype]
-        return inputs + prod(self.memory) * _MEMORY_BYTES
+        of_guess = self.num_inputs if self.num_hidden is None else self.num_hidden
+        inputs = self.window * self.num_inputs + num_guesses * of_guess
+        return inputs * DTYPE_BYTES[dtype] + prod(self.memory) * _MEMORY_BYTES
 
 
 @dataclass(frozen=True)
@@ -280,6 +283,7 @@ class SelectiveScan:
     inputs and outputs; has_conv_bias: of the convolution.
     """
 
+    hidden_size: int
     num_channels: int
     state_dim: int
     step_rank: int
@@ -300,7 +304,9 @@ class SelectiveScan:
 
     def state(self, own: range) -> StateShape:
         """Return the state of a rank that has `own` channels."""
-        return StateShape(self.kernel_size - 1, len(own), (len(own), self.state_dim, 1))
+        memory, hidden = (len(own), self.state_dim, 1), self.hidden_size
+        num_hidden = hidden if hidden < len(own) else None
+        return StateShape(self.kernel_size - 1, len(own), memory, num_hidden)
 
     def tensors(self, hidden_size: int) -> Iterator[tuple[str, Shape]]:
         """Yield the tensors of a layer, after its prefix."""

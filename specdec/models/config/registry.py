@@ -18,6 +18,7 @@ from specdec.models.config.families.mistral import MISTRAL
 from specdec.models.config.families.mixtures import MIXTURES
 from specdec.models.config.families.other_mixtures import OTHER_MIXTURES
 from specdec.models.config.families.sigmoid_mixtures import SIGMOID_MIXTURES
+from specdec.models.config.families.sparse_attention import SPARSE_ATTENTION
 from specdec.models.config.families.text_models import TEXT_MODELS
 from specdec.models.config.family_traits import (
     cohere_traits,
@@ -332,6 +333,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         **MIXTURES,
         **OTHER_MIXTURES,
         **SIGMOID_MIXTURES,
+        **SPARSE_ATTENTION,
         **HYBRIDS,
     }
 )
@@ -339,8 +341,10 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 
 SUPPORTED_ARCHITECTURES = tuple(ARCHITECTURES)
 
-SAME_DECODERS: Mapping[str, str] = MappingProxyType({"MiMoForCausalLM": "Qwen2ForCausalLM"})
-"""Architectures whose decoder is that of another one: they add only layers for drafting."""
+SAME_DECODERS: Mapping[str, str] = MappingProxyType(
+    {"MiMoForCausalLM": "Qwen2ForCausalLM", "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM"}
+)
+"""Architectures with the decoder of another one: layers for drafting beside it, or older names."""
 
 _MODEL_TYPES = MappingProxyType(
     {each.model_type: name for name, each in ARCHITECTURES.items()}

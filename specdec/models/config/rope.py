@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from specdec.config.json_values import unsupported
+from specdec.config.json_values import count, overlaid, unsupported
 from specdec.types.errors import UnsupportedModelError
 
 
@@ -173,7 +173,9 @@ def rotary_fraction_of_dim(raw: Mapping[str, Any]) -> float:
     """Return the fraction, which may also be given by `rotary_dim` (MiniMax-M2)."""
     dim = raw.get("rotary_dim")
     return rotary_fraction(
-        raw if dim is None else {"partial_rotary_factor": dim / raw["head_dim"], **raw}
+        raw
+        if dim is None or raw.get("partial_rotary_factor") is not None
+        else overlaid(raw, partial_rotary_factor=count(raw, "rotary_dim") / raw["head_dim"])
     )
 
 

@@ -126,45 +126,6 @@ class Routing:
 
 
 @dataclass(frozen=True)
-class Latent:
-    """Sizes of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
-
-    rank: of the latent of keys and values. query_rank: of that of queries; None without one.
-    plain_dim, rope_dim: of the parts of a query, of which the second is rotated. value_dim: of a
-    head.
-    """
-
-    rank: int
-    query_rank: int | None
-    plain_dim: int
-    rope_dim: int
-    value_dim: int
-    is_rope_interleaved: bool
-
-    @property
-    def query_dim(self) -> int:
-        """Width of a query as the checkpoint has it."""
-        return self.plain_dim + self.rope_dim
-
-    @property
-    def key_dim(self) -> int:
-        """Width of the key that all heads share."""
-        return self.rope_dim + self.rank
-
-    def num_projection_weights(self, hidden_size: int, num_heads: int) -> int:
-        """Return the weights of a layer's linear layers with `num_heads` heads."""
-        queries = num_heads * self.query_dim
-        query = hidden_size * queries
-        if self.query_rank is not None:
-            query = self.query_rank * (hidden_size + queries)
-        return query + hidden_size * (self.key_dim + num_heads * self.value_dim)
-
-    def num_expansion_weights(self, num_heads: int) -> int:
-        """Return the weights from a latent to keys and values, which are never quantized."""
-        return num_heads * (self.plain_dim + self.value_dim) * self.rank
-
-
-@dataclass(frozen=True)
 class ExpertShard:
     """The experts of a mixture on one rank, and the hidden units of each that it has."""
 

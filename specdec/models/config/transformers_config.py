@@ -61,6 +61,9 @@ class TransformersModel:
 _COUNTS_POSITIONS = ("llama4_text",)
 """Models whose attention does not read the positions that it is given."""
 
+_DIFFERENT_HEADS = ("mimo_v2_flash",)
+"""Models whose layers have different numbers of KV heads."""
+
 
 @dataclass(frozen=True)
 class TransformersShape:
@@ -96,6 +99,8 @@ def transformers_fault(raw: Mapping[str, Any]) -> str | None:
         return f"transformers has no causal language model for {model_type}"
     if model_type in _COUNTS_POSITIONS:
         return f"the attention of {model_type} counts the positions of a batch like one text"
+    if model_type in _DIFFERENT_HEADS:
+        return f"the layers of {model_type} have different numbers of KV heads"
     if raw.get("quantization_config") is not None:
         return "transformers' code reads no quantized weights here"
     model = _model_class(str(model_type))

@@ -8,10 +8,17 @@ from typing import Any
 from specdec.models.config.families.text_models import TEXT_MODELS
 from specdec.models.config.registry import SAME_DECODERS, SUPPORTED_ARCHITECTURES
 
-_STATE_SPACE = ("mamba", "rwkv", "ssm", "zamba", "jamba", "recurrent", "hyena", "xlstm")
+_STATE_SPACE = ("mamba", "rwkv", "ssm", "jamba", "recurrent", "hyena", "xlstm")
 _STATE_KEYS = ("ssm_cfg", "state_size", "mamba_d_state", "mamba_num_heads", "ssm_state_size")
 _LINEAR_KEYS = ("linear_num_key_heads", "linear_attn_config", "linear_conv_kernel_dim")
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_REASONS = {
+    "mimov2": "its layers have different numbers of KV heads, and values narrower than keys",
+    "zamba": "its layers share blocks of attention, which read the embeddings too and have an "
+    "adapter for each layer",
+}
+"""Reasons by a part of a name of an architecture or a model_type, without underscores."""
+
 _WHOLE = "ForConditionalGeneration"
 _ENCODERS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 
@@ -44,6 +51,9 @@ def _shortened(names: Iterable[str], suffix: str) -> str:
 def _reason(name: str, raw: Mapping[str, Any]) -> str | None:
     """Return why the engine cannot run such a model; None where only the registry lacks it."""
     lowered = name.lower()
+    for part, reason in _REASONS.items():
+        if part in lowered.replace("_", ""):
+            return reason
     if raw.get("is_encoder_decoder"):
         return "it is an encoder-decoder, and only decoders have the KV cache that is paged here"
     if any(part in lowered for part in _STATE_SPACE) or any(key in raw for key in _STATE_KEYS):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
 from specdec.kernels.backend import KernelBackend, paged_attention
 from specdec.kernels.reference.attention import QueryKeyNorms
+from specdec.kernels.reference.indexed_attention import IndexedAttention
 from specdec.kernels.reference.kv_scales import UNIT_SCALES
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
@@ -233,6 +234,17 @@ def layer_attention(
 ) -> PagedAttention:
     """Return the paged attention of a decoder's layers. heads: of this rank."""
     latent, traits = config.latent, config.traits
+    if latent is not None and latent.indexer is not None:
+        assert backend is KernelBackend.TORCH, "only torch attends to chosen tokens"
+        return IndexedAttention(
+            heads.sharing_one_key(),
+            config.head_dim,
+            block_size,
+            device,
+            scale=traits.attention_scale,
+            latent_rank=latent.rank,
+            num_chosen=latent.indexer.num_chosen,
+        )
     return paged_attention(
         backend,
         heads if latent is None else heads.sharing_one_key(),
@@ -258,6 +270,18 @@ def read_attention(
         return LatentAttention(config, reader, name, heads, group)
     kind = GatedAttention if config.traits.has_attention_gate else Attention
     return kind(config, reader, name, heads, group)
+
+
+def _read_indexed(
+    config: ModelConfig,
+    reader: CheckpointReader,
+    prefix: str,
+    heads: HeadShard,
+    group: TensorParallelGroup,
+) -> LatentAttention:
+    """Read attention with an indexer."""
+    name = f"{prefix}.{config.traits.names.attention}"
+    return LatentAttention(config, reader, name, heads, group, has_indexer=True)
 
 
 def _read_recurrent(
@@ -290,10 +314,11 @@ class DecoderLayer(nn.Module):
         *,
         has_experts: bool = False,
         is_recurrent: bool = False,
+        has_indexer: bool = False,
     ) -> None:
         super().__init__()
         own = config.recurrent.traits if is_recurrent and config.recurrent else None
-        traits = own or config.traits
+        self.traits = traits = own or config.traits
         names = traits.names
 
         def norm(name: str, *, exists: bool) -> nn.Module:
@@ -303,9 +328,9 @@ class DecoderLayer(nn.Module):
             return read_norm(reader, f"{prefix}.{name}", size, eps, traits)
 
         has_mlp_norm = traits.has_input_norms and not traits.is_parallel
-        self.traits = traits
         self.input_norm = norm(names.input_norm, exists=traits.has_input_norms)
-        read = _read_recurrent if is_recurrent else read_attention
+        of_tokens = _read_indexed if has_indexer else read_attention
+        read = _read_recurrent if is_recurrent else of_tokens
         self.attention = read(config, reader, prefix, heads, group)
         self.attention_output_norm = norm(
             names.attention_output_norm, exists=traits.has_output_norms

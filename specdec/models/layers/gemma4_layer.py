@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
 from specdec.kernels.reference.experts import Routes, route
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config.attention.varied_layers import VariedLayers
 from specdec.models.config.model_config import ModelConfig
-from specdec.models.config.varied_layers import VariedLayers
 from specdec.models.layers.linear import (
     ColumnParallelLinear,
     RowParallelLinear,

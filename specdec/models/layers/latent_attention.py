@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.layers.indexer import TokenIndexer
 from specdec.models.layers.latent_expansion import LatentExpansion
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear, WeightPart
 from specdec.models.layers.norm import RMSNorm
@@ -33,6 +34,8 @@ class LatentAttention(nn.Module):
         prefix: str,
         heads: HeadShard,
         group: TensorParallelGroup,
+        *,
+        has_indexer: bool = False,
     ) -> None:
         """Read this rank's heads, and the projections to latents, which every rank has."""
         super().__init__()
@@ -41,8 +44,7 @@ class LatentAttention(nn.Module):
         self._latent, self.num_heads = latent, len(heads.query)
         order = _rotary_first(latent.plain_dim, latent.rope_dim, latent.is_rope_interleaved)
         rows = head_rows(heads.query, latent.query_dim)
-        num_queries = config.num_heads * latent.query_dim
-        query_rank = latent.query_rank
+        num_queries, query_rank = config.num_heads * latent.query_dim, latent.query_rank
         self.query_up: ColumnParallelLinear | None = None
         if query_rank is None:
             query = WeightPart(f"{prefix}.q_proj", num_queries, rows, order=order)
@@ -52,6 +54,7 @@ class LatentAttention(nn.Module):
             self.query_up = ColumnParallelLinear(reader, query_rank, [up])
             weight = f"{prefix}.q_a_layernorm.weight"
             self.query_norm = RMSNorm(reader, weight, query_rank, _NORM_EPS)
+        self.indexer = TokenIndexer(latent, reader, prefix, hidden) if has_indexer else None
         order = _rotary_first(latent.rank, latent.rope_dim, latent.is_rope_interleaved)
         key = WeightPart(
             f"{prefix}.kv_a_proj_with_mqa", latent.key_dim, range(latent.key_dim), order=order
@@ -59,20 +62,16 @@ class LatentAttention(nn.Module):
         self.qkv_proj = ColumnParallelLinear(reader, hidden, [query, key])
         self.kv_norm = RMSNorm(reader, f"{prefix}.kv_a_layernorm.weight", latent.rank, _NORM_EPS)
         self.expansion = LatentExpansion(config, latent, reader, f"{prefix}.kv_b_proj", heads)
-        self.o_proj = RowParallelLinear(
-            reader,
-            f"{prefix}.o_proj",
-            (hidden, config.num_heads * latent.value_dim),
-            head_rows(heads.query, latent.value_dim),
-            group,
-        )
+        shape = (hidden, config.num_heads * latent.value_dim)
+        columns = head_rows(heads.query, latent.value_dim)
+        self.o_proj = RowParallelLinear(reader, f"{prefix}.o_proj", shape, columns, group)
 
     def forward(
         self,
         x: Tensor,  # [T, hidden_size]
         residual: Tensor | None,  # [T, hidden_size]
         rotation: Rotation | None,
-        kv_cache: Tensor,  # [num_slots, 1, 1, key_dim]
+        kv_cache: Tensor,  # [num_slots, 1, 1, cached_dim]
         attention: PagedAttention,
         plan: AttentionPlan,
         query_scale: Tensor | None = None,  # [T, 1, 1]
@@ -82,7 +81,10 @@ class LatentAttention(nn.Module):
         projected = self.qkv_proj(x)
         query = projected[:, : -latent.key_dim]
         if self.query_up is not None:
-            query = self.query_up(self.query_norm(query))
+            latents = self.query_norm(query)
+            query = self.query_up(latents)
+            if self.indexer is not None:
+                self.indexer.choose(x, latents, rotation, kv_cache, attention, plan)
         query = query.reshape(len(x), self.num_heads, latent.query_dim)
         key = projected[:, -latent.key_dim :]
         heads = x.new_empty(len(x), self.num_heads + 1, latent.key_dim)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.cpu import PANEL_OUTPUTS, native_library
+from specdec.models.config.attention.latent import Latent
 from specdec.models.config.model_config import ModelConfig
-from specdec.models.config.traits import Latent
 from specdec.models.layers.linear import Projection
 from specdec.models.layers.matrix import NativeMatrix
 from specdec.models.weights.checkpoint import CheckpointReader

@@ -37,7 +37,7 @@ _PUBLISHED_NAMES = {
     re.compile(r"(?:backbone|model)\.embeddings\.(.+)"): r"model.embed_tokens.\1",
     re.compile(r"backbone\.(.+)"): r"model.\1",
     # Kimi Linear, as transformers writes its first layers
-    re.compile(r"(.+)\.block_sparse_moe\.((gate|up|down)_proj\.weight)"): r"\1.mlp.\2",
+    re.compile(r"(.+)\.block_sparse_moe\.((gate|up|down)_proj\..+)"): r"\1.mlp.\2",
     # and as its modules are named, for adapters
     re.compile(r"(model\..+)\.forget_gate\.(.+)"): r"\1.\2",
     # OLMo Hybrid

@@ -230,6 +230,8 @@ NOT_BY_TRANSFORMERS = {
     "llama4": "counts the positions",
     "llama4-one-chunk": "counts the positions",
     "llama4-plain": "counts the positions",
+    "deepseek-v3.2": "attention with indices",
+    "glm5": "attention with indices",
     "gemma4": "heads of different sizes",
     "gemma4-moe": "heads of different sizes",
 }
@@ -237,7 +239,7 @@ NOT_BY_TRANSFORMERS = {
 
 BY_TRANSFORMERS = [name for name in FAMILIES if name not in NOT_BY_TRANSFORMERS]
 
-BY_TORCH = ("llama4", "gemma4", "gemma4-moe")
+BY_TORCH = ("llama4", "gemma4", "gemma4-moe", "deepseek-v3.2", "glm5")
 """Families that the native decoder does not run; those of Gemma 4 have no draft heads either."""
 
 LLAMA_LIKE = [
@@ -263,6 +265,7 @@ WITH_ALL_TRAITS = [
     "afmoe",
     "llama4",
     "gemma4",
+    "deepseek-v3.2",
 ]
 """Families that together have every trait."""
 

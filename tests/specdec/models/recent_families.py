@@ -178,6 +178,30 @@ RECENT = {
             "topk_group": 2,
         },
     ),
+    "deepseek-v3.2": (
+        "DeepseekV32",
+        {
+            **LATENT,
+            "q_lora_rank": 21,
+            "n_group": 4,
+            "topk_group": 2,
+            "index_topk": 11,
+            "index_head_dim": 10,
+            "index_n_heads": 17,
+            "rope_parameters": {"rope_theta": 1e4, "mscale": 0.7, "mscale_all_dim": 0.4, **YARN},
+        },
+    ),
+    "glm5": (
+        "GlmMoeDsa",
+        {
+            **LATENT,
+            "q_lora_rank": 21,
+            "index_topk": 9,
+            "index_head_dim": 10,
+            "index_n_heads": 17,
+            "indexer_types": ["full", "shared", "full"],
+        },
+    ),
     "solar-open": ("SolarOpen", {**SIGMOID_EXPERTS, "attention_bias": True, "n_group": 2}),
 }
 """Names of the tests: the family in transformers, and changes of its configuration."""

@@ -128,10 +128,10 @@ def test_torch_nodes_are_those_of_chains(directory, block_size, sizes):
         check_tree(model, block_size, base, random_parents(generator, count), assert_close)
 
 
-@pytest.mark.parametrize("name", ["llama4", "gemma4"])
+@pytest.mark.parametrize("name", ["llama4", "gemma4", "deepseek-v3.2"])
 @pytest.mark.parametrize("base", [5, 20])
 def test_nodes_see_what_their_positions_see(tmp_path, name, base):
-    """Chunks of 7 tokens that begin within a tree, and layers that read the KV of earlier ones."""
+    """Chunks of 7 tokens that begin within a tree, KV of earlier layers, and 11 chosen tokens."""
     save(tmp_path, name)
     model = load(tmp_path, 4, kernels="torch")
     check_tree(model, 4, base, random_parents(random.Random(base), 12), assert_close)

@@ -1,7 +1,7 @@
 # Modules: specdec.models.layers.latent_attention, specdec.models.layers.latent_expansion
 # Modules: specdec.models.layers.qk_norm, specdec.models.config.decoder_tensors
 # Modules: specdec.models.gemma4, specdec.models.layers.gemma4_layer
-# Modules: specdec.models.config.varied_layers
+# Modules: specdec.models.config.attention.varied_layers
 """Reference tests: each architecture and feature against transformers, on one and several ranks."""
 
 import json

@@ -20,6 +20,7 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.decoder_tensors import decoder_tensors
 from specdec.models.config.families.native_recurrence import recurrence_fault
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.recurrent import SelectiveScan
 from specdec.models.cpu_decoder import NativeHybridDecoder
 from specdec.models.hybrid import HybridDecoder
 from specdec.models.weights.checkpoint import open_checkpoint
@@ -250,11 +251,15 @@ def test_states_are_divided_over_ranks(directory):
     whole = recurrent.state_bytes("float32", 1, num_guesses=8)
     shared = getattr(recurrent.kind, "group_channels", 0)  # that every rank has, per input
     copies = len(recurrent.layers) * (recurrent.kind.kernel_size - 1 + 8) * 2 * shared * 4
+    # One rank of Jamba keeps hidden states of guesses, more ranks have inputs, twice as many.
+    inputs = 0
+    if isinstance(recurrent.kind, SelectiveScan):
+        inputs = len(recurrent.layers) * 8 * recurrent.kind.hidden_size * 4
     for size in (2, 3):
         found = recurrent.state_bytes("float32", size, num_guesses=8)
-        assert found == whole + (size - 1) * copies
+        assert found == whole + (size - 1) * copies + inputs
     pool = Passes(directory).states
-    tensors = (pool.inputs[:, 0], pool.memory[:, 0])
+    tensors = (pool.inputs[:, 0], pool.tails[:, 0], pool.memory[:, 0])
     assert sum(each.numel() for each in tensors) * 4 == whole
     too_many = recurrent.kind.num_units + 1
     with pytest.raises(InvalidValueError, match=f"tensor_parallel_size.*{too_many}"):

@@ -48,7 +48,7 @@ def test_recurrent_layers_run_by_torch_where_they_have_no_native_kernels(
     monkeypatch.setattr(native_recurrence, "_KERNEL_FIELDS", {Recurrent: {"layers", "kind"}})
     with caplog.at_level(logging.WARNING):
         assert kinds_of(tmp_path, 1) == ["HybridDecoder"]
-    assert "recurrent layers of kind ShortConvolution have no native kernel" in caplog.text
+    assert "layers of ShortConvolution have no native kernel" in caplog.text
     with pytest.raises(InvalidValueError, match="must be auto or torch"):
         load(tmp_path, TensorParallelGroup(), kernels="native")
 
@@ -64,5 +64,5 @@ def test_a_field_that_the_kernels_do_not_follow_needs_its_default():
         patch.setattr(native_recurrence, "_KERNEL_FIELDS", {**known, Scaled: known[Recurrent]})
         assert recurrence_fault(Scaled(frozenset({0}), kind)) is None
         found = Scaled(frozenset({0}), kind, scale=2.0)
-        assert recurrence_fault(found) == "recurrent layers with scale 2.0"
+        assert recurrence_fault(found) == "recurrent layers with scale"
         assert kernels_of_hybrids("auto", found) == "torch"

@@ -9,6 +9,7 @@ from typing import Any
 
 from specdec.config.json_values import count, overlaid, positive_or_none, unsupported
 from specdec.models.config.architecture import Architecture
+from specdec.models.config.attention.varied_layers import AttentionShape, VariedLayers
 from specdec.models.config.layer_patterns import LayerRopes, Windows, periodic_windows
 from specdec.models.config.rope import ProportionalRope, Rope, read_rope
 from specdec.models.config.traits import (
@@ -18,7 +19,6 @@ from specdec.models.config.traits import (
     LogitTransform,
     TensorNames,
 )
-from specdec.models.config.varied_layers import AttentionShape, VariedLayers
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _ROPES: Mapping[str, Mapping[str, Any]] = {
@@ -28,12 +28,7 @@ _ROPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def _canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the keys with full attention in the last layer, which every model has.
-
-    Raises UnsupportedModelError for attention to later tokens.
-    """
-    if raw.get("use_bidirectional_attention") == "all":
-        raise unsupported("use_bidirectional_attention", "all", "null or vision")
+    """Return the keys with full attention in the last layer, which every model has."""
     types, num_layers = raw.get("layer_types"), count(raw, "num_hidden_layers")
     if types is None:
         types = [_SLIDING if (index + 1) % 6 else _FULL for index in range(num_layers)]

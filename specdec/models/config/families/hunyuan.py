@@ -20,6 +20,7 @@ def _canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if raw.get("use_cla"):
         raise unsupported("use_cla", raw["use_cla"], "false")
+    raw = overlaid(raw, head_dim=raw.get("head_dim") or raw.get("attention_head_dim"))
     name = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     rope = raw.get(name)
     if not isinstance(rope, dict) or not rope.get("alpha"):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from specdec.models.config.attention.latent import Latent
+from specdec.models.config.attention.varied_layers import VariedLayers
 from specdec.models.config.families.native_recurrence import recurrence_fault
 from specdec.models.config.recurrent import Recurrent
 from specdec.models.config.traits import DecoderTraits
-from specdec.models.config.varied_layers import VariedLayers
 
 
 class DecoderShape(Protocol):
@@ -18,6 +19,9 @@ class DecoderShape(Protocol):
 
     @property
     def recurrent(self) -> Recurrent | None: ...
+
+    @property
+    def latent(self) -> Latent | None: ...
 
     @property
     def varied(self) -> VariedLayers | None: ...
@@ -38,5 +42,7 @@ def native_fault(config: DecoderShape, max_model_len: int | None = None) -> str 
         f"chunks of {chunk} tokens (max_model_len {longest})": chunk is not None
         and longest > chunk,
     }
+    if config.latent is not None and (indexer := config.latent.in_context(longest).indexer):
+        faults[f"choices of {indexer.num_chosen} tokens (max_model_len {longest})"] = True
     found = next((name for name, is_found in faults.items() if is_found), None)
     return recurrence_fault(config.recurrent) if found is None and config.recurrent else found

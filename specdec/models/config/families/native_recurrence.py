@@ -8,7 +8,14 @@ from types import MappingProxyType
 from typing import Any
 
 from specdec.config.engine import Kernels
-from specdec.models.config.recurrent import GatedDelta, Recurrent, ShortConvolution, StateSpace
+from specdec.models.config.recurrent import (
+    GatedDelta,
+    KimiDelta,
+    Recurrent,
+    SelectiveScan,
+    ShortConvolution,
+    StateSpace,
+)
 from specdec.types.errors import InvalidValueError
 
 _KERNEL_FIELDS: Mapping[type[Any], frozenset[str]] = MappingProxyType(
@@ -28,6 +35,18 @@ _KERNEL_FIELDS: Mapping[type[Any], frozenset[str]] = MappingProxyType(
 """The kinds that the kernels run, with the fields that they, or the layers' weights, follow."""
 
 
+_KINDS: Mapping[type[Any], str] = MappingProxyType(
+    {KimiDelta: "layers of Kimi Delta Attention", SelectiveScan: "layers of Mamba"}
+)
+_FIELDS = MappingProxyType(
+    {
+        "beside": "recurrences beside attention",
+        "mlps": "layers that are an MLP or a mixture alone",
+        "traits": "recurrent layers with norms of their own",
+    }
+)
+
+
 def recurrence_fault(recurrent: Recurrent) -> str | None:
     """Return what of recurrent layers has no native kernel; None where the kernels run them.
 
@@ -36,10 +55,10 @@ def recurrence_fault(recurrent: Recurrent) -> str | None:
     for part in (recurrent, recurrent.kind):
         known = _KERNEL_FIELDS.get(type(part))
         if known is None:
-            return f"recurrent layers of kind {type(part).__name__}"
+            return _KINDS.get(type(part), f"layers of {type(part).__name__}")
         for each in fields(part):
             if each.name not in known and getattr(part, each.name) != each.default:
-                return f"recurrent layers with {each.name} {getattr(part, each.name)}"
+                return _FIELDS.get(each.name, f"recurrent layers with {each.name}")
     return None
 
 

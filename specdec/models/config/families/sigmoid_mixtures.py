@@ -26,9 +26,14 @@ _DENSE, _SPARSE = "dense", "sparse"
 def sparse_layers(raw: Mapping[str, Any], num_layers: int) -> frozenset[int]:
     """Return the layers with a mixture: of `mlp_layer_types`, else from `first_k_dense_replace` on.
 
-    Raises UnsupportedModelError for other types.
+    `is_moe_layer` of older files has the same meaning as the types. Raises UnsupportedModelError
+    for other types.
     """
-    types = raw.get("mlp_layer_types")
+    types, older = raw.get("mlp_layer_types"), raw.get("is_moe_layer")
+    if types is None and older is not None:
+        if len(older) != num_layers or {*older} - {False, True}:
+            raise unsupported("is_moe_layer", older, f"{num_layers} times true or false")
+        types = [_SPARSE if has else _DENSE for has in older]
     if types is None:
         return frozenset(range(raw["first_k_dense_replace"], num_layers))
     if not isinstance(types, list) or len(types) != num_layers or {*types} - {_DENSE, _SPARSE}:
@@ -36,7 +41,8 @@ def sparse_layers(raw: Mapping[str, Any], num_layers: int) -> frozenset[int]:
     return frozenset(index for index, each in enumerate(types) if each == _SPARSE)
 
 
-def _experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
+def experts_by_type(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
+    """Return the experts of DeepSeek-V3 in the layers of `sparse_layers`."""
     found = deepseek_v3_experts(raw, num_layers)
     layers = sparse_layers(raw, num_layers)
     return replace(found, layers=layers) if found is not None and layers else None
@@ -47,8 +53,12 @@ def _experts_of_all_layers(raw: Mapping[str, Any], num_layers: int) -> Experts |
 
 
 def _exaone_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of K-EXAONE, also of its first files, under the names of DeepSeek-V3."""
     names = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
-    return overlaid(raw, **{own: count(raw, theirs) for own, theirs in names.items()})
+    found = {own: count(raw, theirs) for own, theirs in names.items()}
+    if (first := raw.get("first_last_k_dense_replace")) is not None:
+        found["first_k_dense_replace"] = first
+    return overlaid(raw, **found)
 
 
 def _exaone_traits(raw: Mapping[str, Any]) -> DecoderTraits:
@@ -79,7 +89,7 @@ SIGMOID_MIXTURES: Mapping[str, Architecture] = MappingProxyType(
             },
             traits=deepseek_traits,
             latent=deepseek_latent,
-            experts=_experts,
+            experts=experts_by_type,
         ),
         "ExaoneMoeForCausalLM": Architecture(
             "exaone_moe",
@@ -99,7 +109,7 @@ SIGMOID_MIXTURES: Mapping[str, Architecture] = MappingProxyType(
             windows=periodic_windows_if_any(4, "sliding_window_pattern"),
             ropes=rope_on_windows_if_any,
             traits=_exaone_traits,
-            experts=_experts,
+            experts=experts_by_type,
             canonical=_exaone_canonical,
         ),
         "SolarOpenForCausalLM": Architecture(

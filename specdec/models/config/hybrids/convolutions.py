@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specdec.config.json_values import count, positive
+from specdec.config.json_values import count, positive, unsupported
 from specdec.models.config.architecture import Architecture
 from specdec.models.config.family_traits import lfm2_moe_experts
 from specdec.models.config.hybrids.layer_types import (
@@ -32,7 +32,14 @@ def _lfm2_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _lfm2_moe_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the keys of LFM2 with experts under the names of other families."""
+    """Return the keys of LFM2 with experts under the names of other families.
+
+    Raises UnsupportedModelError for convolutions of another width than hidden states.
+    """
+    hidden = count(raw, "hidden_size")
+    for name in ("block_dim", "conv_dim", "conv_dim_out"):
+        if raw.get(name) not in (None, hidden):
+            raise unsupported(name, raw[name], f"hidden_size ({hidden})")
     return with_keys(raw, tie_word_embeddings=raw.get("tie_embedding", raw["tie_word_embeddings"]))
 
 

@@ -55,7 +55,7 @@ def _qwen3_5_moe_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of Qwen 3.5 with experts, which has no layer without them."""
     return with_keys(
         _qwen3_5_canonical(raw),
-        intermediate_size=raw["moe_intermediate_size"],
+        intermediate_size=count(raw, "moe_intermediate_size"),
         decoder_sparse_step=1,
         mlp_only_layers=[],
         norm_topk_prob=True,

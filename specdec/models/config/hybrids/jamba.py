@@ -43,6 +43,7 @@ def _experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
 def _recurrent(raw: Mapping[str, Any], num_layers: int) -> Recurrent:
     rank, hidden = raw["mamba_dt_rank"], count(raw, "hidden_size")
     kind = SelectiveScan(
+        hidden,
         count(raw, "mamba_expand") * hidden,
         count(raw, "mamba_d_state"),
         -(-hidden // 16) if rank == "auto" else count(raw, "mamba_dt_rank"),

@@ -44,13 +44,7 @@ _OF_RECURRENCE = {
 
 def _canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of Kimi Linear under the names of other families."""
-    only = {"moe_router_activation_func": "sigmoid", "mla_use_nope": True, "moe_layer_freq": 1}
-    for name, value in only.items():
-        if raw.get(name, value) != value:
-            raise unsupported(name, raw[name], str(value))
     own = raw.get("linear_attn_config") or {}
-    if not isinstance(own, dict):
-        raise unsupported("linear_attn_config", own, "an object")
     renamed = {other: raw[name] for name, other in _NAMES.items() if name in raw}
     nested = {other: own[name] for name, other in _OF_RECURRENCE.items() if name in own}
     types = raw.get("layer_types") or _published_types(own, count(raw, "num_hidden_layers"))

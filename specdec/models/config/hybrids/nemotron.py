@@ -19,6 +19,14 @@ _MLP, _MIXTURE = "mlp", "moe"
 _LETTERS = {"M": LINEAR, "*": FULL, "-": _MLP, "E": _MIXTURE}
 """Types of layers in `hybrid_override_pattern`, which published files have."""
 
+_OLDER = {
+    "mamba_n_groups": "n_groups",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_conv_bias": "use_conv_bias",
+    "mamba_dt_limit": "time_step_limit",
+}
+"""Keys that have the values of others, in files of other programs."""
+
 _KEYS = StateSpaceKeys(
     "mamba_num_heads",
     "mamba_head_dim",
@@ -31,17 +39,12 @@ _KEYS = StateSpaceKeys(
 
 
 def _canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the keys of Nemotron-H with the types and the number of layers.
-
-    transformers ignores the biases of attention.
-    """
-    for name, only in (("mamba_hidden_act", "silu"), ("attention_bias", False)):
-        if raw[name] != only:
-            raise unsupported(name, raw[name], str(only).lower())
+    """Return the keys of Nemotron-H with the types and the number of layers."""
+    renamed = {other: raw[name] for name, other in _OLDER.items() if raw.get(name) is not None}
     types = _layer_types(raw)
     if _MIXTURE in types and raw["mlp_bias"]:
         raise unsupported("mlp_bias", raw["mlp_bias"], "false in a model with experts")
-    return with_keys(raw, layer_types=types, num_hidden_layers=len(types))
+    return with_keys(raw, **renamed, layer_types=types, num_hidden_layers=len(types))
 
 
 def _layer_types(raw: Mapping[str, Any]) -> list[str]:
@@ -103,8 +106,6 @@ NEMOTRON_H = Architecture(
         "max_position_embeddings": 4096,
         "layer_norm_epsilon": 1e-5,
         "mlp_hidden_act": "relu2",
-        "mamba_hidden_act": "silu",
-        "attention_bias": False,
         "mlp_bias": False,
         "mamba_num_heads": 128,
         "mamba_head_dim": 64,

@@ -80,7 +80,7 @@ def _granite_hybrid_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of Granite 4 under the names of other families."""
     if raw["num_local_experts"]:
         return raw
-    return with_keys(raw, intermediate_size=raw["shared_intermediate_size"])
+    return with_keys(raw, intermediate_size=count(raw, "shared_intermediate_size"))
 
 
 def _granite_hybrid_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
@@ -116,6 +116,15 @@ def _granite_hybrid_recurrent(raw: Mapping[str, Any], num_layers: int) -> Recurr
     if isinstance(types, list):
         types = [PUBLISHED_TYPES.get(each, each) for each in types]
     return recurrent_layers(types, num_layers, LINEAR, kind)
+
+
+def _bamba_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of Bamba. Raises UnsupportedModelError for another rotation than its half."""
+    dim = head_dim_of(raw, count(raw, "hidden_size"), count(raw, "num_attention_heads"))
+    rotated = raw.get("attn_rotary_emb")
+    if rotated not in (None, dim // 2):
+        raise unsupported("attn_rotary_emb", rotated, f"{dim // 2}, half of a head")
+    return raw
 
 
 def _bamba_traits(raw: Mapping[str, Any]) -> DecoderTraits:
@@ -230,6 +239,7 @@ BAMBA = Architecture(
     rotary_fraction=rotary_fraction,
     traits=_bamba_traits,
     recurrent=_bamba_recurrent,
+    canonical=_bamba_canonical,
 )
 
 FALCON_H1 = Architecture(

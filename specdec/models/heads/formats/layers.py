@@ -59,11 +59,12 @@ def read_layers(
 def layer_of_target(target: ModelConfig, *, has_experts: bool) -> ModelConfig:
     """Return one layer with full attention that is like those of the target.
 
-    has_experts: whether its MLP is a mixture like the target's.
+    has_experts: whether its MLP is a mixture like the target's. It attends to all tokens.
     """
-    experts = target.experts if has_experts else None
+    experts, latent = target.experts if has_experts else None, target.latent
     return replace(
         target,
+        latent=None if latent is None else replace(latent, indexer=None),
         num_layers=1,
         sliding_windows=(None,),
         layer_ropes=(),

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from specdec.models.config.attention.latent import INDEXER
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.traits import LLAMA
 from specdec.models.heads.formats.fused import FusedShape
@@ -106,6 +107,11 @@ def _has_mtp(source: HeadSource) -> bool:
 
 def read_mtp(source: HeadSource, target: ModelConfig) -> Reading:
     """Read the MTP layers of a target's checkpoint, in the layout that the tensors show."""
+    if target.traits.has_one_block:
+        raise UnsupportedModelError(
+            f"{source.directory}: the MTP layers of {target.architecture} are blocks of attention "
+            "and experts with a norm each, which no draft head has"
+        )
     family = _family_of(source, target)
     indices = {index for name in source.shapes if (index := family.index(name)) is not None}
     kept = source.restricted(lambda name: family.index(name) == min(indices))
@@ -130,7 +136,7 @@ def read_mtp(source: HeadSource, target: ModelConfig) -> Reading:
         shape,
         names,
         notes=notes,
-        ignored=lambda name: name.endswith("rotary_emb.inv_freq"),
+        ignored=lambda name: name.endswith("rotary_emb.inv_freq") or f".{INDEXER}." in name,
     )
 
 

@@ -82,6 +82,8 @@ def fault_of_model(decoder: ModelConfig, target: ModelConfig) -> str | None:
         return f"{decoder.architecture} has recurrent layers"
     if decoder.varied is not None or decoder.traits.attention_chunk is not None:
         return f"{decoder.architecture} has layers of several shapes, or chunks of attention"
+    if decoder.latent is not None and decoder.latent.indexer is not None:
+        return f"queries of {decoder.architecture} attend to chosen tokens"
     if decoder.vocab_size > target.vocab_size:
         sizes = f"{decoder.vocab_size} tokens, the target's {target.vocab_size}"
         return f"its vocabulary has {sizes}"

@@ -86,7 +86,10 @@ class SelectiveScanLayer(nn.Module):
         plan: StatePlan,
     ) -> Tensor:
         """Return [T, hidden_size], plus the residual if given. layer: its index in the pool."""
-        values, gates = self.in_proj(x).chunk(2, 1)
+        rows = states.replay(layer, x, plan)
+        values, gates = self.in_proj(rows).chunk(2, 1)
+        if rows is not x:
+            gates = gates[plan.new_rows]
         extended = states.extend(layer, values, plan)
         mixed = F.silu(causal_convolution(extended, self.conv, self.conv_bias, plan.taps))
         inputs = self._inputs(mixed, x.dtype)

@@ -16,8 +16,8 @@ from specdec.config.gpu.truncation_search import (
 from specdec.config.llm import LLMConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.memory.gpu_workspace import attention_bytes, gpu_workspace_bytes
+from specdec.models.config.attention.latent import Latent
 from specdec.models.config.model_config import ModelConfig
-from specdec.models.config.traits import Latent
 
 CONFIG = LLMConfig(
     model="tiny",

@@ -80,6 +80,7 @@ def test_settings_that_recurrent_layers_lack_are_refused(hybrid_dir, settings, l
     ("family", "settings", "limit"),
     [
         ("llama4", {"kernels": "native"}, "chunks of 7 tokens (max_model_len 256) have no native"),
+        ("deepseek-v3.2", {"kernels": "native"}, "choices of 11 tokens (max_model_len 256) have"),
         ("gemma4", {"kernels": "native"}, "layers of different shapes have no native kernel"),
         ("gemma4", {"device": "cuda"}, "must be cpu: layers of different shapes"),
         ("gemma4", {"enable_lora": True}, "must be false: no adapter updates the projections"),
@@ -93,8 +94,9 @@ def test_settings_that_families_by_torch_lack_are_refused(tmp_path, family, sett
     assert limit in str(refused.value)
 
 
-def test_chunks_that_no_context_leaves_have_native_kernels(tmp_path):
-    save_family(tmp_path, "llama4")
+@pytest.mark.parametrize("family", ["llama4", "deepseek-v3.2"])
+def test_contexts_that_all_queries_see_have_native_kernels(tmp_path, family):
+    save_family(tmp_path, family)
     train_tokenizer(383).save_pretrained(tmp_path)
     assert plan(tmp_path, kernels="native", max_model_len=7) is not None
 

@@ -1,6 +1,7 @@
 """The report of a model: memory by rank as it is loaded, and the methods that fit."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from specdec.config.model_aliases import ShippedDrafter
 from specdec.config.speculation.methods import METHODS
 from specdec.engine.models.model_report import Fit, Precision, report_model
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config.families.native_limits import native_fault
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.loading import load_model
 from specdec.types.errors import InvalidValueError
@@ -93,6 +95,27 @@ def test_every_method_has_a_reason(tmp_path, family):
     assert found["mtp"].fit is Fit.NO
     can_be_trained = "makes none" not in found["eagle3"].reason
     assert can_be_trained == (family == "llama-tied")
+
+
+@pytest.mark.parametrize(
+    "family", ["nemotron-h", "falcon-h1", "kimi-linear", "jamba", "gemma4", "deepseek-v3.2"]
+)
+def test_the_report_is_in_words(tmp_path, family):
+    """Why there is no native kernel, which methods fit a hybrid, and what its states cost."""
+    save_family(tmp_path, family)
+    report = report_model(tmp_path, TORCH, 1)
+    fault = native_fault(report.config) or ""
+    reasons = {each.method: each.reason for each in report.methods}
+    lines = [fault, *reasons.values(), *report.checkpoint.notes]
+    assert not any(re.search(r"[a-z]+=|[{<]|frozenset", line) for line in lines), lines
+    fits = {each.method: each.fit for each in report.methods}
+    assert {fits["ngram"], fits["draft_model"]} == {Fit.READY, Fit.NEEDS_FILES}
+    (memory,), recurrent = report.ranks, report.config.recurrent
+    assert (memory.state_bytes > 0) == (memory.guess_bytes > 0) == (recurrent is not None)
+    if recurrent is not None:
+        assert fits["colocated_draft_model"] is fits["eagle3"] is Fit.NO
+        assert "separate ranks (draft_model)" in reasons["colocated_draft_model"]
+        assert memory.state_bytes == recurrent.state_bytes("float32")
 
 
 def test_a_drafter_of_the_alias_is_ready(tmp_path):

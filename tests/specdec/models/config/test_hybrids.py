@@ -123,7 +123,7 @@ def test_multimodal_rotation_of_a_text_is_the_plain_one():
         ("BambaForCausalLM", {**SIZE, "mamba_n_heads": 8}, "layer_types"),
         ("JambaForCausalLM", {**SIZE, "attn_layer_offset": 8}, "attn_layer_offset .*from 0 to .*7"),
         ("JambaForCausalLM", {**SIZE}, "layer_types"),
-        ("KimiLinearForCausalLM", {**KIMI, "mla_use_nope": False}, "mla_use_nope.*True"),
+        ("KimiLinearForCausalLM", {**KIMI, "mla_use_nope": False}, "mla_use_nope.*true"),
         ("KimiLinearForCausalLM", {**KIMI, "linear_attn_config": 3}, "linear_attn_config"),
         ("KimiLinearForCausalLM", {**KIMI, "mlp_layer_types": ["moe"]}, "dense or sparse"),
         (

@@ -271,6 +271,12 @@ def test_unsupported_values_are_rejected_with_the_supported_ones(architecture, c
         ),
         ({"model_type": "rwkv"}, "only the model_type 'rwkv'", "state-space layers"),
         (
+            {"architectures": ["MiMoV2FlashForCausalLM"], "n_routed_experts": 256},
+            "MiMoV2FlashForCausalLM",
+            "values narrower than keys",
+        ),
+        ({"model_type": "zamba2"}, "only the model_type 'zamba2'", "share blocks of attention"),
+        (
             {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
             "T5ForConditionalGeneration",
             "an encoder-decoder",

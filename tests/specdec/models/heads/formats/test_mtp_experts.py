@@ -1,4 +1,7 @@
-"""MTP layers with latent attention and mixtures of experts, in the checkpoint of such a target."""
+"""MTP layers with latent attention and mixtures of experts, in the checkpoint of such a target.
+
+That of DeepSeek-V3.2 drafts without its indexer.
+"""
 
 import json
 import shutil
@@ -136,6 +139,13 @@ V3 = Kind(
 )
 KINDS = {
     "deepseek-v3": V3,
+    "deepseek-v3.2": replace(
+        V3,
+        model="DeepseekV32",
+        config={**V3.config, "index_topk": 3, "index_head_dim": 8, "index_n_heads": 2},
+        attention=latent_shapes(11)
+        | {"indexer.wq_b": (16, 11), "indexer.wk": (8, HIDDEN), "indexer.k_norm": (8,)},
+    ),
     "deepseek-v3-dense": replace(V3, mixture=None, has_shared=False),
     "deepseek-v2": Kind(
         "DeepseekV2",
@@ -188,9 +198,12 @@ KINDS = {
 RUNS = [
     pytest.param(name, size, kernels, marks=() if is_quick else pytest.mark.slow)
     for name in KINDS
-    for kernels in KERNELS
+    for kernels in (KERNELS if name != "deepseek-v3.2" else ["torch"])
     for size in (1, 2)
-    for is_quick in (name == "deepseek-v3" and (size, kernels) in ((1, "torch"), (2, KERNELS[-1])),)
+    for is_quick in (
+        (name == "deepseek-v3" and (size, kernels) in ((1, "torch"), (2, KERNELS[-1])))
+        or (name == "deepseek-v3.2" and size == 1),
+    )
 ]
 
 

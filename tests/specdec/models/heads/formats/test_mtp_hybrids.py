@@ -8,7 +8,8 @@ from torch import nn
 
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
-from tests.specdec.models.families import config_class
+from specdec.types.errors import UnsupportedModelError
+from tests.specdec.models.families import config_class, save_family
 from tests.specdec.models.heads.driver import HIDDEN, VOCAB, head_logits, sequences
 from tests.specdec.models.heads.reference import drafted
 from tests.specdec.models.hybrid_families import DELTA, SCALES
@@ -117,3 +118,13 @@ def test_every_tensor_of_the_layer_is_read(checkpoint):
     num_values = sum(tensor.numel() for tensor in layer.tensors().values())
     assert config.weight_bytes("float32") == 4 * num_values
     assert config.describe()[0].startswith("taken for MTP (Qwen3-Next): layers: 1, full attention")
+
+
+def test_layers_of_single_blocks_are_refused(tmp_path):
+    save_family(tmp_path, "nemotron-h")
+    path = tmp_path / "model.safetensors"
+    layer = {"mtp.layers.0.mixer.q_proj.weight": torch.zeros(144, 90)}
+    save_file(load_file(path) | layer, path, {"format": "pt"})
+    target = ModelConfig.from_directory(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="blocks of attention and experts with a norm"):
+        HeadConfig.from_directory(tmp_path, target)
