@@ -29,7 +29,7 @@ from benchmarks.service import started_service
 from benchmarks.summary import summarize
 from benchmarks.worker import Worker
 from benchmarks.workloads import MODEL, NO_METHOD, Contender, Measurement, Workload
-from cluster.cli.charts import LineChart, draw_charts
+from cluster.cli.bench.charts import LineChart, draw_charts
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import CPU_QUANTIZATION_METHODS
 from specdec.models.resolve import resolve

@@ -33,7 +33,7 @@ from benchmarks.summary import (
 )
 from benchmarks.worker import Worker
 from benchmarks.workloads import MODEL, NO_METHOD, Contender, one_by_one
-from cluster.cli.charts import BarChart, draw_charts
+from cluster.cli.bench.charts import BarChart, draw_charts
 from specdec.config.engine import DTYPE_BYTES
 from specdec.config.quantization import CPU_QUANTIZATION_METHODS
 from specdec.models.resolve import resolve

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specdec.llm import LLM, AsyncLLM
     from specdec.types.adapters import LoRARequest
+    from specdec.types.reports.receipts import Receipt
     from specdec.types.sampling.sampling_params import (
         GuidedDecodingParams,
         SamplingParams,
@@ -25,6 +26,7 @@ __all__ = [
     "AsyncLLM",
     "GuidedDecodingParams",
     "LoRARequest",
+    "Receipt",
     "SamplingParams",
     "SpeculationOptions",
     "StructuredOutput",
@@ -35,6 +37,7 @@ _MODULES = {
     "LLM": "specdec.llm",
     "AsyncLLM": "specdec.llm",
     "LoRARequest": "specdec.types.adapters",
+    "Receipt": "specdec.types.reports.receipts",
 }
 
 

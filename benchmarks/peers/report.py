@@ -10,7 +10,7 @@ from benchmarks.peers.comparisons import MANY, OURS, many_case, plain_case
 from benchmarks.report_file import markdown_table
 from benchmarks.rounds import Measured
 from benchmarks.summary import Ratio, Row, verdict
-from cluster.cli.charts import BarChart, draw_charts
+from cluster.cli.bench.charts import BarChart, draw_charts
 
 _REFERENCE = "ours fp32"
 

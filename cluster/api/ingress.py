@@ -28,6 +28,7 @@ from cluster.api.grpc.servicers import (
     add_admin_service,
     add_inference_service,
 )
+from cluster.api.grpc.status import GenericServer
 from cluster.api.http.connection import BoundedConnection
 from cluster.config.network import address_of
 from cluster.config.serve_config import ServeConfig
@@ -90,7 +91,7 @@ class EmbeddedIngress:
         _raise_file_limit()
         add_inference_service(self._inference, self._grpc)
         add_admin_service(self._admin, self._grpc)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, GenericServer(self._grpc))
         reflection.enable_server_reflection(
             (*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc
         )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -77,6 +79,12 @@ def _prompt(text: str, system: str | None, raw: bool) -> str | list[ChatMessage]
     is_flag=True,
     help="Print one JSON object; with --stream one object per chunk, then one with the statistics.",
 )
+@click.option(
+    "--receipt",
+    "receipt_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Request a signed receipt, and write it to this file for `specdec verify`.",
+)
 @served_model_flag
 @client_flags
 @sampling_flags
@@ -87,6 +95,7 @@ def generate(
     system: str | None,
     stream: bool | None,
     as_json: bool,
+    receipt_file: Path | None,
     model: str,
     **flags: Any,
 ) -> None:
@@ -101,7 +110,11 @@ def generate(
     if stream and as_json:
         output = nullcontext(_show_json)
     with Client(**connection) as client, output as show:
-        result = receive(client.generate_stream(content, params, model=model), show)
+        has_receipt = receipt_file is not None
+        chunks = client.generate_stream(content, params, model=model, receipt=has_receipt)
+        result = receive(chunks, show)
+    if receipt_file is not None and (receipt := result.chunks[-1].receipt) is not None:
+        receipt_file.write_text(json.dumps(receipt.to_mapping()))
     if as_json:
         show_json(result.outcome if stream else result.content | result.outcome)
         return

@@ -29,12 +29,14 @@ _MODULES: Mapping[str, str] = MappingProxyType(
         "lora": "lora",
         "models": "models",
         "profile": "admin",
+        "receipt-key": "receipts",
         "serve": "serve",
         "speculation": "admin",
         "status": "admin",
         "tokenize": "generate",
         "train": "training.train",
         "train-data": "training.train_data",
+        "verify": "receipts",
     }
 )
 """The modules of the commands that are not here; the function has the name of the command."""

@@ -15,6 +15,7 @@ from cluster.config.lora_modules import LORA_MODULES, canonical_lora_modules, re
 from cluster.config.model_name import default_name
 from cluster.config.network import HOSTS, MAX_MODEL_CHARS, is_loopback
 from cluster.config.parsers import ReasoningParserName, RoutingPolicy, ToolCallParserName
+from cluster.config.receipts import ReceiptConfig
 from cluster.config.service_checks import (
     check_cluster,
     check_lora_modules,
@@ -43,13 +44,12 @@ from specdec.config.fields import (
     setting,
     whole_number,
 )
-from specdec.config.llm import LLMConfig
 from specdec.types.adapters import AdapterOrder
 from specdec.types.errors import InvalidValueError
 
 
 @dataclass(frozen=True)
-class ServeConfig(LLMConfig):
+class ServeConfig(ReceiptConfig):
     """Configuration of the service for one model, validated when it is created.
 
     Raises InvalidValueError, which names field, value and limit.

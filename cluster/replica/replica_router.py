@@ -129,6 +129,7 @@ class ReplicaRouter(Router):
 
     async def close(self) -> None:
         """End the engine and the models; open streams end with an error."""
+        await self.auditor.close()
         await self._phase.close()
         await asyncio.to_thread(self._models.close)
         await asyncio.to_thread(self._instrumentation.close)

@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING
 from cluster.config.serve_config import ServeConfig
 from cluster.observability.logs import current_request_id
 from cluster.observability.request_context import current_caller
+from cluster.replica.auditor import Auditor
 from cluster.replica.instrumentation import Instrumentation
 from cluster.replica.preprocessor import Preprocessor
+from cluster.replica.receipts import Receipts
 from cluster.replica.sample_buffer import SampleBuffer
 from specdec.config.engine import EngineConfig
 from specdec.engine.metrics.metrics import Metrics
+from specdec.engine.receipts.report import default_tolerance
 from specdec.engine.requests.engine_client import EngineClient
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.prediction import PredictedText
@@ -94,6 +97,11 @@ class Router(ABC):
         self._model = routed.model
         self._instrumentation = instrumentation
         self._samples = samples
+        tolerance = default_tolerance(config.resolved_dtype, config.quantization)
+        self.auditor = Auditor(self._client, metrics, tolerance)
+        self._receipts = Receipts(
+            config, routed.directory, routed.model, self.max_model_len, metrics, self.auditor
+        )
         seed = config.seed
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
 
@@ -154,6 +162,7 @@ class Router(ABC):
                     client.require_room(call.params.n)
                 timeout_s = math.inf if is_admitted else self.config.queue_timeout_s
                 request = await self._prepare(request_id, call, timeout_s)
+                self._receipts.check(request)
             except BaseException as error:
                 measured.on_refused(error)
                 raise
@@ -162,11 +171,21 @@ class Router(ABC):
         outputs = client.generate(
             request, measured, caller, deadline, is_admitted=is_admitted, on_admitted=on_admitted
         )
-        is_recorded = self._samples.accepts(call.cache_salt, allow_training=call.allow_training)
-        if is_recorded and request.adapter_id == BASE_MODEL:
-            temperature = call.params.resolved(self._model.sampling_defaults).temperature
-            outputs = self._samples.recording(request, temperature, outputs)
+        outputs = self._receipts.follow(request, self._recorded(call, request, outputs))
         return Generation(request_id, request.seed, outputs)
+
+    def _recorded(
+        self,
+        call: GenerateRequest,
+        request: EngineRequest,
+        outputs: AsyncGenerator[EngineOutput, None],
+    ) -> AsyncGenerator[EngineOutput, None]:
+        """Return the outputs, which the sample buffer records as they pass if it accepts them."""
+        is_recorded = self._samples.accepts(call.cache_salt, allow_training=call.allow_training)
+        if not is_recorded or request.adapter_id != BASE_MODEL:
+            return outputs
+        temperature = call.params.resolved(self._model.sampling_defaults).temperature
+        return self._samples.recording(request, temperature, outputs)
 
     async def _prepare(
         self, request_id: str, call: GenerateRequest, queue_timeout_s: float

@@ -43,6 +43,7 @@ class GenerateOptions(TypedDict, total=False):
     resume_token_ids: Sequence[int]
     cache_salt: str
     allow_training: bool
+    receipt: bool
 
 
 class StreamOptions(GenerateOptions, total=False):

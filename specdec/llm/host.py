@@ -85,7 +85,7 @@ class EngineHost:
         if config.device == "cuda" and in_process:
             config = with_colocated_draft(config, print_progress)
         self.arguments = arguments = replace(arguments, config=config)
-        directories = resolve_models(arguments.config, print_progress)
+        directories = self.directories = resolve_models(arguments.config, print_progress)
         check_draft_model(config, directories, print_progress)
         self.core = EngineCore(
             arguments.config,
@@ -142,7 +142,7 @@ class EngineHost:
             params=params,
             seed=seed,
             priority=priority,
-            grammar=self._compile(params.structured_output),
+            grammar=self.compile(params.structured_output),
             cache_salt=parts.cache_salt,
             model="" if lora is None else lora.lora_name,
             prediction=self._predicted_text(params.speculation.prediction),
@@ -179,7 +179,8 @@ class EngineHost:
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
         return PredictedText(tokens[: self.core.plan.engine.max_model_len])
 
-    def _compile(self, spec: StructuredOutput | None) -> Grammar | None:
+    def compile(self, spec: StructuredOutput | None) -> Grammar | None:
+        """Return the compiled grammar of a request; None without one. Takes up to seconds."""
         if spec is None:
             return None
         with self._lock:
@@ -206,7 +207,7 @@ class EngineHost:
 
         is_aborted: it was aborted before, so that its only output reports that.
         """
-        engine = self._running_engine()
+        engine = self.running_engine()
         metrics = RequestMetrics(call.request.request_id, self.core.metrics)
         metrics.on_queued(call.request.params, call.request.seed)
         self.core.metrics.num_requests += call.request.params.n
@@ -244,11 +245,11 @@ class EngineHost:
 
     async def order_adapter(self, order: AdapterOrder) -> AdapterReport:
         """Execute an order on the running event loop; see `RunningEngine.order_adapter`."""
-        return await self._running_engine().order_adapter(order)
+        return await self.running_engine().order_adapter(order)
 
     async def order_drafter(self, order: DrafterOrder) -> DrafterReport:
         """Execute an order on the running event loop; see `RunningEngine.order_drafter`."""
-        return await self._running_engine().order_drafter(order)
+        return await self.running_engine().order_drafter(order)
 
     def abort(self, request_id: str) -> None:
         """End the requests with this id; on the event loop of their streams."""
@@ -256,7 +257,7 @@ class EngineHost:
             preparation.is_aborted |= preparation.request_id == request_id
         self.engine.abort(request_id)
 
-    def _running_engine(self) -> RunningEngine:
+    def running_engine(self) -> RunningEngine:
         """Return the engine with a thread for the running event loop; start that if necessary."""
         self._require_open()
         current = self.engine

@@ -13,15 +13,19 @@ from typing import Any, ClassVar, TypeVar, Unpack
 
 from tqdm.auto import tqdm
 
+from specdec.engine.receipts.report import ReceiptReport
 from specdec.llm.arguments import LLMArguments, read_arguments
 from specdec.llm.concurrency import run_workers
 from specdec.llm.host import Call, EngineHost
 from specdec.llm.hosted import HostedModel
 from specdec.llm.outputs import RequestOutput, RequestOutputs
 from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversations, read_prompts
+from specdec.llm.receipts.engine_replay import EngineReplayer
+from specdec.llm.receipts.verification import verify_receipt
 from specdec.types.adapters import AdapterInfo, AdapterOrder, LoRARequest
 from specdec.types.drafters import DrafterOrder, DrafterVersion
 from specdec.types.errors import InvalidValueError
+from specdec.types.reports.receipts import Receipt
 from specdec.types.request import Conversation
 from specdec.types.sampling.sampling_params import SamplingParams
 
@@ -96,6 +100,13 @@ class LLM(HostedModel):
         return self._answer(
             "messages", conversations, sampling_params, use_tqdm, None, lora_request
         )
+
+    def verify(
+        self, receipt: Receipt, *, tolerance: float | None = None, public_key: str | None = None
+    ) -> ReceiptReport:
+        """Verify a receipt by a pass over its prompt and output; see `verify_receipt`."""
+        replayer = EngineReplayer(self._host, self._thread.submit)
+        return verify_receipt(receipt, replayer, tolerance=tolerance, public_key=public_key)
 
     def load_drafter(self, path: str) -> tuple[DrafterVersion, ...]:
         """Draft with another version of the draft head, also for running requests.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec.sampling.device.device_sampler import SamplingKind
+from specdec.sampling.device.device_sampler import SamplingKind, slabs_of
 from specdec.sampling.gumbel import NoiseKeys, uniforms
 from specdec.sampling.row_exchange import exchanged_rows
 from specdec.sampling.sampler import sample_scores
@@ -203,8 +203,11 @@ def _floors(scores: Tensor, batch: SamplingBatch, shard: VocabShard) -> Tensor:
     limits = batch.rules.limits
 
     def floors_of(whole: Tensor, own: slice) -> Tensor:
-        found = truncation_floors(whole, limits[own], on_host=True)
-        return found.view(torch.int32).long()[:, None]
+        of_own = limits[own]
+        found = [
+            truncation_floors(whole[slab], of_own[slab], on_host=True) for slab in slabs_of(whole)
+        ]
+        return torch.cat(found).view(torch.int32).long()[:, None]
 
     floors = exchanged_rows(scores, shard, floors_of, width=1).int().view(torch.float32)
     return floors.masked_fill(batch.rules.temperatures[:, None] == 0, -torch.inf)

@@ -14,7 +14,7 @@ from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import Logprobs, StepRow
 from specdec.types.sampling.sampling_spec import ListedTokens
 
-_SLAB_LOGITS = 2**24
+SLAB_LOGITS = 2**24
 """Maximum number of copied logits in memory at once: 64 MiB of float32 over all ranks."""
 
 
@@ -104,7 +104,7 @@ def logprob_table(
     Returns [N, 1 + 2 * (1 + num_best + num_given)] int32: the rank, the tokens, and the bits of
     their log-probabilities. A collective call that reads no value.
     """
-    step = max(1, _SLAB_LOGITS // shard.vocab_size)
+    step = max(1, SLAB_LOGITS // shard.vocab_size)
     parts = []
     for start in range(0, len(rows), step):
         slab = slice(start, start + step)
@@ -123,7 +123,7 @@ def prompt_logprobs(
     shard: VocabShard,
 ) -> Logprobs:
     """Return log-probabilities of prompt tokens, in slabs: all logits could exceed memory."""
-    step = max(1, _SLAB_LOGITS // shard.vocab_size)
+    step = max(1, SLAB_LOGITS // shard.vocab_size)
     slabs = (slice(start, start + step) for start in range(0, len(tokens), step))
     given = [listed.token_ids] * len(tokens)
     return Logprobs.join(

@@ -26,7 +26,7 @@ from specdec.types.messages import (
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling.sampling_params import SamplingParams
-from specdec.types.sampling.sampling_spec import ListedTokens, SamplingRules
+from specdec.types.sampling.sampling_spec import ListedTokens, Replay, SamplingRules
 
 MAX_DRAFT_COMPILE_S = 0.05
 """A grammar that took longer to compile is not sent to draft workers, which would stall."""
@@ -56,7 +56,8 @@ class EngineRequest(GenerateRequest):
     a request that still waits is dropped, by the clock of `Engine.expire`. adapter_id: of the
     adapter to run with; its KV is shared with no other adapter. prediction: that of
     `params.speculation`, as tokens; None without one. detokenize: False leaves outputs without
-    text; stop strings need it.
+    text; stop strings need it. replay: output to compare, which takes the place of the
+    log-probabilities of the prompt; see `replay_request`.
     """
 
     prompt: tuple[int, ...]
@@ -67,6 +68,7 @@ class EngineRequest(GenerateRequest):
     adapter_id: int = BASE_MODEL
     prediction: PredictedText | None = None
     detokenize: bool = True
+    replay: Replay | None = None
 
     @classmethod
     def of(
@@ -304,6 +306,7 @@ class Sequence:
         Draft workers compute no log-probabilities.
         """
         rules = replace(self.rules, logprobs=None, prompt_logprobs=None, logprob_token_ids=())
+        rules = replace(rules, replay=None)
         grammar, admission = self.request.grammar, self._admission(rules)
         if grammar is None or grammar.compile_s > MAX_DRAFT_COMPILE_S:
             return admission

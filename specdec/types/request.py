@@ -70,6 +70,7 @@ class GenerateRequest:
     cache_salt: cached KV blocks and drafts from earlier outputs are shared only among requests
         with the same salt.
     allow_training: whether its tokens may train the draft head of the service, if that is enabled.
+    receipt: whether the last output has a signed receipt of the tokens.
     """
 
     prompt: Prompt
@@ -81,6 +82,7 @@ class GenerateRequest:
     stream_interval: int | None = None
     cache_salt: str = ""
     allow_training: bool = False
+    receipt: bool = False
 
 
 @dataclass(frozen=True)

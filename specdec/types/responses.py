@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from specdec.types.errors import SpecdecError
+from specdec.types.reports.receipts import Receipt
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import ChatMessage
 from specdec.types.sampling.sampling_params import SamplingDefaults, VerifierName
@@ -45,7 +46,8 @@ class EngineOutput(NamedTuple):
     verifier: decides which draft tokens are accepted.
     logprobs: of token_ids, if requested. prompt_logprobs: of the prompt's tokens from the second
         on, complete and only with the first output of the request.
-    error: why the request failed; the other fields have no meaning then.
+    error: why the request failed; the other fields have no meaning then. receipt: of the whole
+        answer, in the last output if requested.
     """
 
     request_id: str
@@ -67,6 +69,7 @@ class EngineOutput(NamedTuple):
     prompt_logprobs: Logprobs | None = None
     error: SpecdecError | None = None
     prediction: SpeculationStats = SpeculationStats()
+    receipt: Receipt | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ class StreamChunk:
     is_drafted: for each of token_ids, whether it was drafted and accepted.
     text_lengths: for each of token_ids, the number of characters of `text` that are final with it.
     logprobs: of token_ids, if requested. prompt_logprobs: of the prompt's tokens from the second
-        on, if requested, in the first chunk.
+        on, if requested, in the first chunk. receipt: in the last of all, if requested.
     """
 
     request_id: str
@@ -143,6 +146,7 @@ class StreamChunk:
     stop_reason: str | int | None = None
     logprobs: tuple[PositionLogprobs, ...] | None = None
     prompt_logprobs: tuple[PositionLogprobs, ...] | None = None
+    receipt: Receipt | None = None
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,8 @@ class Choice:
 class Completion:
     """A whole answer. The same prompt, parameters and seed give the same one again.
 
-    text, token_ids, finish_reason, stop_reason, logprobs: of the first choice.
+    text, token_ids, finish_reason, stop_reason, logprobs: of the first choice. receipt: of all
+    choices, if requested.
     """
 
     request_id: str
@@ -171,6 +176,7 @@ class Completion:
     seed: int
     usage: Usage
     prompt_logprobs: tuple[PositionLogprobs, ...] | None = None
+    receipt: Receipt | None = None
 
     @property
     def text(self) -> str:

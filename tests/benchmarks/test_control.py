@@ -46,7 +46,9 @@ def wrong_tables():
             yield pytest.param(part, factor, *load, marks=marks)
 
 
-@pytest.mark.parametrize(("part", "factor", "curve", "acceptance", "num_streams"), wrong_tables())
+@pytest.mark.parametrize(
+    ("part", "factor", "curve", "acceptance", "num_streams"), [*wrong_tables()]
+)
 def test_a_wrong_table_is_corrected(part, factor, curve, acceptance, num_streams):
     """A minute and a thousand steps are enough."""
     settings = Settings(1, 60.0, 1000, 30.0, 400, wrong_by=factor, wrong_part=part)

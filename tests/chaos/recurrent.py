@@ -172,7 +172,7 @@ class RecurrentTarget(LossyTarget):
         for row, span in zip(rows, plan.spans, strict=True):
             self.num_nodes += len(span.parents)
             base = span.first + span.num_replayed + row.num_known_tokens - 1
-            states = {(): after[base]}
+            states: dict[Tokens, float] = {(): after[base]}
             for node, path in enumerate(row.paths[1:]):
                 states[tuple(row.drafts[each] for each in path)] = after[base + 1 + node]
             self._after[row.seq_id] = states

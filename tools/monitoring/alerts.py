@@ -140,6 +140,14 @@ ALERTS = (
         "minutes.",
     ),
     Alert(
+        "SpecdecAuditFailed",
+        'increase(specdec:audits_total{outcome="impossible"}[1h]) > 0',
+        "0m",
+        "critical",
+        "Replica {{ $labels.replica }} of {{ $labels.model_name }} gave answers that its model "
+        "does not sample again.",
+    ),
+    Alert(
         "SpecdecReplicasDisagree",
         """
         max by (model_name) (specdec:speculation_control_version)

@@ -8,7 +8,7 @@ the length of every list and mapping is limited, and validation stops at its fir
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
@@ -18,6 +18,7 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from cluster.api.base.unsupported_fields import is_neutral
+from specdec.types.reports.receipts import Receipt
 
 
 class RequestModel(BaseModel):
@@ -186,6 +187,28 @@ class Usage(ResponseModel):
     completion_tokens_details: CompletionTokensDetails
 
 
+class ReceiptOpening(ResponseModel):
+    """The tokens that the digests of a receipt were computed from."""
+
+    salt: str
+    prompt_token_ids: list[int]
+    outputs: list[list[int]] = Field(description="tokens of each choice")
+
+
+class ReceiptBody(ResponseModel):
+    """A signed statement of what determines the tokens of an answer; see docs/receipts.md."""
+
+    statement: str = Field(description="JSON text, whose bytes are signed")
+    signature: str = Field(description="Ed25519, hexadecimal")
+    public_key: str
+    opening: ReceiptOpening
+
+
+def receipt_bodies(receipts: Iterable[Receipt | None]) -> list[ReceiptBody]:
+    """Return the bodies of the receipts that are there."""
+    return [ReceiptBody.model_validate(each.to_mapping()) for each in receipts if each is not None]
+
+
 class GenerationBody(ResponseModel):
     """The common fields of chats, completions and their chunks."""
 
@@ -196,6 +219,10 @@ class GenerationBody(ResponseModel):
     seed: int = Field(description="seed of the request, or the chosen one")
     choices: Sequence[ResponseModel]
     usage: Usage | None
+    receipts: list[ReceiptBody] | None = Field(
+        default=None,
+        description="one for each prompt, if requested; in a last chunk",
+    )
 
 
 class StreamOptions(RequestModel):

@@ -124,5 +124,6 @@ def following(last: EngineOutput, row: MoreTokens, token_ids: tuple[int, ...]) -
         None,
         None,
         last.prediction,
+        None,
     )
     return EngineOutput._make(fields)

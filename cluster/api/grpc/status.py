@@ -94,25 +94,39 @@ def reporting_to(
         grpc_context.set_trailing_metadata(list(status.trailing_metadata))  # Serve adds to it
 
 
-class DecodingServer:
-    """Server, as generated code uses it, that refuses malformed requests as INVALID_ARGUMENT.
+class GenericServer:
+    """Server, as generated code uses it, that registers no methods.
 
-    gRPC itself returns UNKNOWN with the text of an exception, as if the service had failed. On Ray
-    Serve's proxy the handlers need `refuse_malformed` as well.
+    grpc.aio waits for a call of every registered method, and begins this wait again after each
+    call. Calls of methods that are not registered need one wait together.
     """
 
     def __init__(self, server: Any) -> None:
         self._server = server
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """Add handlers."""
+        self._server.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        """Do nothing: generated code has added the same handlers."""
+
+
+class DecodingServer(GenericServer):
+    """Server that refuses malformed requests as INVALID_ARGUMENT.
+
+    gRPC itself returns UNKNOWN with the text of an exception, as if the service had failed. On Ray
+    Serve's proxy the handlers need `refuse_malformed` as well.
+    """
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
         """Do nothing: generated code adds the same handlers by name, which follows."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """Add the handlers in both ways that generated code does."""
+        """Add the handlers, without registering their methods."""
         wrapped = {name: _wrap(handler) for name, handler in handlers.items()}
         generic = method_handlers_generic_handler(service, wrapped)
         self._server.add_generic_rpc_handlers((generic,))
-        self._server.add_registered_method_handlers(service, wrapped)
 
 
 def refuse_malformed(

@@ -19,6 +19,7 @@ from cluster.api.base.openai_schema import (
     SpeculationUsage,
     StreamOptions,
     Usage,
+    receipt_bodies,
 )
 from cluster.api.base.sse import COMMENT, TextEvents, event
 from cluster.api.openai.conversation import ToolUse
@@ -33,6 +34,7 @@ from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.requests.input_processor import check_answer_in_one_message
 from specdec.types.deadline import Deadline
 from specdec.types.errors import InvalidValueError
+from specdec.types.reports.receipts import Receipt
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import Conversation, GenerateRequest
 from specdec.types.responses import EngineOutput, FinishReason
@@ -149,6 +151,7 @@ def generate_call(
         stream_interval=interval,
         cache_salt=request.cache_salt or "",
         allow_training=request.allow_training,
+        receipt=request.receipt,
         resume_token_ids=tuple(request.resume_token_ids),
     )
 
@@ -187,6 +190,11 @@ class UsageMeter:
         self._last[prompt] = output
         if output.choice == 0:
             self._cached.setdefault(prompt, output.num_cached_tokens)
+
+    @property
+    def receipts(self) -> list[Receipt | None]:
+        """The receipt of each prompt, where its last output has one."""
+        return [output.receipt for _, output in sorted(self._last.items())]
 
     @property
     def num_output_tokens(self) -> int:
@@ -345,6 +353,11 @@ class ChoicesBuilder(ResponseBuilder, Generic[W]):
         """Return the usage so far."""
         return self.meter.usage()
 
+    @property
+    def receipt_fields(self) -> dict[str, Any]:
+        """The field with the receipts, if requested."""
+        return {"receipts": receipt_bodies(self.meter.receipts)} if self.request.receipt else {}
+
     def add(self, each: PromptOutput) -> None:
         """Add an output to the complete response."""
         self.meter.add(each.prompt, each.output)
@@ -364,10 +377,10 @@ class ChoicesBuilder(ResponseBuilder, Generic[W]):
         return [self.encode_chunk([delta], self.usage() if self.has_continuous_usage else None)]
 
     def closing(self) -> list[bytes]:
-        """Encode the usage, if requested, and the end."""
-        if not self._has_usage:
+        """Encode receipts and usage, if requested, and the end."""
+        if not ((fields := self.receipt_fields) or self._has_usage):
             return [DONE]
-        return [self.encode_chunk([], self.usage()), DONE]
+        return [self.encode_chunk([], self.usage() if self._has_usage else None, **fields), DONE]
 
     def encode_chunk(self, choices: Sequence[Any], usage: Usage | None, **fields: Any) -> bytes:
         """Encode a chunk with these choices and fields; without usage it is null, or left out."""

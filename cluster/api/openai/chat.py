@@ -21,6 +21,7 @@ from cluster.api.openai.builders import (
     with_seed,
 )
 from cluster.api.openai.conversation import (
+    ToolUse,
     configured_tool_format,
     make_conversation,
     tool_use,
@@ -92,7 +93,7 @@ async def prepare_chat(
     reading = replace(reading, prefix=chat.answer_start)
     needs_names = request.logprobs or request.prompt_logprobs is not None
     call = generate_call(router, request, prompt, params, context.request_id)
-    forced = tools if tools is not None and tools.ends_at_repeat else None
+    forced = _repeating(request, tools)
     if forced is not None and not request.stream:
         call = replace(call, stream_interval=OUTPUT_INTERVAL)
     builder = ChatBuilder(
@@ -105,6 +106,15 @@ async def prepare_chat(
     builder.thinking_budget = await _thinking_budget(router, request, reading, context)
     builder.forced_calls = forced
     return builder
+
+
+def _repeating(request: ChatRequest, tools: ToolUse | None) -> ToolUse | None:
+    """Return the tools of an answer that ends at a repeated call. Raise InvalidValueError."""
+    if tools is None or not tools.ends_at_repeat:
+        return None
+    if request.receipt:
+        raise InvalidValueError("receipt", True, "false where tool calls end at a repeated one")
+    return tools
 
 
 async def _thinking_budget(
@@ -126,7 +136,8 @@ async def _thinking_budget(
     if syntax is None:
         limit = "left out unless the service has a reasoning parser with marks, such as qwen3"
         raise InvalidValueError("thinking_token_budget", count, limit)
-    for name, value in (("n", (request.n or 1) > 1), ("logprobs", request.logprobs)):
+    refused = {"n": (request.n or 1) > 1, "logprobs": request.logprobs, "receipt": request.receipt}
+    for name, value in refused.items():
         if value:
             limit = f"left out where {name} is given"
             raise InvalidValueError("thinking_token_budget", count, limit)
@@ -172,6 +183,7 @@ class ChatBuilder(ChoicesBuilder["ChatWriter"]):
             choices=[writer.choice() for writer in self.writers],
             usage=self.usage(),
             **{**_NO_PROMPT_FIELDS, **self._prompt_fields(self._first)},
+            **self.receipt_fields,
         )
 
     def events(self, each: PromptOutput) -> list[bytes]:

@@ -108,7 +108,8 @@ class CompletionBuilder(ChoicesBuilder["CompletionWriter"]):
 
     def body(self) -> Completion:
         """Build the complete response."""
-        return self.chunk([writer.choice() for writer in self.writers], usage=self.usage())
+        choices = [writer.choice() for writer in self.writers]
+        return self.chunk(choices, usage=self.usage(), **self.receipt_fields)
 
     def chunk(self, choices: Sequence[CompletionChoice], **fields: Any) -> Completion:
         """Build a chunk, or the complete response."""

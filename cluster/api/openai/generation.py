@@ -31,6 +31,7 @@ from cluster.api.openai.schemas.responses_schema import ResponseBody, ResponsesR
 from cluster.api.openai.streams import (
     DisconnectWatch,
     EventStream,
+    LastEvents,
     Outputs,
     PendingOutputs,
     PromptOutput,
@@ -256,7 +257,8 @@ async def _events(
     outputs: PendingOutputs,
     get_names: Callable[[], Mapping[str, str]],
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream."""
+    """Yield the events of a stream; those of the last output together with the end."""
+    is_alone, unsent = len(builder.calls) == 1, list[bytes]()
     async with aclosing(outputs):
         try:
             for data in builder.opening():
@@ -265,15 +267,15 @@ async def _events(
                 yield EMPTY_LINE
             async for each in outputs:
                 if builder.is_large(each.output):
-                    encoded = await asyncio.to_thread(builder.events, each)
+                    unsent += await asyncio.to_thread(builder.events, each)
                 else:
-                    encoded = builder.events(each)
-                if encoded:
-                    yield b"".join(encoded)
-            for data in await offload(builder.closing, is_large=builder.names is not None):
-                yield data
+                    unsent += builder.events(each)
+                if unsent and not (is_alone and each.output.is_last):
+                    yield b"".join(unsent)
+                    unsent.clear()
+            unsent += await offload(builder.closing, is_large=builder.names is not None)
         except Exception as error:
             failure = failure_of(error, names=get_names())
             handler.count(failure)
-            for data in builder.failed(failure):
-                yield data
+            unsent += builder.failed(failure)
+        yield LastEvents(b"".join(unsent))

@@ -38,6 +38,10 @@ class PromptOutput(NamedTuple):
 Outputs = AsyncGenerator[PromptOutput, None]
 
 
+class LastEvents(bytes):
+    """The last events of a stream, which are sent with its end."""
+
+
 class ClientDisconnectedError(ClientDisconnect):
     """The client closed the connection before the response was complete."""
 
@@ -220,9 +224,12 @@ class EventStream(Response):
     async def _send_events(self, send: Send) -> None:
         head = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **head})
+        is_open = True
         async for data in self._events:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            is_open = not isinstance(data, LastEvents)
+            await send({"type": "http.response.body", "body": data, "more_body": is_open})
+        if is_open:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def chained(first: T, others: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:

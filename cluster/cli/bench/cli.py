@@ -14,13 +14,13 @@ import click
 from click.core import ParameterSource
 
 from cluster.cli.bench.backend import Backend
+from cluster.cli.bench.charts import BarChart, draw_charts, require_matplotlib
 from cluster.cli.bench.dataset import Dataset, arrival_times, read_prompts
 from cluster.cli.bench.load import RequestRecord, send_requests, summarize
 from cluster.cli.bench.load_flags import field_flags
 from cluster.cli.bench.load_options import LoadOptions
 from cluster.cli.bench.load_report import Load, LoadReport, LoadRun, lines, plot
 from cluster.cli.bench.methods import MethodReport, MethodResult, compare
-from cluster.cli.charts import BarChart, draw_charts, require_matplotlib
 from cluster.cli.errors import EXIT_FAILED
 from cluster.cli.options import client_flags, load_client_flags, timeout_flag
 from cluster.cli.output import SectionedCommand, json_flag, progress_bar, show_json

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from cluster.cli.bench.backend import Backend, GrpcBackend
+from cluster.cli.bench.charts import require_matplotlib
 from cluster.cli.bench.dataset import (
     Dataset,
     PromptFileDataset,
@@ -30,7 +31,6 @@ from cluster.cli.bench.load_flags import (
     service_flag,
 )
 from cluster.cli.bench.load_report import Load
-from cluster.cli.charts import require_matplotlib
 from cluster.cli.options import found_address
 from cluster.cli.parameter_types import EXISTING_FILE, NEW_FILE, ListOf
 from specdec.client.calls import DEFAULT_TIMEOUT_S

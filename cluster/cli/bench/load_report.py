@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from cluster.cli.bench.charts import LineChart, draw_charts
 from cluster.cli.bench.load import LatencyName, LoadSummary, RequestRecord, latency_ms, percentile
-from cluster.cli.charts import LineChart, draw_charts
 from specdec.types.reports.stats import SpeculationStats
 
 _ONE_IN = (2, 5, 10, 20, 50, 100, 200, 500, 1000)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cluster.cli.charts import BarChart, LineChart, draw_charts, require_matplotlib
+from cluster.cli.bench.charts import BarChart, LineChart, draw_charts, require_matplotlib
 from cluster.cli.output import Flag, combine_flags, json_flag, print_stderr, progress_bar, show_json
 from cluster.cli.parameter_types import EXISTING_FILE, NEW_FILE, ListOf
 from specdec.config.llm import LLMConfig

@@ -41,7 +41,7 @@ from specdec.types.messages import (
     VerifyOutput,
 )
 from specdec.types.sampling.sampling_params import StructuredOutput
-from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
+from specdec.types.sampling.sampling_spec import Replay, SamplingRules, Verifier
 
 STOP: Frames = [b"stop"]
 CAUGHT_UP: Frames = [b"caught up"]
@@ -229,10 +229,13 @@ def _admission(
     is_trial: bool,
     snapshot: tuple[int, int] | None,
 ) -> SequenceAdmission:
+    known = dict(zip(_RULES, rules, strict=True))
+    if known["replay"] is not None:
+        known["replay"] = Replay(*known["replay"])
     return SequenceAdmission(
         seq_id,
         num_prompt_tokens,
-        SamplingRules(**dict(zip(_RULES, rules, strict=True)), verifier=Verifier(*verifier)),
+        SamplingRules(**known, verifier=Verifier(*verifier)),
         token_ids,
         None if grammar is None else StructuredOutput(**grammar),
         is_trial,

@@ -261,12 +261,10 @@ class SpeculativeConfig:
     @property
     def ahead_choices(self) -> tuple[DraftAhead, ...]:
         """What a policy may have a draft model draft while the target runs, the most last."""
-        model = self.draft_model
-        if model is None or model.async_drafting == "off":
-            return (DraftAhead.OFF,)
-        if model.async_drafting == "auto":
+        mode = "off" if self.draft_model is None else self.draft_model.async_drafting
+        if mode == "auto":
             return tuple(DraftAhead)
-        return (DraftAhead.OFF, DraftAhead(model.async_drafting))
+        return (DraftAhead.OFF,) if mode == "off" else (DraftAhead.OFF, DraftAhead(mode))
 
     @property
     def without_drafts_ahead(self) -> SpeculativeConfig:
@@ -318,8 +316,7 @@ class SpeculativeConfig:
     @property
     def max_chain_tokens(self) -> int:
         """Most tokens of a chain of drafts, unless a request asks for more."""
-        adaptive = self.adaptive_length_max if self.adaptive_length else 0
-        return max(self.num_speculative_tokens, adaptive)
+        return max(self.num_speculative_tokens, self.adaptive_length * self.adaptive_length_max)
 
     @property
     def max_row_guesses(self) -> int:
@@ -376,9 +373,8 @@ class SpeculativeConfig:
     @property
     def chosen_policy(self) -> PolicyName:
         """`policy`, or its default where it is left out."""
-        if self.policy is not None:
-            return self.policy
-        return "table" if self.num_speculative_tokens_per_batch_size else "goodput"
+        has_table = bool(self.num_speculative_tokens_per_batch_size)
+        return self.policy or ("table" if has_table else "goodput")
 
     @property
     def length_schedule(self) -> LengthSchedule | None:
@@ -387,14 +383,9 @@ class SpeculativeConfig:
         return LengthSchedule(rows) if rows else None
 
 
-def _literal(names: tuple[str, ...]) -> Any:
-    """Return the Literal type of names that are known at run time only."""
-    return Literal.__getitem__(names)
-
-
 def key_types() -> dict[str, Any]:
     """Return the type of each key of speculative_config, those of all methods included."""
-    name = _literal(tuple(METHODS))
+    name: Any = Literal.__getitem__(tuple(METHODS))  # names that are known at run time only
     types = {"method": name, "first": name | None, "fallback": name | None, **_COMMON_KEYS}
     for config_class in METHODS.values():
         hints = get_type_hints(config_class)

@@ -204,6 +204,10 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     ),
     counter("prefill_chunks", "Chunks before the last one of a prompt.", "num_prefill_chunks"),
     counter("num_preemptions", "Requests preempted and recomputed.", "num_preemptions"),
+    # Receipts.
+    counter("receipts_issued", "Signed receipts of answers.", "num_receipts"),
+    counters("audits", "Audited answers by outcome.", "outcome", "audits"),
+    counter("audited_tokens", "Tokens that audits compared.", "num_audited_tokens"),
     # Latencies and sizes.
     *(_histogram(name, meaning) for name, (meaning, _) in HISTOGRAMS.items()),
     # Drafts.

@@ -18,6 +18,9 @@ from specdec.types.responses import FinishReason
 ABORTED = "abort"
 """The finish reason of a request whose client left."""
 
+AUDIT_OUTCOMES = ("equal", "tie", "impossible", "failed", "dropped")
+"""Results of audits: those of a comparison, an error, and an engine that was never idle."""
+
 FIRST_TOKEN = "time_to_first_token_seconds"
 INTER_TOKEN = "inter_token_latency_seconds"
 END_TO_END = "e2e_request_latency_seconds"
@@ -144,6 +147,9 @@ class Metrics:
         self.ended = Counter(dict.fromkeys([*(each.value for each in FinishReason), ABORTED], 0))
         self._num_tokens = 0  # up to the last step
         self.failed: Counter[str] = Counter()  # calls by the name of their gRPC status code
+        self.num_receipts = 0
+        self.audits = Counter(dict.fromkeys(AUDIT_OUTCOMES, 0))  # audited answers
+        self.num_audited_tokens = 0
         self._parts: dict[str, Counts] = {}  # of other processes
 
     def __getitem__(self, name: str) -> Histogram:
@@ -165,6 +171,12 @@ class Metrics:
         """Count a call that ended in an error, by the name of its gRPC status code."""
         self.failed[code.name] += 1
 
+    def count_audit(self, outcome: str, num_tokens: int = 0) -> None:
+        """Count an audited answer by one of AUDIT_OUTCOMES, with its tokens if compared."""
+        assert outcome in self.audits, "unknown outcome"
+        self.audits[outcome] += 1
+        self.num_audited_tokens += num_tokens
+
     @property
     def histograms(self) -> Mapping[str, HistogramCounts]:
         """Snapshots of all histograms by name without the prefix."""
@@ -178,6 +190,9 @@ class Metrics:
             histograms=self.histograms,
             ended=dict(self.ended),
             failed=dict(self.failed),
+            num_receipts=self.num_receipts,
+            audits=dict(self.audits),
+            num_audited_tokens=self.num_audited_tokens,
         )
         return Counts.sum((own, *self._parts.values()))
 

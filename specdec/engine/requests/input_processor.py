@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec.config.engine import MAX_STREAM_INTERVAL, EngineConfig
+from specdec.engine.requests.replays import with_replay
 from specdec.engine.requests.sampling_resolver import resolve
 from specdec.engine.requests.stop_checker import check_token
 from specdec.models.config.model_config import ModelConfig
@@ -168,6 +169,8 @@ class InputProcessor:
             None if service is None else control.allowed_verifiers,
             allow_override=control.allow_request_override,
         )
+        if request.replay is not None:
+            return self._sequence(request, seq_id, with_replay(rules, request), None)
         leader = self._sequence(request, seq_id, rules, None)
         self._replay_text(leader)
         return leader
@@ -208,7 +211,7 @@ def _constraint(seq: Sequence) -> OutputConstraint | None:
     """Make the constraint of a sequence, advanced past the output that the caller has."""
     grammar, params = seq.request.grammar, seq.params
     assert (grammar is None) == (params.structured_output is None), "grammar not compiled"
-    if grammar is None:
+    if grammar is None or seq.rules.replay is not None:
         return None
     constraint = OutputConstraint(
         grammar, seq.num_prompt_tokens, params.min_tokens, seq.rules.end_token_ids

@@ -66,6 +66,7 @@ def output_of(
         seq.take_prompt_logprobs() if seq.prompt_report else None,
         None,  # no error
         choices.prediction,
+        None,  # no receipt
     )
     return tuple.__new__(EngineOutput, fields)  # in a fourth of the time of names, for each token
 

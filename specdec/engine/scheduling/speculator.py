@@ -64,7 +64,7 @@ class Speculator:
         self._configured = config.control if config else NO_SPECULATION
         self._length_rule = config.length_rule if config else None
         self._has_batch_budget = config is not None and config.batch_budget is True
-        self._divides_slots = config is not None and config.divides_slots
+        self._divides_slots = config is not None and policy is not None and config.divides_slots
         self._has_confidences = config is not None and config.uses_confidences
         self._holds_drafts = config is not None and config.holds_drafts
         self._drafting = NO_DRAFTING  # of the oldest step in flight

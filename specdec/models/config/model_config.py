@@ -270,8 +270,8 @@ class ModelConfig:
         if self.recurrent is not None:
             vectors += self.recurrent.num_vector_weights(self.hidden_size)
         if self.latent is not None:
-            sizes = self.hidden_size, self.num_heads, self.num_attention_layers
-            vectors += self.latent.num_exact_weights(*sizes)
+            counts = self.hidden_size, self.num_heads, self.num_attention_layers
+            vectors += self.latent.num_exact_weights(*counts)
         if self.experts is not None:  # their router stays in the model's dtype
             of_layer = self.experts.num_vector_weights(self.hidden_size, 1 + self.traits.has_gate)
             vectors += len(self.experts.layers) * of_layer

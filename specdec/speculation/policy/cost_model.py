@@ -174,7 +174,8 @@ class CostModel:
     def _drafting_error_s(self, num_decoding: int, shape: DraftShape) -> float:
         """Return by how much making the drafts of a step takes longer than profiled."""
         log_factor = self._of_drafting.log_factor
-        if not log_factor or shape.ahead is not DraftAhead.OFF:
+        has_drafts = shape.num_draft_tokens > 0 and shape.ahead is DraftAhead.OFF
+        if not log_factor or not has_drafts:
             return 0.0
         return math.expm1(log_factor) * self.draft_s(num_decoding, shape)
 

@@ -160,7 +160,7 @@ class ExpectedGoodput:
         expected = self.acceptance.expected_tokens(shapes, now_s)
         plans = map(self.slots.plan, shapes)
         return [
-            tokens if plan is None else 1 + plan.share
+            tokens if plan is None else 1 + plan.num_accepted
             for tokens, plan in zip(expected, plans, strict=True)
         ]
 

@@ -193,9 +193,8 @@ class GoodputChooser:
     ) -> None:
         """Record the seconds of a step, whose drafts have been observed.
 
-        waited_s: for drafts, before it. drafted_s: of its seconds, those in which a draft model
-            made its drafts. num_rows: draft tokens of a sequence, on average, where slots are left
-            out. is_typical: False if it does not show what the shape costs.
+        waited_s, drafted_s, num_rows: as in StepTiming. is_typical: False if it does not show what
+            the shape costs.
         """
         if is_typical:
             timing = StepTiming(now_s, seconds, waited_s, drafted_s, num_rows)
@@ -236,9 +235,9 @@ class GoodputChooser:
         self._num_accepted += num_drafts * num_accepted
 
     @property
-    def slots(self) -> SlotBudget:
-        """The division of the slots of a step, which observes its sequences."""
-        return self._expected.slots
+    def slots(self) -> SlotBudget | None:
+        """The division of slots, which observes sequences; None where all have the same length."""
+        return self._expected.slots if self._divides_slots else None
 
     @property
     def observed(self) -> StepSeconds:
@@ -256,7 +255,7 @@ class GoodputChooser:
     ) -> Decision:
         """Return the decision for a shape, with its slots and whether waiting for a draft pays."""
         if num_decoding > 1 or shape.ahead is DraftAhead.OFF:
-            return Decision(shape, reason, slots=self.slots.apply(shape))
+            return Decision(shape, reason, slots=self._expected.slots.apply(shape))
         return Decision(shape, reason, waits=self._expected.pays_to_wait(now_s, shape))
 
     def estimate(self, now_s: float, num_decoding: int, shape: DraftShape) -> GoodputEstimate:
@@ -358,8 +357,9 @@ class GoodputChooser:
         self._probe.begin(now_s, shapes, chosen, goodputs, may_pay, step_s)
         probed = self._probe.shape
         if probed is not None and not chosen and self._probe.num_begun > 1:  # acceptance is known
-            kind, least = (now_s, num_decoding, probed), goodputs[0] * (1 + self._entry_margin)
-            self._probe.is_whole = self._expected.may_be_cheaper(*kind, least)
+            least = goodputs[0] * (1 + self._entry_margin)
+            may_pay_at = self._expected.may_be_cheaper
+            self._probe.is_whole = may_pay_at(now_s, num_decoding, probed, least)
 
     def _may_pay(
         self, now_s: float, num_decoding: int, shape: DraftShape, plain: float, present: float

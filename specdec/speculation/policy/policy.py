@@ -286,10 +286,9 @@ class SpeculationPolicy:
         histories: returns those of its sequences that draft by the decision; called where the
         division of slots is due.
         """
-        if self._observer is not None and self._observer.slots.is_due(
-            self._clock(), self._num_decoding
-        ):
-            self._observer.slots.observe(histories())
+        slots = self._observer.slots if self._observer is not None else None
+        if slots is not None and slots.is_due(self._clock(), self._num_decoding):
+            slots.observe(histories())
         is_begun, self._is_begun = self._is_begun, False
         if not is_begun or self._observer is None:
             return

@@ -22,19 +22,23 @@ _LEAST_SURVIVALS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7)
 _LEAST_GAIN = 1.02
 """Least goodput over that of equal lengths for which slots are left out."""
 
-_REFRESH_S = 1.0
+_REFRESH_S, _LEAST_REFRESH_S = 1.0, 0.1
+"""Time between divisions, which take some milliseconds, and that after a change of the batch."""
+
 _HALF_LIFE_S = 10.0
 """That of the acceptance estimates, which are of the slots that were in force."""
 
 _LEAST_SEQUENCES = 4
 _LEAST_ACCEPTED = 1e-3
-_LEAST_WEIGHT, _MOST_WEIGHT = 2.0, 8.0
+
+_LEAST_WEIGHT, _MOST_WEIGHT = 2.0, 6.5
 """Bounds of the weight of the common rate; beyond, sequences hardly differ."""
 
-_SPREAD_RATE = 0.2
+_SPREAD_RATE = 0.1
+"""Part of the error of the sequences' spread that a division corrects."""
+
 _RATE_STEPS = 20
 """Acceptance rates are rounded to 1 / _RATE_STEPS, below 1, so that few of them differ."""
-
 
 _Length = tuple[float, int, int]
 """An acceptance rate, the number of sequences with it, and the length of their drafts."""
@@ -43,13 +47,13 @@ _Length = tuple[float, int, int]
 class SlotPlan(NamedTuple):
     """Slots of a draft shape.
 
-    rule: None for all slots. num_rows: draft tokens of a sequence, on average. share: expected
-    accepted tokens over those of the slots that were in force while acceptance was measured.
+    rule: None for all slots. num_rows, num_accepted: draft tokens of a sequence, and those of them
+    that are expected to be accepted, on average.
     """
 
     rule: SlotRule | None
     num_rows: float
-    share: float
+    num_accepted: float
 
 
 class SlotBudget:
@@ -66,7 +70,8 @@ class SlotBudget:
 
     def is_due(self, now_s: float, num_decoding: int) -> bool:
         """Return whether to observe sequences and renew the plans."""
-        return now_s - self._renewed_at_s >= _REFRESH_S or range_of(num_decoding) != self._range
+        is_of_range = range_of(num_decoding) == self._range
+        return now_s - self._renewed_at_s >= (_REFRESH_S if is_of_range else _LEAST_REFRESH_S)
 
     def observe(self, histories: Sequence[AcceptanceHistory]) -> None:
         """Record the decoding sequences of a step."""
@@ -128,7 +133,7 @@ class SlotBudget:
         """Return the plan with the highest goodput. scale: accepted tokens over their estimate."""
         most, num_all = _accepted(everything, shape.depth)
         best = SlotPlan(None, num_all, scale * most)
-        least = _LEAST_GAIN * (1 + best.share) / step_s(shape, None)
+        least = _LEAST_GAIN * (1 + best.num_accepted) / step_s(shape, None)
         for survival, of_rates in lengths.items():
             accepted, num_rows = _accepted(of_rates, shape.depth)
             if num_rows in (0.0, num_all):

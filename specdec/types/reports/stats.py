@@ -205,6 +205,7 @@ class Counts(Additive):
         that were computed again, since the last snapshot was before them.
     num_drafted_steps: steps that verified a draft. reached_by_position: draft tokens by position of
         which all earlier ones of their draft were accepted.
+    num_receipts: issued ones. audits: audited answers by outcome. num_audited_tokens: in them.
 
     Fields from decided_lengths on are exported over HTTP only.
     """
@@ -246,6 +247,9 @@ class Counts(Additive):
     num_saved_states: int = 0
     num_resumed_tokens: int = 0
     num_stateless_tokens: int = 0
+    num_receipts: int = 0
+    audits: Mapping[str, int] = field(default_factory=dict)
+    num_audited_tokens: int = 0
 
 
 class DraftCounter:

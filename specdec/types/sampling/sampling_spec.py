@@ -58,6 +58,19 @@ class ListedTokens(NamedTuple):
     token_ids: tuple[int, ...] = ()  # further ones, whatever their probability
 
 
+class Replay(NamedTuple):
+    """An earlier output of one choice, to compare with what the model samples at its positions.
+
+    tolerance: of the difference of two logits; a token within it is a tie. grammar_masks: int32
+    [len(token_ids), num_words] as bytes, as in StepRow; empty without a grammar.
+    """
+
+    token_ids: tuple[int, ...]
+    choice: int = 0
+    tolerance: float = 1e-3
+    grammar_masks: bytes = b""
+
+
 @dataclass(frozen=True)
 class SamplingRules:
     """SamplingParams for the workers: texts replaced by token ids, defaults by values.
@@ -67,6 +80,7 @@ class SamplingRules:
     end_token_ids: not drawn before min_tokens.
     logprob_token_ids: listed where logprobs or prompt_logprobs are.
     draft_confidence_threshold: as in SpeculationOptions; None for the draft model's own.
+    replay: output that is compared where prompt_logprobs would be computed, and takes their place.
     """
 
     temperature: float = 1.0
@@ -89,6 +103,7 @@ class SamplingRules:
     verifier: Verifier = Verifier()
     scale_draft_temperature: bool = False
     draft_confidence_threshold: float | None = None
+    replay: Replay | None = None
 
     @derived
     def is_greedy(self) -> bool:

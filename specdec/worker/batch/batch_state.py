@@ -17,6 +17,7 @@ from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS, RowArgmax
 from specdec.kernels.reference.state_pool import StatePool
 from specdec.sampling.device.device_sampler import SamplingKind, kind_of
 from specdec.sampling.logits_processors import BatchLogitsProcessor, LogitsProcessor
+from specdec.sampling.replay import OutputReplay
 from specdec.sampling.sampling_batch import SamplingBatch
 from specdec.sampling.token_history import TokenHistory
 from specdec.types.messages import (
@@ -58,10 +59,8 @@ class SequenceState:
     @classmethod
     def of(cls, admission: SequenceAdmission, tokens: range) -> SequenceState:
         """Make the state of an admitted sequence; this rank computes the logits of `tokens`."""
-        num_prompt_tokens, rules = admission.num_prompt_tokens, admission.rules
-        history = None
-        if rules.needs_tokens:
-            history = TokenHistory(admission.token_ids, num_prompt_tokens)
+        rules, text = admission.rules, (admission.token_ids, admission.num_prompt_tokens)
+        history = TokenHistory(*text) if rules.needs_tokens else None
         processor = LogitsProcessor.of(rules, tokens)
         is_plain_greedy = rules.is_greedy and processor.is_noop and rules.logprobs is None
         verifies_on_device = rules.acting_verifier in ("coupled", "synthetic")
@@ -286,6 +285,12 @@ class BatchState:
         end = min(row.known_end + 1, state.admission.num_prompt_tokens)
         assert state.history is not None
         return state.history.token_ids[row.num_computed_tokens + 1 : end]
+
+    def output_replay(self, row: StepRow) -> tuple[OutputReplay, int]:
+        """Return the replay of a row's sequence, and the number of its prompt tokens."""
+        admission = self._states[row.seq_id].admission
+        count = admission.num_prompt_tokens
+        return OutputReplay(admission.rules, admission.token_ids[:count], self._tokens), count
 
     def logits_processor(self, rows: Sequence[StepRow]) -> BatchLogitsProcessor:
         """Return the logits processor of `rows`; a row has num_draft_tokens + 1 rows of logits."""

@@ -190,7 +190,8 @@ def _reason_of_row(row: StepRow, state: SequenceState) -> HostReason | None:
     if row.is_pending and _is_verified_by_host(row, state):
         return HostReason.PENDING_VERIFIER
     is_in_prompt = row.num_computed_tokens + 1 < admission.num_prompt_tokens
-    if admission.rules.prompt_logprobs is not None and is_in_prompt:
+    is_listed = is_in_prompt or admission.rules.replay is not None
+    if admission.rules.prompt_logprobs is not None and is_listed:
         return HostReason.PROMPT_LOGPROBS
     if state.accepts_by_chance and row.is_pending and row.drafting.num_held:
         return HostReason.PENDING_KEPT

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.forward_batch import ForwardBatch, SlotMove
-from specdec.kernels.reference.ngram import NgramLengths, Texts, torch_lookup
+from specdec.kernels.reference.ngram import NgramLengths, Texts, lookup
 from specdec.types.messages import StepInput, StepRow, VerifiedRow
 from specdec.worker.head.parts import DrafterParts, LookupParts
 from specdec.worker.head.texts import SequenceTexts
@@ -102,6 +102,6 @@ class LookupRunner:
             return ()
         place, length = torch.zeros(1, dtype=torch.int64), torch.tensor([len(text)])
         texts = Texts(torch.from_numpy(np.array(text, np.int32))[None], place, length)
-        found = torch_lookup(texts, torch.tensor([count]), self._parts.ngrams, count)
+        found = lookup(texts, torch.tensor([count]), self._parts.ngrams, count)
         num_tokens, *tokens = found[0].tolist()
         return tuple(tokens[:num_tokens])

@@ -90,6 +90,9 @@ FULL = ReplicaReport(
         ahead=AheadCounts({"0": 5, "2": 1}, {"0": 3}, 40, 12, 0.5),
         num_target_restarts=1,
         num_draft_restarts=2,
+        num_receipts=5,
+        audits={"equal": 4, "impossible": 1},
+        num_audited_tokens=70,
     ),
 )
 LOADING = ReplicaReport("loading", is_ready=False, reason="the model is loading")

@@ -187,7 +187,7 @@ def prompt_logprobs_of(transcript) -> Logprobs:
 def test_prompt_logprobs_are_those_of_transformers(
     tiny_model_dir, log_probs, num_ranks, slab, monkeypatch
 ):
-    monkeypatch.setattr(logprobs_module, "_SLAB_LOGITS", slab)
+    monkeypatch.setattr(logprobs_module, "SLAB_LOGITS", slab)
     lengths = [1, 2, 15, 16, 17, 70]  # chunks have 16 tokens
     requests = [
         request(f"r{n}", (PIECE * 12)[:n], prompt_logprobs=n % 4, max_tokens=3) for n in lengths

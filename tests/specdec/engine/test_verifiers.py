@@ -11,6 +11,13 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specdec.config.speculation.speculative import SpeculativeConfig
+from specdec.speculation.policy.cost_model import CostModel
+from specdec.speculation.policy.cost_table import CostTable
+from specdec.speculation.policy.goodput import GoodputChooser
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.types.control import SpeculationControl
+from specdec.types.drafts.draft_decision import Decision, DecisionReason, chain
+from specdec.types.drafts.slot_rule import SlotRule
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling.sampling_params import SERVED_VERIFIERS, VERIFIERS, SpeculationOptions
 from specdec.worker import HeadFiles
@@ -239,10 +246,24 @@ def triple_probs(tiny_model_dir):
     return probs
 
 
+class Dividing(GoodputChooser):
+    """Drafts none, one or two tokens of a sequence, by those that were accepted before."""
+
+    def choose(self, now_s, num_decoding, shapes, prompts):
+        return Decision(chain(2), DecisionReason.GOODPUT, slots=SlotRule(0.4, 0.5, 1.0))
+
+
+def dividing_policy():
+    chooser = Dividing(CostModel(CostTable((1,), (0,), ((1.0,),))), divides_slots=True)
+    control = SpeculationControl("auto", 64, 2, allowed_verifiers=VERIFIERS)
+    return SpeculationPolicy(control, lambda: 0.0, choosers={None: chooser})
+
+
 def methods_and_verifiers():
     """Yield all pairs; make test has all verifiers of a draft model, and each other method."""
     quick = {
-        "ngram": ["rejection"],
+        "ngram": [],
+        "ngram, slots": ["rejection"],
         "draft_model": LOSSLESS,
         "draft_model while it is sure": ["rejection"],
         "draft_model, budget": ["block"],
@@ -282,7 +303,8 @@ def test_texts_have_the_distribution_of_transformers(
     if method == "draft_model, outcomes":
         proposer = draft_model(near_model_dir, num_blocks=2000)
         proposer._ahead.planner.end_step = lambda **_: None  # four outcomes, whatever the machine
-    engine = local_engine(tiny_model_dir, config, proposer=proposer, head=head)
+    policy = dividing_policy() if method == "ngram, slots" else None
+    engine = local_engine(tiny_model_dir, config, proposer=proposer, policy=policy, head=head)
     asked = [
         request(
             str(seed),

@@ -255,6 +255,10 @@ class SamplingFields(RequestModel):
     allow_training: bool = option(
         "whether prompt and answer may train the draft head of a service that enables this", False
     )
+    receipt: bool = option(
+        "returns a signed receipt of the tokens in `receipts`, from a service with a key for it",
+        False,
+    )
     request_id: str | None = option("instead of the header X-Request-Id")
     resume_token_ids: Annotated[list[int], at_most(MAX_TOKEN_IDS)] = option(
         "tokens of the answer that were received before a stream broke: the answer has what "

@@ -5,11 +5,13 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
+from grpc_health.v1 import health
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from ray.serve._private.grpc_util import gRPCGenericServer
 
 from cluster.api.grpc import status
 from cluster.api.grpc.servicers import add_inference_service
-from cluster.api.grpc.status import MALFORMED_MESSAGE
+from cluster.api.grpc.status import MALFORMED_MESSAGE, GenericServer
 from cluster.api.serve_proxy.grpc import restate_answers
 from protos.specdec.v1 import inference_pb2 as pb
 from protos.specdec.v1.inference_pb2_grpc import InferenceServiceServicer
@@ -104,6 +106,18 @@ async def test_a_stream_that_its_client_does_not_read_ends(channel, monkeypatch)
             await read_all(stream)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert dict(caught.value.trailing_metadata())["retry-after-s"] == "1"
+
+
+def test_no_method_is_registered():
+    """Otherwise grpc.aio waits for a call of each of them, again after every call."""
+    added = []
+    server = SimpleNamespace(add_generic_rpc_handlers=added.extend)  # and no other method
+    add_inference_service(Answering(), server)
+    add_HealthServicer_to_server(health.aio.HealthServicer(), GenericServer(server))
+    assert [each.service_name() for each in added] == [
+        "specdec.v1.InferenceService",
+        "grpc.health.v1.Health",
+    ]
 
 
 async def read_all(stream):

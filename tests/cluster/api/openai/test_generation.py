@@ -133,6 +133,26 @@ async def test_every_stream_sends_bytes_before_its_first_token(
 
 
 @pytest.mark.parametrize(("path", "body", "comment"), DOORS)
+async def test_the_end_is_sent_with_the_events_of_the_last_output(
+    http, monkeypatch, path, body, comment
+):
+    app, sent = http._transport.app, []
+
+    async def recording(scope, receive, send):
+        async def record(message):
+            sent.append(message)
+            await send(message)
+
+        await app(scope, receive, record)
+
+    monkeypatch.setattr(http._transport, "app", recording)
+    assert (await http.post(path, json={**body, "stream": True})).status_code == 200
+    assert [each["more_body"] for each in sent[1:]] == [*[True] * (len(sent) - 2), False]
+    is_alone = path != "/v1/completions"  # another prompt may still have outputs
+    assert (sent[-1]["body"].count(b"data: ") > 1) == is_alone
+
+
+@pytest.mark.parametrize(("path", "body", "comment"), DOORS)
 async def test_every_stream_sends_bytes_in_a_silence_between_outputs(
     http, router, monkeypatch, path, body, comment
 ):

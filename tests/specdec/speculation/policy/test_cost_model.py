@@ -135,6 +135,7 @@ def test_the_seconds_of_a_draft_model_correct_what_every_length_takes_to_draft(f
         drafted_s = factor * 0.02 if count else 0.0
         costs.observe(4, chain(count), 0.02 + drafted_s, 0.01 * index, drafted_s=drafted_s)
     assert costs.step_s(4, chain(0), 4.0) == pytest.approx(0.02, rel=0.05)
+    assert costs.profile_error(4, chain(0), 4.0) == pytest.approx(1.0, rel=0.05)
     assert costs.step_s(4, chain(2), 4.0) == pytest.approx(0.02 + factor * 0.02, rel=0.05)
     assert costs.step_s(4, chain(4), 4.0) == pytest.approx(0.02 + factor * 0.04, rel=0.15)
 

@@ -17,7 +17,7 @@ from specdec.types.messages import (
     StepInput,
     StepRow,
 )
-from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
+from specdec.types.sampling.sampling_spec import Replay, SamplingRules, Verifier
 from specdec.worker.device.eligibility import HostReason, drafted_by_host, verified_by_host
 from specdec.worker.device.input.columns import StepColumns
 from tests.specdec.engines import engine_config
@@ -94,6 +94,11 @@ CASES = {
 @pytest.mark.parametrize("expected", CASES, ids=lambda each: each.name)
 def test_the_host_runs_a_step_for_a_reason(runner, expected):
     assert CASES[expected](runner) is expected
+
+
+def test_the_host_replays_an_output_after_the_prompt(runner):
+    rules = SamplingRules(prompt_logprobs=0, replay=Replay((5,)))
+    assert reason(runner, [DECODE], rules) is HostReason.PROMPT_LOGPROBS
 
 
 def test_limits_of_launcher_model_and_buffers(runner, monkeypatch):

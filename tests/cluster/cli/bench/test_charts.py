@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree
 
-from cluster.cli.charts import BarChart, LineChart, draw_charts
+from cluster.cli.bench.charts import BarChart, LineChart, draw_charts
 
 SVG = "{http://www.w3.org/2000/svg}"
 LINES = LineChart("t", "x", [1, 2, 4], {"a": [1.0, float("nan"), 3.0], "b": [1.0, 2.0, 2.5]})

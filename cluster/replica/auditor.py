@@ -1,0 +1,117 @@
+"""Audit of answers: replays them on the engine while no request runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import aclosing
+
+from specdec.engine.metrics.metrics import Metrics
+from specdec.engine.receipts.issuing import Answer
+from specdec.engine.receipts.report import ChoiceReport, Outcome
+from specdec.engine.requests.engine_client import EngineClient
+from specdec.engine.requests.replays import comparison_in, replay_request
+from specdec.types.errors import SpecdecError
+from specdec.types.messages import Logprobs
+from specdec.types.sampling.sampling_spec import Replay
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 32
+"""Answers that wait for an audit; a further one replaces the oldest, which counts as dropped."""
+_DROPPED, _FAILED = "dropped", "failed"
+
+_LEAST_PRIORITY = 1000
+_POLL_S = 0.05
+_RETRY_S = 0.05, 1.0
+_MAX_WAIT_S = 600.0
+
+
+class Auditor:
+    """Queue of answers to audit, and the task that replays them, for one event loop.
+
+    A replay begins when the engine is idle, and is aborted and tried again when a request arrives:
+    the request waits at most for the step in flight.
+    """
+
+    def __init__(
+        self, get_client: Callable[[], EngineClient], metrics: Metrics, tolerance: float
+    ) -> None:
+        self._get_client, self._metrics, self._tolerance = get_client, metrics, tolerance
+        self._waiting: deque[tuple[Answer, float]] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, answer: Answer) -> None:
+        """Queue a complete answer, and start the task unless it runs."""
+        if len(self._waiting) >= MAX_WAITING:
+            self._waiting.popleft()
+            self._metrics.count_audit(_DROPPED)
+        self._waiting.append((answer, time.monotonic()))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """End the task; the answers that wait are not audited."""
+        self._waiting.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while self._waiting:
+            answer, since_s = self._waiting.popleft()
+            try:
+                while not await self._audited(answer):
+                    if time.monotonic() - since_s > _MAX_WAIT_S:
+                        self._metrics.count_audit(_DROPPED)
+                        break
+                    # At random, so that the audits of several front ends do not meet again.
+                    await asyncio.sleep(random.uniform(*_RETRY_S))
+            except SpecdecError as error:
+                # Not its text, which may quote tokens.
+                logger.warning(
+                    "audit of request %s: %s", answer.request.request_id, type(error).__name__
+                )
+                self._metrics.count_audit(_FAILED)
+
+    async def _audited(self, answer: Answer) -> bool:
+        """Replay all choices of an answer and count the result; return False for a busy engine."""
+        worst = Outcome.EQUAL
+        for index, tokens in sorted(answer.outputs.items()):
+            found = await self._compared(answer, Replay(tuple(tokens), index, self._tolerance))
+            if found is None:
+                return False
+            num_resumed = len(answer.request.resume_token_ids)
+            report = ChoiceReport(index, len(tokens), num_resumed)
+            report = report.with_tokens(found, self._tolerance)
+            if (wrong := report.impossible) is not None:
+                worst = Outcome.IMPOSSIBLE
+                place = answer.request.request_id, index, wrong.position, wrong.margin
+                logger.error("audit of request %s: choice %d, position %d, margin %s", *place)
+            elif report.outcome is Outcome.TIE and worst is Outcome.EQUAL:
+                worst = Outcome.TIE
+        self._metrics.count_audit(worst.value, sum(map(len, answer.outputs.values())))
+        return True
+
+    async def _compared(self, answer: Answer, replay: Replay) -> Logprobs | None:
+        """Return the comparison of one choice; None if other requests run or arrive."""
+        client = self._get_client()
+        if client.num_sequences:
+            return None
+        running = asyncio.create_task(self._replay(client, answer, replay))
+        try:
+            while not running.done() and client.num_sequences <= 1:
+                await asyncio.wait((running,), timeout=_POLL_S)
+            return running.result() if running.done() else None
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def _replay(self, client: EngineClient, answer: Answer, replay: Replay) -> Logprobs:
+        request = replay_request(answer.request, replay, priority=_LEAST_PRIORITY)
+        async with aclosing(client.generate(request)) as outputs:
+            return await comparison_in(outputs)

@@ -1,0 +1,129 @@
+"""Receipts and audits of the answers of a Router."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from cluster.config.serve_config import ServeConfig
+from cluster.replica.auditor import Auditor
+from specdec.engine.metrics.metrics import Metrics
+from specdec.engine.receipts.issuing import Answer, issue, require_base_model, require_seeded
+from specdec.engine.receipts.model import receipt_model
+from specdec.models.config.model_config import ModelConfig
+from specdec.sequences.sequence import EngineRequest
+from specdec.types.errors import InvalidValueError
+from specdec.types.reports.receipts import Receipt, ReceiptModel
+from specdec.types.responses import EngineOutput
+
+if TYPE_CHECKING:
+    from specdec.engine.receipts.signatures import SigningKey
+
+
+class Receipts:
+    """Issues the receipts that requests ask for, and passes a share of all answers to an auditor.
+
+    For one event loop. The weights are read once, on a thread, where there is a key.
+    """
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        directory: Path,
+        model: ModelConfig,
+        max_model_len: int,
+        metrics: Metrics,
+        auditor: Auditor,
+    ) -> None:
+        """Start to read the weights. Raises InvalidValueError for a file without a key."""
+        self._config, self._defaults = config, model.sampling_defaults
+        self._metrics, self._auditor = metrics, auditor
+        self._random = random.Random()
+        self._key: SigningKey | None = None
+        self._model = Future[ReceiptModel]()
+        if config.receipt_key_file is not None:
+            from specdec.engine.receipts.signatures import SigningKey  # imports cryptography
+
+            self._key = SigningKey.read(config.receipt_key_file)
+            describe = partial(receipt_model, config, directory, model, max_model_len)
+            # A daemon, unlike those of an executor: reading the weights delays no exit.
+            Thread(target=_settle, args=(self._model, describe), daemon=True).start()
+
+    def check(self, request: EngineRequest) -> None:
+        """Raise InvalidValueError for a request whose answer cannot have a requested receipt."""
+        if not request.receipt:
+            return
+        if self._key is None:
+            raise InvalidValueError("receipt", True, "false: the service has no receipt_key_file")
+        if self._model.done() and (fault := self._model.exception()) is not None:
+            raise InvalidValueError("receipt", True, f"false for this model: {fault}")
+        self._require_seeded(request)
+
+    def follow(
+        self, request: EngineRequest, outputs: AsyncGenerator[EngineOutput, None]
+    ) -> AsyncGenerator[EngineOutput, None]:
+        """Return the outputs of a request, recorded if a receipt or an audit needs them."""
+        is_audited = self._is_audited(request)
+        if not (request.receipt or is_audited):
+            return outputs
+        return self._recording(request, outputs, is_audited=is_audited)
+
+    async def _recording(
+        self,
+        request: EngineRequest,
+        outputs: AsyncGenerator[EngineOutput, None],
+        *,
+        is_audited: bool,
+    ) -> AsyncGenerator[EngineOutput, None]:
+        answer = Answer(request)
+        async with aclosing(outputs) as stream:
+            async for output in stream:
+                answer.add(output)
+                if output.is_last and is_audited:
+                    self._auditor.add(answer)
+                if output.is_last and request.receipt:
+                    yield output._replace(receipt=await self._issue(answer))
+                else:
+                    yield output
+
+    async def _issue(self, answer: Answer) -> Receipt:
+        assert self._key is not None, "the request was checked"
+        model = await asyncio.wrap_future(self._model)
+        receipt = issue(answer, self._key, model, self._defaults, int(time.time()))
+        self._metrics.num_receipts += 1
+        return receipt
+
+    def _is_audited(self, request: EngineRequest) -> bool:
+        """Draw whether an answer is audited. Grammars are not: their masks cost the engine time."""
+        share = self._config.audit_share
+        if not share or self._random.random() >= share or request.grammar is not None:
+            return False
+        try:
+            self._require_seeded(request)
+        except InvalidValueError:
+            return False
+        return request.params.structured_output is None
+
+    def _require_seeded(self, request: EngineRequest) -> None:
+        require_base_model(request.adapter_id)
+        service = self._config.speculative_config
+        default = service.verifier if service is not None else "coupled"
+        params = request.params
+        temperature = params.resolved(self._defaults).temperature
+        require_seeded(params, temperature, params.speculation.verifier or default)
+
+
+def _settle(future: Future[ReceiptModel], describe: Callable[[], ReceiptModel]) -> None:
+    """Set the result of a future, or the error."""
+    try:
+        future.set_result(describe())
+    except Exception as error:
+        future.set_exception(error)

@@ -1,0 +1,210 @@
+# Modules: cluster.config.receipts, cluster.replica.auditor
+"""Receipts and audits of a Router's answers, on the tiny model in this process."""
+
+import asyncio
+from array import array
+from dataclasses import replace
+from types import SimpleNamespace
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from cluster.api.app import make_app
+from cluster.api.base.authentication import ApiKeys
+from cluster.api.grpc.servicers import InferenceServicer
+from cluster.config.serve_config import ServeConfig
+from cluster.replica.auditor import MAX_WAITING
+from cluster.replica.replica_router import ReplicaRouter
+from cluster.workers.ray.resources import ReplicaMemory
+from specdec.client.codec.inference import encode_request
+from specdec.client.codec.outputs import decode_completion
+from specdec.engine.models.model_resolution import ModelDirectories
+from specdec.engine.receipts.issuing import Answer
+from specdec.engine.receipts.report import Outcome
+from specdec.engine.receipts.signatures import SigningKey, is_signed
+from specdec.llm.receipts.verification import verify_receipt
+from specdec.sequences.sequence import EngineRequest
+from specdec.types.errors import InvalidValueError
+from specdec.types.reports.receipts import Receipt, Statement
+from specdec.types.request import GenerateRequest
+from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
+from tests.cluster.api.openai.conftest import alone, events
+from tests.cluster.serving import serve
+from tests.specdec.engines import engine_config, local_engine
+from tests.specdec.receipts import SteppedReplayer
+
+SAMPLED = SamplingParams(temperature=1.0, max_tokens=12, n=2)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def routers(tiny_model_dir, tmp_path_factory):
+    """Routers with a key, and with an audit of all answers; both draft."""
+    path = tmp_path_factory.mktemp("key") / "key.pem"
+    SigningKey.generate().write(path)
+    found, threads = {}, []
+    for name, settings in (("key", {"receipt_key_file": path}), ("audit", {"audit_share": 1.0})):
+        config = ServeConfig(model=str(tiny_model_dir), max_model_len=160, device="cpu", **settings)
+        router = ReplicaRouter(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
+        threads.append(serve(router, local_engine(tiny_model_dir, engine_config(3))))
+        router.text.load()
+        found[name] = router
+    yield found
+    for router, thread in zip(found.values(), threads, strict=True):
+        await router.auditor.close()
+        await thread.close()
+
+
+async def outputs_of(router, **fields):
+    call = GenerateRequest((5, 6, 7, 8), fields.pop("params", SAMPLED), **fields)
+    generation = await router.generate(call)
+    return [output async for output in generation.outputs]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_last_output_has_the_requested_receipt(routers, tiny_model_dir):
+    *others, last = await outputs_of(routers["key"], receipt=True, request_id="mine")
+    assert all(each.receipt is None for each in others)
+    statement = Statement.from_text(last.receipt.statement)
+    assert statement.request_id == "mine"
+    assert [each.num_tokens for each in statement.choices] == [12, 12]
+    replayer = SteppedReplayer(tiny_model_dir, local_engine(tiny_model_dir, engine_config(0)))
+    assert verify_receipt(last.receipt, replayer).outcome is Outcome.EQUAL
+    assert routers["key"].metrics.counts.num_receipts == 1
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_other_request_is_followed(routers):
+    assert (await outputs_of(routers["key"]))[-1].receipt is None
+    assert not routers["key"].metrics.audits.total()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_receipt_that_cannot_be_issued_is_rejected(routers):
+    rejection = SpeculationOptions(verifier="rejection")
+    with pytest.raises(InvalidValueError, match="the service has no receipt_key_file"):
+        await outputs_of(routers["audit"], receipt=True)
+    with pytest.raises(InvalidValueError, match=r"receipt .* verifier rejection"):
+        await outputs_of(
+            routers["key"], receipt=True, params=replace(SAMPLED, speculation=rejection)
+        )
+    greedy = replace(SAMPLED, temperature=0.0, speculation=rejection)
+    assert (await outputs_of(routers["key"], receipt=True, params=greedy))[-1].receipt
+
+
+async def audited(router, count):
+    """Wait for the results of this many audits in all."""
+    async with asyncio.timeout(20):
+        while sum(router.metrics.audits.values()) < count:
+            await asyncio.sleep(0.01)
+    return router.metrics.counts.audits
+
+
+PROMPTS = [[5, 6, 7, 8], [9, 10, 11]]
+BODY = {"prompt": PROMPTS, "max_tokens": 6, "seed": 3, "receipt": True}
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def http(routers):
+    router = routers["key"]
+    app = make_app(lambda: router, lambda: alone(router), ApiKeys)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_over_http_each_prompt_has_a_receipt(http):
+    answer = (await http.post("/v1/completions", json={**BODY, "return_token_ids": True})).json()
+    receipts = [Receipt.from_mapping(each) for each in answer["receipts"]]
+    assert [list(each.opening.prompt_token_ids) for each in receipts] == PROMPTS
+    outputs = [each["token_ids"] for each in answer["choices"]]
+    assert [list(each.opening.outputs[0]) for each in receipts] == outputs
+    assert {Statement.from_text(each.statement).seed for each in receipts} == {3}
+    assert "receipts" not in (await http.post("/v1/completions", json=BODY | {"receipt": 0})).text
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_in_a_stream_the_last_chunk_has_the_receipt(http):
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "receipt": True}
+    *others, last = events(await http.post("/v1/chat/completions", json={**body, "stream": True}))
+    assert not any("receipts" in each for each in others)
+    [receipt] = last["receipts"]
+    assert is_signed(Receipt.from_mapping(receipt))
+    whole = (await http.post("/v1/chat/completions", json=body)).json()
+    assert is_signed(Receipt.from_mapping(whole["receipts"][0]))
+    budget = {**body, "thinking_token_budget": 3}
+    assert (await http.post("/v1/chat/completions", json=budget)).status_code == 400
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_over_grpc_the_response_has_the_receipt(routers):
+    servicer = InferenceServicer(routers["key"], ApiKeys())
+    params = replace(SAMPLED, seed=3)
+    message = encode_request(GenerateRequest((5, 6, 7, 8), params, receipt=True))
+    context = SimpleNamespace(invocation_metadata=tuple, peer=lambda: "ipv4:192.0.2.1:5000")
+    answer = decode_completion(await servicer.Generate(message, context))
+    assert is_signed(answer.receipt)
+    assert answer.receipt.opening.outputs == tuple(each.token_ids for each in answer.choices)
+
+
+ALONE = replace(SAMPLED, n=1, seed=5)
+
+
+def answer_of(outputs, changed=None):
+    """Return an answer as the Router records it. changed: a token in place of number 4."""
+    answer = Answer(EngineRequest((5, 6, 7, 8), ALONE, seed=5, request_id="mine"))
+    for output in outputs:
+        answer.add(output)
+    if changed is not None:
+        answer.outputs[0][4] = changed
+    return answer
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_answers_are_audited(routers, caplog):
+    router = routers["audit"]
+    await outputs_of(router)
+    assert (await audited(router, 1))["equal"] == 1
+    assert router.metrics.counts.num_audited_tokens == 24
+    outputs = await outputs_of(router, params=ALONE)
+    assert (await audited(router, 2))["equal"] == 2
+    router.auditor.add(answer_of(outputs, changed=300))
+    assert (await audited(router, 3))["impossible"] == 1
+    assert "audit of request mine: choice 0, position 4, margin" in caplog.text
+    assert "token" not in caplog.text
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_audit_waits_for_requests(routers):
+    router = routers["audit"]
+    before = router.metrics.audits.total()
+    generation = await router.generate(GenerateRequest((5, 6, 7, 8), replace(ALONE, max_tokens=99)))
+    outputs = [await anext(generation.outputs)]
+    router.auditor.add(answer_of(outputs))
+    await asyncio.sleep(0.2)
+    assert router.metrics.audits.total() == before, "the request still runs"
+    outputs += [output async for output in generation.outputs]
+    await audited(router, before + 2)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_audits_that_cannot_run_are_counted(routers):
+    router = routers["audit"]
+    for _ in range(MAX_WAITING + 2):
+        router.auditor.add(Answer(EngineRequest((5,), ALONE, seed=5)))
+    assert router.metrics.audits["dropped"] == 2
+    await router.auditor.close()
+    broken = answer_of(())
+    broken.outputs[0] = array("i", [10**6, 5])  # no token of the model
+    router.auditor.add(broken)
+    async with asyncio.timeout(20):
+        while not router.metrics.audits["failed"]:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("settings", [{"audit_share": 1.5}, {"receipt_key_file": __file__}])
+def test_settings_are_checked_at_the_start(tiny_model_dir, settings):
+    values = {"model": str(tiny_model_dir), "device": "cpu", **settings}
+    with pytest.raises(InvalidValueError, match=next(iter(settings))):
+        ServeConfig.from_mapping(values)
