@@ -128,7 +128,7 @@ clean: ## remove built files; the environment stays
 	$(BIN)/python -m tools.install.progress $(VENV) install --quiet -c constraints.txt setuptools grpcio-tools
 	@mkdir -p $(@D) && touch $@
 
-# The generator of the images' SBOMs has an environment of its own there too: of its dependencies,
+# The generator of the images' SBOMs has a separate environment there too: of its dependencies,
 # rfc3987-syntax takes a second of each process that imports Ray.
 .make/sbom/done: constraints.txt
 	$(PYTHON) -m venv $(@D)

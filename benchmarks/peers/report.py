@@ -181,16 +181,18 @@ def _agreements(found: Sequence[Agreement], suites: Sequence[str]) -> str:
     for each in found:
         name, _, suite = each.name.rpartition(", ")
         shares.setdefault(name, {})[suite] = f"{each.num_equal_tokens / each.num_tokens:.0%}"
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, own in shares.items():
+        names.setdefault(tuple(own.get(suite, "") for suite in suites), []).append(name)
     return markdown_table(
-        ("contender", *suites),
-        ((name, *(own.get(suite, "") for suite in suites)) for name, own in shares.items()),
+        ("contenders", *suites), ((", ".join(each), *cells) for cells, each in names.items())
     )
 
 
 def _statuses(peers: Sequence[PeerStatus]) -> str:
     def cells(each: PeerStatus) -> tuple[str, ...]:
         versions = ", ".join(f"{name} {version}" for name, version in each.versions.items())
-        status = f"missing: {each.missing}" if each.missing else "measured"
-        return (each.name, versions, f"{each.load_s:.0f} s", status)
+        load = f"missing: {each.missing}" if each.missing else f"{each.load_s:.0f} s"
+        return (each.name, versions, load)
 
-    return markdown_table(("peer", "versions", "load time", "status"), map(cells, peers))
+    return markdown_table(("peer", "versions", "load time"), map(cells, peers))

@@ -20,6 +20,7 @@ from benchmarks.peers.driver_loop import (
 from benchmarks.peers.environments import PeerUnavailableError, Recipe, environment_python
 from benchmarks.peers.process import PeerProcess
 from benchmarks.peers.report import (
+    Agreement,
     PeersReport,
     PeerStatus,
     agreement,
@@ -201,9 +202,14 @@ def test_the_page_shows_figures_and_missing_peers():
         ),
         rows=tuple(summarize(name, each) for name, each in measured.items()),
         ratios=tuple(lookup_ratios(measured, ["edit"])),
-        agreements=(),
+        agreements=(
+            Agreement("vllm fp32, edit", 2, 2, 6, 6),
+            Agreement("vllm bf16, edit", 2, 1, 3, 6),
+            Agreement("transformers, edit", 2, 2, 6, 6),
+        ),
     )
     page = markdown(report, ["edit"], "settings")
     assert "| ours fp32 suffix | 2.2 |  |" in page
+    assert "| vllm fp32, transformers | 100% |\n| vllm bf16 | 50% |\n" in page
     assert "missing: no wheel" in page
     assert chart(report, ["edit"]).count("one stream, with") == 2  # with lookups, and without
