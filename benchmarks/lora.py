@@ -1,10 +1,9 @@
 """Measure what LoRA adapters cost beside a step of their model, on native CPU kernels.
 
 Sixteen streams of SmolLM2 after 128 tokens, with random adapters of all linear layers. A step is a
-forward pass of one row of each stream with its logits and their argmax. Cases differ in how many
-adapters the rows have: none, one for all, and two or sixteen different ones. A share is the median
-over the rounds of (time of the case / time without adapters in that round). The last line printed
-is JSON.
+forward pass of one row of each stream with its logits. Cases differ in how many adapters the rows
+have: none, one for all, and two or sixteen different ones. A share is the median over the rounds of
+(time of the case / time without adapters in that round). The last line printed is JSON.
 
 Each round runs all cases in a new random order, each after a step that is not timed. The model is
 loaded several times, since times depend on the place of weights in memory.

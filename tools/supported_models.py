@@ -139,14 +139,13 @@ _RECURRENT_SUPPORT = (
     (
         "drafting",
         "lookups, draft models, and the MTP layers of Qwen3-Next and Qwen 3.5 (`mtp`), not those "
-        "of Nemotron-H, which are single blocks with a norm each; any verifier; drafts are chains "
-        "of at most the configured length, also where a tree is configured; no other draft heads, "
-        "and no `specdec train`",
+        "of Nemotron-H, which are single blocks with a norm each; any verifier; chains and trees; "
+        "no other draft heads, and no `specdec train`",
     ),
     (
         "as draft models",
         "for targets with the same tokenizer; neither ahead of the target "
-        "(`async_drafting`) nor in parallel, without adapters and prefix cache",
+        "(`async_drafting`) nor in parallel, and without prefix cache; they draft chains",
     ),
     (
         "ranks",
@@ -159,7 +158,7 @@ _RECURRENT_SUPPORT = (
         "and Qwen 3.5; the experts of a layer may be in one tensor",
     ),
     ("deterministic results", "as native kernels always are; not with torch"),
-    ("LoRA", "none"),
+    ("LoRA", "[adapters](lora.md) of any linear layers"),
 )
 
 

@@ -11,16 +11,17 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
 
 from benchmarks.gpu.parts import Context, PartSkippedError, Result
 from benchmarks.gpu.random_models import LLAMA_8B, RandomTensors, write_config
-from benchmarks.service import started_service
-from benchmarks.service_cpu.load import MODEL_NAME, Load, LoadGenerator, Times
 from benchmarks.tiny_model import write_tiny_llama
+
+if TYPE_CHECKING:
+    from benchmarks.service_cpu.load import Load, Times
 
 COLUMNS = (
     *("streams", "engine, tokens/s", "service, tokens/s", "peer, tokens/s"),
@@ -39,6 +40,9 @@ def measure_service(context: Context) -> Result:
     """
     if find_spec("ray") is None:
         raise PartSkippedError("Ray is not installed")
+    from benchmarks.service import started_service  # imports Ray's and gRPC's packages
+    from benchmarks.service_cpu.load import MODEL_NAME
+
     result: Result = {"service_cells": [], "peer_cells": []}
     if context.peer_url is not None:
         _measure(context, context.peer_url, "peer_cells", result)
@@ -56,6 +60,8 @@ def measure_service(context: Context) -> Result:
 
 def _measure(context: Context, http_url: str, key: str, result: Result) -> None:
     """Add the figures of each number of streams, and save them."""
+    from benchmarks.service_cpu.load import LoadGenerator
+
     with closing(LoadGenerator("", http_url)) as generator:
         for load in _loads(context):
             generator.begin(replace(load, num_requests=load.streams), seed=0).wait()  # warm
@@ -65,6 +71,8 @@ def _measure(context: Context, http_url: str, key: str, result: Result) -> None:
 
 
 def _loads(context: Context) -> Iterator[Load]:
+    from benchmarks.service_cpu.load import Load
+
     if context.is_small:
         yield from (Load("sse", count, 2 * count, 8, 16, _TINY_TOKENS) for count in (1, 4))
         return

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +25,9 @@ from cluster.cli.output import SectionedCommand, json_flag, print_stderr, show_j
 from specdec.client import Client
 from specdec.types.request import ChatMessage
 from specdec.types.responses import StreamChunk
+
+if TYPE_CHECKING:
+    from specdec.types.reports.receipts import Receipt
 
 
 @contextmanager
@@ -113,14 +116,21 @@ def generate(
         has_receipt = receipt_file is not None
         chunks = client.generate_stream(content, params, model=model, receipt=has_receipt)
         result = receive(chunks, show)
-    if receipt_file is not None and (receipt := result.chunks[-1].receipt) is not None:
-        receipt_file.write_text(json.dumps(receipt.to_mapping()))
+    if receipt_file is not None:
+        _write_receipt(result.chunks[-1].receipt, receipt_file)
     if as_json:
         show_json(result.outcome if stream else result.content | result.outcome)
         return
     for line in result_lines(result, with_text=not stream):
         show_text(line)
     print_stderr(result.summary)
+
+
+def _write_receipt(receipt: Receipt | None, path: Path) -> None:
+    """Write a requested receipt; a service of an older version ignores the request."""
+    if receipt is None:
+        raise click.ClickException("the service returned no receipt")
+    path.write_text(json.dumps(receipt.to_mapping()))
 
 
 @click.command(short_help="Tokenize a text.")

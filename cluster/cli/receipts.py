@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from specdec.engine.receipts.report import ReceiptReport
     from specdec.types.reports.receipts import Receipt, Statement
 
-_HEX_KEY = 64
+_HEX_KEY = re.compile("[0-9a-fA-F]{64}")
 
 
 @click.command(short_help="Verify the receipt of an answer.")
@@ -63,8 +64,8 @@ def verify(
     """
     from specdec.types.reports.receipts import MAX_RECEIPT_BYTES, Receipt, Statement
 
-    if public_key is not None and len(public_key) != _HEX_KEY:
-        raise click.BadParameter(f"must have {_HEX_KEY} digits", param_hint="--public-key")
+    if public_key is not None and _HEX_KEY.fullmatch(public_key) is None:
+        raise click.BadParameter("must have 64 hexadecimal digits", param_hint="--public-key")
     if model is None and public_key is None:
         raise click.UsageError("without --public-key the receipt may name any model: give --model")
     with exits_as_unusable():
@@ -79,7 +80,7 @@ def verify(
     if as_json:
         show_json(report.to_mapping())
     else:
-        click.echo("\n".join(_lines(report, given)))
+        click.echo("\n".join(_lines(report, given, statement)))
     if not report.is_verified:
         ctx.exit(EXIT_UNUSABLE if report.outcome.value == "unverifiable" else EXIT_FAILED)
 
@@ -161,9 +162,11 @@ def _by_transformers(
     return verify_receipt(receipt, TransformersReplayer(directory, config), **limits)
 
 
-def _lines(report: ReceiptReport, receipt: Receipt) -> list[str]:
+def _lines(report: ReceiptReport, receipt: Receipt, statement: Statement) -> list[str]:
+    if report.outcome.value == "forged":  # its text is anyone's
+        return [f"forged: {report.reason}"]
     reason = f": {report.reason}" if report.reason else ""
-    lines = [f"{report.outcome.value}{reason} (signed by {receipt.public_key})"]
+    lines = [f"{report.outcome.value}{reason} (signed by {receipt.public_key})", _claim(statement)]
     for choice in report.choices:
         line = f"choice {choice.index}: {choice.num_tokens} tokens, {choice.num_ties} ties"
         if choice.num_resumed:
@@ -177,3 +180,10 @@ def _lines(report: ReceiptReport, receipt: Receipt) -> list[str]:
             line += found.reason
         lines.append(line)
     return lines
+
+
+def _claim(statement: Statement) -> str:
+    """Return the model and the settings that a statement claims, without control characters."""
+    names = ("name", "dtype", "quantization", "kv_cache_dtype", "hf_overrides")
+    model = ", ".join(f"{name} {getattr(statement.model, name)!r}" for name in names)
+    return f"claimed: {model}, seed {statement.seed}, verifier {statement.verifier}"

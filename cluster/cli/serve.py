@@ -75,7 +75,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "Security": (
             *("api_key_file", "admin_token_file", "allowed_hosts", "tls_cert_file"),
-            "tls_key_file",
+            *("tls_key_file", "receipt_key_file", "audit_share"),
         ),
         "Observability": (
             *("log_level", "log_format", "otlp_traces_endpoint", "profile_dir", "profile_max_mib"),

@@ -12,7 +12,7 @@ from contextlib import aclosing
 
 from specdec.engine.metrics.metrics import Metrics
 from specdec.engine.receipts.issuing import Answer
-from specdec.engine.receipts.report import ChoiceReport, Outcome
+from specdec.engine.receipts.report import ChoiceReport, ReceiptReport
 from specdec.engine.requests.engine_client import EngineClient
 from specdec.engine.requests.replays import comparison_in, replay_request
 from specdec.types.errors import SpecdecError
@@ -34,8 +34,8 @@ _MAX_WAIT_S = 600.0
 class Auditor:
     """Queue of answers to audit, and the task that replays them, for one event loop.
 
-    A replay begins when the engine is idle, and is aborted and tried again when a request arrives:
-    the request waits at most for the step in flight.
+    A replay begins when the engine is idle. It is aborted within 50 ms of the arrival of a request,
+    and tried again; until then they share steps, in which the replay comes last.
     """
 
     def __init__(
@@ -80,21 +80,19 @@ class Auditor:
 
     async def _audited(self, answer: Answer) -> bool:
         """Replay all choices of an answer and count the result; return False for a busy engine."""
-        worst = Outcome.EQUAL
+        reports = []
         for index, tokens in sorted(answer.outputs.items()):
             found = await self._compared(answer, Replay(tuple(tokens), index, self._tolerance))
             if found is None:
                 return False
-            num_resumed = len(answer.request.resume_token_ids)
-            report = ChoiceReport(index, len(tokens), num_resumed)
-            report = report.with_tokens(found, self._tolerance)
+            report = ChoiceReport(index, len(tokens), len(answer.request.resume_token_ids))
+            reports.append(report.with_tokens(found, self._tolerance))
+        for report in reports:
             if (wrong := report.impossible) is not None:
-                worst = Outcome.IMPOSSIBLE
-                place = answer.request.request_id, index, wrong.position, wrong.margin
+                place = answer.request.request_id, report.index, wrong.position, wrong.margin
                 logger.error("audit of request %s: choice %d, position %d, margin %s", *place)
-            elif report.outcome is Outcome.TIE and worst is Outcome.EQUAL:
-                worst = Outcome.TIE
-        self._metrics.count_audit(worst.value, sum(map(len, answer.outputs.values())))
+        outcome = ReceiptReport.of(tuple(reports), self._tolerance).outcome
+        self._metrics.count_audit(outcome.value, sum(map(len, answer.outputs.values())))
         return True
 
     async def _compared(self, answer: Answer, replay: Replay) -> Logprobs | None:

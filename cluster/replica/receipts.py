@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -20,12 +21,14 @@ from specdec.engine.receipts.issuing import Answer, issue, require_base_model, r
 from specdec.engine.receipts.model import receipt_model
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import InvalidValueError, SpecdecError
 from specdec.types.reports.receipts import Receipt, ReceiptModel
 from specdec.types.responses import EngineOutput
 
 if TYPE_CHECKING:
     from specdec.engine.receipts.signatures import SigningKey
+
+logger = logging.getLogger(__name__)
 
 
 class Receipts:
@@ -49,6 +52,7 @@ class Receipts:
         self._random = random.Random()
         self._key: SigningKey | None = None
         self._model = Future[ReceiptModel]()
+        self._model.set_running_or_notify_cancel()  # a request that waits for it cannot cancel it
         if config.receipt_key_file is not None:
             from specdec.engine.receipts.signatures import SigningKey  # imports cryptography
 
@@ -58,22 +62,28 @@ class Receipts:
             Thread(target=_settle, args=(self._model, describe), daemon=True).start()
 
     def check(self, request: EngineRequest) -> None:
-        """Raise InvalidValueError for a request whose answer cannot have a requested receipt."""
-        if not request.receipt:
-            return
+        """Raise InvalidValueError for a request whose answer cannot have a receipt."""
         if self._key is None:
             raise InvalidValueError("receipt", True, "false: the service has no receipt_key_file")
         if self._model.done() and (fault := self._model.exception()) is not None:
-            raise InvalidValueError("receipt", True, f"false for this model: {fault}")
+            reason = fault if isinstance(fault, SpecdecError) else "its files cannot be read"
+            raise InvalidValueError("receipt", True, f"false for this model: {reason}")
         self._require_seeded(request)
 
+    def draw_audit(self) -> bool:
+        """Draw whether the next answer is audited, if it can be."""
+        share = self._config.audit_share
+        return bool(share) and self._random.random() < share
+
     def follow(
-        self, request: EngineRequest, outputs: AsyncGenerator[EngineOutput, None]
+        self,
+        request: EngineRequest,
+        outputs: AsyncGenerator[EngineOutput, None],
+        *,
+        is_audited: bool,
     ) -> AsyncGenerator[EngineOutput, None]:
-        """Return the outputs of a request, recorded if a receipt or an audit needs them."""
-        is_audited = self._is_audited(request)
-        if not (request.receipt or is_audited):
-            return outputs
+        """Return the outputs of a request, recorded for its receipt or an audit."""
+        is_audited = is_audited and self._can_audit(request)
         return self._recording(request, outputs, is_audited=is_audited)
 
     async def _recording(
@@ -97,14 +107,16 @@ class Receipts:
     async def _issue(self, answer: Answer) -> Receipt:
         assert self._key is not None, "the request was checked"
         model = await asyncio.wrap_future(self._model)
-        receipt = issue(answer, self._key, model, self._defaults, int(time.time()))
+        # On a thread: hashing long outputs would delay the other streams.
+        receipt = await asyncio.to_thread(
+            issue, answer, self._key, model, self._defaults, int(time.time())
+        )
         self._metrics.num_receipts += 1
         return receipt
 
-    def _is_audited(self, request: EngineRequest) -> bool:
-        """Draw whether an answer is audited. Grammars are not: their masks cost the engine time."""
-        share = self._config.audit_share
-        if not share or self._random.random() >= share or request.grammar is not None:
+    def _can_audit(self, request: EngineRequest) -> bool:
+        """Return whether an audit is possible: masks of grammars would cost the engine time."""
+        if request.grammar is not None:
             return False
         try:
             self._require_seeded(request)
@@ -122,8 +134,9 @@ class Receipts:
 
 
 def _settle(future: Future[ReceiptModel], describe: Callable[[], ReceiptModel]) -> None:
-    """Set the result of a future, or the error."""
+    """Set the result of a future, or the error, which is logged."""
     try:
         future.set_result(describe())
     except Exception as error:
+        logger.exception("no receipts: the files of the model cannot be read")
         future.set_exception(error)

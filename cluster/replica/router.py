@@ -162,7 +162,8 @@ class Router(ABC):
                     client.require_room(call.params.n)
                 timeout_s = math.inf if is_admitted else self.config.queue_timeout_s
                 request = await self._prepare(request_id, call, timeout_s)
-                self._receipts.check(request)
+                if request.receipt:
+                    self._receipts.check(request)
             except BaseException as error:
                 measured.on_refused(error)
                 raise
@@ -171,7 +172,9 @@ class Router(ABC):
         outputs = client.generate(
             request, measured, caller, deadline, is_admitted=is_admitted, on_admitted=on_admitted
         )
-        outputs = self._receipts.follow(request, self._recorded(call, request, outputs))
+        outputs = self._recorded(call, request, outputs)
+        if (is_audited := self._receipts.draw_audit()) or request.receipt:
+            outputs = self._receipts.follow(request, outputs, is_audited=is_audited)
         return Generation(request_id, request.seed, outputs)
 
     def _recorded(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.sampling.device.device_sampler import DeviceRules, with_noise
+from specdec.sampling.device.device_sampler import DeviceRules, slabs_of, with_noise
 from specdec.sampling.logits_processors import BatchLogitsProcessor, LogitsProcessor
 from specdec.sampling.row_exchange import exchanged_rows
 from specdec.sampling.sampler import sample
@@ -115,8 +115,12 @@ def token_margins(
     logits = logits[:, : shard.vocab_size - shard.first_token]
 
     def margins_of(whole: Tensor, own: slice) -> Tensor:
-        margins = _margins(whole, token_ids[own], batch.take(own), tolerance)
-        return margins.view(torch.int64)[:, None]  # the bits of a float64
+        named, of_own = token_ids[own], batch.take(own)
+        margins = [
+            _margins(whole[slab], named[slab], of_own.take(slab), tolerance)
+            for slab in slabs_of(whole)
+        ]
+        return torch.cat(margins).view(torch.int64)[:, None]  # the bits of a float64
 
     bits = exchanged_rows(logits, shard, margins_of, width=1)
     found: NDArray[np.float32] = bits.view(torch.float64).squeeze(1).float().cpu().numpy()

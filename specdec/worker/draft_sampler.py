@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.sampling.device.device_children import DeviceChildren
 from specdec.sampling.distribution import Distribution, highest_probs, scale_by_confidence
 from specdec.sampling.gumbel import Stream
 from specdec.sampling.sampler import sample
@@ -150,7 +151,8 @@ class DraftSampler:
         is_coupled = [not self._rules(span).needs_draft_probs for span in spans]
         temperatures = np.where(is_coupled, batch.params["temperature"], 0).astype(np.float32)
         batch = batch.with_temperatures(temperatures)
-        found = best_children_of(logits, batch, count, shard)
+        children = best_children_of(logits, batch, count, shard)
+        found = DeviceChildren(*(column.cpu() for column in children))
         return [self._draft_ids(found.of(row)[0]) for row in range(len(spans))]
 
     def _draft_ids(self, token_ids: list[int]) -> list[int]:

@@ -8,10 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import benchmarks.service
 from benchmarks.gpu import service
 from benchmarks.gpu.page import page
 from benchmarks.gpu.parts import Context, PartReport, PartSkippedError
 from benchmarks.gpu.random_models import SMALL
+from benchmarks.service_cpu import load
+from benchmarks.service_cpu.load import Times
 from specdec import LLM
 
 
@@ -35,7 +38,7 @@ def test_a_service_is_loaded_and_shown_beside_engine_and_peer(small, monkeypatch
 
         def wait(self):
             last_s = 2.0 if self.is_peer else 1.0
-            return [service.Times(0.0, 0.3, last_s)] * self.num_requests
+            return [Times(0.0, 0.3, last_s)] * self.num_requests
 
         def close(self):
             pass
@@ -45,8 +48,8 @@ def test_a_service_is_loaded_and_shown_beside_engine_and_peer(small, monkeypatch
         assert "tokenizer.json" in {path.name for path in Path(model).iterdir()}
         yield SimpleNamespace(http_url="http://service")
 
-    monkeypatch.setattr(service, "LoadGenerator", Generator)
-    monkeypatch.setattr(service, "started_service", started)
+    monkeypatch.setattr(load, "LoadGenerator", Generator)
+    monkeypatch.setattr(benchmarks.service, "started_service", started)
     found = service.measure_service(replace(small, peer_url="http://peer"))
     assert sent == [(1, 1), (1, 2), (4, 4), (4, 8)] * 2, "first a warm load"
     rates = {"none": {"4": {"tokens_per_s": 80.0}}}

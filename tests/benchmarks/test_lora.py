@@ -20,7 +20,7 @@ def test_cases_run_with_their_adapters(tiny_model_dir, tmp_path, capsys):
     bench = LoraBench(tiny_model_dir, adapters, PRECISIONS["fp32"])
     with torch.inference_mode():
         steps = bench.cases()
-        logits = {name: step()[0] for name, step in steps.items()}
+        logits = {name: step() for name, step in steps.items()}
         for name, adapter_ids in CASES.items():
             differs = (logits[name] != logits[PLAIN]).any(1).tolist()
             assert differs == [each > 0 for each in adapter_ids]

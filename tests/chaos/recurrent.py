@@ -91,8 +91,9 @@ class BranchingProposer(ScriptedProposer):
 class RecurrentTarget(LossyTarget):
     """A target whose tokens depend on states, and on KV.
 
-    salt_of: of a sequence, by its id. saved: positions of snapshots, in their order. shared:
-    snapshots that were used with another salt.
+    num_hidden: as in StatePool; inputs are the hidden states themselves. salt_of: of a sequence, by
+    its id. saved: positions of snapshots, in their order. shared: snapshots that were used with
+    another salt.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class RecurrentTarget(LossyTarget):
         block_size: int = 1,
         num_seqs: int = 0,
         num_snapshots: int = 0,
+        num_hidden: int | None = None,
     ) -> None:
         super().__init__(None, has_bad_logits)
         self.block_size = block_size
@@ -114,6 +116,7 @@ class RecurrentTarget(LossyTarget):
             num_slots=num_seqs,
             max_guesses=MAX_GUESSES,
             num_snapshots=num_snapshots,
+            num_hidden=num_hidden,
             dtype=torch.float32,
             device=torch.device("cpu"),
         )
@@ -167,7 +170,8 @@ class RecurrentTarget(LossyTarget):
     def _run(self, rows: Sequence[StepRow]) -> None:
         plan = self.pool.plan(self.batch.forward_batch(rows))
         tokens = [float(token) for row in rows for token in row.token_ids]
-        inputs = self.pool.extend(0, torch.tensor(tokens)[:, None], plan)[:, 0].tolist()
+        hidden = self.pool.replay(0, torch.tensor(tokens)[:, None], plan)
+        inputs = self.pool.extend(0, hidden, plan)[:, 0].tolist()
         after = self._states_after(inputs, plan)
         for row, span in zip(rows, plan.spans, strict=True):
             self.num_nodes += len(span.parents)
@@ -257,6 +261,7 @@ class RecurrentSimulation(Simulation):
             block_size=self._config.block_size,
             num_seqs=self._config.max_num_seqs,
             num_snapshots=self._config.num_snapshots,
+            num_hidden=self.random.choice((None, 1)),
         )
 
     def _make_engine(self, model: ModelConfig, tokenizer: Tokenizer) -> Engine:

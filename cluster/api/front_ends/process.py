@@ -57,6 +57,7 @@ async def serve(
     client.send("listening")
     reporting = asyncio.create_task(_report(router, client, ingress))
     await client.stopped.wait()
+    await router.auditor.close()
     with suppress(TimeoutError):
         async with asyncio.timeout(_END_S):
             while router.num_streams:

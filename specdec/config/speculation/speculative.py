@@ -73,7 +73,7 @@ class SpeculativeConfig:
         adaptive_length_lower_below: as in LengthRule.
     batch_budget: whether the draft tokens of a step are divided over its sequences by expected
         survival (`types.drafts.draft_survival`) with the sum of equal numbers. A head that is the
-        only drafter adds its confidences. None leaves out those of lookups that do not pay.
+        only drafter adds its confidences. None: those of the engine's lookups may be left out.
     batch_budget_max: longest draft of a sequence with batch_budget.
     speculation_threshold: largest number of decoding requests to draft for, until an operator
         changes it; None for 32, or 256 with policy goodput, which measures the effect of the load.
@@ -295,7 +295,7 @@ class SpeculativeConfig:
 
     @property
     def divides_slots(self) -> bool:
-        """Return whether the policy may leave out draft tokens of single sequences: of lookups."""
+        """Return whether the policy may leave out draft tokens of the engine's lookups."""
         is_free = self.batch_budget is None and not self.adaptive_length
         return is_free and all(each.place is DraftPlace.ENGINE for each in self.drafters)
 

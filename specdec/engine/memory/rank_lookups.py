@@ -19,7 +19,8 @@ def served_speculation(config: LLMConfig, target: ModelConfig) -> SpeculativeCon
     operators would take hundreds of megabytes for long texts.
     """
     speculation, is_on_gpu = config.speculative_config, config.device == "cuda"
-    if speculation is None or not is_on_gpu or target.transformers or not has_triton_package():
+    has_kernel = config.kernels != "torch" and has_triton_package()
+    if speculation is None or not is_on_gpu or target.transformers or not has_kernel:
         return speculation
     return with_lookup_on_ranks(speculation)
 

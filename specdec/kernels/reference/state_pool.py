@@ -78,6 +78,18 @@ class StateSpan(NamedTuple):
         )
 
 
+class RecurrentRuns(NamedTuple):
+    """Runs of what a recurrent layer has with an adapter.
+
+    projected: of the hidden states that it projects to inputs, with those that are replayed.
+    inputs: of the inputs that the recurrence runs, counted as the outputs of the convolution: from
+    `window` on.
+    """
+
+    projected: Sequence[AdapterRun]
+    inputs: Sequence[AdapterRun]
+
+
 @dataclass(frozen=True)
 class StatePlan:
     """The part of a pass that is the same for all recurrent layers.
@@ -114,12 +126,12 @@ class StatePlan:
         """
         if not any(span.parents for span in self.spans):
             return None
-        before = torch.arange(-1, self.num_inputs - 1, device=self.device)
-        before[0] = 0  # which no row reads
+        places = [0, *range(self.num_inputs - 1)]  # no row reads before the first one
         for span in self.spans:
             first = self.begin(span) + span.num_run - len(span.parents)  # of the nodes
-            for node, parent in enumerate(span.parents):
-                before[first + node] = first + parent  # the base is at first - 1
+            # the base is at first - 1
+            places[first : first + len(span.parents)] = (first + each for each in span.parents)
+        before = torch.tensor(places, device=self.device)
         places = [torch.arange(self.window, self.num_inputs, device=self.device)]
         for _ in range(self.window):
             places.insert(0, before[places[0]])
@@ -196,16 +208,16 @@ class StatePlan:
         starts = ((span.first + span.num_committed, count) for span, count in self._num_kept())
         return self._indices(range(start, start + count) for start, count in starts)
 
-    def adapter_runs(self, batch: ForwardBatch) -> list[AdapterRun]:
-        """Return the runs of inputs that the recurrence runs with an adapter.
-
-        They are counted as the outputs of the convolution: from `window` on.
-        """
-        return [
-            AdapterRun(chunk.adapter_id, span.first, span.first + span.num_run)
-            for chunk, span in zip(batch.chunks, self.spans, strict=True)
-            if chunk.adapter_id != BASE_MODEL
-        ]
+    def adapter_runs(self, batch: ForwardBatch) -> RecurrentRuns:
+        """Return the runs with an adapter of what recurrences project and run."""
+        projected, inputs, end = list[AdapterRun](), list[AdapterRun](), 0
+        for chunk, span in zip(batch.chunks, self.spans, strict=True):
+            begin, end = end, end + span.num_run
+            if chunk.adapter_id != BASE_MODEL:
+                projected.append(AdapterRun(chunk.adapter_id, begin, end))
+                last = span.first + span.num_run
+                inputs.append(AdapterRun(chunk.adapter_id, span.first, last))
+        return RecurrentRuns(projected if self.has_hidden else batch.adapter_runs, inputs)
 
     def begin(self, span: StateSpan) -> int:
         """Return the place of the first input that the recurrence runs for a row."""
@@ -315,7 +327,7 @@ class StatePool:
         """
         kept = [node for node in nodes if node < self.max_guesses]
         if kept != list(range(len(kept))):
-            tail = self.inputs[:, slot, self.window :]
+            tail = self.tails[:, slot] if self._has_hidden else self.inputs[:, slot, self.window :]
             tail[:, : len(kept)] = tail[:, kept]
         self._slots[slot].num_tail = len(kept)
 

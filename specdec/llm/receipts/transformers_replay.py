@@ -19,7 +19,7 @@ from specdec.sampling.vocab_shard import VocabShard
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.grammar import Grammar, GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.types.messages import Logprobs
 from specdec.types.sampling.sampling_params import StructuredOutput
 from specdec.types.sampling.sampling_spec import Replay
@@ -29,7 +29,10 @@ class TransformersReplayer:
     """See Replayer."""
 
     def __init__(self, directory: Path, config: LLMConfig) -> None:
-        """config: of the model, on a CPU. Raises InvalidValueError for settings of ours alone."""
+        """config: of the model, on a CPU.
+
+        Raises InvalidValueError for settings of ours alone, and UnsupportedModelError.
+        """
         for name, value in (("quantization", "none"), ("kv_cache_dtype", "auto")):
             if getattr(config, name) != value:
                 limit = f"{value} for transformers, which has no counterpart"
@@ -41,7 +44,10 @@ class TransformersReplayer:
         max_model_len = config.max_model_len or self.model.max_position_embeddings
         self.receipt_model = receipt_model(config, directory, self.model, max_model_len)
         dtype = getattr(torch, config.resolved_dtype)
-        self._network = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+        try:
+            self._network = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+        except (ImportError, OSError, ValueError) as error:
+            raise UnsupportedModelError(f"transformers cannot load it: {error}") from error
 
     def grammar(self, spec: StructuredOutput) -> Grammar:
         """See Replayer."""

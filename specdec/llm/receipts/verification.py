@@ -94,7 +94,7 @@ def verify_receipt(
 
 def forgery(receipt: Receipt, statement: Statement, public_key: str | None) -> str:
     """Return why signature or digests show that a receipt was changed; empty if they match."""
-    if public_key is not None and receipt.public_key != public_key:
+    if public_key is not None and receipt.public_key != public_key.lower():
         return "the receipt is signed by another key"
     if not is_signed(receipt):
         return "the signature does not match the statement"
@@ -182,7 +182,7 @@ def _verify_choice(
 def _unknown_token(output: Sequence[int], replayer: Replayer) -> ImpossibleToken | None:
     """Return the first token that is not in the vocabulary."""
     size = replayer.model.vocab_size
-    unknown = ((i, token_id) for i, token_id in enumerate(output) if token_id >= size)
+    unknown = ((i, token_id) for i, token_id in enumerate(output) if not 0 <= token_id < size)
     position, token_id = next(unknown, (None, 0))
     if position is None:
         return None
@@ -202,7 +202,8 @@ def _wrong_end(
     if stop is None:
         return ImpossibleToken(last, output[last], None, None, "the text does not end here")
     if (stop.finish_reason.value, stop.stop_reason) != (choice.finish_reason, choice.stop_reason):
-        reason = f"the text ends here by {stop.stop_reason or stop.finish_reason.value}"
+        by = stop.finish_reason.value if stop.stop_reason is None else repr(stop.stop_reason)
+        reason = f"the text ends here by {by}"
         return ImpossibleToken(last, output[last], None, None, reason)
     return None
 

@@ -177,4 +177,6 @@ def decoder_of(whole: str, raw: Mapping[str, Any]) -> DecoderFields:
     require_fixed(architecture, raw)
     fields = TypedKeys({**family.config_defaults, **raw})
     require_keys(fields, (*_REQUIRED_KEYS, family.norm_eps_key))
+    if fields["num_hidden_layers"] is not None:
+        num_layers_of(fields)  # before the rules of families make lists of that length
     return architecture, family, fields

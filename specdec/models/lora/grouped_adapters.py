@@ -19,7 +19,7 @@ from specdec.kernels.reference.forward_batch import ForwardBatch, on_device
 from specdec.kernels.reference.lora import AddUpdates, LoraStack
 from specdec.models.layers.latent_expansion import HeadMatrices, LatentExpansion
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear
-from specdec.models.lora.torch_adapters import linears_of, linears_of_inputs
+from specdec.models.lora.torch_adapters import linears_of, scans_of
 from specdec.models.lora.updated_matrix import UpdatedMatrix
 from specdec.models.lora.updates import HeadUpdate, Linear, LowRankUpdate, by_half, placed
 
@@ -240,7 +240,7 @@ def grouped_adapters(
     """Return the adapters of a decoder on Triton's kernels."""
     from specdec.kernels.triton.lora import TritonLora  # imports Triton
 
-    assert not linears_of_inputs(layers), "places are those of tokens"
+    assert not scans_of(layers), "places are those of tokens"
     add = TritonLora(device)
     adapters = GroupedAdapters(layers, dtype, device, limits, add)
     for stack in adapters.stacks:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch
+from specdec.kernels.reference.state_pool import RecurrentRuns
 from specdec.models.layers.latent_expansion import HeadMatrices, LatentExpansion
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from specdec.models.layers.matrix import Matrix
@@ -139,11 +140,12 @@ class TorchAdapters:
         """Let the linear layers in `layers` take adapters. dtype, device: of the activations."""
         self.dtype = dtype
         self._ids: set[int] = set()
-        self._pass, self._inputs = _Pass(dtype, device), _Pass(dtype, device)
-        of_inputs = linears_of_inputs(layers)
+        self._pass, self._projected, self._inputs = (_Pass(dtype, device) for _ in range(3))
+        scans = scans_of(layers)
+        passes: dict[nn.Module, _Pass] = {each.in_proj: self._projected for each in scans}
+        passes |= {linear: self._inputs for each in scans for linear in (each.x_proj, each.dt_proj)}
         self._adapted = {
-            each: _adapted(each, self._inputs if each in of_inputs else self._pass)
-            for each in linears_of(layers)
+            each: _adapted(each, passes.get(each, self._pass)) for each in linears_of(layers)
         }
 
     @property
@@ -152,18 +154,21 @@ class TorchAdapters:
         return list(self._adapted)
 
     @contextmanager
-    def running(self, batch: ForwardBatch, input_runs: Sequence[AdapterRun] = ()) -> Iterator[None]:
+    def running(
+        self, batch: ForwardBatch, recurrent: RecurrentRuns | None = None
+    ) -> Iterator[None]:
         """Select the adapters of the tokens of a pass; no pass outside has any.
 
-        input_runs: those of the inputs that its recurrences run.
+        recurrent: those of its recurrent layers.
         """
         runs = batch.adapter_runs
         assert self._ids.issuperset(run.adapter_id for run in runs), "an adapter is not loaded"
-        self._pass.runs, self._inputs.runs = runs, input_runs
+        self._pass.runs = runs
+        self._projected.runs, self._inputs.runs = recurrent or ((), ())
         try:
             yield
         finally:
-            self._pass.runs = self._inputs.runs = ()
+            self._pass.runs = self._projected.runs = self._inputs.runs = ()
 
     def begin_device_pass(self, places: Tensor | None) -> None:
         """Let the pass that follows run without adapters, as all passes on a device do here."""
@@ -203,7 +208,6 @@ def linears_of(layers: nn.Module) -> list[Linear]:
     return [each for each in layers.modules() if isinstance(each, kinds) and each not in inner]
 
 
-def linears_of_inputs(layers: nn.Module) -> set[Linear]:
-    """Return those that run all inputs of a recurrence, also the replayed ones."""
-    scans = (each for each in layers.modules() if isinstance(each, SelectiveScanLayer))
-    return {linear for each in scans for linear in (each.x_proj, each.dt_proj)}
+def scans_of(layers: nn.Module) -> list[SelectiveScanLayer]:
+    """Return the layers of Mamba, whose linear layers run replayed rows too."""
+    return [each for each in layers.modules() if isinstance(each, SelectiveScanLayer)]

@@ -106,8 +106,10 @@ class Statement:
         require_range("receipt.seed", self.seed, 0, SEED_LIMIT - 1)
         require_choice("receipt.verifier", self.verifier, VERIFIERS)
         indices = [each.index for each in self.choices]
-        if not indices or len(set(indices)) < len(indices):
-            raise InvalidValueError("receipt.choices", indices, "different indices, at least one")
+        if not indices or indices != [*range(len(indices))]:
+            raise InvalidValueError("receipt.choices", indices, "choice 0 and those that follow it")
+        most = min(each.num_tokens for each in self.choices) - 1  # the service generates the last
+        require_range("receipt.num_resumed_tokens", self.num_resumed_tokens, 0, most)
 
     def to_text(self) -> str:
         """Return the JSON text whose bytes are signed."""
@@ -145,9 +147,13 @@ class Opening:
     def salt_bytes(self) -> bytes:
         """The salt. Raises InvalidValueError."""
         try:
-            return bytes.fromhex(self.salt)
+            salt = bytes.fromhex(self.salt)
         except ValueError:
-            raise InvalidValueError("receipt.opening.salt", self.salt, "hexadecimal") from None
+            salt = b""
+        if len(salt) != SALT_BYTES:
+            limit = f"{SALT_BYTES} bytes in hexadecimal"
+            raise InvalidValueError("receipt.opening.salt", self.salt, limit)
+        return salt
 
 
 @dataclass(frozen=True)
@@ -233,7 +239,7 @@ def parameters_of(params: SamplingParams, resolved: SamplingDefaults) -> dict[st
 def params_from(parameters: Mapping[str, Any]) -> SamplingParams:
     """Return the parameters of a statement. Raises InvalidValueError."""
     given = dict(parameters)
-    missing = set(_RESOLVED) - {"max_tokens"} - given.keys()
+    missing = {name for name in _RESOLVED if given.get(name) is None} - {"max_tokens"}
     if unknown := (given.keys() - _KNOWN) | missing:
         limit = "the parameters of this version of receipts"
         raise InvalidValueError("receipt.parameters", sorted(unknown), limit)
@@ -247,9 +253,12 @@ def params_from(parameters: Mapping[str, Any]) -> SamplingParams:
 
 def _biases(given: Mapping[str, Any]) -> dict[int, Any]:
     try:
-        return {int(token): bias for token, bias in given.items()}
+        biases = {int(token): bias for token, bias in given.items()}
     except ValueError:
-        raise InvalidValueError("receipt.parameters.logit_bias", given, "token ids") from None
+        biases = {}
+    if [*map(str, biases)] != [*given]:  # such as "05" beside "5"
+        raise InvalidValueError("receipt.parameters.logit_bias", given, "token ids")
+    return biases
 
 
 def _opening(given: Mapping[str, Any]) -> Opening:
@@ -273,16 +282,22 @@ def _tokens(name: str, given: Any) -> tuple[int, ...]:
 
 
 def _bytes_of(token_ids: Sequence[int]) -> bytes:
-    """Return token ids as little-endian 32-bit numbers."""
-    return b"".join([token.to_bytes(4, "little") for token in array("i", token_ids)])
+    """Return token ids as little-endian 32-bit numbers, signed as in messages."""
+    return b"".join([token.to_bytes(4, "little", signed=True) for token in array("i", token_ids)])
 
 
 def _json(name: str, text: str | bytes) -> Any:
     def refuse(constant: str) -> NoReturn:
         raise ValueError(constant)
 
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            raise ValueError("a name occurs twice, of which readers may take either")
+        return values
+
     try:
-        return json.loads(text, parse_constant=refuse)
+        return json.loads(text, parse_constant=refuse, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise InvalidValueError(name, str(error), "JSON") from None
 

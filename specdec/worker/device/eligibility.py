@@ -6,7 +6,7 @@ an architecture without fixed shapes (`worker.loading`). Where a rank has them:
 - `HostReason`: the device cannot run the step. `StepEligibility.reason` finds the first one.
 - `verified_by_host`: the device runs the model, and the host verifies some of the rows, by
   probabilities or with other noise. Such a step is not begun ahead.
-- `drafted_by_host`: the device runs and verifies the step, and the host drafts with the head.
+- `drafted_by_host`: the device runs and verifies the step, and the host drafts after some rows.
 - A single rank runs a step on the host for which the device has no memory (`DeviceQueue.begin`).
 
 A step that has to wait for the one in flight (`DeviceQueue.has_room`) runs on the device later.
@@ -40,7 +40,7 @@ class HostReason(Enum):
     PENDING_BAD_WORDS = "bad words of several tokens, of which the host does not know the last one"
     ROW_TOKENS = "more drafts of a sequence than its chains or trees may have"
     SCORED_TOKENS = "more last known tokens and drafts, with padding, than fit the buffers"
-    NEXT_DRAFTS = "longer next drafts than the head makes on the device, or any without a head"
+    NEXT_DRAFTS = "longer next drafts than the device makes, or any where nothing drafts there"
     NEXT_TREES = "more next trees than the step after this one has room for"
     NEXT_TREE_SIZE = "a next tree with more nodes or levels than configured"
     PROMPTS = "prompts or rows of very different lengths, on a rank that launches no such steps"
@@ -60,7 +60,7 @@ def drafted_by_host(
 ) -> list[frozenset[int]]:
     """Return which sequences the host drafts for, to be tried in order: few, then all for trees.
 
-    The head needs the verified tokens, and the device may not hold the trees that are wanted.
+    Drafts need the verified tokens, and the device may not hold the trees that are wanted.
     """
     choices = [verified_by_host(rows, states)]
     if any(row.drafting.next_depth for row in rows):
@@ -80,7 +80,7 @@ class StepEligibility:
         launcher: StepLauncher,
         max_next_drafts: int,
     ) -> None:
-        """max_next_drafts: of a chain that a head makes on the device; 0 without a head there."""
+        """max_next_drafts: of a chain that is made on the device; 0 where nothing drafts there."""
         self._model, self._limits, self._state = model, limits, state
         self._planner, self._launcher = planner, launcher
         self._max_next_drafts = max_next_drafts

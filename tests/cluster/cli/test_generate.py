@@ -8,6 +8,8 @@ import pytest
 
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client import resumption
+from specdec.client.codec.receipts import encode_receipt
+from specdec.types.reports.receipts import Opening, Receipt
 from tests.cluster.cli.conftest import fails_with, run_cli
 from tests.specdec.client.fake_service import CHUNKS, CHUNKS_OF_TWO_CHOICES
 
@@ -267,6 +269,24 @@ def test_an_interrupted_stream_ends_its_line(generate, service, monkeypatch):
     result = generate("--stream", "Why?")
     assert (result.exit_code, result.stdout) == (1, "Blue\n")
     assert result.stderr.endswith("is unavailable: the model is lost\n")
+
+
+def test_a_receipt_is_written_to_a_file(generate, service, tmp_path):
+    path = tmp_path / "receipt.json"
+    receipt = Receipt('{"seed":42}', "aa", "bb", Opening("00", (1,), ((5, 6, 7),)))
+    *others, last = CHUNKS
+    last = pb.GenerateStreamResponse.FromString(last.SerializeToString())
+    last.receipt.CopyFrom(encode_receipt(receipt))
+    service.chunks = (*others, last)
+    assert generate("--receipt", str(path), "Why?").exit_code == 0
+    assert service.requests[0].receipt
+    assert Receipt.from_json(path.read_bytes()) == receipt
+
+
+def test_a_receipt_that_the_service_does_not_issue_is_an_error(generate, tmp_path):
+    result = generate("--receipt", str(tmp_path / "receipt.json"), "Why?")
+    assert result.exit_code == 1
+    assert result.stderr == "Error: the service returned no receipt\n"
 
 
 def test_an_unreachable_service():

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from specdec.engine.receipts.signatures import SigningKey
+from specdec.engine.receipts.signatures import SigningKey, is_signed
 from specdec.types.reports.receipts import Receipt
 from tests.cluster.cli.conftest import run_cli
 from tests.specdec.engines import engine_config, local_engine, request
@@ -33,7 +33,11 @@ def verify(tmp_path):
 def test_a_receipt_is_verified_by_the_model_that_it_names(verify, receipt, implementation):
     result = verify(receipt, "--implementation", implementation)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.startswith(f"equal (signed by {KEY.public_key})\nchoice 0: 20 tokens, 0")
+    verdict, claim, choice = result.stdout.splitlines()
+    assert verdict == f"equal (signed by {KEY.public_key})"
+    assert "dtype 'float32', quantization 'none'" in claim
+    assert claim.endswith("seed 3, verifier coupled")
+    assert choice.startswith("choice 0: 20 tokens, 0")
 
 
 def test_a_wrong_token_is_named(verify, receipt):
@@ -59,13 +63,15 @@ def changed(receipt, output):
 def test_forged_and_unverifiable_have_different_exit_codes(verify, receipt, tmp_path):
     forged = verify(replace(receipt, signature="00"))
     assert forged.exit_code == 1
-    assert "forged: the signature does not match the statement" in forged.stdout
+    assert forged.stdout == "forged: the signature does not match the statement\n"
     without_tokens = verify(replace(receipt, opening=None))
     assert without_tokens.exit_code == 2
     assert "unverifiable: the receipt has no tokens" in without_tokens.stdout
     path = tmp_path / "other.json"
     path.write_text("[]")
     assert "give --model" in run_cli("verify", str(path)).stderr
+    no_key = run_cli("verify", str(path), "--public-key", "x" * 64)
+    assert (no_key.exit_code, "64 hexadecimal digits" in no_key.stderr) == (2, True)
     result = run_cli("verify", str(path), "--model", "any")
     assert (result.exit_code, result.stderr) == (
         2,
@@ -78,4 +84,4 @@ def test_a_key_is_made_once(tmp_path):
     result = run_cli("receipt-key", str(path))
     assert result.stdout == f"{SigningKey.read(path).public_key}\n"
     assert run_cli("receipt-key", str(path)).exit_code == 1
-    assert Receipt("s", SigningKey.read(path).sign("s"), result.stdout.strip())
+    assert is_signed(Receipt("s", SigningKey.read(path).sign("s"), result.stdout.strip()))

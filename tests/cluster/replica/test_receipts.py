@@ -2,7 +2,9 @@
 """Receipts and audits of a Router's answers, on the tiny model in this process."""
 
 import asyncio
+import threading
 from array import array
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.grpc.servicers import InferenceServicer
 from cluster.config.serve_config import ServeConfig
+from cluster.replica import receipts
 from cluster.replica.auditor import MAX_WAITING
 from cluster.replica.replica_router import ReplicaRouter
 from cluster.workers.ray.resources import ReplicaMemory
@@ -25,7 +28,7 @@ from specdec.engine.receipts.report import Outcome
 from specdec.engine.receipts.signatures import SigningKey, is_signed
 from specdec.llm.receipts.verification import verify_receipt
 from specdec.sequences.sequence import EngineRequest
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.types.reports.receipts import Receipt, Statement
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
@@ -90,6 +93,65 @@ async def test_a_receipt_that_cannot_be_issued_is_rejected(routers):
         )
     greedy = replace(SAMPLED, temperature=0.0, speculation=rejection)
     assert (await outputs_of(routers["key"], receipt=True, params=greedy))[-1].receipt
+
+
+class Slow:
+    """A description of a model that is made when the test sets the event."""
+
+    def __init__(self, monkeypatch, describe):
+        self.may_end = threading.Event()
+        self._describe = describe
+        monkeypatch.setattr(receipts, "receipt_model", self)
+
+    def __call__(self, *arguments):
+        assert self.may_end.wait(20)
+        return self._describe(*arguments)
+
+
+def receipts_of(router, directory):
+    """Return further receipts of a Router's settings, which read the weights again."""
+    return receipts.Receipts(
+        router.config, directory, router._model, 160, router.metrics, router.auditor
+    )
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_client_that_leaves_does_not_end_the_reading_of_the_weights(
+    routers, tiny_model_dir, monkeypatch
+):
+    slow = Slow(monkeypatch, receipts.receipt_model)
+    own, outputs = (
+        receipts_of(routers["key"], tiny_model_dir),
+        await outputs_of(routers["key"], params=ALONE),
+    )
+    waiting = asyncio.create_task(own._issue(answer_of(outputs)))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    slow.may_end.set()
+    assert is_signed(await own._issue(answer_of(outputs)))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [(OSError("/secret/path"), "its files cannot be read"), (UnsupportedModelError("no"), "no")],
+    ids=["file", "model"],
+)
+async def test_a_model_without_a_description_has_no_receipts(
+    routers, tiny_model_dir, monkeypatch, caplog, error, shown
+):
+    def fail(*_arguments):
+        raise error
+
+    slow = Slow(monkeypatch, fail)
+    slow.may_end.set()
+    own = receipts_of(routers["key"], tiny_model_dir)
+    with suppress(type(error)):
+        await asyncio.wrap_future(own._model)
+    with pytest.raises(InvalidValueError, match=f"receipt .* false for this model: {shown}"):
+        own.check(EngineRequest((5,), ALONE, seed=5, receipt=True))
+    assert "the files of the model cannot be read" in caplog.text
 
 
 async def audited(router, count):
@@ -175,16 +237,33 @@ async def test_answers_are_audited(routers, caplog):
     assert "token" not in caplog.text
 
 
+class Interrupted:
+    """Engine in which another request arrives when a replay begins, and runs on."""
+
+    num_sequences = 0
+    was_left = False
+
+    async def generate(self, _request):
+        self.num_sequences = 2
+        try:
+            await asyncio.sleep(60)
+            yield
+        finally:
+            self.num_sequences, self.was_left = 1, True
+
+
 @pytest.mark.asyncio(loop_scope="module")
-async def test_an_audit_waits_for_requests(routers):
-    router = routers["audit"]
+async def test_an_audit_gives_way_to_requests(routers, monkeypatch):
+    router, engine = routers["audit"], Interrupted()
     before = router.metrics.audits.total()
-    generation = await router.generate(GenerateRequest((5, 6, 7, 8), replace(ALONE, max_tokens=99)))
-    outputs = [await anext(generation.outputs)]
-    router.auditor.add(answer_of(outputs))
-    await asyncio.sleep(0.2)
-    assert router.metrics.audits.total() == before, "the request still runs"
-    outputs += [output async for output in generation.outputs]
+    outputs = await outputs_of(router, params=ALONE)
+    await audited(router, before + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(router.auditor, "_get_client", lambda: engine)
+        router.auditor.add(answer_of(outputs))
+        await asyncio.sleep(0.2)
+        assert engine.was_left
+        assert router.metrics.audits.total() == before + 1, "the other request still runs"
     await audited(router, before + 2)
 
 

@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.sampling import replay
+from specdec.sampling.device import device_sampler
 from specdec.sampling.replay import OutputReplay, token_margins
 from specdec.sampling.sampler import sample
 from specdec.sampling.sampling_batch import SamplingBatch
@@ -98,6 +100,19 @@ def test_masked_tokens_have_no_finite_margin():
     _, margins, ranks = compared(logits, [5] * 4, {"temperature": 1.0})
     assert np.isinf(margins).all()
     assert set(ranks.tolist()) == {2}
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+def test_memory_is_bounded_by_slabs_of_rows(rules, monkeypatch):
+    logits, tokens = logits_of(16), np.arange(16) * 12
+    expected = token_margins(logits, tokens, batch_of(rules, 16), ALONE, 1e-3)
+    counts, margins = [], replay._margins
+    monkeypatch.setattr(device_sampler, "SLAB_LOGITS", 5 * VOCAB)
+    monkeypatch.setattr(
+        replay, "_margins", lambda *own: (counts.append(len(own[0])), margins(*own))[1]
+    )
+    assert (token_margins(logits, tokens, batch_of(rules, 16), ALONE, 1e-3) == expected).all()
+    assert counts == [5, 5, 5, 1]
 
 
 @pytest.mark.parametrize("rules", RULES, ids=str)

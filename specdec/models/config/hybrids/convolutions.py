@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specdec.config.json_values import count, positive, unsupported
+from specdec.config.json_values import count, overlaid, positive, unsupported
 from specdec.models.config.architecture import Architecture
 from specdec.models.config.family_traits import lfm2_moe_experts
 from specdec.models.config.hybrids.layer_types import (
@@ -13,7 +13,6 @@ from specdec.models.config.hybrids.layer_types import (
     FULL,
     recurrent_layers,
     require_window,
-    with_keys,
 )
 from specdec.models.config.recurrent import Recurrent, ShortConvolution
 from specdec.models.config.traits import DecoderTraits, TensorNames
@@ -28,7 +27,7 @@ def _lfm2_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
             multiple = count(raw, "block_multiple_of")
             size = int(positive(raw, "block_ffn_dim_multiplier") * size)
             size = -(-size // multiple) * multiple
-    return with_keys(_lfm2_moe_canonical(raw), intermediate_size=size)
+    return overlaid(_lfm2_moe_canonical(raw), intermediate_size=size)
 
 
 def _lfm2_moe_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -40,7 +39,7 @@ def _lfm2_moe_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in ("block_dim", "conv_dim", "conv_dim_out"):
         if raw.get(name) not in (None, hidden):
             raise unsupported(name, raw[name], f"hidden_size ({hidden})")
-    return with_keys(raw, tie_word_embeddings=raw.get("tie_embedding", raw["tie_word_embeddings"]))
+    return overlaid(raw, tie_word_embeddings=raw.get("tie_embedding", raw["tie_word_embeddings"]))
 
 
 def _lfm2_traits(raw: Mapping[str, Any]) -> DecoderTraits:

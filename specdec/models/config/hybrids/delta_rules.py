@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from specdec.config.json_values import count, unsupported
+from specdec.config.json_values import count, overlaid, unsupported
 from specdec.models.config.architecture import Architecture
 from specdec.models.config.family_traits import olmo2_traits, qwen3_moe_experts
 from specdec.models.config.hybrids.layer_types import (
@@ -14,7 +14,6 @@ from specdec.models.config.hybrids.layer_types import (
     LINEAR,
     recurrent_layers,
     require_window,
-    with_keys,
 )
 from specdec.models.config.layer_patterns import LayerRopes, Windows, one_rope, partial_rope
 from specdec.models.config.recurrent import GatedDelta, Recurrent
@@ -48,12 +47,12 @@ def _qwen3_5_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(given, dict):
         return raw
     kept = {key: value for key, value in given.items() if not key.startswith("mrope_")}
-    return with_keys(raw, rope_parameters=kept)
+    return overlaid(raw, rope_parameters=kept)
 
 
 def _qwen3_5_moe_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of Qwen 3.5 with experts, which has no layer without them."""
-    return with_keys(
+    return overlaid(
         _qwen3_5_canonical(raw),
         intermediate_size=count(raw, "moe_intermediate_size"),
         decoder_sparse_step=1,
@@ -111,7 +110,7 @@ def _olmo_hybrid_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     heads, hidden = count(raw, "num_attention_heads"), count(raw, "hidden_size")
     num_keys = count(raw, "linear_num_key_heads", heads)
     key_dim = count(raw, "linear_key_head_dim", 3 * hidden // (4 * num_keys))
-    return with_keys(
+    return overlaid(
         raw,
         linear_num_key_heads=num_keys,
         linear_num_value_heads=count(raw, "linear_num_value_heads", heads),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from specdec.config.json_values import count, unsupported
+from specdec.config.json_values import count, overlaid, unsupported
 from specdec.models.config.architecture import Architecture
 from specdec.models.config.family_traits import mixtral_experts
 from specdec.models.config.hybrids.layer_types import (
@@ -14,7 +14,6 @@ from specdec.models.config.hybrids.layer_types import (
     LINEAR,
     recurrent_layers,
     require_window,
-    with_keys,
 )
 from specdec.models.config.layer_patterns import no_ropes
 from specdec.models.config.recurrent import Recurrent, SelectiveScan
@@ -36,7 +35,7 @@ def _experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
     if raw["num_experts"] == 1:
         return None
     layers = _periodic(raw, "expert_layer", num_layers)
-    found = mixtral_experts(with_keys(raw, num_local_experts=raw["num_experts"]), num_layers)
+    found = mixtral_experts(overlaid(raw, num_local_experts=raw["num_experts"]), num_layers)
     return replace(found, layers=layers, normalizes=False)
 
 

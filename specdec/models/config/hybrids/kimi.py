@@ -6,23 +6,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from specdec.config.json_values import count, unsupported
+from specdec.config.json_values import count, overlaid
 from specdec.models.config.architecture import Architecture
-from specdec.models.config.family_traits import (
-    deepseek_latent,
-    deepseek_traits,
-    deepseek_v3_experts,
-)
+from specdec.models.config.families.sigmoid_mixtures import experts_by_type
+from specdec.models.config.family_traits import deepseek_latent, deepseek_traits
 from specdec.models.config.hybrids.layer_types import (
     FULL,
     LINEAR,
     recurrent_layers,
     require_window,
-    with_keys,
 )
 from specdec.models.config.layer_patterns import no_ropes
 from specdec.models.config.recurrent import KimiDelta, Recurrent
-from specdec.models.config.traits import DecoderTraits, Experts, TensorNames
+from specdec.models.config.traits import DecoderTraits, TensorNames
 
 _NAMES = {
     "num_experts": "n_routed_experts",
@@ -49,7 +45,7 @@ def _canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     nested = {other: own[name] for name, other in _OF_RECURRENCE.items() if name in own}
     types = raw.get("layer_types") or _published_types(own, count(raw, "num_hidden_layers"))
     without_rope = {"rope_interleave": False, "rope_scaling": None, "rope_parameters": None}
-    return with_keys(raw, **renamed, **nested, **without_rope, layer_types=types)
+    return overlaid(raw, **renamed, **nested, **without_rope, layer_types=types)
 
 
 def _published_types(own: Mapping[str, Any], num_layers: int) -> list[str]:
@@ -63,16 +59,6 @@ def _published_types(own: Mapping[str, Any], num_layers: int) -> list[str]:
 def _traits(raw: Mapping[str, Any]) -> DecoderTraits:
     names = TensorNames(mixture="block_sparse_moe", expert_gate_up=("w1", "w3"), expert_down="w2")
     return replace(deepseek_traits(raw), names=names)
-
-
-def _experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
-    found, types = deepseek_v3_experts(raw, num_layers), raw.get("mlp_layer_types")
-    if found is None or types is None:
-        return found
-    if not isinstance(types, list) or len(types) != num_layers or {*types} - {"dense", "sparse"}:
-        raise unsupported("mlp_layer_types", types, f"{num_layers} times dense or sparse")
-    layers = frozenset(index for index, each in enumerate(types) if each == "sparse")
-    return replace(found, layers=layers)
 
 
 def _recurrent(raw: Mapping[str, Any], num_layers: int) -> Recurrent:
@@ -113,7 +99,7 @@ KIMI_LINEAR = Architecture(
     ropes=no_ropes,
     latent=deepseek_latent,
     traits=_traits,
-    experts=_experts,
+    experts=experts_by_type,
     recurrent=_recurrent,
     canonical=_canonical,
 )

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Mapping, MutableMapping
-from typing import Any, cast
-
 from specdec.config.json_values import unsupported
 from specdec.models.config.recurrent import Recurrent, RecurrentKind
 
@@ -15,11 +11,6 @@ PUBLISHED_TYPES = {"mamba": LINEAR, "attention": FULL}
 """Types of layers in older files, and those of transformers 5."""
 
 _MAX_KERNEL_SIZE = 64
-
-
-def with_keys(raw: Mapping[str, Any], **values: Any) -> Mapping[str, Any]:
-    """Return config.json with some values; of the other keys those that are read are read there."""
-    return ChainMap(values, cast(MutableMapping[str, Any], raw))
 
 
 def require_window(name: str, kernel_size: int) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from specdec.config.json_values import count, unsupported
+from specdec.config.json_values import count, overlaid, unsupported
 from specdec.models.config.architecture import Architecture
 from specdec.models.config.family_traits import deepseek_v3_experts
-from specdec.models.config.hybrids.layer_types import FULL, LINEAR, PUBLISHED_TYPES, with_keys
+from specdec.models.config.hybrids.layer_types import FULL, LINEAR, PUBLISHED_TYPES
 from specdec.models.config.hybrids.state_spaces import StateSpaceKeys, state_space
 from specdec.models.config.layer_patterns import no_ropes
 from specdec.models.config.recurrent import Recurrent
@@ -44,7 +44,7 @@ def _canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     types = _layer_types(raw)
     if _MIXTURE in types and raw["mlp_bias"]:
         raise unsupported("mlp_bias", raw["mlp_bias"], "false in a model with experts")
-    return with_keys(raw, **renamed, layer_types=types, num_hidden_layers=len(types))
+    return overlaid(raw, **renamed, layer_types=types, num_hidden_layers=len(types))
 
 
 def _layer_types(raw: Mapping[str, Any]) -> list[str]:
@@ -76,7 +76,7 @@ def _experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
     layers = _of_types(raw, _MIXTURE)
     if not layers:
         return None
-    found = deepseek_v3_experts(with_keys(raw, first_k_dense_replace=0), num_layers)
+    found = deepseek_v3_experts(overlaid(raw, first_k_dense_replace=0), num_layers)
     size = None if raw["moe_latent_size"] is None else count(raw, "moe_latent_size")
     shared_size = count(raw, "moe_shared_expert_intermediate_size")
     assert found is not None, "such experts always exist"

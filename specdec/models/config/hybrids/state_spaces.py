@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from specdec.config.json_values import count, head_dim_of, positive, unsupported
+from specdec.config.json_values import count, head_dim_of, overlaid, positive, unsupported
 from specdec.models.config.architecture import Architecture
 from specdec.models.config.family_traits import granite_traits, mixtral_experts
 from specdec.models.config.hybrids.layer_types import (
@@ -16,7 +16,6 @@ from specdec.models.config.hybrids.layer_types import (
     PUBLISHED_TYPES,
     recurrent_layers,
     require_window,
-    with_keys,
 )
 from specdec.models.config.layer_patterns import LayerRopes, Windows, one_rope, partial_rope
 from specdec.models.config.recurrent import Recurrent, StateSpace
@@ -80,7 +79,7 @@ def _granite_hybrid_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of Granite 4 under the names of other families."""
     if raw["num_local_experts"]:
         return raw
-    return with_keys(raw, intermediate_size=count(raw, "shared_intermediate_size"))
+    return overlaid(raw, intermediate_size=count(raw, "shared_intermediate_size"))
 
 
 def _granite_hybrid_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:

@@ -26,7 +26,7 @@ _CACHED_SIZES = 256
 class StepBuffers:
     """Static buffers of steps on the device.
 
-    output: drafts of all rows, if there is a head, then the results of all rows. hidden: states of
+    output: drafts of all rows, if there are any, then the results of all rows. hidden: states of
     the last known tokens and the drafts.
     """
 
@@ -133,7 +133,7 @@ class PendingTokens:
 
     # Both int64 on the host: in a row the number of tokens, then tokens.
     _result: Tensor  # [num_rows, 1 + Q]
-    _drafts: Tensor | None  # [num_rows, layout.width], of a head; None if it made none
+    _drafts: Tensor | None  # [num_rows, layout.width]; None where nothing was drafted
     _done: torch.cuda.Event | None  # None where the device is the host
     _logprobs: PendingLogprobs | None = None
     _layout: DraftLayout = NO_DRAFTS
@@ -152,7 +152,7 @@ class PendingTokens:
         return _listed(self._result)
 
     def drafts(self) -> list[tuple[int, ...]]:
-        """Return what a head has drafted after each row; call it after `collect`."""
+        """Return what was drafted after each row; call it after `collect`."""
         if self._drafts is None:
             return [()] * len(self._result)
         return _listed(self._layout.tokens(self._drafts))

@@ -1,4 +1,4 @@
-"""Layout of the drafts that a head makes on the device, in the words of a row."""
+"""Layout of the drafts that are made on the device, in the words of a row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class DraftLayout(NamedTuple):
 
     With lookups the last word is 1 for a draft of these, 0 for that of a head.
 
-    max_tokens: of a draft; 0 where no head drafts. has_parents: whether drafts may be trees, whose
+    max_tokens: of a draft; 0 where nothing drafts. has_parents: whether drafts may be trees, whose
     parents are written after the tokens; those of chains have no meaning.
     """
 
@@ -23,7 +23,7 @@ class DraftLayout(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Words of a row; 0 without a head."""
+        """Words of a row; 0 where nothing drafts."""
         if not self.max_tokens:
             return 0
         of_tokens = self.max_tokens * (1 + self.has_parents + self.has_confidences)
@@ -52,4 +52,4 @@ class DraftLayout(NamedTuple):
 
 
 NO_DRAFTS = DraftLayout()
-"""Layout where no head drafts."""
+"""Layout where nothing drafts."""

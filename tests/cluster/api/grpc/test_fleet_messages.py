@@ -80,4 +80,5 @@ def test_engine_requests_and_models_are_counted_together():
         num_target_restarts=1,
         num_draft_restarts=2,
         num_catch_up_tokens=77,
+        audits=metrics.counts.audits,
     )

@@ -9,8 +9,8 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
-from cluster.cli import charts, main
-from cluster.cli.bench import load
+from cluster.cli import main
+from cluster.cli.bench import charts, load
 from protos.specdec.v1 import inference_pb2 as pb
 from tests.specdec.client.fake_service import FakeService, running
 

@@ -70,6 +70,9 @@ def test_steps_that_wait_for_the_host_keep_the_engines_lookup(model, monkeypatch
     served = rank_lookups.served_speculation
     assert served(config_of(device="cpu", dtype="float32"), model) is NGRAM
     assert served(config_of(), replace(model, transformers="code")) is NGRAM
+    by_torch = config_of(kernels="torch")
+    assert served(by_torch, model) is NGRAM
+    assert rank_lookups.lookup_bytes(by_torch, model) == 0
     assert served(config_of(None), model) is None
     monkeypatch.setattr(rank_lookups, "has_triton_package", lambda: False)
     assert served(config_of(), model) is NGRAM

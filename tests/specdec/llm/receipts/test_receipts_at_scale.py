@@ -147,7 +147,7 @@ def num_found(replayer, receipts):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("share", range(6))
 def test_changed_tokens_are_found(long_answers, share):
-    """Each of 6,000 changes, at the position that was changed."""
+    """Each of 6,000 changes, at its position, or after it where the changed token is a tie."""
     replayer, honest, _, _ = long_answers
     chance = random.Random(share)
     for _ in range(NUM_CHANGED // 6):

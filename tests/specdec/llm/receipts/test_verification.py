@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from specdec import LLM, SamplingParams
 from specdec.config.llm import LLMConfig
@@ -14,7 +15,7 @@ from specdec.engine.receipts.issuing import Answer
 from specdec.engine.receipts.report import Outcome, default_tolerance
 from specdec.llm.receipts.transformers_replay import TransformersReplayer
 from specdec.llm.receipts.verification import verify_receipt
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.types.reports.receipts import Opening, Receipt, Statement
 from specdec.types.sampling.sampling_params import StructuredOutput
 from tests.specdec.engines import engine_config, local_engine, request
@@ -180,6 +181,16 @@ def test_a_token_outside_the_vocabulary_is_impossible(receipts, replayer):
     assert (found.position, found.reason) == (3, "it is no token of the model")
 
 
+def test_a_token_of_a_message_may_be_negative(receipts, replayer):
+    report = verify_receipt(resigned(receipts["sampled"], token_at={3: -1}), replayer)
+    assert report.choices[0].impossible.position == 3
+
+
+def test_digits_of_a_key_have_any_case(receipts, replayer):
+    report = verify_receipt(receipts["greedy"], replayer, public_key=KEY.public_key.upper())
+    assert report.outcome is Outcome.EQUAL
+
+
 def test_numbers_of_tokens_are_those_of_the_statement(receipts, replayer):
     statement = Statement.from_text(receipts["sampled"].statement)
     opening = receipts["sampled"].opening
@@ -283,6 +294,16 @@ def local_end(choice):
 
     reason = FinishReason(choice.finish_reason)
     return EngineOutput("r", tuple(choice.token_ids), "", reason, 25, 0, SpeculationStats())
+
+
+def test_a_model_that_transformers_cannot_load_is_unsupported(tiny_model_dir, monkeypatch):
+    def fail(*_arguments, **_options):
+        raise ValueError("unknown architecture")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+    config = LLMConfig(model=str(tiny_model_dir), speculative_config=None, device="cpu")
+    with pytest.raises(UnsupportedModelError, match="transformers cannot load it: unknown arch"):
+        TransformersReplayer(tiny_model_dir, config)
 
 
 def test_transformers_has_no_counterpart_of_quantization(tiny_model_dir):

@@ -54,6 +54,7 @@ def test_layers_that_choose(changes, layers):
         ({"indexer_types": ["shared"] * 6}, "indexer_types .* full in the first layer"),
         ({"index_topk_pattern": "FSX"}, "index_topk_pattern in config.json is 'FSX'"),
         ({"indexer_rope_interleave": False}, "indexer_rope_interleave .* must be true"),
+        ({"num_hidden_layers": 10_001, "indexer_types": []}, "num_hidden_layers .* at most 10000"),
         ({"layer_types": ["full_attention"] * 6}, "layer_types .* 6 times indexed_attention"),
     ],
 )

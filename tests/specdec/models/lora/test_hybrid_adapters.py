@@ -77,7 +77,7 @@ def with_drafts(model, prompts, ids):
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("size", [1, 2])
 def test_rows_of_a_batch_equal_their_adapters_merged(parts, kernels, size):
     model_dir, adapters, expected = parts
 

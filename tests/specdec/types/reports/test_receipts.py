@@ -6,6 +6,7 @@ import json
 import pytest
 
 from specdec.types.errors import InvalidValueError
+from specdec.types.reports import receipts
 from specdec.types.reports.receipts import (
     Opening,
     Receipt,
@@ -50,6 +51,33 @@ def test_digests_are_chains_from_salt_choice_and_domain():
     assert prompt_digest(b"s", [7, 8]) != prompt_digest(b"s", [8, 7])
 
 
+def test_tokens_of_messages_have_digests_though_none_is_a_token():
+    assert prompt_digest(b"s", [-1]) != prompt_digest(b"s", [1])
+
+
+@pytest.mark.parametrize("salt", ["", "00", "00" * 17, "no hex"])
+def test_a_salt_has_one_length(salt):
+    """So that no byte can pass for a part of the salt, and then of the tokens."""
+    with pytest.raises(InvalidValueError, match="16 bytes in hexadecimal"):
+        Opening(salt, (1,), ((2,),)).salt_bytes  # noqa: B018
+
+
+@pytest.mark.parametrize("token", ["05", " 5", "x", "\u0665", "9" * 5000])
+def test_a_bias_has_a_token_in_one_spelling(token):
+    kept = parameters_of(SamplingParams(), SamplingDefaults())
+    assert params_from({**kept, "logit_bias": {"5": 1.0}}).logit_bias == {5: 1.0}
+    with pytest.raises(InvalidValueError, match="logit_bias"):
+        params_from({**kept, "logit_bias": {"5": 1.0, token: 2.0}})
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p"])
+def test_a_parameter_without_a_value_is_missing(name):
+    kept = parameters_of(SamplingParams(), SamplingDefaults())
+    params_from(kept)
+    with pytest.raises(InvalidValueError, match=name):
+        params_from({**kept, name: None})
+
+
 def test_parameters_that_determine_tokens_are_read_back():
     params = SamplingParams(
         temperature=0.5,
@@ -75,6 +103,7 @@ def test_parameters_that_determine_tokens_are_read_back():
         ("[]", "receipt is []; it must be a JSON object"),
         ("{", "it must be JSON"),
         ('{"statement": NaN}', "it must be JSON"),
+        ('{"statement": "a", "statement": "b"}', "a name occurs twice"),
         ('{"statement": "", "signature": ""}', "public_key"),
         ('{"statement": 1, "signature": "", "public_key": ""}', "receipt.statement is 1"),
         (json.dumps({**RECEIPT.to_mapping(), "more": 1}), "more"),
@@ -96,6 +125,14 @@ def test_anything_else_is_rejected(text, reason):
     assert reason in str(caught.value)
 
 
+@pytest.mark.parametrize(("name", "limit"), [("MAX_RECEIPT_BYTES", 9), ("MAX_TOKENS", 2)])
+def test_sizes_are_limited(monkeypatch, name, limit):
+    text = json.dumps(RECEIPT.to_mapping())
+    monkeypatch.setattr(receipts, name, limit)
+    with pytest.raises(InvalidValueError, match=f"at most {limit}"):
+        Receipt.from_json(text)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -104,6 +141,9 @@ def test_anything_else_is_rejected(text, reason):
         ("version", 2),
         ("verifier", "none"),
         ("choices", []),
+        ("choices", [{"index": 1, "num_tokens": 2, "digest": "b", "finish_reason": "stop"}]),
+        ("num_resumed_tokens", -1),
+        ("num_resumed_tokens", 2),
         ("model", {}),
         ("parameters", 3),
         ("other", 3),
