@@ -52,6 +52,7 @@ from benchmarks.gpu.host_parts import (
     plan_memory,
     run_kernel_tests,
 )
+from benchmarks.gpu.hybrid import check_recurrent_kernels, measure_hybrid
 from benchmarks.gpu.lora_kernels import check_lora_kernels
 from benchmarks.gpu.mixture import measure_mixture
 from benchmarks.gpu.page import page, summary
@@ -90,6 +91,7 @@ PARTS = (
     _gpu_check("verification kernels", check_verification_kernels),
     _gpu_check("LoRA kernels", check_lora_kernels),
     _gpu_check("expert kernels", check_expert_kernels),
+    _gpu_check("recurrent kernels", check_recurrent_kernels),
     _gpu_check("graphs", compare_graphs),
     Part("checks", check_models, is_timed=False),
     Part("equality of n-gram", compare_ngram, is_timed=False),
@@ -108,6 +110,7 @@ PARTS = (
     _measurement("asynchronous drafting", compare_async_drafting, 120.0, 60.0),
     _measurement("number formats", measure_formats, 120.0, 70.0),
     _measurement("mixture of experts", measure_mixture, 60.0, 25.0),
+    _measurement("hybrid", measure_hybrid, 60.0, 25.0),
     _measurement("grid", measure_grid, 240.0, 90.0),
     _measurement("service", measure_service, 300.0, 150.0),
     _measurement("transformers", compare_transformers, 150.0, 60.0),

@@ -15,8 +15,10 @@ from specdec.config.kv_cache import KVCacheDType
 from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config.decoder_tensors import decoder_tensors
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.dtypes import kv_dtype_of
+from specdec.models.hybrid import HybridDecoder
 from specdec.models.llama import CausalDecoder
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.models.weights.dequantize import Float8
@@ -69,7 +71,7 @@ SMALL: Mapping[str, Any] = {
 
 
 class RandomTensors:
-    """Random tensors of the shapes of a Llama, made when they are read; norms are 1."""
+    """Random tensors of the shapes of a model, made when they are read; vectors are 1."""
 
     def __init__(
         self,
@@ -81,7 +83,7 @@ class RandomTensors:
     ) -> None:
         """stores_float8: whether linear layers have 8-bit floats, and a scale for each output."""
         self._device, self._dtype = device, dtype
-        self._shapes = _shapes(model)
+        self._shapes = decoder_tensors(model)
         self._scales: dict[str, float] = {}
         if stores_float8:
             for name, shape in list(self._shapes.items()):
@@ -156,7 +158,8 @@ def random_decoder(
     layout = Float8(None) if stores_float8 else None
     source = RandomTensors(model, device, dtype, stores_float8=stores_float8)
     reader = CheckpointReader(source, dtype, quantization, layout, device, backend)
-    return CausalDecoder(
+    kind: type[CausalDecoder] = CausalDecoder if model.recurrent is None else HybridDecoder
+    return kind(
         model,
         reader,
         TensorParallelGroup(),
@@ -164,40 +167,3 @@ def random_decoder(
         block_size,
         kv_dtype=kv_dtype_of(dtype, kv_cache_dtype),
     )
-
-
-def _shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    size, vocab = model.hidden_size, (model.vocab_size, model.hidden_size)
-    heads, kv_heads = (n * model.head_dim for n in (model.num_heads, model.num_kv_heads))
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": vocab}
-    shapes |= {"lm_head.weight": vocab, "model.norm.weight": (size,)}
-    matrices = {
-        "self_attn.q_proj": (heads, size),
-        "self_attn.k_proj": (kv_heads, size),
-        "self_attn.v_proj": (kv_heads, size),
-        "self_attn.o_proj": (size, heads),
-        **_mlp_shapes(model),
-        "input_layernorm": (size,),
-        "post_attention_layernorm": (size,),
-    }
-    if model.has_qk_norm:
-        norms = ("self_attn.q_norm", "self_attn.k_norm")
-        matrices |= dict.fromkeys(norms, (model.head_dim,))
-    for layer in range(model.num_layers):
-        shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in matrices.items()}
-    return shapes
-
-
-def _mlp_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the matrices of an MLP, or of a router and its experts."""
-    size, experts = model.hidden_size, model.experts
-    if experts is None:
-        prefixes, units = ["mlp"], model.intermediate_size
-    else:
-        prefixes = [f"mlp.experts.{index}" for index in range(experts.count)]
-        units = experts.intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {}
-    for prefix in prefixes:
-        shapes |= {f"{prefix}.{name}_proj": (units, size) for name in ("gate", "up")}
-        shapes[f"{prefix}.down_proj"] = (size, units)
-    return shapes if experts is None else {**shapes, "mlp.gate": (experts.count, size)}

@@ -18,13 +18,15 @@ from benchmarks.gpu.random_models import LLAMA_8B, SMALL, random_decoder, write_
 from benchmarks.gpu_steps import bandwidth, matrix_bytes, median_s
 from specdec.config.engine import EngineConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
+from specdec.kernels.reference.state_pool import StatePool
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.hybrid import HybridDecoder
 from specdec.models.llama import CausalDecoder
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker import TargetModelRunner
-from specdec.worker.device.step_graphs import CudaGraphs
+from specdec.worker.device.step_graphs import CudaGraphs, GraphReport
 
 BLOCK_SIZE = 16
 MAX_DRAFT_TOKENS = 8
@@ -105,6 +107,7 @@ class Steps:
                 num_draft_tree_tokens=max_tree_nodes,
             ),
         )
+        self.states = _states_of(decoder, limits)
         may_capture = has_graphs and decoder.fits_graphs and self.device.type == "cuda"
         self.runner = TargetModelRunner(
             decoder,
@@ -112,12 +115,17 @@ class Steps:
             limits,
             vocab_size=model.vocab_size,
             has_padding_block=True,
-            on_device=True,
+            states=self.states,
+            on_device=not isinstance(decoder, HybridDecoder) or decoder.has_fixed_shapes,
             graphs=CudaGraphs(self.device) if may_capture else None,
         )
-        assert self.runner.graph_report is not None
-        self.report = self.runner.graph_report
         self.weight_bytes, self.bandwidth = matrix_bytes(self.runner), bandwidth(self.device)
+
+    @property
+    def report(self) -> GraphReport:
+        """What the steps have captured."""
+        assert self.runner.graph_report is not None, "the host runs the steps"
+        return self.runner.graph_report
 
     def _fitting_blocks(self) -> int:
         if self.device.type != "cuda":
@@ -130,10 +138,12 @@ class Steps:
     def measure(self, batch: int, context: int, num_drafts: int, rules: SamplingRules) -> Cell:
         """Measure a step of `batch` sequences after `context` tokens each."""
         rows = self.begin(batch, context, num_drafts, rules)
-        seconds = median_s(lambda: self.step(rows), self.device, _ROUNDS)
+        seconds = median_s(lambda: self.run_rows(rows), self.device, _ROUNDS)
         ahead_s = None if num_drafts else self._ahead_s(rows)
         self.step((), released=tuple(range(batch)))
         floor_bytes = self.weight_bytes + batch * context * self._token_bytes
+        if self.states is not None:  # each is read and written
+            floor_bytes += 2 * batch * self.states.memory[:, 0].nbytes
         return Cell(
             batch,
             context,
@@ -195,9 +205,13 @@ class Steps:
         tables = tuple(
             BlockTableDelta(seq, 0, tuple(range(seq * blocks, (seq + 1) * blocks))) for seq in ids
         )
-        admissions = tuple(SequenceAdmission(seq, context, rules) for seq in ids)
+        admissions = tuple(SequenceAdmission(seq, context, rules, is_trial=True) for seq in ids)
         self.step(rows, admissions, tables)
         return rows
+
+    def run_rows(self, rows: tuple[StepRow, ...]) -> None:
+        """Run rows that `begin` has returned."""
+        self.step(rows)
 
     def median_ms(self, run: Callable[[StepInput], object], rows: tuple[StepRow, ...]) -> float:
         """Return the median milliseconds of steps of these rows, each a call of `run`."""
@@ -218,6 +232,12 @@ class Steps:
         """Run a step, and wait for it."""
         self._num_steps += 1
         self.runner.execute(StepInput(self._num_steps, released, admissions, tables, rows))
+
+
+def _states_of(decoder: CausalDecoder, limits: EngineConfig) -> StatePool | None:
+    if not isinstance(decoder, HybridDecoder):
+        return None
+    return decoder.enable_states(limits.max_num_seqs, limits.max_row_guesses)
 
 
 def cells_of(

@@ -310,6 +310,11 @@ class LLMConfig:
         return self.quantization if self.quantization in QUANTIZATION_METHODS else None
 
     @property
+    def wants_triton(self) -> bool:
+        """Return whether Triton's kernels run where its package is present."""
+        return self.kernels == "triton" or (self.device == "cuda" and self.kernels == "auto")
+
+    @property
     def keeps_stored_weights(self) -> bool:
         """Return whether quantized checkpoints stay in few bits, for Triton's kernels on a GPU."""
         return self.device == "cuda" and self.kernels in ("auto", "triton") and has_triton_package()

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import AttentionPlan, Rotation
+from specdec.kernels.reference.device_batch import AnyDeviceBatch
+from specdec.kernels.reference.device_states import DeviceStatePool
 from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates
+from specdec.kernels.reference.recurrent.recurrence import AnyStatePlan
 from specdec.kernels.reference.state_pool import StatePlan, StatePool
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
@@ -28,7 +31,7 @@ class HybridDecoder(CausalDecoder):
     Chunks of a batch name the slots of their sequences' states.
     """
 
-    _plan: StatePlan
+    _plan: AnyStatePlan
 
     def __init__(
         self,
@@ -64,7 +67,10 @@ class HybridDecoder(CausalDecoder):
         self, num_sequences: int, max_guesses: int, num_snapshots: int = 0
     ) -> StatePool:
         shape = self._recurrent.kind.state(self._units)
-        return StatePool(
+        kind, num_hidden = StatePool, shape.num_hidden
+        if self.backend.is_triton:
+            kind, num_hidden = DeviceStatePool, None
+        return kind(
             len(self._recurrent.layers),
             shape.window,
             shape.num_inputs,
@@ -72,7 +78,7 @@ class HybridDecoder(CausalDecoder):
             num_slots=num_sequences,
             max_guesses=max_guesses,
             num_snapshots=num_snapshots,
-            num_hidden=shape.num_hidden,
+            num_hidden=num_hidden,
             dtype=self.dtype,
             device=self.device,
         )
@@ -81,14 +87,32 @@ class HybridDecoder(CausalDecoder):
         self, batch: ForwardBatch, kv_cache: Tensor, taps: Sequence[int]
     ) -> HiddenStates:
         """See Decoder."""
-        self._plan = self.states.plan(batch)
+        if isinstance(self.states, DeviceStatePool):
+            self._plan = self.states.plan_batch(batch)
+        else:
+            self._plan = self.states.plan(batch)
         return super().forward_with_taps(batch, kv_cache, taps)
 
     def _adapters_of(self, batch: ForwardBatch) -> AbstractContextManager[None]:
         """See CausalDecoder; the inputs of recurrences have those of their sequences."""
         if isinstance(self._adapters, TorchAdapters):
-            return self._adapters.running(batch, self._plan.adapter_runs(batch))
+            assert isinstance(self._plan, StatePlan), "adapters beside kernels of a GPU"
+            return self._adapters.running(batch, self._plan)
         return super()._adapters_of(batch)
+
+    @property
+    def has_fixed_shapes(self) -> bool:
+        """Return whether passes of fixed shape are possible: torch's recurrences read the host."""
+        return isinstance(self.states, DeviceStatePool)
+
+    def tapped_on_device(
+        self, batch: AnyDeviceBatch, kv_cache: Tensor, taps: Sequence[int]
+    ) -> HiddenStates:
+        """See CausalDecoder; the batch has the rows of states."""
+        assert isinstance(self.states, DeviceStatePool)
+        assert batch.states is not None, "a batch without rows of states"
+        self._plan = self.states.plan_rows(batch.states, len(batch.input_ids))
+        return super().tapped_on_device(batch, kv_cache, taps)
 
     def _contexts(
         self,

@@ -109,7 +109,6 @@ class DraftModelRunner(ModelRunner):
             states=states,
             row_ops=row_ops,
         )
-        self._has_states = states is not None
         state, rows, device = self._batch_state, model.vocab_slice, self.kv_cache.device
         sampler = DraftSampler(state, self._shard, rows, device, vocabulary, confidence_threshold)
         self.grammars, self._mask_token_id, self._sampler = grammars, mask_token_id, sampler

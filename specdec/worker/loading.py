@@ -196,10 +196,21 @@ def _uses_device(spec: RankModel, model: Decoder, what: str) -> bool:
     """Return whether the device can run `what` of a model; log where it cannot."""
     if not _runs_on_device(spec):
         return False
-    if not isinstance(model, DeviceDecoder):
-        logger.info("%s run by operators of the host: the architecture has no fixed shapes", what)
+    if (reason := _host_reason(spec, model)) is not None:
+        logger.info("%s run by operators of the host: %s", what, reason)
         return False
     return True
+
+
+def _host_reason(spec: RankModel, model: Decoder) -> str | None:
+    """Return why the host runs all steps of a model; None where the device can."""
+    if not isinstance(model, DeviceDecoder):
+        return "the architecture has no fixed shapes"
+    if not isinstance(model, HybridDecoder):
+        return None
+    if isinstance(spec.limits, DraftLimits):
+        return "the recurrent layers of a draft model replay its guesses"
+    return None if model.has_fixed_shapes else "recurrent layers have fixed shapes in Triton alone"
 
 
 def _graphs(spec: RankModel, model: Decoder, head: DraftHead | None = None) -> CudaGraphs | None:

@@ -57,6 +57,7 @@ class ModelRunner:
         self.vocab_size = vocab_size
         self.kv_cache = model.new_kv_cache((num_blocks + has_padding_block) * block_size)
         self._row_ops = row_ops or row_ops_of("auto", self.kv_cache.device)
+        self._has_states = states is not None
         self._batch_state = BatchState(block_size, self.kv_cache.device, model.vocab_slice, states)
 
     @property
@@ -90,8 +91,9 @@ class ModelRunner:
             block_size=self.block_size,
             num_blocks=self.num_blocks,
             max_step_tokens=max_step_tokens,
-            max_tree_nodes=max_tree_nodes,
+            max_tree_nodes=0 if self._has_states else max_tree_nodes,  # drafts are chains then
             max_tree_depth=max_tree_depth,
+            has_states=self._has_states,
         )
         model = cast(DeviceDecoder, self.model)
         graphs = _new_graphs(graphs_of_ranks(backend, self.group), sizes, model)

@@ -164,7 +164,7 @@ class TargetModelRunner(ModelRunner):
             for seq_ids in drafted_by_host(rows, states):
                 own = without_next_drafts(rows, seq_ids)
                 if self._queue.begin(step.step_id, own, states):
-                    assert not step.saves, "a device has no recurrent layers"
+                    self._batch_state.save_states(step)
                     output = self._verified_by_host(self._queue.collect_settled(), rows, states)
                     return self._drafted_by_host(output, rows, seq_ids)
         output = self._run(step.step_id, rows)
@@ -179,9 +179,7 @@ class TargetModelRunner(ModelRunner):
         the same step does not do again. Several ranks return the same after `needs_results`.
         """
         queue = self._queue
-        if queue is None or not step.rows:
-            return False
-        if not queue.has_room(step):
+        if queue is None or not step.rows or not queue.has_room(step):
             return False
         follows_another = queue.num_unsettled > 0
         if follows_another and any(row.drafting.by_token for row in step.rows):
@@ -189,7 +187,10 @@ class TargetModelRunner(ModelRunner):
         self._update(step)
         rows = step.rows if follows_another else self._batch_state.resolve_pending(step.rows)
         states = self._batch_state.states(rows)
-        return not verified_by_host(rows, states) and queue.begin(step.step_id, rows, states)
+        is_begun = not verified_by_host(rows, states) and queue.begin(step.step_id, rows, states)
+        if is_begun:
+            self._batch_state.save_states(step)
+        return is_begun
 
     def needs_results(self, step: StepInput) -> bool:
         """Return whether all steps in flight have to be collected before one, on all ranks."""
@@ -271,7 +272,7 @@ class TargetModelRunner(ModelRunner):
         """Run rows in one forward pass; return None where the memory does not suffice.
 
         With several ranks the others would wait for this one in a collective operation; the group
-        then fails as a whole.
+        then fails as a whole. So does a pass that has changed states, which cannot be run twice.
         """
         state = self._batch_state
         try:
@@ -282,7 +283,7 @@ class TargetModelRunner(ModelRunner):
             prompt_logprobs = prompt_logprobs_of(rows, hidden, state, compute_logits, self._shard)
             verified = (*self._verify(rows, hidden), *invalid_chunks(rows, hidden))
         except torch.OutOfMemoryError:
-            if self.group.size > 1 or not split_rows(rows):
+            if self.group.size > 1 or self._has_states or not split_rows(rows):
                 raise
             return None
         moves = self._compact(rows, verified)

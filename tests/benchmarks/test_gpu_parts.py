@@ -20,6 +20,7 @@ from benchmarks.gpu import (
     trees,
 )
 from benchmarks.gpu.drafting import measure_draft_model, measure_head
+from benchmarks.gpu.hybrid import measure_hybrid
 from benchmarks.gpu.mixture import measure_mixture
 from benchmarks.gpu.page import page
 from benchmarks.gpu.parts import Context, PartReport, PartSkippedError
@@ -49,7 +50,7 @@ def test_the_parts_are_complete():
         *("checks", "equality of n-gram", "equality of drafters", "equality of features"),
         *("equality of formats", "steps", "memory plans", "counts", "compilation", "kernels"),
     ]
-    assert len(PARTS) == 35
+    assert len(PARTS) == 37
     groups = (equality.NGRAM, equality.DRAFTERS, equality.FEATURES, equality.FORMATS)
     compared = [name for select in groups for name in select]
     assert sorted(compared) == sorted(case.name for case in equality.cases())
@@ -282,6 +283,16 @@ def test_a_mixture_is_measured_beside_the_experts_that_it_reads(small):
     ]
     floors = [each["floor_ms"] for each in cells]
     assert 0 < floors[0] < floors[1] < floors[3]
+
+
+def test_a_hybrid_is_measured_beside_the_memory_of_its_states(small):
+    found = measure_hybrid(small)
+    assert [
+        (each["batch"], each["num_drafts"], each["num_replayed"]) for each in found["cells"]
+    ] == [(batch, *each) for batch in (1, 2) for each in ((0, 0), (3, 0), (3, 3))]
+    floors = [each["floor_ms"] for each in found["cells"]]
+    assert 0 < floors[0] < floors[3]
+    assert [each["at_most"] for each in found["aims"].values()] == [1.35, 1.2, 1.2]
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ from specdec.kernels.triton.rows import warps_of_row
 from tools.gpu_kernels.attention_variants import attention_variants
 from tools.gpu_kernels.expert_variants import expert_variants
 from tools.gpu_kernels.packed_variants import packed_variants
+from tools.gpu_kernels.recurrent_variants import recurrent_variants
 from tools.gpu_kernels.variant import ARCHITECTURES, ELEMENT_BYTES, Variant, power_of_two
 
 
@@ -42,6 +43,7 @@ def variants() -> Iterator[Variant]:
     yield from _product_variants()
     yield from packed_variants()
     yield from expert_variants()
+    yield from recurrent_variants()
     yield from _lora_variants()
     yield from _sampling_variants()
     yield from _truncation_variants()

@@ -53,7 +53,9 @@ def check_model_limits(config: LLMConfig, models: Models) -> None:
 
 def _check_hybrid(config: LLMConfig, recurrent: Recurrent) -> None:
     """Raise InvalidValueError for a setting that a model with recurrent layers does not have."""
-    _require_kernels_on_cpu(config, recurrent)
+    _require_kernels(config, recurrent)
+    if _has_kernels_of_gpus(config):
+        _require_plain_rows(config)
     if config.head is not None and not config.head.is_in_target:
         own = " or ".join(name for name, each in head_methods().items() if each.is_in_target)
         limit = f"{own}, or a method without a draft head: none is trained for recurrent layers"
@@ -63,7 +65,7 @@ def _check_hybrid(config: LLMConfig, recurrent: Recurrent) -> None:
 
 def _check_hybrid_draft(config: LLMConfig, recurrent: Recurrent) -> None:
     """Raise InvalidValueError for a setting that a draft model with recurrent layers lacks."""
-    _require_kernels_on_cpu(config, recurrent)
+    _require_kernels(config, recurrent)
     drafting, count = config.draft_model, recurrent.kind.num_units
     assert drafting is not None, "a draft model that is not configured"
     if drafting.parallel_drafting:
@@ -77,16 +79,30 @@ def _check_hybrid_draft(config: LLMConfig, recurrent: Recurrent) -> None:
         raise InvalidValueError("speculative_config.draft_tensor_parallel_size", size, limit)
 
 
-def _require_kernels_on_cpu(config: LLMConfig, recurrent: Recurrent) -> None:
-    if config.device != "cpu":
-        limit = "cpu: recurrent layers have kernels for CPUs alone"
-        raise InvalidValueError("device", config.device, limit)
-    kernels_of_hybrids(config.kernels, recurrent)  # raises for kernels that they do not have
+def _require_plain_rows(config: LLMConfig) -> None:
+    """Raise InvalidValueError for what recurrent layers on a GPU do not run."""
+    if config.enable_lora:
+        limit = "false: adapters update the projections of recurrent layers on CPUs alone"
+        raise InvalidValueError("enable_lora", True, limit)
+    speculation = config.speculative_config
+    if speculation is not None and (size := speculation.num_draft_tree_tokens):
+        limit = "0: recurrent layers verify trees of drafts on CPUs alone"
+        raise InvalidValueError("speculative_config.num_draft_tree_tokens", size, limit)
+
+
+def _has_kernels_of_gpus(config: LLMConfig) -> bool:
+    return config.device != "cpu" or config.kernels == "triton"
+
+
+def _require_kernels(config: LLMConfig, recurrent: Recurrent) -> None:
+    if config.device == "cpu":
+        kernels_of_hybrids(config.kernels, recurrent)  # raises for kernels that they do not have
 
 
 def draft_adapter_limits(config: LLMConfig, draft: ModelConfig) -> AdapterLimits | None:
     """Return the limits of a draft model's adapters; None where it can load none."""
     has_adapters = draft.transformers is None and draft.varied is None
+    has_adapters &= draft.recurrent is None or not _has_kernels_of_gpus(config)
     return config.adapter_limits if has_adapters else None
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdec.kernels.reference.device_states import StateRows
 from specdec.types.drafts.draft_tree import MAX_TREE_NODES
 
 
@@ -54,6 +55,7 @@ class DeviceBatch:
     query_len: int  # Q
     adapters: Tensor | None = None  # [B * Q] int32, as in kernels.lora.AddUpdates; None: no adapter
     trees: TreeNodes | None = None  # None where the drafts of all sequences are chains
+    states: StateRows | None = None  # None without recurrent layers
 
     @property
     def num_sequences(self) -> int:
@@ -86,6 +88,7 @@ class RaggedBatch:
     """Most tokens of a sequence that decodes, which sizes the tiles of short queries."""
     adapters: Tensor | None = None  # [T] int32, as in DeviceBatch
     trees: TreeNodes | None = None
+    states: StateRows | None = None
 
 
 AnyDeviceBatch = DeviceBatch | RaggedBatch

@@ -16,9 +16,10 @@ Snapshots are copies of committed states, with which other sequences begin.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -76,18 +77,6 @@ class StateSpan(NamedTuple):
             self.num_committed - num_chunked,
             self.parents,
         )
-
-
-class RecurrentRuns(NamedTuple):
-    """Runs of what a recurrent layer has with an adapter.
-
-    projected: of the hidden states that it projects to inputs, with those that are replayed.
-    inputs: of the inputs that the recurrence runs, counted as the outputs of the convolution: from
-    `window` on.
-    """
-
-    projected: Sequence[AdapterRun]
-    inputs: Sequence[AdapterRun]
 
 
 @dataclass(frozen=True)
@@ -208,16 +197,36 @@ class StatePlan:
         starts = ((span.first + span.num_committed, count) for span, count in self._num_kept())
         return self._indices(range(start, start + count) for start, count in starts)
 
-    def adapter_runs(self, batch: ForwardBatch) -> RecurrentRuns:
-        """Return the runs with an adapter of what recurrences project and run."""
-        projected, inputs, end = list[AdapterRun](), list[AdapterRun](), 0
-        for chunk, span in zip(batch.chunks, self.spans, strict=True):
-            begin, end = end, end + span.num_run
-            if chunk.adapter_id != BASE_MODEL:
-                projected.append(AdapterRun(chunk.adapter_id, begin, end))
-                last = span.first + span.num_run
-                inputs.append(AdapterRun(chunk.adapter_id, span.first, last))
-        return RecurrentRuns(projected if self.has_hidden else batch.adapter_runs, inputs)
+    def input_runs(self, batch: ForwardBatch) -> list[AdapterRun]:
+        """Return the runs of inputs that the recurrence runs with an adapter.
+
+        They are counted as the outputs of the convolution: from `window` on.
+        """
+        return self._runs(batch, (span.first for span in self.spans))
+
+    def hidden_runs(self, batch: ForwardBatch) -> list[AdapterRun]:
+        """Return the runs of rows of `StatePool.replay` with an adapter."""
+        if not self.has_hidden:
+            return batch.adapter_runs
+        return self._runs(batch, accumulate((span.num_run for span in self.spans), initial=0))
+
+    def _runs(self, batch: ForwardBatch, firsts: Iterable[int]) -> list[AdapterRun]:
+        return [
+            AdapterRun(chunk.adapter_id, first, first + span.num_run)
+            for chunk, span, first in zip(batch.chunks, self.spans, firsts, strict=False)
+            if chunk.adapter_id != BASE_MODEL
+        ]
+
+    def of_hidden(self, values: Tensor) -> Tensor:
+        """Return those of the tokens of the pass, of a value for each row of `StatePool.replay`."""
+        return values if len(values) == len(self.new_places) else values[self.new_rows]
+
+    def of_tokens(self, values: Tensor) -> Tensor:
+        """Return those of the tokens of the pass, of a value for each input but the first ones.
+
+        values: [N - window, ...].
+        """
+        return values[self.new_places - self.window]
 
     def begin(self, span: StateSpan) -> int:
         """Return the place of the first input that the recurrence runs for a row."""

@@ -280,7 +280,7 @@ class SelectiveScan:
 
     The convolved values of all ranks are projected to B, C and to latents of step_rank, of which
     steps of own channels follow; all three are normalized (Jamba). has_bias: of the projections of
-    inputs and outputs; has_conv_bias: of the convolution.
+    inputs and outputs; has_conv_bias: of the convolution. keeps_hidden: of guesses; see `state`.
     """
 
     hidden_size: int
@@ -291,6 +291,7 @@ class SelectiveScan:
     has_bias: bool
     has_conv_bias: bool
     prefix: str = "mamba"
+    keeps_hidden: bool = True
 
     @property
     def num_units(self) -> int:
@@ -303,10 +304,10 @@ class SelectiveScan:
         return self.step_rank + 2 * self.state_dim
 
     def state(self, own: range) -> StateShape:
-        """Return the state of a rank that has `own` channels."""
-        memory, hidden = (len(own), self.state_dim, 1), self.hidden_size
+        """Return that of `own` channels; guesses are kept by hidden states where these are less."""
+        hidden = self.hidden_size if self.keeps_hidden else len(own)
         num_hidden = hidden if hidden < len(own) else None
-        return StateShape(self.kernel_size - 1, len(own), memory, num_hidden)
+        return StateShape(self.kernel_size - 1, len(own), (len(own), self.state_dim, 1), num_hidden)
 
     def tensors(self, hidden_size: int) -> Iterator[tuple[str, Shape]]:
         """Yield the tensors of a layer, after its prefix."""
@@ -333,7 +334,6 @@ class SelectiveScan:
 
 
 RecurrentKind = ShortConvolution | GatedDelta | StateSpace | KimiDelta | SelectiveScan
-"""A recurrence, with its sizes."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch
-from specdec.kernels.reference.state_pool import RecurrentRuns
+from specdec.kernels.reference.state_pool import StatePlan
 from specdec.models.layers.latent_expansion import HeadMatrices, LatentExpansion
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from specdec.models.layers.matrix import Matrix
@@ -140,10 +140,11 @@ class TorchAdapters:
         """Let the linear layers in `layers` take adapters. dtype, device: of the activations."""
         self.dtype = dtype
         self._ids: set[int] = set()
-        self._pass, self._projected, self._inputs = (_Pass(dtype, device) for _ in range(3))
+        self._pass = _Pass(dtype, device)
+        self._hidden, self._inputs = _Pass(dtype, device), _Pass(dtype, device)
         scans = scans_of(layers)
-        passes: dict[nn.Module, _Pass] = {each.in_proj: self._projected for each in scans}
-        passes |= {linear: self._inputs for each in scans for linear in (each.x_proj, each.dt_proj)}
+        passes: dict[Linear, _Pass] = {each.in_proj: self._hidden for each in scans}
+        passes |= {part: self._inputs for each in scans for part in (each.x_proj, each.dt_proj)}
         self._adapted = {
             each: _adapted(each, passes.get(each, self._pass)) for each in linears_of(layers)
         }
@@ -154,21 +155,20 @@ class TorchAdapters:
         return list(self._adapted)
 
     @contextmanager
-    def running(
-        self, batch: ForwardBatch, recurrent: RecurrentRuns | None = None
-    ) -> Iterator[None]:
+    def running(self, batch: ForwardBatch, plan: StatePlan | None = None) -> Iterator[None]:
         """Select the adapters of the tokens of a pass; no pass outside has any.
 
-        recurrent: those of its recurrent layers.
+        plan: of its recurrences, which also run replayed inputs.
         """
         runs = batch.adapter_runs
         assert self._ids.issuperset(run.adapter_id for run in runs), "an adapter is not loaded"
         self._pass.runs = runs
-        self._projected.runs, self._inputs.runs = recurrent or ((), ())
+        if plan is not None:
+            self._hidden.runs, self._inputs.runs = plan.hidden_runs(batch), plan.input_runs(batch)
         try:
             yield
         finally:
-            self._pass.runs = self._projected.runs = self._inputs.runs = ()
+            self._pass.runs = self._hidden.runs = self._inputs.runs = ()
 
     def begin_device_pass(self, places: Tensor | None) -> None:
         """Let the pass that follows run without adapters, as all passes on a device do here."""
@@ -209,5 +209,5 @@ def linears_of(layers: nn.Module) -> list[Linear]:
 
 
 def scans_of(layers: nn.Module) -> list[SelectiveScanLayer]:
-    """Return the layers of Mamba, whose linear layers run replayed rows too."""
+    """Return the layers whose linear layers also run what is replayed."""
     return [each for each in layers.modules() if isinstance(each, SelectiveScanLayer)]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.device_batch import DeviceBatch
+from specdec.kernels.reference.device_states import StateRows
 from specdec.sampling.device.device_sampler import (
     DeviceChains,
     DeviceSample,
@@ -295,7 +296,15 @@ class StepLauncher:
             query_len=shape.query_len,
             adapters=adapters_of(packed.table, shape) if has_adapters else None,
             trees=nodes_of(packed, positions),
+            states=self._state_rows(packed, shape) if self._limits.has_states else None,
         )
+
+    def _state_rows(self, packed: Packed, shape: StepShape) -> StateRows:
+        """Return the rows as recurrent layers run them: those of padding have no token."""
+        slots = packed.table[:, Word.STATE_SLOT]
+        firsts = torch.arange(shape.num_rows, device=slots.device) * shape.query_len
+        num_tokens = (1 + packed.num_drafts) * (slots < self._limits.max_num_seqs)
+        return StateRows(slots, firsts, num_tokens, packed.starts, packed.num_drafts)
 
 
 def _of_rows(values: Tensor, query_len: int, lengths: Sequence[tuple[int, int]]) -> Tensor:

@@ -57,8 +57,9 @@ class DeviceQueue:
     ) -> None:
         """head: drafts at the end of each step. group: of the ranks that run the same steps."""
         self._steps, self._head = steps, head
-        # Whether a step that finds no memory can be run by the host; other ranks would wait for it.
-        self._may_fail = group.size == 1
+        # Whether a step that finds no memory can be run by the host: other ranks would wait for it,
+        # and one that has changed states cannot be run twice.
+        self._may_fail = group.size == 1 and not steps.has_states
         self._settles_late = group.size > 1
         self._begun: deque[_BegunStep] = deque()  # and not settled
         self._collected: _Result | None = None  # of the first of them

@@ -12,8 +12,10 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specdec.kernels.reference.device_batch import RaggedBatch, TreeNodes
+from specdec.kernels.reference.device_states import StateRows
 from specdec.worker.device.decoder import DeviceDecoder
 from specdec.worker.device.head.block import BlockDrafts
 from specdec.worker.device.head.pairs import PairDrafts
@@ -58,6 +60,8 @@ class RaggedPass:
         self._words = ids(num_tokens if num_nodes else 0)
         self._first_nodes = ids(limits.max_num_seqs)
         self._node_positions = ids(limits.max_num_seqs, num_nodes)
+        self._state_rows = StateRows(*(ids(limits.max_num_seqs) for _ in StateRows._fields))
+        self._state_rows.slots.fill_(limits.max_num_seqs)
         self._index = torch.arange(num_tokens, device=device)
         size = (num_tokens, model.hidden_size)
         self._hidden = torch.zeros(size, dtype=model.dtype, device=device)
@@ -93,6 +97,21 @@ class RaggedPass:
         self._bounds[num_rows + 1 :] = ends[-1]
         self._context_lens[:num_rows] = packed.starts + 1 + packed.num_drafts
         self._tables[:num_rows, : shape.num_blocks] = tables[packed.places, : shape.num_blocks]
+        if self._limits.has_states:
+            self._spread_states(packed, ends)
+
+    def _spread_states(self, packed: Packed, ends: Tensor) -> None:
+        """Write the rows of recurrent layers, without drafts that a row turns out not to have."""
+        rows, num_drafts, num_rows = self._state_rows, packed.num_drafts, len(ends)
+        firsts = pad(ends, (1, -1))
+        most = ends - firsts
+        num_tokens = most - packed.table[:, Word.NUM_DRAFTS] + num_drafts
+        starts = packed.starts - (num_tokens - num_drafts - 1).clamp_min(0)
+        found = (packed.table[:, Word.STATE_SLOT], firsts, num_tokens, starts, num_drafts)
+        for whole, own in zip(rows, found, strict=True):
+            whole[:num_rows] = own
+        rows.slots[num_rows:] = self._limits.max_num_seqs
+        rows.num_tokens[num_rows:] = 0
 
     def _spread_trees(
         self, packed: Packed, trees: PackedTrees, rows: Tensor, columns: Tensor
@@ -188,6 +207,7 @@ class RaggedPass:
             decode_len=self._limits.max_query_len,
             adapters=self._adapters[tokens] if shape.has_adapters else None,
             trees=self._trees(shape) if shape.has_trees else None,
+            states=self._state_rows.first(shape.num_rows) if self._limits.has_states else None,
         )
 
     def _trees(self, shape: RaggedShape) -> TreeNodes:

@@ -19,7 +19,7 @@ class DeviceStepLimits:
     num_blocks: of the pool; the block after them is for padding. max_step_tokens: of all sequences
     together in a step with prompts; 0 where the host runs prompts. max_draft_tokens: of a chain;
     max_tree_nodes: of a tree, 0 where the host runs trees. max_tree_depth: drafts of a tree that
-    follow each other, where a head drafts it.
+    follow each other, where a head drafts it. has_states: whether layers are recurrent.
     """
 
     max_num_seqs: int
@@ -30,6 +30,7 @@ class DeviceStepLimits:
     max_step_tokens: int = 0
     max_tree_nodes: int = 0
     max_tree_depth: int = 0
+    has_states: bool = False
 
     @property
     def max_query_len(self) -> int:

@@ -76,6 +76,11 @@ class DeviceSteps:
             model, limits, state, self._planner, self._launcher, max_next_drafts
         )
 
+    @property
+    def has_states(self) -> bool:
+        """Return whether steps change states of recurrent layers."""
+        return self._limits.has_states
+
     def capture(self) -> GraphReport:
         """Capture the graphs, with rows of padding; call it before the first step."""
         return self._launcher.capture(self._fill_with_padding)

@@ -19,6 +19,8 @@ from tests.specdec.engines import (
     tokens_by,
 )
 from tests.specdec.fakes import run_ranks
+from tests.specdec.models.families import save_family
+from tests.specdec.tiny import train_tokenizer
 from tests.specdec.worker.device.runners import device_runner
 
 
@@ -119,6 +121,16 @@ def test_rows_of_a_device_step_are_verified_on_the_host_in_parts_that_fit(tiny_m
     expected = tokens_by(local_engine(tiny_model_dir, config, kernels="torch"), given)
     assert tokens_by(engine, given) == expected
     assert model.num_failures > 0
+
+
+def test_a_pass_that_has_changed_states_is_not_run_again(tmp_path):
+    save_family(tmp_path, "lfm2-plain")
+    train_tokenizer(383).save_pretrained(tmp_path)
+    runner = load_runner(tmp_path, "float32", engine_config(0), TensorParallelGroup())
+    runner.model = model = SmallMemory(runner.model, 5)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(make_engine(tmp_path, engine_config(0), LocalTarget(runner)), requests())
+    assert model.num_failures == 1
 
 
 def test_a_token_that_does_not_fit_is_an_error(tiny_model_dir):

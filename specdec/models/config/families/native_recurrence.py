@@ -65,14 +65,10 @@ def recurrence_fault(recurrent: Recurrent) -> str | None:
 def kernels_of_hybrids(kernels: Kernels, recurrent: Recurrent) -> Kernels:
     """Return the kernels on a CPU: torch in place of native ones that the layers do not have.
 
-    Raises InvalidValueError for kernels that they do not have and that are asked for by name.
+    Raises InvalidValueError for native kernels that they do not have and that are asked for.
     """
     fault = recurrence_fault(recurrent)
-    if kernels == "triton":
-        others = "auto, native or torch" if fault is None else "auto or torch"
-        limit = f"{others}: recurrent layers have kernels for CPUs alone"
-        raise InvalidValueError("kernels", kernels, limit)
-    if fault is None:
+    if fault is None or kernels == "triton":
         return kernels
     if kernels == "native":
         raise InvalidValueError("kernels", kernels, f"auto or torch: {fault} have no native kernel")

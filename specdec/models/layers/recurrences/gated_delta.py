@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.kernels.reference.convolution import causal_convolution
-from specdec.kernels.reference.gated_delta import DeltaInputs, run_gated_delta
-from specdec.kernels.reference.state_pool import StatePlan, StatePool
+from specdec.kernels.recurrence import recurrence_kernels
+from specdec.kernels.reference.recurrent.recurrence import (
+    AnyStatePlan,
+    DeltaRule,
+    HeadNorm,
+    InputConvolution,
+)
+from specdec.kernels.reference.state_pool import StatePool
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.recurrent import GatedDelta
 from specdec.models.layers.linear import (
@@ -22,9 +26,6 @@ from specdec.models.layers.linear import (
 )
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.sharding import head_rows
-
-_NORM_EPS = 1e-6
-"""Epsilon of the norms of queries and keys, which have no weights."""
 
 
 class GatedDeltaLayer(nn.Module):
@@ -46,9 +47,8 @@ class GatedDeltaLayer(nn.Module):
     ) -> None:
         """Read the weights of own key heads."""
         super().__init__()
-        self.config, self.num_keys, self.norm_eps = config, len(own), config.norm_eps or norm_eps
         self.num_values = len(own) * config.values_per_key
-        self.keys, self.outputs = len(own) * config.key_dim, len(own) * config.unit_outputs
+        self.outputs = len(own) * config.unit_outputs
         self.in_proj = ColumnParallelLinear(reader, hidden_size, _parts(config, prefix, own))
         self.conv = _read_convolution(config, reader, prefix, own)
         heads, count = head_rows(own, config.values_per_key), config.num_value_heads
@@ -59,6 +59,11 @@ class GatedDeltaLayer(nn.Module):
         self.decay_rate.exp_()
         norm, output = config.output_names
         self.norm = reader.read(f"{prefix}.{norm}.weight", (config.value_dim,))
+        self.kernels = recurrence_kernels(reader.backend)
+        self.convolution = InputConvolution(self.conv, None, first=2 * self.num_values)
+        self.rule = self._rule(config, len(own))
+        eps = config.norm_eps or norm_eps
+        self.head_norm = HeadNorm(self.norm, eps, rounds=True, is_silu=True)
         shape = (hidden_size, count * config.value_dim)
         cols = head_rows(own, config.unit_outputs)
         self.out_proj = RowParallelLinear(reader, f"{prefix}.{output}", shape, cols, group)
@@ -69,48 +74,35 @@ class GatedDeltaLayer(nn.Module):
         residual: Tensor | None,  # [T, hidden_size]
         states: StatePool,
         layer: int,
-        plan: StatePlan,
+        plan: AnyStatePlan,
     ) -> Tensor:
         """Return [T, hidden_size], plus the residual if given. layer: its index in the pool."""
         projected: Tensor = self.in_proj(x)
         inputs, gates = projected.split((2 * self.num_values + len(self.conv), self.outputs), 1)
-        extended = states.extend(layer, inputs, plan)
-        found = run_gated_delta(self._delta_inputs(extended, plan.taps), states.memory[layer], plan)
-        outputs = self._normalize(found[plan.new_places - plan.window].to(x.dtype))
-        gated = outputs.flatten(1) * F.silu(gates.float())
-        output: Tensor = self.out_proj(gated.to(x.dtype), residual)
+        mixed = self.kernels.convolve(inputs, self.convolution, states, layer, plan)
+        found = self.kernels.run_delta(mixed, self.rule, states, layer, plan)
+        gated = self.kernels.gate_heads(found, gates, self.head_norm)
+        output: Tensor = self.out_proj(gated, residual)
         return output
 
-    def _delta_inputs(self, extended: Tensor, taps: Tensor | None) -> DeltaInputs:
-        """Return what the recurrence needs of all but the first extended inputs of a plan."""
-        config = self.config
-        rates, channels = extended.split((2 * self.num_values, len(self.conv)), 1)
-        mixed = F.silu(causal_convolution(channels, self.conv, None, taps))
-        query, key, value = mixed.split((self.keys, self.keys, self.outputs), 1)
-        share, decay = rates[config.kernel_size - 1 :].float().chunk(2, 1)
-        shares = share.sigmoid()
-        if config.share_scale != 1.0:
-            shares *= config.share_scale
-        return DeltaInputs(
-            self._by_value_head(query) * config.key_dim**-0.5,
-            self._by_value_head(key),
-            value.unflatten(1, (self.num_values, -1)),
-            -self.decay_rate * F.softplus(decay + self.dt_bias),
-            shares,
+    def _rule(self, config: GatedDelta, num_keys: int) -> DeltaRule:
+        """Return the rule of mixed inputs: shares, decays, then queries, keys and values."""
+        channels, keys = 2 * self.num_values, num_keys * config.key_dim
+        return DeltaRule(
+            num_keys=num_keys,
+            heads_per_key=config.values_per_key,
+            key_dim=config.key_dim,
+            value_dim=config.value_dim,
+            query=channels,
+            key=channels + keys,
+            value=channels + 2 * keys,
+            decay=self.num_values,
+            share=0,
+            rate=self.decay_rate,
+            bias=self.dt_bias,
+            query_scale=config.key_dim**-0.5,
+            share_scale=config.share_scale,
         )
-
-    def _by_value_head(self, x: Tensor) -> Tensor:
-        """Return queries or keys, normalized, for each value head: [N, value heads, key_dim]."""
-        heads = x.unflatten(1, (self.num_keys, -1))
-        scale = torch.rsqrt(heads.square().sum(-1, keepdim=True) + _NORM_EPS)
-        repeated: Tensor = (heads * scale).repeat_interleave(self.config.values_per_key, 1)
-        return repeated
-
-    def _normalize(self, x: Tensor) -> Tensor:
-        """Return x [T, value heads, value_dim], normalized by head."""
-        values = x.float()
-        scale = torch.rsqrt(values.square().mean(-1, keepdim=True) + self.norm_eps)
-        return (values * scale).to(x.dtype) * self.norm
 
 
 def _parts(config: GatedDelta, prefix: str, own: range) -> list[WeightPart]:

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.kernels.reference.convolution import causal_convolution
-from specdec.kernels.reference.gated_delta import DeltaInputs, run_gated_delta
-from specdec.kernels.reference.state_pool import StatePlan, StatePool
+from specdec.kernels.recurrence import recurrence_kernels
+from specdec.kernels.reference.recurrent.recurrence import AnyStatePlan, InputConvolution, ScanRule
+from specdec.kernels.reference.state_pool import StatePool
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.recurrent import SelectiveScan
 from specdec.models.layers.linear import (
@@ -54,13 +54,11 @@ class SelectiveScanLayer(nn.Module):
         rates = (channels, config.state_dim)
         self.decay_rate = reader.read(f"{prefix}.A_log", rates, rows=own, dtype=torch.float32).exp()
         self.skip = reader.read(f"{prefix}.D", rates[:1], rows=own, dtype=torch.float32)
+        self.kernels = recurrence_kernels(reader.backend)
+        self.convolution = InputConvolution(self.conv, self.conv_bias)
+        self.rule, shape = ScanRule(self.decay_rate, self.skip), (hidden_size, channels)
         self.out_proj = RowParallelLinear(
-            reader,
-            f"{prefix}.out_proj",
-            (hidden_size, channels),
-            own,
-            group,
-            has_bias=config.has_bias,
+            reader, f"{prefix}.out_proj", shape, own, group, has_bias=config.has_bias
         )
 
     def _read_convolution(self, reader: CheckpointReader, name: str, own: range) -> None:
@@ -83,33 +81,22 @@ class SelectiveScanLayer(nn.Module):
         residual: Tensor | None,  # [T, hidden_size]
         states: StatePool,
         layer: int,
-        plan: StatePlan,
+        plan: AnyStatePlan,
     ) -> Tensor:
         """Return [T, hidden_size], plus the residual if given. layer: its index in the pool."""
-        rows = states.replay(layer, x, plan)
+        rows = self.kernels.replay(x, states, layer, plan)
         values, gates = self.in_proj(rows).chunk(2, 1)
-        if rows is not x:
-            gates = gates[plan.new_rows]
-        extended = states.extend(layer, values, plan)
-        mixed = F.silu(causal_convolution(extended, self.conv, self.conv_bias, plan.taps))
-        inputs = self._inputs(mixed, x.dtype)
-        found = run_gated_delta(inputs, states.memory[layer], plan).squeeze(2)
-        found += self.skip * mixed
-        outputs = found[plan.new_places - plan.window] * F.silu(gates.float())
+        mixed = self.kernels.convolve(values, self.convolution, states, layer, plan)
+        of_values = self._project(mixed.to(x.dtype))
+        found = self.kernels.run_scan(mixed, *of_values, self.rule, states, layer, plan)
+        outputs = found * F.silu(plan.of_hidden(gates).float())
         output: Tensor = self.out_proj(outputs.to(x.dtype), residual)
         return output
 
-    def _inputs(self, values: Tensor, dtype: torch.dtype) -> DeltaInputs:
-        """Return what the recurrence needs; a collective call. values: [N, channels] float32."""
-        parameters = self.x_proj(values.to(dtype), None).split(self._sizes, 1)
+    def _project(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return steps, B and C of values [N, channels]; a collective call."""
+        parameters = self.x_proj(values, None).split(self._sizes, 1)
         latent, key, query = (
             norm(part.contiguous()) for norm, part in zip(self.norms, parameters, strict=True)
         )
-        steps = F.softplus(self.dt_proj(latent).float())  # [N, channels]
-        shape = (-1, values.shape[1], -1)
-        return DeltaInputs(
-            query.float()[:, None].expand(shape),
-            key.float()[:, None].expand(shape),
-            (values * steps)[..., None],
-            -self.decay_rate * steps[..., None],
-        )
+        return self.dt_proj(latent), key, query

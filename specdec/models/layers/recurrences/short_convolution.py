@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from specdec.kernels.reference.convolution import causal_convolution
-from specdec.kernels.reference.state_pool import StatePlan, StatePool
+from specdec.kernels.recurrence import recurrence_kernels
+from specdec.kernels.reference.recurrent.recurrence import AnyStatePlan, InputConvolution
+from specdec.kernels.reference.state_pool import StatePool
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.recurrent import ShortConvolution
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear, weight_parts
@@ -34,6 +35,8 @@ class ShortConvolutionLayer(nn.Module):
         self.conv_bias: Tensor | None = None
         if config.has_bias:
             self.conv_bias = reader.read(f"{prefix}.conv.bias", shape[:1], rows=own)
+        self.kernels = recurrence_kernels(reader.backend)
+        self.convolution = InputConvolution(self.conv, self.conv_bias, activates=False)
         out_shape = (hidden_size, config.num_channels)
         self.out_proj = RowParallelLinear(
             reader, f"{prefix}.out_proj", out_shape, own, group, has_bias=config.has_bias
@@ -45,12 +48,10 @@ class ShortConvolutionLayer(nn.Module):
         residual: Tensor | None,  # [T, hidden_size]
         states: StatePool,
         layer: int,
-        plan: StatePlan,
+        plan: AnyStatePlan,
     ) -> Tensor:
         """Return [T, hidden_size], plus the residual if given. layer: its index in the pool."""
         gate, output_gate, values = self.in_proj(x).chunk(3, -1)
-        inputs = states.extend(layer, gate * values, plan)
-        found = causal_convolution(inputs, self.conv, self.conv_bias, plan.taps)
-        mixed = found[plan.new_places - plan.window]
-        output: Tensor = self.out_proj(output_gate * mixed.to(x.dtype), residual)
+        mixed = self.kernels.convolve(gate * values, self.convolution, states, layer, plan)
+        output: Tensor = self.out_proj(output_gate * plan.of_tokens(mixed).to(x.dtype), residual)
         return output

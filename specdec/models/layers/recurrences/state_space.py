@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.kernels.reference.convolution import causal_convolution
-from specdec.kernels.reference.gated_delta import DeltaInputs, run_gated_delta
-from specdec.kernels.reference.state_pool import StatePlan, StatePool
+from specdec.kernels.recurrence import recurrence_kernels
+from specdec.kernels.reference.recurrent.recurrence import AnyStatePlan, DeltaRule, InputConvolution
+from specdec.kernels.reference.state_pool import StatePool
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.recurrent import StateSpace
 from specdec.models.layers.linear import (
@@ -53,6 +53,9 @@ class StateSpaceLayer(nn.Module):
         self.scales = self._scales(reader) if set(config.scales) != {1.0} else None
         per_group = config.num_heads // config.num_groups
         self.groups = torch.tensor([head // per_group for head in own], device=reader.device)
+        self.kernels = recurrence_kernels(reader.backend)
+        self.convolution = InputConvolution(self.conv, self.conv_bias)
+        self.rule = self._rule(config, own.start)
         self.out_proj = RowParallelLinear(
             reader,
             f"{prefix}.out_proj",
@@ -88,19 +91,14 @@ class StateSpaceLayer(nn.Module):
         residual: Tensor | None,  # [T, hidden_size]
         states: StatePool,
         layer: int,
-        plan: StatePlan,
+        plan: AnyStatePlan,
     ) -> Tensor:
         """Return [T, hidden_size], plus the residual if given. layer: its index in the pool."""
         projected = self._project(x)
         gates, inputs = projected[:, : self.values], projected[:, self.values :]
-        extended = states.extend(layer, inputs, plan)
-        channels, steps = extended.split((len(self.conv), self.num_heads), 1)
-        mixed = F.silu(causal_convolution(channels, self.conv, self.conv_bias, plan.taps))
-        values = mixed[:, : self.values].unflatten(1, (self.num_heads, -1))
-        inputs_of_rule = self._inputs(values, mixed[:, self.values :], steps[plan.window :])
-        found = run_gated_delta(inputs_of_rule, states.memory[layer], plan)
-        found += self.skip[:, None] * values
-        outputs = self._normalize(found[plan.new_places - plan.window].flatten(1), gates)
+        mixed = self.kernels.convolve(inputs, self.convolution, states, layer, plan)
+        found = self.kernels.run_delta(mixed, self.rule, states, layer, plan)
+        outputs = self._normalize(found.flatten(1), gates)
         output: Tensor = self.out_proj(outputs.to(x.dtype), residual)
         return output
 
@@ -110,14 +108,24 @@ class StateSpaceLayer(nn.Module):
         projected: Tensor = self.in_proj(x if scale == 1.0 else x * scale)
         return projected if self.scales is None else projected * self.scales
 
-    def _inputs(self, values: Tensor, of_groups: Tensor, steps: Tensor) -> DeltaInputs:
-        """Return what the recurrence needs. values: [N, heads, head_dim]; of_groups: B and C."""
-        count = self.config.num_groups
-        key, query = (each.unflatten(1, (count, -1)) for each in of_groups.chunk(2, 1))
-        sizes = F.softplus(steps.float() + self.dt_bias)  # [N, heads]
-        decay = -self.decay_rate * sizes
-        scaled = values * sizes[..., None]
-        return DeltaInputs(query[:, self.groups], key[:, self.groups], scaled, decay)
+    def _rule(self, config: StateSpace, first_head: int) -> DeltaRule:
+        """Return the rule of mixed inputs: values, keys B and queries C of groups, then steps."""
+        return DeltaRule(
+            num_keys=config.num_groups,
+            heads_per_key=config.num_heads // config.num_groups,
+            key_dim=config.state_dim,
+            value_dim=config.head_dim,
+            query=self.values + config.group_channels,
+            key=self.values,
+            value=0,
+            decay=len(self.conv),
+            share=None,
+            rate=self.decay_rate,
+            bias=self.dt_bias,
+            skip=self.skip,
+            first_head=first_head,
+            normalizes=False,
+        )
 
     def _normalize(self, x: Tensor, gates: Tensor) -> Tensor:
         """Return x [T, values] gated, and normalized over each group; a collective call."""

@@ -48,6 +48,7 @@ class Word(IntEnum):
     for a chunk of a prompt that more of it follows. HAS_HEAD: whether the head runs its tokens.
     ADAPTER: the place of its adapter, 0 without one. NEXT_DEPTH: of the tree after the row, 0 for
     a chain. HELD_DEPTH: as in RowDrafting. NUM_LOOKUP: draft tokens to look up after the row.
+    STATE_SLOT: of its states in recurrent layers; that after the last for padding.
     TOKENS: the last known token, then drafts, in all further columns.
     """
 
@@ -66,7 +67,8 @@ class Word(IntEnum):
     NEXT_DEPTH = PARAM_WORDS + 12
     HELD_DEPTH = PARAM_WORDS + 13
     NUM_LOOKUP = PARAM_WORDS + 14
-    TOKENS = PARAM_WORDS + 15
+    STATE_SLOT = PARAM_WORDS + 15
+    TOKENS = PARAM_WORDS + 16
 
 
 class Packed(NamedTuple):
@@ -173,6 +175,7 @@ class StepPacker:
     def _pack_padding(self, table: NDArray[np.int64], end: int) -> None:
         table[:] = 0
         table[:, Word.SLOT] = self._state.padding_place
+        table[:, Word.STATE_SLOT] = self._limits.max_num_seqs
         table[:, Word.END] = end
 
     def _pack_rows(
@@ -200,6 +203,8 @@ class StepPacker:
         if columns.has_adapters:
             places = {BASE_MODEL: 0, **self._adapter_places}
             table[:, Word.ADAPTER] = [places[each] for each in columns["adapter_id"]]
+        if self._limits.has_states:
+            table[:, Word.STATE_SLOT] = [state.state_slot for state in states]
         columns.write_tokens(table[:, Word.TOKENS :])
 
     def _pack_changes(

@@ -216,7 +216,7 @@ def test_models_and_proposers_fit_on_one_host(model, speculation, available):
 
 
 def test_adapters_of_both_models_are_counted(model):
-    """A draft model with transformers' code takes none."""
+    """A draft model with transformers' code takes none, nor one with recurrent layers on a GPU."""
     speculation = SpeculativeConfig.of("draft_model")
     config = LLMConfig(
         speculative_config=speculation, enable_lora=True, max_loras=2, kv_cache_memory_gib=None
@@ -229,6 +229,10 @@ def test_adapters_of_both_models_are_counted(model):
     assert without.draft.adapters is None
     foreign = dataclasses.replace(model, transformers=object())
     assert draft_adapter_limits(config, foreign) is None
+    hybrid = dataclasses.replace(model, recurrent=object())
+    on_gpu = dataclasses.replace(config, device="cuda")
+    assert draft_adapter_limits(config, hybrid) == config.adapter_limits
+    assert draft_adapter_limits(on_gpu, hybrid) is None
     size = adapter_bytes(model, 16, "float32")
     both, alone = (
         draft_bytes_without_kv(each, Models(model, model), in_process=False)

@@ -19,6 +19,7 @@ from tests.specdec.models.foreign import save_foreign
 from tests.specdec.packing import awq, write_packed
 from tests.specdec.tiny import tiny_llama_dir, train_tokenizer
 
+TORCH = {"kernels": "torch"}
 TOO_MANY_RANKS = {"draft_tensor_parallel_size": 4}
 
 
@@ -65,15 +66,36 @@ def hybrid_dir(tmp_path_factory):
 @pytest.mark.parametrize(
     ("settings", "limit"),
     [
-        ({"kernels": "triton"}, "must be auto, native or torch: recurrent layers have kernels for"),
-        ({"device": "cuda"}, "must be cpu: recurrent layers have kernels for CPUs alone"),
+        ({"device": "cuda", "enable_lora": True}, "must be false: adapters update the projections"),
+        ({"kernels": "triton", "enable_lora": True}, "must be false: adapters update the"),
         ({"tensor_parallel_size": 4}, "must be at most 3, the units of a recurrent layer"),
     ],
 )
 def test_settings_that_recurrent_layers_lack_are_refused(hybrid_dir, settings, limit):
-    with pytest.raises(InvalidValueError, match=next(iter(settings))) as refused:
+    with pytest.raises(InvalidValueError, match=[*settings][-1]) as refused:
         plan(hybrid_dir, **settings)
     assert limit in str(refused.value)
+
+
+def test_recurrent_layers_are_planned_for_a_gpu(hybrid_dir):
+    found = plan(hybrid_dir, device="cuda", dtype="bfloat16")
+    assert found.engine.state_bytes > 0
+    tree = {"method": "ngram", "num_speculative_tokens": 4, "num_draft_tree_tokens": 8}
+    with pytest.raises(InvalidValueError, match=r"draft_tree_tokens is 8; it must be 0: recurrent"):
+        plan(hybrid_dir, device="cuda", dtype="bfloat16", speculative_config=tree)
+
+
+def test_a_gpu_keeps_the_inputs_of_guesses(tmp_path):
+    """They are twice the hidden states that torch's kernels keep for Jamba."""
+    save_family(tmp_path, "jamba")
+    train_tokenizer(383).save_pretrained(tmp_path)
+    chain = {"method": "ngram", "num_speculative_tokens": 4}
+    settings = {"device": "cuda", "dtype": "float32", "max_num_seqs": 10}
+    triton, without, torch = (
+        plan(tmp_path, **settings, **each).state_bytes
+        for each in ({"speculative_config": chain}, {}, {"speculative_config": chain, **TORCH})
+    )
+    assert triton - without == 2 * (torch - without) > 0
 
 
 @pytest.mark.parametrize(
@@ -138,8 +160,6 @@ def test_a_hybrid_drafts_without_what_it_lacks(hybrid_dir, tiny_model_dir):
     ahead = {**drafting, "async_drafting": "outcomes"}
     with pytest.raises(InvalidValueError, match=r"async_drafting .*auto or off"):
         plan(tiny_model_dir, **settings | {"speculative_config": ahead})
-    with pytest.raises(InvalidValueError, match=r"kernels .*auto, native or torch: recurrent"):
-        plan(tiny_model_dir, **settings, kernels="triton")
 
 
 def test_a_hybrid_drafts_for_no_other_tokenizer(hybrid_dir, tiny_model_dir, tmp_path):

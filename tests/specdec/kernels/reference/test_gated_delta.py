@@ -1,4 +1,5 @@
-# Modules: specdec.kernels.reference.gated_delta, specdec.kernels.reference.convolution
+# Modules: specdec.kernels.reference.recurrent.gated_delta
+# Modules: specdec.kernels.reference.recurrent.convolution
 # Modules: specdec.kernels.reference.state_pool, specdec.kernels.reference.state_levels
 """The gated delta rule: its two forms are equal, and a row has the same bits in any batch."""
 
@@ -7,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from specdec.kernels.reference import state_pool
-from specdec.kernels.reference.convolution import causal_convolution
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
-from specdec.kernels.reference.gated_delta import DeltaInputs, run_gated_delta
+from specdec.kernels.reference.recurrent.convolution import causal_convolution
+from specdec.kernels.reference.recurrent.gated_delta import DeltaInputs, run_gated_delta
 from specdec.kernels.reference.state_pool import StatePool
 
 WINDOW = 3

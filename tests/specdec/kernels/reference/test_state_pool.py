@@ -2,13 +2,13 @@
 
 import torch
 
-from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
+from specdec.kernels.reference.forward_batch import AdapterRun, Chunk, ForwardBatch
 from specdec.kernels.reference.state_pool import StatePool
 
 WINDOW, HIDDEN, GUESSES = 2, 3, 4
 
 
-def pool_of_hidden():
+def new_pool():
     return StatePool(
         1,
         WINDOW,
@@ -23,7 +23,7 @@ def pool_of_hidden():
 
 
 def test_accepted_guesses_of_each_row_are_replayed():
-    pool = pool_of_hidden()
+    pool = new_pool()
     text = torch.arange(60.0).view(2, 10, HIDDEN)  # hidden states of two sequences by position
     project = torch.randn(HIDDEN, 2 * HIDDEN, generator=torch.Generator().manual_seed(1))
     slots = (2, 0)
@@ -51,7 +51,7 @@ def test_accepted_guesses_of_each_row_are_replayed():
 
 
 def test_the_path_of_a_tree_is_replayed():
-    pool, x = pool_of_hidden(), torch.arange(18.0).view(6, HIDDEN)
+    pool, x = new_pool(), torch.arange(18.0).view(6, HIDDEN)
     pool.reset(1)
 
     def extended(rows, *chunk, **settings):
@@ -63,3 +63,23 @@ def test_the_path_of_a_tree_is_replayed():
     pool.keep_path(1, (1, 3))
     found = extended(x[5:], 3, [0])
     torch.testing.assert_close(found[WINDOW:], x[[2, 4, 5]].repeat(1, 2))
+
+
+def test_replayed_rows_have_the_adapters_of_their_sequences():
+    pool, plans = new_pool(), []
+    for rows in (((0, 4, 2), (0, 6, 4), (0, 1, 0)), ((3, 3, 1), (5, 2, 1), (1, 1, 0))):
+        chunks = [
+            Chunk([1] * count, start, [slot], num_guesses=guesses, state_slot=slot, adapter_id=each)
+            for slot, ((start, count, guesses), each) in enumerate(
+                zip(rows, (5, 0, 7), strict=True)
+            )
+        ]
+        plans.append((batch := ForwardBatch(chunks, 4), pool.plan(batch)))
+    for (batch, plan), ends in zip(plans, ((4, 10, 11), (4, 9, 10)), strict=True):
+        runs = [AdapterRun(5, 0, ends[0]), AdapterRun(7, *ends[1:])]
+        assert plan.hidden_runs(batch) == runs
+        assert plan.input_runs(batch) == [
+            each._replace(begin=each.begin + shift, end=each.end + shift)
+            for each, shift in zip(runs, (0, 2 * WINDOW), strict=True)
+        ]  # with the earlier inputs of rows before
+    assert plan.of_hidden(torch.arange(10)).tolist() == [1, 2, 3, 7, 8, 9]

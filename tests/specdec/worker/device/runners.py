@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from specdec.config.engine import DraftLimits, EngineConfig, Kernels
+from specdec.kernels.reference.state_pool import StatePool
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head
 from specdec.models.heads.networks.base import DraftHead
+from specdec.models.hybrid import HybridDecoder
 from specdec.models.loading import Decoder, load_model
 from specdec.sampling.row_ops import RowOps, row_ops_of
 from specdec.types.messages import StepRow
@@ -85,11 +87,18 @@ def device_runner(
         vocab_size=model.vocab_size,
         has_padding_block=True,
         adapters=RankAdapters.enabled(decoder, config.adapters),
+        states=_states_of(decoder, config),
         row_ops=row_ops_of(kernels, torch.device("cpu")),
         head=None if head is None else ServedHead(load(head), load),
         on_device=runs_on_device,
         graphs=graphs if runs_on_device else None,
     )
+
+
+def _states_of(decoder: Decoder, config: EngineConfig) -> StatePool | None:
+    if not isinstance(decoder, HybridDecoder):
+        return None
+    return decoder.enable_states(config.max_num_seqs, config.max_row_guesses, config.num_snapshots)
 
 
 def _load_head(
