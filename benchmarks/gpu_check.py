@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.async_drafting import compare_async_drafting
 from benchmarks.gpu.checks import check_models, measure_models
 from benchmarks.gpu.determinism import measure_deterministic
 from benchmarks.gpu.device_kernels import (
@@ -107,7 +106,6 @@ PARTS = (
     _measurement("draft model", measure_draft_model, 40.0),
     _measurement("speculation", compare_speculation, 90.0),
     _measurement("deterministic", measure_deterministic, 75.0),
-    _measurement("asynchronous drafting", compare_async_drafting, 120.0, 60.0),
     _measurement("number formats", measure_formats, 120.0, 70.0),
     _measurement("mixture of experts", measure_mixture, 60.0, 25.0),
     _measurement("hybrid", measure_hybrid, 60.0, 25.0),

@@ -20,7 +20,6 @@ _TREE_COLUMNS = (
 )
 _EXTRAS_PART = "penalties, grammars, log-probabilities"
 _EXTRAS_COLUMNS = ("batch", "request", "sequences with it", "ms on the device", "ms by the host")
-_ASYNC_COLUMNS = ("process", "drafts", "tokens/s", "hit rate", "draft model busy", "overlap")
 _SPECULATION_COLUMNS = (
     *("batch", "tokens/s without drafts", "5 drafts, times these"),
     *("the policy's drafts, times these", "drafts a sequence and step by the policy"),
@@ -52,8 +51,6 @@ def _sections(parts: dict[str, Any]) -> Iterator[tuple[str, Sequence[str], list[
 
     yield "Aims", _AIM_COLUMNS, list(_aim_rows(parts))
     yield "Sums over two ranks", _SUM_COLUMNS, list(map(_sum_row, cells("ranks", "sums")))
-    placements = parts.get("asynchronous drafting", {}).get("placements") or {}
-    yield "Asynchronous drafting", _ASYNC_COLUMNS, list(_async_rows(placements))
     prompts = _timed_rows(cells("prompts", "prompt_cells"))
     yield "Steps of 8B with a prompt", _PROMPT_COLUMNS, prompts
     yield "Steps of 8B with trees", _TREE_COLUMNS, _timed_rows(cells("trees", "tree_cells"))
@@ -93,16 +90,6 @@ def _aim_rows(parts: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 def _sum_row(each: dict[str, Any]) -> tuple[str, ...]:
     times = (f"{each[key]:.1f}" for key in ("one_shot_us", "nccl_us"))
     return (each["dtype"], str(each["bytes"] // 2**10), *times)
-
-
-def _async_rows(placements: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each mode; shares are of the draft model's rounds, the time, and its time."""
-    for name, modes in placements.items():
-        for mode, found in modes.items():
-            if isinstance(found, dict):
-                shares = (found.get(key) for key in ("hit_rate", "draft_busy", "overlap"))
-                cells = ("" if each is None else f"{each:.0%}" for each in shares)
-                yield (name, mode, f"{found['tokens_per_s']:.1f}", *cells)
 
 
 def _timed_rows(cells: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
