@@ -130,7 +130,7 @@ def _by_torch() -> Iterator[str]:
 _RECURRENT_SUPPORT = (
     (
         "kernels",
-        "native ones and torch on a CPU; `--kernels triton` and GPUs are refused",
+        "native ones and torch on a CPU; those of Triton and torch on a GPU",
     ),
     (
         "prefix cache",
@@ -139,8 +139,8 @@ _RECURRENT_SUPPORT = (
     (
         "drafting",
         "lookups, draft models, and the MTP layers of Qwen3-Next and Qwen 3.5 (`mtp`), not those "
-        "of Nemotron-H, which are single blocks with a norm each; any verifier; chains and trees; "
-        "no other draft heads, and no `specdec train`",
+        "of Nemotron-H, which are single blocks with a norm each; any verifier; chains, and on a "
+        "CPU trees; no other draft heads, and no `specdec train`",
     ),
     (
         "as draft models",
@@ -157,8 +157,8 @@ _RECURRENT_SUPPORT = (
         "those of the published files, and of transformers 5 for Nemotron-H, Granite 4 "
         "and Qwen 3.5; the experts of a layer may be in one tensor",
     ),
-    ("deterministic results", "as native kernels always are; not with torch"),
-    ("LoRA", "[adapters](lora.md) of any linear layers"),
+    ("deterministic results", "as native kernels always are; not with torch or on a GPU"),
+    ("LoRA", "on a CPU, [adapters](lora.md) of any linear layers"),
 )
 
 

@@ -109,7 +109,24 @@ def _activation_bytes(config: LLMConfig, model: ModelConfig) -> int:
         of_expert = model.experts.intermediate_size + model.hidden_size
         values += model.experts.num_per_token * of_expert
     of_model = config.max_num_batched_tokens * values * DTYPE_BYTES[config.resolved_dtype]
-    return of_model + _update_bytes(config, model)
+    return of_model + _update_bytes(config, model) + _recurrence_bytes(config, model)
+
+
+def _recurrence_bytes(config: LLMConfig, model: ModelConfig) -> int:
+    """Return the bytes of a recurrence in the largest step, which replays guesses of all rows.
+
+    Inputs are in the type of the model, and float32 once they are mixed; outputs are no more.
+    """
+    if model.recurrent is None:
+        return 0
+    speculation, kind = config.speculative_config, model.recurrent.kind
+    num_guesses = 0 if speculation is None else speculation.max_row_guesses
+    num_mixed = config.max_num_seqs * num_guesses + config.max_num_batched_tokens
+    float32_bytes, own_bytes = 4, DTYPE_BYTES[config.resolved_dtype]
+    of_input = float32_bytes + 2 * own_bytes
+    of_output = float32_bytes
+    of_step = num_mixed * of_input + config.max_num_batched_tokens * of_output
+    return of_step * kind.state(range(kind.num_units)).num_inputs
 
 
 def _update_bytes(config: LLMConfig, model: ModelConfig) -> int:

@@ -9,9 +9,11 @@ from specdec.config.llm import LLMConfig
 from specdec.config.quantization import QuantizationMethod
 from specdec.engine.memory.weight_memory import (
     draft_block_bytes,
+    draft_state_bytes,
     extra_draft_bytes,
     extra_weight_bytes,
     head_bytes_per_token,
+    state_bytes,
     weight_bytes,
 )
 from specdec.engine.models.model_resolution import Models
@@ -28,8 +30,8 @@ class KvPool:
     num_ranks: ranks that share it. block_bytes: size of a block on all of them together.
     blocks_of_longest: blocks of one sequence of max_model_len. most_blocks: blocks that
     max_num_seqs such sequences fill. weight_bytes: of the model. extra_bytes: weights of all loaded
-    versions of a draft head and of adapters, and the head's KV after the pool. Both on all ranks
-    together.
+    versions of a draft head and of adapters, the head's KV after the pool, and the states of all
+    running sequences. Both on all ranks together.
     state_bytes: of a sequence's states on all ranks. snapshot_interval: blocks whose bytes include
     those of a snapshot of states; None without snapshots.
     """
@@ -68,18 +70,19 @@ def target_pool(config: LLMConfig, models: Models) -> KvPool:
     pool = _pool(config, "target", model, size, max_model_len, method)
     block_bytes = pool.block_bytes + config.block_size * head_bytes_per_token(config, models)
     extra_bytes = extra_weight_bytes(config, models) + draft_block_bytes(config, models)
+    extra_bytes += state_bytes(config, model)
     pool = replace(pool, block_bytes=block_bytes, extra_bytes=extra_bytes)
     return pool if model.recurrent is None else _with_states(config, pool, model.recurrent)
 
 
 def _with_states(config: LLMConfig, pool: KvPool, recurrent: Recurrent) -> KvPool:
     """Return the pool with the bytes of snapshots in those of blocks, where the cache needs any."""
-    state_bytes = recurrent.state_bytes(config.resolved_dtype, pool.num_ranks)
-    pool = replace(pool, state_bytes=state_bytes)
+    of_sequence = recurrent.state_bytes(config.resolved_dtype, pool.num_ranks)
+    pool = replace(pool, state_bytes=of_sequence)
     if not config.enable_prefix_caching:
         return pool
-    interval = snapshot_interval(state_bytes, pool.block_bytes)
-    block_bytes = pool.block_bytes + -(-state_bytes // interval)
+    interval = snapshot_interval(of_sequence, pool.block_bytes)
+    block_bytes = pool.block_bytes + -(-of_sequence // interval)
     return replace(pool, block_bytes=block_bytes, snapshot_interval=interval)
 
 
@@ -95,7 +98,8 @@ def draft_pool(config: LLMConfig, models: Models) -> KvPool | None:
     )
     size = drafting.draft_tensor_parallel_size
     pool = _pool(config, "draft model", model, size, max_model_len, drafting.quantization)
-    return replace(pool, extra_bytes=extra_draft_bytes(config, models))
+    extra_bytes = extra_draft_bytes(config, models) + draft_state_bytes(config, models)
+    return replace(pool, extra_bytes=extra_bytes)
 
 
 def _pool(

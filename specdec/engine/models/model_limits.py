@@ -82,11 +82,11 @@ def _check_hybrid_draft(config: LLMConfig, recurrent: Recurrent) -> None:
 def _require_plain_rows(config: LLMConfig) -> None:
     """Raise InvalidValueError for what recurrent layers on a GPU do not run."""
     if config.enable_lora:
-        limit = "false: adapters update the projections of recurrent layers on CPUs alone"
+        limit = "false: recurrent layers have adapters with native or torch kernels on a CPU alone"
         raise InvalidValueError("enable_lora", True, limit)
     speculation = config.speculative_config
     if speculation is not None and (size := speculation.num_draft_tree_tokens):
-        limit = "0: recurrent layers verify trees of drafts on CPUs alone"
+        limit = "0: recurrent layers verify trees with native or torch kernels on a CPU alone"
         raise InvalidValueError("speculative_config.num_draft_tree_tokens", size, limit)
 
 

@@ -7,7 +7,8 @@ an architecture without fixed shapes (`worker.loading`). Where a rank has them:
 - `verified_by_host`: the device runs the model, and the host verifies some of the rows, by
   probabilities or with other noise. Such a step is not begun ahead.
 - `drafted_by_host`: the device runs and verifies the step, and the host drafts after some rows.
-- A single rank runs a step on the host for which the device has no memory (`DeviceQueue.begin`).
+- A single rank runs a step on the host for which the device has no memory, unless layers are
+  recurrent (`DeviceQueue.begin`).
 
 A step that has to wait for the one in flight (`DeviceQueue.has_room`) runs on the device later.
 """

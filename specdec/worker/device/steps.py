@@ -138,7 +138,7 @@ class DeviceSteps:
         A pending row continues the step before. num_kept: drafts of each row to accept whatever
         they are; None where the rules of the sequences decide. A row that does not sample yields
         one token without meaning, or none where its hidden states are invalid. Raises
-        torch.OutOfMemoryError, and then the step may be run again.
+        torch.OutOfMemoryError; then the step may be run again, unless `has_states`.
         """
         try:
             return self._begin(columns, states, num_kept)

@@ -46,12 +46,12 @@ class PromptPath:
         code = frame.f_code
         if not self._is_recording or event not in ("call", "return") or not _is_ours(code):
             return
-        self._is_recording = False  # while the values are searched
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         values = [frame.f_locals.get(name) for name in (*names, *code.co_freevars)]
         if self._holds(values) or (event == "return" and self._holds(result)):
             self.files.add(str(Path(code.co_filename).relative_to(ROOT)))
-        self._is_recording = code.co_qualname != "Scheduler.add"
+        if code.co_qualname == "Scheduler.add":
+            self._is_recording = False
 
     def _holds(self, value, depth=5):
         for form, kind in self._forms.items():

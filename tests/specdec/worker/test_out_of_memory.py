@@ -2,6 +2,9 @@
 # Modules: specdec.worker.target_model_runner
 """A failed allocation in a step ends in smaller steps, whose tokens are the same."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from specdec.types.messages import StepRow
 from specdec.types.sampling.sampling_params import SpeculationOptions
 from specdec.worker import LocalTarget, load_runner
 from specdec.worker.batch.step_rows import split_rows
+from specdec.worker.device.queue import DeviceQueue
 from tests.specdec.engines import (
     engine_config,
     local_engine,
@@ -131,6 +135,19 @@ def test_a_pass_that_has_changed_states_is_not_run_again(tmp_path):
     with pytest.raises(torch.OutOfMemoryError):
         run(make_engine(tmp_path, engine_config(0), LocalTarget(runner)), requests())
     assert model.num_failures == 1
+
+
+@pytest.mark.parametrize("has_states", [False, True])
+def test_a_device_step_that_has_changed_states_is_not_left_to_the_host(has_states):
+    def begin(columns, states):
+        raise torch.OutOfMemoryError
+
+    eligibility = SimpleNamespace(reason=lambda *arguments: None)
+    steps = SimpleNamespace(has_states=has_states, eligibility=eligibility, begin=begin)
+    queue = DeviceQueue(steps, None, TensorParallelGroup())
+    raised = pytest.raises(torch.OutOfMemoryError) if has_states else nullcontext()
+    with raised:
+        assert not queue.begin(0, [StepRow(0, 0, (1,), 0, True)], [])
 
 
 def test_a_token_that_does_not_fit_is_an_error(tiny_model_dir):

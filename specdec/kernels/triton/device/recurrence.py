@@ -233,7 +233,7 @@ def run_scan(
 @triton.jit
 def softplus(x):
     """Return log(1 + e^x), accurate where it is small."""
-    power = tl.exp(tl.minimum(x, _LARGE_STEP))
+    power = tl.exp(tl.where(x > _LARGE_STEP, _LARGE_STEP, x))  # a minimum would drop NaN on a GPU
     total = 1 + power
     part = total - 1  # of the power, after rounding
     is_lost = part == 0

@@ -2,13 +2,18 @@
 """Settings that hybrids, and models run by transformers' code, lack are refused by their names."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from specdec.config.engine import ModelOptions, snapshot_interval
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative_keys import read_speculation
+from specdec.engine.memory.gpu_memory import divide_gpus
+from specdec.engine.memory.gpu_workspace import gpu_workspace_bytes
+from specdec.engine.memory.kv_pools import draft_pool, target_pool
 from specdec.engine.memory.memory_plan import memory_plan
+from specdec.engine.memory.weight_memory import draft_state_bytes
 from specdec.engine.models.model_report import Fit, Precision, report_model
 from specdec.engine.models.model_resolution import resolve_models
 from specdec.llm.arguments import read_arguments
@@ -66,8 +71,8 @@ def hybrid_dir(tmp_path_factory):
 @pytest.mark.parametrize(
     ("settings", "limit"),
     [
-        ({"device": "cuda", "enable_lora": True}, "must be false: adapters update the projections"),
-        ({"kernels": "triton", "enable_lora": True}, "must be false: adapters update the"),
+        ({"device": "cuda", "enable_lora": True}, "must be false: recurrent layers have adapters"),
+        ({"kernels": "triton", "enable_lora": True}, "must be false: recurrent layers have"),
         ({"tensor_parallel_size": 4}, "must be at most 3, the units of a recurrent layer"),
     ],
 )
@@ -96,6 +101,35 @@ def test_a_gpu_keeps_the_inputs_of_guesses(tmp_path):
         for each in ({"speculative_config": chain}, {}, {"speculative_config": chain, **TORCH})
     )
     assert triton - without == 2 * (torch - without) > 0
+
+
+def test_states_are_reserved_on_a_gpu_beside_the_kv_cache(hybrid_dir):
+    """Also those of a draft model."""
+    chain = read_speculation({"method": "ngram", "num_speculative_tokens": 4})
+    config = LLMConfig(
+        model=str(hybrid_dir),
+        device="cuda",
+        dtype="bfloat16",
+        max_num_seqs=200,
+        speculative_config=chain,
+    )
+    pool = target_pool(config, resolve_models(config, print).configs())
+    states = 200 * pool.model.recurrent.state_bytes("bfloat16", 1, num_guesses=4)
+    assert states > 100 * pool.block_bytes
+    workspace = gpu_workspace_bytes(config, pool.model, drafts=False)
+    available = pool.weight_bytes + states + workspace + 100 * pool.block_bytes
+    assert divide_gpus(config, pool, None, available, None).target == 100
+    plain = replace(pool.model, recurrent=None)
+    mixed = (200 * 4 + config.max_num_batched_tokens) * state_inputs(pool.model) * 4
+    assert workspace - gpu_workspace_bytes(config, plain, drafts=False) > mixed
+    drafting = read_speculation({"model": str(hybrid_dir), "num_speculative_tokens": 4})
+    config = replace(config, speculative_config=drafting)
+    models = resolve_models(config, print).configs()
+    assert draft_pool(config, models).extra_bytes == draft_state_bytes(config, models) > 0
+
+
+def state_inputs(model):
+    return model.recurrent.kind.state(range(model.recurrent.kind.num_units)).num_inputs
 
 
 @pytest.mark.parametrize(
