@@ -90,7 +90,7 @@ class CostCurve:
             at all with one sequence, and with 256 by the whole factor.
         """
         sizes, lengths = (1, 4, 16, 64, 256), tuple(sorted({0, 1, most // 2, most}))
-        by_part = {
+        by_part: dict[str, Callable[[int, int], float]] = {
             "drafts": lambda size, count: (
                 wrong_by * self.step_s(size, count) + (1 - wrong_by) * self.step_s(size, 0)
             ),
