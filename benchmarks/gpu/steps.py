@@ -123,7 +123,7 @@ class Steps:
 
     @property
     def report(self) -> GraphReport:
-        """What the steps have captured."""
+        """The graphs that the steps have captured."""
         assert self.runner.graph_report is not None, "the host runs the steps"
         return self.runner.graph_report
 

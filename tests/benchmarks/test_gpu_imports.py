@@ -1,4 +1,4 @@
-"""What the GPU check imports."""
+"""Imports of the GPU check."""
 
 import ast
 from pathlib import Path

@@ -34,7 +34,7 @@ from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config
 WINDOW = 2
 MODULUS = 65_521
 MAX_DEPTH, MAX_GUESSES = 5, 8
-"""Of a draft; a tree has more tokens than it is deep."""
+"""Limits of a draft; a tree has more tokens than it is deep."""
 
 
 def next_state(state: float, inputs: Sequence[float]) -> float:

@@ -24,7 +24,7 @@ def default_tolerance(dtype: str, quantization: str) -> float:
 
 
 class Outcome(Enum):
-    """What is known of a receipt."""
+    """Result of the verification of a receipt."""
 
     EQUAL = "equal"  # the model samples exactly these tokens
     TIE = "tie"  # some tokens are within the tolerance of those that the model samples

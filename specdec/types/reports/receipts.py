@@ -40,7 +40,7 @@ SIGNATURE_DOMAIN = b"specdec receipt statement 1\0"
 
 @dataclass(frozen=True)
 class ReceiptModel:
-    """What a model's logits depend on, and which tokens end its texts.
+    """Properties of a model that determine its logits, and the tokens that end its texts.
 
     fingerprint: of weights, configuration and tokenizer. Other fields: as in LLMConfig.
     """
@@ -76,7 +76,7 @@ class ReceiptChoice:
 
 @dataclass(frozen=True)
 class Statement:
-    """What the service signs.
+    """Content of a receipt that the service signs.
 
     parameters: those of `parameters_of`. noise: NOISE_VERSION. issued_at: Unix time in seconds.
     num_resumed_tokens: leading tokens of the choice that the client supplied.

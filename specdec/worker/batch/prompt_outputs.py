@@ -1,4 +1,4 @@
-"""What some rows of a step yield beside their tokens: log-probabilities of prompts, and replays."""
+"""Outputs of rows of a step beside their tokens: log-probabilities of prompts, and replays."""
 
 from __future__ import annotations
 

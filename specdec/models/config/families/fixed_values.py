@@ -15,10 +15,10 @@ _ALL: _Values = {
     "moe_layer_freq": (1,),
     "use_bidirectional_attention": (False,),
 }
-"""Of every family that FIXED has no other values of."""
+"""Values of the keys of every family for which FIXED has no others."""
 
 _SIGMOID: _Values = {"scoring_func": ("sigmoid", "noaux_tc"), "topk_method": ("noaux_tc",)}
-"""Of experts as in DeepSeek-V3; files of dots.llm1 have the method in place of the function."""
+"""Values of experts as in DeepSeek-V3; dots.llm1 has the method in place of the function."""
 
 _HUNYUAN: _Values = {
     "mlp_bias": (False,),

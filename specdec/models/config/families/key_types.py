@@ -10,7 +10,7 @@ from specdec.config.json_values import MAX_COUNT, unsupported
 
 
 class _Type(NamedTuple):
-    """What a value must be. least: of a whole number; None for any value of `kinds`."""
+    """Types and bound of a value. least: of a whole number; None for any value of `kinds`."""
 
     kinds: tuple[type, ...]
     limit: str

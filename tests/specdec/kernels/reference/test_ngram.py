@@ -11,7 +11,7 @@ from tests.specdec.lookups import NGRAMS, proposed, random_texts
 @pytest.mark.parametrize("ngrams", NGRAMS)
 @pytest.mark.parametrize("num_symbols", [1, 2, 3, 8, 300])
 def test_drafts_are_those_of_the_proposer(ngrams, num_symbols):
-    """Of random, repetitive and short texts, by a lookup that began anywhere in them."""
+    """The texts are random, repetitive and short; a lookup begins anywhere in them."""
     found = []
     for num_tokens in (1, 3, 8, 33):
         texts, tokens = random_texts(num_symbols, seed=num_tokens)

@@ -173,7 +173,7 @@ def test_chunks_of_prompts_equal_torch(make, dtype):
 @DTYPES
 @KINDS
 def test_accepted_drafts_are_replayed(make, dtype):
-    """Of 8 drafts of a row 0 to 8 are accepted; the rows beside it have others."""
+    """A row has 0 to 8 of its 8 drafts accepted; the rows beside it have others."""
     layer = make(dtype)
     runs = [Runs(layer, dtype, is_triton=is_triton) for is_triton in (True, False)]
     starts, slots = {2: 0, 0: 0, 3: 0}, (2, 0, 3)

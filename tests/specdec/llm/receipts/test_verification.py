@@ -247,7 +247,7 @@ def test_what_cannot_be_verified_is_named(receipts, replayer):
 
 
 def test_resumed_tokens_are_the_clients(tiny_model_dir, replayer, receipts):
-    """What the service continued is verified, whatever the client supplied before it."""
+    """The continuation by the service is verified, whatever the client supplied before it."""
     known = (300, 301, 302)
     each = replace(
         request("r", PROMPT, seed=3, temperature=1.0, max_tokens=40), resume_token_ids=known
