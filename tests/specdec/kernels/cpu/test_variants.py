@@ -10,7 +10,7 @@ import pytest
 
 from specdec.kernels.cpu import build
 from specdec.kernels.cpu.build import BuildError, find_library
-from specdec.kernels.cpu.compiler import compile_library, find_compiler
+from specdec.kernels.cpu.compiler import compile_library, find_compiler, run
 from specdec.kernels.cpu.variants import (
     STATIC_FLAGS,
     VARIANTS,
@@ -101,6 +101,25 @@ def test_kernels_that_cannot_be_loaded_are_compiled_here(tmp_path, source, caplo
 
 
 ARM_COMPILER = shutil.which("aarch64-linux-gnu-g++")
+
+
+CHAIN = """using Floats = float __attribute__((vector_size(32)));
+Floats dot(const Floats* a, const Floats* b, long count) {
+  Floats sum = {};
+  for (long index = 0; index < count; ++index) sum += a[index] * b[index];
+  return sum;
+}
+"""
+
+
+@needs_x86
+def test_chains_of_sums_are_fused_whatever_the_tuning(tmp_path):
+    """Zen 3's tuning would round products before they are added, or not, by the code around."""
+    (tmp_path / "chain.cpp").write_text(CHAIN)
+    flags = compiler_flags(*BY_NAME["v3"].march, "-mtune=znver3")
+    assembly = run([find_compiler(), *flags, "-S", "-o", "-", str(tmp_path / "chain.cpp")])
+    assert "vfmadd" in assembly
+    assert "vmulps" not in assembly
 
 
 @pytest.mark.slow
