@@ -70,14 +70,15 @@ def test_row_index_out_of_range_is_rejected(index):
 
 
 def test_native_int8_uses_the_integers_of_torch():
-    """Only the quantization of activations differs slightly."""
+    """Only the quantization of activations differs: torch's has 7 bits without VNNI."""
+    limit = 5e-5 if torch.cpu._is_vnni_supported() else 2e-4
     weight, x = random_tensor(200, 144), rows_with_outliers(9, 144)
     native, reference = (
         matrix_of(kernels, weight, quantization="int8") for kernels in ("native", "torch")
     )
     for row in (0, 1, 3, 4):
         found, expected = (each.multiply(x[row : row + 1]) for each in (native, reference))
-        assert relative_error(found, expected) < 5e-5
+        assert relative_error(found, expected) < limit
     assert not native.multiply(x)[2].any()
 
 
