@@ -27,15 +27,6 @@ _ROWS_PER_SLAB = 64
 
 
 @dataclass(frozen=True)
-class TokenWeights:
-    """Sparse token weights above 0, as coordinates; a token occurs at most once in a row."""
-
-    rows: Tensor  # [num_entries] int64
-    token_ids: Tensor  # [num_entries] int64
-    weights: Tensor  # [num_entries] float64
-
-
-@dataclass(frozen=True)
 class TopTokens:
     """The most likely tokens of each row, best first, with their renormalized probabilities."""
 
@@ -83,13 +74,17 @@ class Distribution:
     def own_probs(self, rows: Tensor, token_ids: Tensor) -> Tensor:
         """Return the probability of each token in its row; 0 for a token of another rank.
 
-        rows, token_ids: [n] int64. Returns [n] float64.
+        rows, token_ids: int64, broadcast together. Returns float64 of their shape.
         """
-        masses = self._masses(self.scores, rows, token_ids)
-        return masses / self.totals[rows]
+        columns, is_held = self._columns(token_ids)
+        masses = self.scores[rows, columns].double().exp_()
+        return masses.masked_fill_(~is_held, 0) / self.totals[rows]
 
     def probs(self, rows: Tensor, token_ids: Tensor) -> Tensor:
-        """Return the probability of each token in its row, [n] float64; a collective call."""
+        """Return the probability of each token in its row; a collective call.
+
+        Arguments as in `own_probs`.
+        """
         return self.shard.group.all_reduce(self.own_probs(rows, token_ids))
 
     def entropies(self) -> Tensor:
@@ -115,34 +110,26 @@ class Distribution:
     def sample_residual(
         self,
         rows: Tensor,  # [num_rows] int64
-        weights: TokenWeights,
+        token_ids: Tensor,  # [num_rows, count] int64
+        weights: Tensor,  # [num_rows, count] float64
         keys: NoiseKeys,
     ) -> Tensor:
         """Sample max(p - weight, 0), scaled to sum to 1, of each of `rows`; return [num_rows].
 
-        p is the distribution of the row. weights, keys: of the sampled rows, in their order. If
-        rounding leaves no mass, p itself is sampled. Only the weighted tokens differ from p, so the
-        cost is that of sampling. A collective call.
+        p is the distribution of the row. token_ids, weights, keys: of the sampled rows, in their
+        order; a token has one weight above 0 at most. If rounding leaves no mass, p itself is
+        sampled. Only the weighted tokens differ from p, so the cost is that of sampling. A
+        collective call.
         """
-        residual = self.scores[rows]
-        self._subtract(residual, rows, weights)
+        scores, totals = self.scores[rows], self.totals[rows, None]
+        columns, is_held = self._columns(token_ids)
+        left = scores.gather(1, columns).double().exp_() - weights * totals
+        left = left.clamp_(min=0).log().masked_fill_(~is_held | (weights == 0), torch.inf)
+        residual = scores.scatter_reduce(1, columns, left.float(), "amin")
         maxima = self.shard.group.all_gather(residual.amax(1)).amax(0)
         is_empty = maxima == -torch.inf
-        residual = torch.where(is_empty[:, None], self.scores[rows], residual)
+        residual = torch.where(is_empty[:, None], scores, residual)
         return sample_scores(residual, keys, self.shard)
-
-    def _subtract(self, residual: Tensor, rows: Tensor, weights: TokenWeights) -> None:
-        """Subtract weights from the probabilities of `residual` [num_rows, n], in place."""
-        masses = self._masses(residual, weights.rows, weights.token_ids)
-        left = masses - weights.weights * self.totals[rows][weights.rows]
-        columns, is_held = self._columns(weights.token_ids)
-        left = left[is_held].clamp(min=0).log().float()
-        residual[weights.rows[is_held], columns[is_held]] = left
-
-    def _masses(self, scores: Tensor, rows: Tensor, token_ids: Tensor) -> Tensor:
-        columns, is_held = self._columns(token_ids)
-        found = scores[rows, columns].double().exp_()
-        return found.masked_fill_(~is_held, 0)
 
     def _columns(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the columns of tokens in the scores, and whether this rank holds them."""

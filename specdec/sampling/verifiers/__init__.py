@@ -10,11 +10,10 @@ from types import MappingProxyType
 from torch import Tensor
 
 from specdec.sampling.sampling_batch import SamplingBatch
-from specdec.sampling.verifiers.coupled import verify_coupled, verify_greedy
+from specdec.sampling.verifiers.coupled import verify_coupled, verify_equal
 from specdec.sampling.verifiers.draft_batch import Draft, DraftBatch, VerifiedTokens
 from specdec.sampling.verifiers.lossy import verify_confidence, verify_threshold, verify_typical
 from specdec.sampling.verifiers.rejection import verify_block, verify_rejection
-from specdec.sampling.verifiers.synthetic import verify_synthetic
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.sampling.sampling_params import VerifierName
 
@@ -28,9 +27,9 @@ VERIFY: Mapping[VerifierName, Verify] = MappingProxyType(
         "typical": verify_typical,
         "threshold": verify_threshold,
         "confidence": verify_confidence,
-        "synthetic": verify_synthetic,
+        "synthetic": verify_coupled,
     }
 )
 """The function of each verifier; logits: [num_rows, num_tokens]."""
 
-__all__ = ["VERIFY", "Draft", "DraftBatch", "VerifiedTokens", "verify_coupled", "verify_greedy"]
+__all__ = ["VERIFY", "Draft", "DraftBatch", "VerifiedTokens", "verify_coupled", "verify_equal"]

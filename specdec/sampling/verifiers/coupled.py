@@ -10,13 +10,12 @@ same noise is accepted with a probability of at least (1 - TV) / (1 + TV).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
 
 from torch import Tensor
 
 from specdec.sampling.sampler import sample
 from specdec.sampling.sampling_batch import SamplingBatch
-from specdec.sampling.verifiers.draft_batch import Draft, DraftBatch, VerifiedTokens
+from specdec.sampling.verifiers.draft_batch import DraftBatch, VerifiedTokens
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.drafts.draft_tree import Parents, walk
 
@@ -26,58 +25,41 @@ def verify_coupled(
     batch: SamplingBatch,
     drafts: DraftBatch,
     shard: VocabShard,
-    is_kept: Tensor | None = None,  # [num_draft_tokens] bool
 ) -> VerifiedTokens:
     """Return the longest prefix of each draft that the target samples too, and its next token.
 
     In a tree of drafts that is a walk from the base to the child that the target samples, and on
     from there. The noise of a token depends on its position alone, so the walk yields the tokens of
-    no speculation whatever the tree. The draft tokens of `is_kept` are accepted too; they are of
-    chains. A collective call, like every verifier.
+    no speculation whatever the tree. A draft with `num_kept` is accepted up to there, whatever it
+    is. A collective call, like every verifier.
     """
-    sampled = sample(logits, batch, shard).cpu().numpy()
-    if not len(drafts.token_ids):
-        return VerifiedTokens.without_drafts(sampled)
-    if any(draft.parents is not None for draft in drafts.drafts):
-        assert is_kept is None, "a lossy verifier keeps drafts of chains only"
-        return _walked(sampled.tolist(), drafts.drafts)
-    is_accepted = sampled[drafts.is_drafted] == drafts.token_ids
-    if is_kept is not None:
-        is_accepted |= is_kept.cpu().numpy()
-    num_accepted = drafts.num_leading(is_accepted)
-    return drafts.verified(num_accepted, sampled[drafts.starts + num_accepted])
+    sampled = sample(logits, batch, shard).tolist()
+    own = [(each.token_ids, each.parents, each.num_kept) for each in drafts.drafts]
+    return verify_equal(sampled, own)
 
 
-def verify_greedy(
-    best: Sequence[int],
-    drafts: Sequence[Sequence[int]],
-    trees: Sequence[Parents | None] | None = None,
-) -> list[tuple[int, ...]]:
-    """Return the draft tokens of each sequence that are the argmax, and the argmax after them.
+def verify_equal(
+    sampled: Sequence[int], drafts: Sequence[tuple[Sequence[int], Parents | None, int]]
+) -> VerifiedTokens:
+    """Return the draft tokens of each sequence that the target samples, and the one after them.
 
-    At temperature 0 all lossless verifiers are equivalent to this one.
+    At temperature 0, where the samples are argmaxes, all lossless verifiers are equivalent to this.
 
-    best: [sum of len(draft) + 1], the argmax after the base token and after each draft token.
-    trees: the parents of each sequence's drafts, None for a chain; None for chains only.
+    sampled: [sum of len(draft) + 1], the target's token after each base and each draft token.
+    drafts: tokens, parents and `num_kept` of each sequence, as in Draft.
     """
-    verified, start = [], 0
-    for draft, parents in zip(drafts, trees or repeat(None, len(drafts)), strict=True):
+    verified, start = VerifiedTokens(), 0
+    for token_ids, parents, num_kept in drafts:
         if parents is not None:
-            own = best[start : start + len(draft) + 1]
-            verified.append(walk(own, draft, parents))
-            start += len(draft) + 1
-            continue
-        last = start
-        for token in draft:
-            if token != best[last]:
-                break
-            last += 1
-        verified.append(tuple(best[start : last + 1]))
-        start += len(draft) + 1
+            own = sampled[start : start + len(token_ids) + 1]
+            verified.append(walk(own, token_ids, parents))
+        else:
+            last = start + max(0, num_kept)
+            if num_kept < 0:
+                for token in token_ids:
+                    if token != sampled[last]:
+                        break
+                    last += 1
+            verified.append((*token_ids[: last - start], sampled[last]))
+        start += len(token_ids) + 1
     return verified
-
-
-def _walked(sampled: Sequence[int], drafts: Sequence[Draft]) -> VerifiedTokens:
-    """Verify drafts of which some are trees; sampled: [num_rows], for each row of logits."""
-    token_ids, trees = [each.token_ids for each in drafts], [each.parents for each in drafts]
-    return VerifiedTokens.of(verify_greedy(sampled, token_ids, trees))

@@ -1,24 +1,23 @@
-"""Input and output of verifiers."""
+"""Drafts of a batch of sequences, as verifiers take them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from specdec.sampling.distribution import TokenWeights
 from specdec.types.drafts.draft_tree import Parents
 from specdec.types.messages import DraftProbs
 from specdec.types.sampling.sampling_spec import Verifier
 
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
+VerifiedTokens = list[tuple[int, ...]]
+"""The new tokens of each sequence: its accepted draft tokens, then one token of the target."""
 
 
 @dataclass(frozen=True)
@@ -28,183 +27,107 @@ class Draft:
     probs: the distributions that the tokens were sampled from, if the verifier needs them; None if
         each token had probability 1.
     parents: the tree of the tokens, for the coupled verifier only; None for a chain.
+    num_kept: of a chain whose tokens are accepted by chance, how many are; else -1.
     """
 
     token_ids: Sequence[int]
     verifier: Verifier = field(default_factory=Verifier)
     probs: DraftProbs | None = None
     parents: Parents | None = None
+    num_kept: int = -1
 
 
-@dataclass(frozen=True)
-class VerifiedTokens:
-    """The new tokens of each sequence: its accepted draft tokens, then one token of the target.
+class Candidates(NamedTuple):
+    """The tokens that each draft token was sampled from, padded to K with probability 0."""
 
-    Iterating yields one tuple of token ids for each sequence.
-    """
-
-    token_ids: npt.NDArray[np.int32]  # [sum of num_tokens]
-    num_tokens: npt.NDArray[np.int32]  # [num_sequences], from 1 up
-    num_accepted: npt.NDArray[np.int32]  # [num_sequences], num_tokens - 1
-
-    @classmethod
-    def without_drafts(cls, token_ids: Int64Array) -> VerifiedTokens:
-        """Wrap the tokens of sequences without drafts: one for each, [num_sequences]."""
-        ones = np.ones(len(token_ids), dtype=np.int32)
-        return cls(token_ids.astype(np.int32), ones, np.zeros_like(ones))
-
-    @classmethod
-    def of(cls, tokens: Sequence[tuple[int, ...]]) -> VerifiedTokens:
-        """Wrap the new tokens of each sequence."""
-        counts = np.array([len(each) for each in tokens], dtype=np.int32)
-        return cls(np.fromiter(chain(*tokens), dtype=np.int32), counts, counts - 1)
-
-    def __iter__(self) -> Iterator[tuple[int, ...]]:
-        token_ids, end = self.token_ids.tolist(), 0
-        for count in self.num_tokens.tolist():
-            start, end = end, end + count
-            yield tuple(token_ids[start:end])
+    token_ids: Tensor  # [B, N, K] int64
+    probs: Tensor  # [B, N, K] float64
 
 
 @dataclass(frozen=True)
 class DraftBatch:
-    """Drafts of a batch of sequences, with the rows of logits that verify them.
+    """Chains of drafts of B sequences, padded to N tokens, and the rows of logits that verify them.
 
     A sequence has len(draft) + 1 rows, in the order of its tokens: the row of the base token, then
     one for each draft token. The row of a draft token is that of the token before it, so the last
-    row of a sequence has no draft token.
+    row of a sequence has no draft token. N is at least 1.
     """
 
     drafts: Sequence[Draft]
     device: torch.device
 
     @cached_property
-    def num_drafted(self) -> Int64Array:
-        """Number of draft tokens of each sequence, [num_sequences]."""
-        return np.array([len(draft.token_ids) for draft in self.drafts], dtype=np.int64)
+    def num_drafts(self) -> Tensor:
+        """Number of draft tokens of each sequence, [B, 1] int64."""
+        lengths = [[len(draft.token_ids)] for draft in self.drafts]
+        return torch.tensor(lengths, device=self.device)
 
     @cached_property
-    def ends(self) -> Int64Array:
-        """The row after the last one of each sequence, [num_sequences]."""
-        return np.cumsum(self.num_drafted + 1)
+    def token_ids(self) -> Tensor:
+        """The draft tokens, [B, N] int64."""
+        size = max(1, *(len(draft.token_ids) for draft in self.drafts))
+        padded = [[*each.token_ids, *[0] * (size - len(each.token_ids))] for each in self.drafts]
+        return torch.tensor(padded, device=self.device)
 
     @cached_property
-    def starts(self) -> Int64Array:
-        """The first row of each sequence, [num_sequences]."""
-        return self.ends - self.num_drafted - 1
-
-    @cached_property
-    def offsets(self) -> Int64Array:
-        """Offset of each row from the first row of its sequence, [num_rows]."""
-        return np.arange(self.num_rows) - self.starts[self.sequences]
-
-    @cached_property
-    def sequences(self) -> Int64Array:
-        """The index of each row's sequence, [num_rows]."""
-        return np.repeat(np.arange(len(self.drafts)), self.num_drafted + 1)
-
-    @cached_property
-    def is_drafted(self) -> BoolArray:
-        """Return whether each row has a draft token, [num_rows]."""
-        is_drafted = np.ones(self.num_rows, dtype=np.bool_)
-        is_drafted[self.ends - 1] = False
-        return is_drafted
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows of logits."""
-        return int(self.num_drafted.sum()) + len(self.drafts)
+    def places(self) -> Tensor:
+        """Distance of each row from the first one of its sequence, [N + 1] int64."""
+        return torch.arange(self.token_ids.shape[1] + 1, device=self.device)
 
     @cached_property
     def rows(self) -> Tensor:
-        """The row of each draft token, [num_draft_tokens] int64."""
-        return self.tensor(np.flatnonzero(self.is_drafted))
+        """The rows of each sequence, padded with the last one, [B, N + 1] int64."""
+        lengths = [len(draft.token_ids) for draft in self.drafts]
+        last = [end - 1 for end in accumulate(length + 1 for length in lengths)]
+        size = max(1, *lengths)
+        rows = [
+            [end - max(0, length - place) for place in range(size + 1)]
+            for end, length in zip(last, lengths, strict=True)
+        ]
+        return torch.tensor(rows, device=self.device)
 
     @cached_property
-    def tokens(self) -> Tensor:
-        """All draft tokens, [num_draft_tokens] int64."""
-        return self.tensor(self.token_ids)
+    def is_draft(self) -> Tensor:
+        """Return whether each place has a draft token, [B, N] bool."""
+        return self.places[:-1] < self.num_drafts
 
     @cached_property
-    def token_ids(self) -> Int64Array:
-        """All draft tokens, [num_draft_tokens]."""
-        return np.fromiter(chain(*(draft.token_ids for draft in self.drafts)), dtype=np.int64)
+    def candidates(self) -> Candidates:
+        """The draft distributions; those of a draft without any are certain of its tokens."""
+        listed = [each.probs or _certain(each.token_ids) for each in self.drafts]
+        size = (*self.token_ids.shape, max(each.probs.shape[1] for each in listed))
+        token_ids, probs = np.zeros(size, np.int64), np.zeros(size, np.float64)
+        for index, each in enumerate(listed):
+            count, width = each.probs.shape
+            token_ids[index, :count, :width] = each.token_ids
+            probs[index, :count, :width] = each.probs
+        return Candidates(*(torch.from_numpy(each).to(self.device) for each in (token_ids, probs)))
 
-    @property
-    def is_last(self) -> Tensor:
-        """Return whether each draft token is the last of its draft, [num_draft_tokens] bool."""
-        return self.tensor(~self.is_drafted[1:][self.is_drafted[:-1]])
+    @cached_property
+    def probs(self) -> Tensor:
+        """The draft probability of each draft token, [B, N] float64; 0 for padding."""
+        is_own = self.candidates.token_ids == self.token_ids[:, :, None]
+        return (self.candidates.probs * is_own).sum(2)
 
-    def per_draft_token(self, values: Sequence[float]) -> Tensor:
-        """Repeat the value of each sequence for its draft tokens, [num_draft_tokens] float64."""
-        return self.tensor(np.repeat(np.array(values, dtype=np.float64), self.num_drafted))
+    def per_sequence(self, values: Sequence[float]) -> Tensor:
+        """Return a value for each sequence, [B, 1] float64."""
+        return torch.tensor(values, dtype=torch.float64, device=self.device)[:, None]
 
-    def draft_probs(self) -> TokenWeights:
-        """Return the draft distributions; `rows` are rows of the batch."""
-        listed = [draft.probs or _certain(draft.token_ids) for draft in self.drafts]
-        widths = np.array([each.probs.shape[1] for each in listed], dtype=np.int64)
-        rows = np.repeat(np.flatnonzero(self.is_drafted), np.repeat(widths, self.num_drafted))
-        token_ids = np.concatenate([each.token_ids.ravel() for each in listed])
-        probs = np.concatenate([each.probs.ravel() for each in listed])
-        rows, token_ids, probs = (array[probs > 0] for array in (rows, token_ids, probs))
-        return TokenWeights(
-            self.tensor(rows),
-            self.tensor(token_ids.astype(np.int64)),
-            self.tensor(probs.astype(np.float64)),
-        )
+    def num_leading(self, is_kept: Tensor) -> Tensor:
+        """Count the draft tokens before the first one that is not kept, [B, 1] int64.
 
-    def probs_of_drafts(self, draft_probs: TokenWeights) -> Tensor:
-        """Return the draft probability of each draft token, [num_draft_tokens] float64."""
-        row_tokens = torch.full((self.num_rows,), -1, device=self.device)
-        row_tokens[self.rows] = self.tokens
-        is_own = draft_probs.token_ids == row_tokens[draft_probs.rows]
-        probs = torch.zeros(self.num_rows, dtype=torch.float64, device=self.device)
-        probs[draft_probs.rows[is_own]] = draft_probs.weights[is_own]
-        return probs[self.rows]
-
-    def confidences(self) -> Tensor:
-        """Return the draft probability of each draft token, 0 for drafts without probabilities.
-
-        Returns [num_draft_tokens] float64.
+        is_kept: [B, N] bool.
         """
-        is_known = self.per_draft_token([each.probs is not None for each in self.drafts])
-        return self.probs_of_drafts(self.draft_probs()) * is_known
+        return (is_kept & self.is_draft).long().cumprod(1).sum(1, keepdim=True)
 
-    def num_leading(self, is_kept: BoolArray) -> Int64Array:
-        """Count the draft tokens of each sequence before the first one that is not kept.
+    def verified(self, num_accepted: Tensor, last_tokens: Tensor) -> VerifiedTokens:
+        """Return the first `num_accepted` draft tokens of each sequence, then its last token.
 
-        is_kept: [num_draft_tokens] bool. Returns [num_sequences].
+        num_accepted, last_tokens: [B, 1] int64.
         """
-        continues = self.is_drafted.copy()
-        continues[self.is_drafted] = is_kept
-        stops = np.flatnonzero(~continues)  # at least the last row of every sequence
-        return stops[np.searchsorted(stops, self.starts)] - self.starts
-
-    def num_until_last(self, is_accepted: BoolArray) -> Int64Array:
-        """Count the draft tokens of each sequence up to its last accepted one.
-
-        is_accepted: [num_draft_tokens] bool. Returns [num_sequences].
-        """
-        lengths = np.zeros(self.num_rows, dtype=np.int64)
-        lengths[self.is_drafted] = is_accepted
-        lengths *= self.offsets + 1
-        return np.maximum.reduceat(lengths, self.starts)
-
-    def verified(self, num_accepted: Int64Array, last_tokens: Int64Array) -> VerifiedTokens:
-        """Return the accepted draft tokens of each sequence, followed by its last token.
-
-        num_accepted, last_tokens: [num_sequences].
-        """
-        token_ids = np.zeros(self.num_rows, dtype=np.int32)
-        token_ids[self.is_drafted] = self.token_ids
-        token_ids[self.starts + num_accepted] = last_tokens
-        is_output = self.offsets <= num_accepted[self.sequences]
-        counts = num_accepted.astype(np.int32)
-        return VerifiedTokens(token_ids[is_output], counts + 1, counts)
-
-    def tensor(self, values: npt.NDArray[np.generic]) -> Tensor:
-        """Copy `values` to the device of the logits."""
-        return torch.from_numpy(values).to(self.device)
+        ends = torch.cat([num_accepted, last_tokens], 1).tolist()
+        pairs = zip(self.drafts, ends, strict=True)
+        return [(*draft.token_ids[:count], token) for draft, (count, token) in pairs]
 
 
 def _certain(token_ids: Sequence[int]) -> DraftProbs:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from specdec.sampling.distribution import Distribution
+from specdec.sampling.sampler import sample
 from specdec.sampling.sampling_batch import SamplingBatch
-from specdec.sampling.verifiers.coupled import verify_coupled
 from specdec.sampling.verifiers.draft_batch import DraftBatch, VerifiedTokens
 from specdec.sampling.vocab_shard import VocabShard
 
@@ -28,21 +28,20 @@ def verify_typical(
     with the entropy H in nats: the higher the entropy, the lower the probability that suffices.
     """
     target = Distribution.of_logits(logits, batch, shard)
-    epsilon = drafts.per_draft_token([draft.verifier.epsilon for draft in drafts.drafts])
-    delta = drafts.per_draft_token([draft.verifier.delta for draft in drafts.drafts])
-    limits = torch.minimum(epsilon, delta * (-target.entropies()[drafts.rows]).exp())
-    is_kept = target.probs(drafts.rows, drafts.tokens) > limits
-    return verify_coupled(logits, batch, drafts, shard, is_kept)
+    epsilon = drafts.per_sequence([draft.verifier.epsilon for draft in drafts.drafts])
+    delta = drafts.per_sequence([draft.verifier.delta for draft in drafts.drafts])
+    entropies = target.entropies()[drafts.rows[:, :-1]]
+    is_kept = _target_probs(target, drafts) > torch.minimum(epsilon, delta * (-entropies).exp())
+    return _verified(logits, batch, drafts, shard, is_kept)
 
 
 def verify_threshold(
     logits: Tensor, batch: SamplingBatch, drafts: DraftBatch, shard: VocabShard
 ) -> VerifiedTokens:
     """Keep a draft token if its probability is above 0 and reaches the verifier's threshold."""
-    target = Distribution.of_logits(logits, batch, shard)
-    probs = target.probs(drafts.rows, drafts.tokens)
-    limits = drafts.per_draft_token([draft.verifier.threshold for draft in drafts.drafts])
-    return verify_coupled(logits, batch, drafts, shard, (probs >= limits) & (probs > 0))
+    probs = _target_probs(Distribution.of_logits(logits, batch, shard), drafts)
+    is_kept = (probs >= _thresholds(drafts)) & (probs > 0)
+    return _verified(logits, batch, drafts, shard, is_kept)
 
 
 def verify_confidence(
@@ -54,9 +53,35 @@ def verify_confidence(
     of the request hold. A draft without probabilities, such as a lookup's, has no confidence: of
     its tokens those are kept that the target samples itself.
     """
-    target = Distribution.of_logits(logits, batch, shard)
-    is_possible = target.probs(drafts.rows, drafts.tokens) > 0
-    limits = drafts.per_draft_token([draft.verifier.threshold for draft in drafts.drafts])
-    confidences = drafts.confidences()
-    is_kept = (confidences >= limits) & (confidences > 0) & is_possible
-    return verify_coupled(logits, batch, drafts, shard, is_kept)
+    is_possible = _target_probs(Distribution.of_logits(logits, batch, shard), drafts) > 0
+    is_known = drafts.per_sequence([each.probs is not None for each in drafts.drafts])
+    confidences = drafts.probs * is_known
+    is_kept = (confidences >= _thresholds(drafts)) & (confidences > 0) & is_possible
+    return _verified(logits, batch, drafts, shard, is_kept)
+
+
+def _target_probs(target: Distribution, drafts: DraftBatch) -> Tensor:
+    return target.probs(drafts.rows[:, :-1], drafts.token_ids)
+
+
+def _thresholds(drafts: DraftBatch) -> Tensor:
+    return drafts.per_sequence([draft.verifier.threshold for draft in drafts.drafts])
+
+
+def _verified(
+    logits: Tensor, batch: SamplingBatch, drafts: DraftBatch, shard: VocabShard, is_kept: Tensor
+) -> VerifiedTokens:
+    """Return the draft tokens that are kept, [B, N] bool, or sampled, and the coupled one after.
+
+    By lists: for a few tokens they are faster than operators.
+    """
+    sampled, verified, start = sample(logits, batch, shard).tolist(), VerifiedTokens(), 0
+    for draft, kept in zip(drafts.drafts, is_kept.tolist(), strict=True):
+        last = start
+        for token, is_kept_anyway in zip(draft.token_ids, kept, strict=False):  # kept is padded
+            if not is_kept_anyway and token != sampled[last]:
+                break
+            last += 1
+        verified.append((*draft.token_ids[: last - start], sampled[last]))
+        start += len(draft.token_ids) + 1
+    return verified

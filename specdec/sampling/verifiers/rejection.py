@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from specdec.sampling.distribution import Distribution, TokenWeights
-from specdec.sampling.gumbel import Stream, uniforms
+from specdec.sampling.distribution import Distribution
+from specdec.sampling.gumbel import NoiseKeys, Stream, uniforms
 from specdec.sampling.sampling_batch import SamplingBatch
-from specdec.sampling.verifiers.draft_batch import DraftBatch, Int64Array, VerifiedTokens
+from specdec.sampling.verifiers.draft_batch import DraftBatch, VerifiedTokens
 from specdec.sampling.vocab_shard import VocabShard
 
 
@@ -30,9 +31,8 @@ def verify_rejection(
     1. Temperatures must be above 0. A collective call.
     """
     test = _AcceptanceTest(logits, batch, drafts, shard)
-    is_kept = test.uniforms * test.probs_of_drafts < test.target_probs
-    num_accepted = drafts.num_leading(is_kept.cpu().numpy())
-    return test.verified(num_accepted, torch.ones_like(test.target.totals))
+    num_accepted = drafts.num_leading(test.uniforms * drafts.probs < test.target_probs)
+    return test.verified(num_accepted, test.target_probs.new_ones(num_accepted.shape))
 
 
 def verify_block(
@@ -51,10 +51,12 @@ def verify_block(
     max(p_i * M_b - M_s, 0), scaled to sum to 1. Temperatures must be above 0. A collective call.
     """
     test = _AcceptanceTest(logits, batch, drafts, shard)
-    weights = prefix_weights(drafts, test.target_probs / test.probs_of_drafts)
-    masses = _residual_masses(test.target, test.draft_probs, weights)
-    is_accepted = test.uniforms <= _acceptance_probs(drafts, weights, masses)
-    return test.verified(drafts.num_until_last(is_accepted.cpu().numpy()), weights)
+    ratios = torch.where(drafts.is_draft, test.target_probs / drafts.probs, 1)
+    weights = prefix_weights(ratios)
+    is_accepted = test.uniforms <= _acceptance_probs(test.target, drafts, weights)
+    lengths = drafts.places[1:] * (is_accepted & drafts.is_draft)
+    num_accepted = lengths.amax(1, keepdim=True)
+    return test.verified(num_accepted, weights.gather(1, num_accepted))
 
 
 class _AcceptanceTest:
@@ -69,68 +71,56 @@ class _AcceptanceTest:
     ) -> None:
         assert (batch.params["temperature"] > 0).all(), "rows at temperature 0"
         self.target = Distribution.of_logits(logits, batch, shard)
-        self.draft_probs = drafts.draft_probs()
-        # Of each draft token, [num_draft_tokens] float64:
-        self.target_probs = self.target.probs(drafts.rows, drafts.tokens)
-        self.probs_of_drafts = drafts.probs_of_drafts(self.draft_probs)
+        # Of each draft token, [B, N] float64:
+        self.target_probs = self.target.probs(drafts.rows[:, :-1], drafts.token_ids)
         self._drafts, self._keys = drafts, batch.noise_keys
-        self._offsets = drafts.tensor(drafts.offsets)
-        keys = self._keys.of_stream(Stream.ACCEPTANCE, self._offsets)[drafts.rows]
-        self.uniforms = uniforms(keys)
+        self.uniforms = uniforms(self._keys_of(Stream.ACCEPTANCE)).view_as(drafts.rows)[:, :-1]
 
-    def verified(self, num_accepted: Int64Array, scales: Tensor) -> VerifiedTokens:
-        """Return the accepted tokens [num_sequences], and one sampled after them.
+    def _keys_of(self, stream: Stream) -> NoiseKeys:
+        """Return the keys of all rows, [B * (N + 1)]."""
+        rows, places = self._drafts.rows, self._drafts.places
+        return self._keys[rows.flatten()].of_stream(stream, places.repeat(len(rows)))
+
+    def verified(self, num_accepted: Tensor, scales: Tensor) -> VerifiedTokens:
+        """Return the accepted tokens, and one sampled after them; both arguments are [B, 1].
 
         Its distribution is max(p - q / scale, 0), scaled to sum to 1, or p after a whole draft,
-        with p, q and scale of the token's row; scales: [num_rows] float64.
+        with p and q of the row after the accepted tokens.
         """
-        drafts, draft_probs = self._drafts, self.draft_probs
-        rows = drafts.tensor(drafts.starts + num_accepted)
-        sequences = torch.full((drafts.num_rows,), -1, device=rows.device)
-        sequences[rows] = torch.arange(len(rows), device=rows.device)
-        sampled = sequences[draft_probs.rows]
-        is_rejected = sampled >= 0
-        rejected_rows = draft_probs.rows[is_rejected]
-        weights = TokenWeights(
-            sampled[is_rejected],
-            draft_probs.token_ids[is_rejected],
-            draft_probs.weights[is_rejected] / scales[rejected_rows],
+        drafts, rows = self._drafts, self._drafts.rows.gather(1, num_accepted)
+        index = torch.arange(len(rows), device=rows.device), num_accepted.squeeze(1)
+        keys = self._keys_of(Stream.RECOVERY)[index[0] * len(drafts.places) + index[1]]
+        place = index[0], index[1].clamp_max(drafts.token_ids.shape[1] - 1)
+        is_rejected = num_accepted < drafts.num_drafts
+        weights = drafts.candidates.probs[place] / scales * is_rejected
+        last = self.target.sample_residual(
+            rows.squeeze(1), drafts.candidates.token_ids[place], weights, keys
         )
-        keys = self._keys.of_stream(Stream.RECOVERY, self._offsets)[rows]
-        last = self.target.sample_residual(rows, weights, keys)
-        return drafts.verified(num_accepted, last.cpu().numpy())
+        return drafts.verified(num_accepted, last[:, None])
 
 
-def prefix_weights(drafts: DraftBatch, ratios: Tensor) -> Tensor:
-    """Return p_i of each sequence for i from 0 on, [num_rows] float64.
+def prefix_weights(ratios: Tensor) -> Tensor:
+    """Return p_i of each sequence for i from 0 on, [B, N + 1] float64.
 
-    ratios: [num_draft_tokens] float64. With c_i the sum of the first i logarithms of ratios, the
-    recurrence is equivalent to log p_i = c_i - max(0, c_1, ..., c_i).
+    ratios: [B, N] float64. With c_i the sum of the first i logarithms of ratios, the recurrence is
+    equivalent to log p_i = c_i - max(0, c_1, ..., c_i).
     """
-    rows, offsets = drafts.rows + 1, drafts.tensor(drafts.offsets)
-    sequences = drafts.tensor(drafts.sequences)
-    # [num_sequences, max rows of a sequence]: the steps of each sequence, from the left
-    steps = ratios.new_zeros(len(drafts.drafts), int(drafts.num_drafted.max()) + 1)
-    steps[sequences[rows], offsets[rows]] = ratios.log()
-    sums = steps.cumsum(1)
-    return (sums - sums.cummax(1).values).exp()[sequences, offsets]
+    sums = pad(ratios.log().cumsum(1), (1, 0))
+    return (sums - sums.cummax(1).values).exp()
 
 
-def _residual_masses(target: Distribution, draft_probs: TokenWeights, weights: Tensor) -> Tensor:
-    """Return S_i of each row that has a draft token, [num_rows] float64; a collective call.
+def _acceptance_probs(target: Distribution, drafts: DraftBatch, weights: Tensor) -> Tensor:
+    """Return h_i of the prefix that ends in each draft token, [B, N] float64; a collective call.
 
-    For tokens that the draft cannot sample the summand is p_i * M_b(x), so S_i is p_i less the sum
-    of min(p_i * M_b(x), M_s(x)) over the tokens that the draft can sample.
+    For tokens that the draft cannot sample the summand of S_i is p_i * M_b(x), so S_i is p_i less
+    the sum of min(p_i * M_b(x), M_s(x)) over the tokens that the draft can sample.
     """
-    probs = target.own_probs(draft_probs.rows, draft_probs.token_ids)
-    shared = torch.minimum(probs * weights[draft_probs.rows], draft_probs.weights)
-    totals = torch.zeros_like(weights).index_add_(0, draft_probs.rows, shared)
-    return (weights - target.shard.group.all_reduce(totals)).clamp_(min=0)
-
-
-def _acceptance_probs(drafts: DraftBatch, weights: Tensor, masses: Tensor) -> Tensor:
-    """Return h_i of the prefix that ends in each draft token, [num_draft_tokens] float64."""
-    ends = drafts.rows + 1  # the row after a draft token has p_i and S_i of its prefix
-    weights, masses = weights[ends], masses[ends]
-    probs = masses / (masses + 1 - weights).clamp(min=torch.finfo(torch.float64).tiny)
-    return torch.where(drafts.is_last, weights, probs)
+    own, given = weights[:, 1:], drafts.candidates
+    if own.shape[1] == 1:
+        return own
+    probs = target.own_probs(drafts.rows[:, 1:-1, None], given.token_ids[:, 1:])
+    shared = torch.minimum(probs * own[:, :-1, None], given.probs[:, 1:]).sum(2)
+    masses = own[:, :-1] - target.shard.group.all_reduce(shared)
+    masses = pad(masses.clamp(min=0), (0, 1))
+    probs = masses / (masses + 1 - own).clamp(min=torch.finfo(torch.float64).tiny)
+    return torch.where(drafts.places[1:] == drafts.num_drafts, own, probs)

@@ -11,18 +11,19 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.sample_rows import RowArgmax
-from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch, VerifiedTokens, verify_greedy
+from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch, VerifiedTokens, verify_equal
+from specdec.sampling.verifiers.synthetic import num_kept_by_chance
 from specdec.sampling.vocab_shard import VocabShard, all_ranks_argmax
 from specdec.types.messages import StepRow, VerifiedRow, VerifyOutput
 from specdec.types.sampling.sampling_params import VerifierName
-from specdec.worker.batch.batch_state import BatchState, TokenSpan
+from specdec.worker.batch.batch_state import BatchState, SequenceState, TokenSpan
 from specdec.worker.batch.step_rows import positions_of_guesses
 
 
 def verify_by_argmax(argmax: RowArgmax, rows: Sequence[StepRow]) -> Sequence[tuple[int, ...]]:
     """Verify rows against the argmax of their logits; return the new tokens of each."""
-    trees = [row.drafting.parents for row in rows]
-    return verify_greedy(argmax.token_ids.tolist(), [row.drafts for row in rows], trees)
+    drafts = [(row.drafts, row.drafting.parents, -1) for row in rows]
+    return verify_equal(argmax.token_ids.tolist(), drafts)
 
 
 def lookahead_tokens(
@@ -77,7 +78,7 @@ def verify_sampled(
     """
     members_of = _by_verifier(state, rows)
     if len(members_of) == 1:
-        return list(_run_verifier(state, shard, next(iter(members_of)), rows, logits, argmax))
+        return _run_verifier(state, shard, next(iter(members_of)), rows, logits, argmax)
     verified: list[tuple[int, ...]] = [()] * len(rows)
     ends = np.cumsum([row.num_draft_tokens + 1 for row in rows])
     scored = np.split(np.arange(len(logits)), ends[:-1])
@@ -104,10 +105,33 @@ def _run_verifier(
     batch = state.sampling_batch(spans, argmax)
     verifiers = (state.rules(row.seq_id).verifier for row in rows)
     drafts = [
-        Draft(row.drafts, verifier, row.drafting.probs, row.drafting.parents)
-        for row, verifier in zip(rows, verifiers, strict=True)
+        Draft(row.drafts, verifier, row.drafting.probs, row.drafting.parents, count)
+        for row, verifier, count in zip(
+            rows, verifiers, num_kept_of(rows, state.states(rows)), strict=True
+        )
     ]
     return VERIFY[name](logits, batch, DraftBatch(drafts, logits.device), shard)
+
+
+def num_kept_of(rows: Sequence[StepRow], states: Sequence[SequenceState]) -> list[int]:
+    """Return the number of drafts of each row that are accepted by chance; -1 where none are."""
+    counts = [-1] * len(rows)
+    chosen = [
+        (index, state.admission.rules, row.known_end - state.admission.num_prompt_tokens)
+        for index, (row, state) in enumerate(zip(rows, states, strict=True))
+        if state.accepts_by_chance
+    ]
+    if not chosen:
+        return counts
+    found = num_kept_by_chance(
+        [
+            (rules, range(first, first + rows[index].num_draft_tokens))
+            for index, rules, first in chosen
+        ]
+    )
+    for (index, _, _), count in zip(chosen, found, strict=True):
+        counts[index] = count
+    return counts
 
 
 def _by_verifier(state: BatchState, rows: Sequence[StepRow]) -> dict[VerifierName, list[int]]:

@@ -18,10 +18,10 @@ from torch import Tensor
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import BlockTableDelta, StepRow
 from specdec.worker.batch.batch_state import SequenceState
+from specdec.worker.batch.verification import num_kept_of
 from specdec.worker.device.decoder import DeviceDecoder
 from specdec.worker.device.eligibility import StepEligibility
 from specdec.worker.device.extras import ExtrasPacker
-from specdec.worker.device.input import rows as device_rows
 from specdec.worker.device.input.buffers import HostBuffer, PendingTokens, recorded_event
 from specdec.worker.device.input.columns import StepColumns
 from specdec.worker.device.input.input import StepPacker
@@ -159,7 +159,7 @@ class DeviceSteps:
         extras = self._extras.pack(rows, states, shape.query_len)
         if launcher.lookup is not None:
             launcher.lookup.hold(rows, any_wants=plan.num_lookup > 0)
-        num_kept = device_rows.num_kept(rows, states) if num_kept is None else num_kept
+        num_kept = num_kept_of(rows, states) if num_kept is None else num_kept
         host = self._buffers[self._num_begun % len(self._buffers)]
         self._num_begun += 1
         self._packer.pack(host.words, columns, states, shape, num_kept, is_ragged=is_ragged)

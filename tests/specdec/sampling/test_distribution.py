@@ -7,7 +7,6 @@ from torch.testing import assert_close
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.distribution import (
     Distribution,
-    TokenWeights,
     TopTokens,
     highest_probs,
     scale_by_confidence,
@@ -143,13 +142,11 @@ def test_residual_is_the_distribution_minus_the_weights(size):
     count = 4000
     zeros = torch.zeros(count, dtype=torch.int64)
     keys = NoiseKeys(torch.arange(count), zeros, zeros).of_stream(Stream.RECOVERY, zeros)
-    entries = TokenWeights(
-        torch.arange(count).repeat_interleave(5), taken.repeat(count), weights.repeat(count)
-    )
+    own_weights = taken.expand(count, -1), weights.expand(count, -1)
 
     def drawn(shard, own):
         distribution = Distribution.of_logits(own(logits), batch_of([1.0], [0], [1.0]), shard)
-        return distribution.sample_residual(zeros, entries, keys)
+        return distribution.sample_residual(zeros, *own_weights, keys)
 
     ranks = on_ranks(size, drawn)
     assert all(torch.equal(rank, ranks[0]) for rank in ranks)
@@ -162,8 +159,9 @@ def test_an_empty_residual_samples_the_distribution():
     shard = VocabShard(TensorParallelGroup(), 0, VOCAB_SIZE)
     distribution = Distribution.of_logits(logits, batch_of([1.0], [0], [1.0]), shard)
     row = torch.tensor([0])
-    weights = TokenWeights(row, torch.tensor([17]), torch.tensor([1.0], dtype=torch.float64))
-    assert distribution.sample_residual(row, weights, NoiseKeys(row, row, row)).tolist() == [17]
+    taken, weights = torch.tensor([[17]]), torch.ones(1, 1, dtype=torch.float64)
+    keys = NoiseKeys(row, row, row)
+    assert distribution.sample_residual(row, taken, weights, keys).tolist() == [17]
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from itertools import chain
 
-from specdec.sampling.verifiers.synthetic import num_kept_by_chance
 from specdec.types.messages import StepRow
-from specdec.worker.batch.batch_state import SequenceState
 
 
 def num_drafts(row: StepRow) -> int:
@@ -23,27 +21,6 @@ def num_tokens(row: StepRow) -> int:
 def is_prompt(row: StepRow) -> bool:
     """Return whether a row has tokens before its last known one, or does not sample."""
     return len(row.token_ids) > 1 + row.num_draft_tokens or not row.samples
-
-
-def num_kept(rows: Sequence[StepRow], states: Sequence[SequenceState]) -> list[int]:
-    """Return the number of drafts of each row that are accepted by chance; -1 where none are."""
-    counts = [-1] * len(rows)
-    chosen = [
-        (index, state.admission.rules, row.known_end - state.admission.num_prompt_tokens)
-        for index, (row, state) in enumerate(zip(rows, states, strict=True))
-        if state.accepts_by_chance
-    ]
-    if not chosen:
-        return counts
-    found = num_kept_by_chance(
-        [
-            (rules, range(first, first + rows[index].num_draft_tokens))
-            for index, rules, first in chosen
-        ]
-    )
-    for (index, _, _), count in zip(chosen, found, strict=True):
-        counts[index] = count
-    return counts
 
 
 def without_next_drafts(rows: Sequence[StepRow], seq_ids: Container[int]) -> list[StepRow]:

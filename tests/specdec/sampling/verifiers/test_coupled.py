@@ -4,7 +4,7 @@ import torch
 from torch.nn.functional import one_hot
 
 from specdec.sampling.sampler import sample
-from specdec.sampling.verifiers import Draft, DraftBatch, verify_coupled
+from specdec.sampling.verifiers import Draft
 from tests.specdec.sampling.chi_square import FALSE_ALARM, chi_square_p_value
 from tests.specdec.sampling.verifiers.trials import (
     Speculation,
@@ -12,6 +12,7 @@ from tests.specdec.sampling.verifiers.trials import (
     random_logits,
     sampling_batch,
     shard_of,
+    verified_by,
 )
 
 VOCAB_SIZE = 16
@@ -24,8 +25,8 @@ def verified_greedily(sampled, drafts):
     """Verify drafts with a target whose best tokens are `sampled`."""
     logits = one_hot(torch.tensor(sampled, dtype=torch.int64), 16).float()
     zeros = torch.zeros(len(sampled), dtype=torch.int64)
-    batch = DraftBatch([Draft(draft) for draft in drafts], logits.device)
-    return verify_coupled(logits, sampling_batch(0.0, zeros, zeros), batch, shard_of(16))
+    own = [Draft(draft) for draft in drafts]
+    return verified_by("coupled", logits, sampling_batch(0.0, zeros, zeros), own)
 
 
 @pytest.mark.parametrize(
@@ -47,13 +48,7 @@ def verified_greedily(sampled, drafts):
     ],
 )
 def test_the_longest_equal_prefix_is_accepted(sampled, drafts, expected):
-    verified = verified_greedily(sampled, drafts)
-    assert list(verified) == expected
-    assert verified.token_ids.tolist() == [token for tokens in expected for token in tokens]
-    assert verified.num_tokens.tolist() == [len(tokens) for tokens in expected]
-    assert verified.num_accepted.tolist() == [len(tokens) - 1 for tokens in expected]
-    for array in (verified.token_ids, verified.num_tokens, verified.num_accepted):
-        assert array.dtype == np.int32
+    assert verified_greedily(sampled, drafts) == expected
 
 
 def test_numbers_of_rows_and_drafts_must_match():

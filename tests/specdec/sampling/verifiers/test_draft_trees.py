@@ -6,10 +6,15 @@ import torch
 
 from specdec.sampling.gumbel import CHUNK_TOKENS, gumbel_noise
 from specdec.sampling.sampler import sample
-from specdec.sampling.verifiers import Draft, DraftBatch, verify_coupled, verify_greedy
+from specdec.sampling.verifiers import Draft, verify_equal
 from specdec.types.drafts.draft_tree import depths
 from tests.specdec.sampling.chi_square import FALSE_ALARM, chi_square_p_value
-from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, shard_of
+from tests.specdec.sampling.verifiers.trials import (
+    random_logits,
+    sampling_batch,
+    shard_of,
+    verified_by,
+)
 
 VOCAB_SIZE = 8
 NUM_TRIALS = 20_000
@@ -60,8 +65,7 @@ def verified(seeds, tokens):
     positions = torch.tensor([0, *depths(PARENTS)]).repeat(count)
     batch = sampling_batch(TEMPERATURE, seeds.repeat_interleave(num_rows), positions)
     drafts = [Draft(each, parents=PARENTS) for each in tokens.tolist()]
-    logits = TARGET[inputs.flatten()]
-    return verify_coupled(logits, batch, DraftBatch(drafts, logits.device), shard_of(VOCAB_SIZE))
+    return verified_by("coupled", TARGET[inputs.flatten()], batch, drafts)
 
 
 def test_chunks_hold_the_vocabulary():
@@ -93,22 +97,18 @@ def test_trees_and_chains_in_one_batch():
     seeds = torch.arange(40)
     tokens = trees(seeds, ranked_by_noise)
     both = list(verified(seeds, tokens))
-    shard = shard_of(VOCAB_SIZE)
     for seed, text, new in zip(seeds, tokens.tolist(), both, strict=True):
         chain = [text[node] for node in (0, 2, 5)]
         inputs = torch.tensor([0, *chain, 0, *text])
         positions = torch.tensor([0, 1, 2, 3, 0, *depths(PARENTS)])
         batch = sampling_batch(TEMPERATURE, seed.repeat(len(inputs)), positions)
-        drafts = DraftBatch([Draft(chain), Draft(text, parents=PARENTS)], torch.device("cpu"))
-        found = verify_coupled(TARGET[inputs], batch, drafts, shard)
-        short, long = found
+        drafts = [Draft(chain), Draft(text, parents=PARENTS)]
+        short, long = verified_by("coupled", TARGET[inputs], batch, drafts)
         assert long == new
         assert short == new[: len(short)]
-        assert found.num_tokens.tolist() == [len(short), len(long)]
-        assert found.num_accepted.tolist() == [len(short) - 1, len(long) - 1]
 
 
 def test_greedy_walks_through_trees_and_chains():
     best = [3, 4, 0, 1, 7, 5, 6, 2]
-    drafts, parents = [[3, 4], [], [1, 7, 7]], [None, None, (-1, -1, 1)]
-    assert verify_greedy(best, drafts, parents) == [(3, 4, 0), (1,), (7, 6)]
+    drafts = [([3, 4], None, -1), ([], None, -1), ([1, 7, 7], (-1, -1, 1), -1)]
+    assert verify_equal(best, drafts) == [(3, 4, 0), (1,), (7, 6)]

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch
+from specdec.sampling.verifiers import Draft
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import DraftProbs
 from specdec.types.sampling.sampling_spec import Verifier
 from tests.specdec.fakes import run_ranks
-from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, shard_of
+from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, verified_by
 
 VOCAB_SIZE = 8
 PROBS = [0.5, 0.25, 0.125, 0.0625, 0.0625, 0, 0, 0]  # entropy 1.875 bits
@@ -24,8 +24,7 @@ def verify(verifier, logits, drafts, *, temperature=1.0, seed=0, shard=None, **p
     positions = torch.cat([torch.arange(length) for length in lengths])
     batch = sampling_batch(temperature, seeds, positions, **params)
     batch_drafts = [Draft(*each) for each in zip(drafts, verifiers, strict=True)]
-    shard = shard or shard_of(VOCAB_SIZE)
-    return VERIFY[verifiers[0].name](logits, batch, DraftBatch(batch_drafts, logits.device), shard)
+    return verified_by(verifiers[0].name, logits, batch, batch_drafts, shard)
 
 
 def coupled(logits, num_tokens, **options):
@@ -96,9 +95,7 @@ def test_the_coupled_token_follows_the_first_rejection():
         assert lossy.num_accepted[0] >= plain.num_accepted[0]
         if lossy.num_accepted[0] == 3:
             at_3 = sampling_batch(1.0, torch.tensor([seed]), torch.tensor([3]))
-            last = VERIFY["coupled"](
-                logits[3:], at_3, DraftBatch([Draft([])], logits.device), shard_of(VOCAB_SIZE)
-            )
+            last = verified_by("coupled", logits[3:], at_3, [Draft([])])
             assert lossy.token_ids[-1] == last.token_ids[0]
 
 
@@ -158,10 +155,7 @@ def confident(drafts, confidences, threshold, *, temperature=1.0, **params):
         Draft(draft, verifier, None if own is None else draft_probs(draft, own))
         for draft, own in zip(drafts, confidences, strict=True)
     ]
-    logits = logits_of(count)
-    return VERIFY["confidence"](
-        logits, batch, DraftBatch(listed, logits.device), shard_of(VOCAB_SIZE)
-    )
+    return verified_by("confidence", logits_of(count), batch, listed)
 
 
 def draft_probs(draft, confidences):

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch
+from specdec.sampling.verifiers import Draft
 from specdec.sampling.verifiers.rejection import prefix_weights
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import DraftProbs
 from tests.specdec.fakes import run_ranks
-from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, shard_of
+from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, verified_by
 
 VOCAB_SIZE = 16
 BOTH = pytest.mark.parametrize("verifier", ["rejection", "block"])
@@ -24,8 +24,7 @@ def verify(verifier, logits, drafts, *, seed=0, shard=None, temperature=1.0):
     seeds = torch.arange(len(drafts)).repeat_interleave(lengths) + seed
     positions = torch.cat([torch.arange(length) for length in lengths])
     batch = sampling_batch(temperature, seeds, positions)
-    drafts = DraftBatch(drafts, logits.device)
-    return VERIFY[verifier](logits, batch, drafts, shard or shard_of(VOCAB_SIZE))
+    return verified_by(verifier, logits, batch, drafts, shard)
 
 
 def certain(tokens):
@@ -77,12 +76,9 @@ def test_an_impossible_token_is_never_accepted_nor_sampled(verifier):
 
 
 def test_prefix_weights_follow_the_recurrence():
-    drafts = DraftBatch([Draft([1, 2, 3, 4]), Draft([]), Draft([1, 2, 3])], torch.device("cpu"))
-    ratios = torch.tensor([0.5, 3.0, 0.9, 0.0, 2.0, 0.25, 8.0], dtype=torch.float64)
-    expected = [1, 0.5, 1, 0.9, 0, 1, 1, 1, 0.25, 1]
-    torch.testing.assert_close(
-        prefix_weights(drafts, ratios), torch.tensor(expected, dtype=torch.float64)
-    )
+    ratios = torch.tensor([[0.5, 3, 0.9, 0], [1, 1, 1, 1], [2, 0.25, 8, 1]], dtype=torch.float64)
+    expected = [[1, 0.5, 1, 0.9, 0], [1, 1, 1, 1, 1], [1, 1, 0.25, 1, 1]]
+    torch.testing.assert_close(prefix_weights(ratios), torch.tensor(expected, dtype=torch.float64))
 
 
 def a_ragged_batch(seed):

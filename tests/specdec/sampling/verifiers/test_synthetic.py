@@ -4,27 +4,38 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch
+from specdec.sampling.verifiers import Draft
 from specdec.sampling.verifiers.synthetic import num_kept_by_chance
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.chi_square import FALSE_ALARM, chi_square_p_value
-from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, shard_of
+from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, verified_by
 
 VOCAB_SIZE = 8
 RATES = (0.9, 0.5, 0.25)
 
 
-def verify(drafts, rates=RATES, name="synthetic", temperature=1.0, seed=0, first=0):
+def kept(drafts, rates=RATES, seed=0, first=0):
+    """Return the number of tokens of each draft that are kept by chance."""
+    verifier = Verifier("synthetic", synthetic_rates=rates)
+    return num_kept_by_chance(
+        [
+            (SamplingRules(seed=seed + place, verifier=verifier), range(first, first + len(draft)))
+            for place, draft in enumerate(drafts)
+        ]
+    )
+
+
+def verify(drafts, rates=RATES, temperature=1.0, seed=0, first=0):
     lengths = torch.tensor([len(draft) + 1 for draft in drafts])
     seeds = torch.arange(len(drafts)).repeat_interleave(lengths) + seed
     positions = torch.cat([torch.arange(length) for length in lengths]) + first
     logits = random_logits(int(lengths.sum()), VOCAB_SIZE, spread=1.0, seed=7)
     batch = sampling_batch(temperature, seeds, positions)
-    verifier = Verifier(name, synthetic_rates=rates)
-    listed = [Draft(draft, verifier) for draft in drafts]
-    return VERIFY[name](logits, batch, DraftBatch(listed, logits.device), shard_of(VOCAB_SIZE))
+    counts = kept(drafts, rates, seed, first)
+    listed = [Draft(draft, num_kept=count) for draft, count in zip(drafts, counts, strict=True)]
+    return verified_by("synthetic", logits, batch, listed)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -52,16 +63,14 @@ def test_the_targets_own_token_follows_the_accepted_ones():
         assert tokens[-1] == greedy[4 * index + len(tokens) - 1]
 
 
-def test_the_host_finds_the_same_numbers_for_drafts_of_any_length():
+def test_drafts_of_any_length_are_kept_up_to_their_number():
     drafts = [[0] * (index % 5) for index in range(60)]
-    verifier = Verifier("synthetic", synthetic_rates=RATES)
-    kept = num_kept_by_chance(
-        [
-            (SamplingRules(seed=index, verifier=verifier), range(9, 9 + len(draft)))
-            for index, draft in enumerate(drafts)
-        ]
-    )
-    assert kept == verify(drafts, first=9).num_accepted.tolist()
+    counts = kept(drafts, first=9)
+    assert counts == verify(drafts, first=9).num_accepted.tolist()
+    assert counts == [
+        min(count, len(draft))
+        for count, draft in zip(kept([[0] * 5] * 60, first=9), drafts, strict=True)
+    ]
     assert num_kept_by_chance([]) == []
 
 
@@ -78,9 +87,9 @@ def test_all_ranks_accept_the_same():
         held = group.share_of(2 * VOCAB_SIZE)
         shard = VocabShard(group, held.start, 2 * VOCAB_SIZE)
         batch = sampling_batch(0.8, torch.arange(10).repeat_interleave(4), torch.arange(40) % 4)
-        drafts = [Draft([1, 2, 3], Verifier("synthetic", synthetic_rates=RATES))] * 10
+        drafts = [Draft([1, 2, 3], num_kept=count) for count in kept([[1, 2, 3]] * 10)]
         own = logits[:, held.start : held.stop]
-        return list(VERIFY["synthetic"](own, batch, DraftBatch(drafts, own.device), shard))
+        return list(verified_by("synthetic", own, batch, drafts, shard))
 
     [alone] = run_ranks(1, verified)
     assert run_ranks(2, verified) == [alone, alone]

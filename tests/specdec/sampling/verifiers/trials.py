@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -57,6 +58,30 @@ def sampling_batch(
         choices=[0] * count,
         positions=positions.tolist(),
     )
+
+
+class Verified(list[tuple[int, ...]]):
+    """The new tokens of each sequence."""
+
+    @property
+    def num_accepted(self) -> np.ndarray:
+        return np.array([len(tokens) - 1 for tokens in self])
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        return np.fromiter(chain(*self), np.int64)
+
+
+def verified_by(
+    name: VerifierName,
+    logits: Tensor,
+    batch: SamplingBatch,
+    drafts: Sequence[Draft],
+    shard: VocabShard | None = None,
+) -> Verified:
+    """Run a verifier; shard: by default all of the vocabulary."""
+    own = DraftBatch(drafts, logits.device)
+    return Verified(VERIFY[name](logits, batch, own, shard or shard_of(logits.shape[1])))
 
 
 @dataclass(frozen=True)
@@ -142,9 +167,8 @@ class Speculation:
             Draft(tokens, probs=probs)
             for tokens, probs in zip(inputs[:, 1:].tolist(), chances, strict=True)
         ]
-        shard = shard_of(self.vocab_size)
-        verified = VERIFY[self.verifier](logits, batch, DraftBatch(drafts, logits.device), shard)
-        return verified.num_tokens, verified.token_ids
+        verified = verified_by(self.verifier, logits, batch, drafts)
+        return verified.num_accepted + 1, verified.token_ids
 
     def _drafted(
         self, last: Tensor, seeds: Tensor, positions: Tensor, offset: int

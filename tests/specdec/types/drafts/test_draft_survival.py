@@ -5,14 +5,14 @@ from itertools import product
 import pytest
 import torch
 
-from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch
+from specdec.sampling.verifiers import Draft
 from specdec.types.drafts.draft_survival import (
     AcceptanceHistory,
     ConfidenceHistory,
     share_by_survival,
 )
 from specdec.types.messages import DraftProbs
-from tests.specdec.sampling.verifiers.trials import sampling_batch, shard_of
+from tests.specdec.sampling.verifiers.trials import sampling_batch, verified_by
 
 
 def expected_tokens(rates, shares):
@@ -111,6 +111,6 @@ def test_a_length_that_depends_on_the_token_is_biased(sees_token, share_of_first
     positions = torch.cat([torch.arange(length) for length in lengths])
     logits = torch.tensor([0.7, 0.3]).log().repeat(int(lengths.sum()), 1)
     batch = sampling_batch(1.0, seeds, positions)
-    verified = VERIFY["rejection"](logits, batch, DraftBatch(drafts, logits.device), shard_of(2))
+    verified = verified_by("rejection", logits, batch, drafts)
     share = sum(tokens[0] == 0 for tokens in verified) / count
     assert share == pytest.approx(share_of_first, abs=0.035)  # over four standard deviations
