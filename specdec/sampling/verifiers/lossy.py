@@ -14,6 +14,7 @@ from torch import Tensor
 from specdec.sampling.distribution import Distribution
 from specdec.sampling.sampler import sample
 from specdec.sampling.sampling_batch import SamplingBatch
+from specdec.sampling.verifiers.coupled import verify_equal
 from specdec.sampling.verifiers.draft_batch import DraftBatch, VerifiedTokens
 from specdec.sampling.vocab_shard import VocabShard
 
@@ -73,15 +74,13 @@ def _verified(
 ) -> VerifiedTokens:
     """Return the draft tokens that are kept, [B, N] bool, or sampled, and the coupled one after.
 
-    By lists: for a few tokens they are faster than operators.
+    A kept token takes the place of the sampled one. By lists: for a few tokens they are faster than
+    operators.
     """
-    sampled, verified, start = sample(logits, batch, shard).tolist(), VerifiedTokens(), 0
+    tokens, start = sample(logits, batch, shard).tolist(), 0
     for draft, kept in zip(drafts.drafts, is_kept.tolist(), strict=True):
-        last = start
-        for token, is_kept_anyway in zip(draft.token_ids, kept, strict=False):  # kept is padded
-            if not is_kept_anyway and token != sampled[last]:
-                break
-            last += 1
-        verified.append((*draft.token_ids[: last - start], sampled[last]))
+        for place, token in enumerate(draft.token_ids):
+            if kept[place]:
+                tokens[start + place] = token
         start += len(draft.token_ids) + 1
-    return verified
+    return verify_equal(tokens, [(draft.token_ids, None, -1) for draft in drafts.drafts])

@@ -59,7 +59,7 @@ def test_the_held_out_accepted_length_grows(method, target, data, tmp_path):
     reports = []
     trainer.run(reports.append)
     card = json.loads((tmp_path / HEAD / "card.json").read_text())
-    assert trainer.best > untrained + 0.2, (trainer.best, untrained)
+    assert trainer.best > untrained + 0.3, (trainer.best, untrained)
     assert [each.step for each in reports] == list(range(1, trainer.num_steps + 1))
     assert reports[-1].loss < reports[0].loss
     assert card["training"]["method"] == method
