@@ -216,10 +216,10 @@ def test_cached_prefixes_are_recomputed_only_for_prompt_logprobs(tiny_model_dir,
 
 
 def test_prompt_logprobs_are_sent_once_despite_preemption(tiny_model_dir, log_probs):
-    """Some are preempted before their first token, some after it."""
+    """Some are preempted before their first token, some after it. No two tokens nearly tie."""
     config = {"num_blocks": 44, "max_num_batched_tokens": 16}
     engine = engine_for(tiny_model_dir, 3, **config)
-    prompts = {f"r{i}": [3 + (7 * i + 5 * j) % 380 for j in range(50 + i)] for i in range(6)}
+    prompts = {f"r{i}": [3 + (13 * i + 17 * j) % 380 for j in range(50 + i)] for i in range(6)}
     requests = [
         request(name, prompt, prompt_logprobs=2, logprobs=0, max_tokens=30)
         for name, prompt in prompts.items()

@@ -28,8 +28,11 @@ CONFIG = TrainingConfig(
 )
 
 
-OWN = {"draft_model": {"num_layers": 1}}
-"""Settings by method: the target has two layers."""
+OWN = {
+    "eagle3": {"num_epochs": 16, "learning_rate": 1e-2},
+    "draft_model": {"num_layers": 1},
+}
+"""Settings by method: a head learns more slowly; the target of the draft model has two layers."""
 
 
 class StoppedError(Exception):
