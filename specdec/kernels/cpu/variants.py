@@ -16,10 +16,9 @@ def compiler_flags(*march: str) -> tuple[str, ...]:
 
     The loader resolves OpenMP to the library that torch has loaded, so both share one thread pool.
     No flag permits the compiler to reorder sums: they are computed in the order of the source.
-    Every product that is added is fused: some of GCC's tunings (Zen 2 and 3, Alder Lake, and from
-    version 14 the generic one) leave chains of sums unfused, which depends on the code around
-    them, so that a row's bits would depend on the number of rows beside it. Clang has no such
-    tuning, and ignores the parameter.
+    Every product that is added is fused: GCC's tunings for some processors, such as Zen 2 and 3,
+    leave chains of sums unfused, which depends on the code around them, so that a row's bits would
+    depend on the number of rows beside it. Clang fuses them, and ignores the parameter.
     """
     return (
         "-std=c++17",
