@@ -102,6 +102,11 @@ class Preprocessor:
         """Load the tokenizer and start the grammar compiler, which takes seconds. Thread-safe."""
         self._grammars.wait_until_ready()
 
+    def close(self) -> None:
+        """End the processes of the grammar compiler, if it was started."""
+        if "_grammars" in self.__dict__:
+            self._grammars.close()
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The target's tokenizer. Raises InvalidValueError for a template that cannot be read."""

@@ -132,6 +132,7 @@ class ReplicaRouter(Router):
         await self.auditor.close()
         await self._phase.close()
         await asyncio.to_thread(self._models.close)
+        await asyncio.to_thread(self.text.close)
         await asyncio.to_thread(self._instrumentation.close)
 
     @property

@@ -86,6 +86,7 @@ class Replica:
     async def close(self) -> None:
         await self.http.aclose()
         await self.loop.close()
+        self.router.text.close()
 
     def _make_engine(self, model: Path) -> Engine:
         policy = SpeculationPolicy(CONTROL, clock=lambda: 0.0, dwell_s=0.0)

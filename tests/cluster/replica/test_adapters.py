@@ -88,6 +88,7 @@ async def router(tiny_model_dir, adapters):
     await router.start(None)
     yield router
     await router.running_engine().thread.close()
+    router.text.close()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import asyncio
 from concurrent.futures import Future
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cluster.replica.preprocessor import EncodeLimiter, Preprocessor
@@ -124,10 +125,16 @@ async def test_a_chat_counts_all_its_characters(text, monkeypatch, prompt, num_c
     assert counted == [num_chars]
 
 
-async def test_a_grammar_is_compiled_on_request(text):
+async def test_a_grammar_is_compiled_on_request_until_close(text):
+    earlier = set(psutil.Process().children())
+    text.close()
     text.load()
     assert await text.compile(None) is None
     assert await text.compile(StructuredOutput(choice=("yes", "no"))) is not None
+    own = set(psutil.Process().children()) - earlier
+    text.close()
+    assert own
+    assert not own & set(psutil.Process().children())
 
 
 async def test_a_grammar_is_queued_for_its_caller(text):

@@ -56,6 +56,7 @@ async def routers(tiny_model_dir, tmp_path_factory):
     for router, thread in zip(found.values(), threads, strict=True):
         await router.auditor.close()
         await thread.close()
+        router.text.close()
 
 
 async def outputs_of(router, **fields):

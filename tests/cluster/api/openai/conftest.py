@@ -44,6 +44,7 @@ async def router(tiny_model_dir: Path):
     router.text.load()
     yield router
     await thread.close()
+    router.text.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

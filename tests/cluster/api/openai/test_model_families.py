@@ -42,3 +42,4 @@ async def test_a_tiny_checkpoint_is_served(tmp_path, name):
         text = "".join(each["choices"][0]["text"] for each in events(streamed) if each["choices"])
         assert text == whole["choices"][0]["text"]
     await thread.close()
+    router.text.close()
