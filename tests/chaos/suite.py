@@ -33,6 +33,7 @@ from tests.chaos.history import violations
 from tests.chaos.nodes import two_nodes
 from tests.chaos.traffic import BROKEN, REFUSALS, Outcome, ProcessTree, Traffic, processes
 from tests.e2e.conftest import running_service
+from tests.specdec.tiny import disturbed_llama_dir
 
 NUM_CLIENTS = 6
 MIN_PAUSE_S, MAX_PAUSE_S = 2.0, 8.0
@@ -44,16 +45,23 @@ IDLE_LIMIT_S = SILENCE_LIMIT_S + 10
 SMALL_DISK_BYTES = 4 << 20
 DRAFT = '{"method": "draft_model", "num_speculative_tokens": 3, "policy": "threshold"}'
 LOOKUP = '{"method": "ngram", "num_speculative_tokens": 3, "policy": "threshold"}'
+COLOCATED = (
+    '{"method": "colocated_draft_model", "model": "DRAFT_DIR", "num_speculative_tokens": 3,'
+    ' "policy": "threshold"}'
+)
+"""DRAFT_DIR is replaced by a model whose drafts are accepted in part."""
 _COMMON = ["--tensor-parallel-size", "2", "--max-model-len", "512", "--max-queue-len", "16"]
 SERVICES = {
     "draft": [*_COMMON, "--ingress", "serve", "--speculative-config", DRAFT],
+    "colocated": [*_COMMON, "--ingress", "serve", "--speculative-config", COLOCATED],
     "replicas": [
         *_COMMON, "--ingress", "serve", "--speculative-config", LOOKUP, "--num-replicas", "2",
     ],
     "frontends": [*_COMMON, "--frontends", "2", "--speculative-config", LOOKUP],
 }  # fmt: skip
-"""Flags by service: a target with a draft model, two replicas that look drafts up, and one replica
-with front ends. All have two ranks a replica; together they would not fit on two cores."""
+"""Flags by service: a target with a draft model, on a worker or colocated, two replicas that look
+drafts up, and one replica with front ends. All have two ranks a replica; together they would not
+fit on two cores."""
 NODES = "nodes"
 """The service on two Ray nodes, which needs root; `missing` of `tests.e2e.two_nodes`."""
 _PROBE = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
@@ -145,9 +153,12 @@ def _running(name: str, model: Path, directory: Path) -> Iterator[Victim]:
         with two_nodes(model, directory / "log") as service:
             yield service
         return
+    (directory / "draft").mkdir()
+    draft = str(disturbed_llama_dir(model, directory / "draft"))
+    flags = [each.replace("DRAFT_DIR", draft) for each in SERVICES[name]]
     with (
         _small_disk(directory / "state") as has_small_disk,
-        running_service(model, directory / "log", *SERVICES[name]) as service,
+        running_service(model, directory / "log", *flags) as service,
     ):
         faults = all_faults(has_small_disk=has_small_disk)
         yield Victim(service.process, service.grpc_address, service.http_url, faults)
