@@ -107,10 +107,10 @@ class TracedRequest(RequestMetrics):
         """See RequestMetrics."""
         if not self._has_ended:
             super().on_broken_off(error)
-            self._trace.end(self._clock(), self._last, reason_of(error))
+            self._trace.end(self._clock(), self.latest, reason_of(error))
 
     def on_refused(self, error: BaseException) -> None:
         """See RequestMetrics."""
         super().on_refused(error)
         if not isinstance(error, LEFT):
-            self._trace.end(self._clock(), self._last, reason_of(error))
+            self._trace.end(self._clock(), self.latest, reason_of(error))

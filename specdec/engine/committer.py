@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import collections.abc
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from specdec.config.speculation.methods import NgramConfig
 from specdec.engine.loaded.adapters import Adapters
 from specdec.engine.loaded.drafter_versions import DrafterVersions
 from specdec.engine.requests.input_processor import has_allowed_token
 from specdec.engine.requests.open_requests import OpenRequests
-from specdec.engine.requests.outputs import output_of, output_of_decode
+from specdec.engine.requests.outputs import StepOutputs, output_of
 from specdec.engine.requests.stop_checker import Stop, append, extend
 from specdec.engine.scheduling.async_scheduling import CollectedStep, StepsInFlight
 from specdec.engine.scheduling.decode_run import RepeatedDecodes, Rows
@@ -30,13 +29,6 @@ from specdec.types.responses import EngineOutput
 
 _CommittedRow = tuple[Sequence, EngineOutput | None]
 """A sequence that a step had tokens for, and its output; None if that is sent later."""
-
-
-class Committed(NamedTuple):
-    """Outputs of a step that was committed; batch_size: sequences that it had tokens for."""
-
-    outputs: list[EngineOutput]
-    batch_size: int
 
 
 class Committer:
@@ -75,15 +67,18 @@ class Committer:
         self._is_step_in_flight = False  # after the step that is committed
         self._observes_undrafted = False  # of that step, see Speculator
 
-    def commit(self, step: CollectedStep) -> Committed:
-        """Commit the results of the rows whose sequences still run."""
+    def commit(self, step: CollectedStep, outputs: StepOutputs) -> int:
+        """Commit the results of the rows whose sequences still run, and add their outputs.
+
+        Returns the number of sequences that have tokens.
+        """
         rows, verified, self._head_version, saves = step
         valid = running(saves)
         self._is_step_in_flight = bool(self._steps)
         self._observes_undrafted = self._speculator.observes_undrafted
         failed: list[EngineOutput] = []
         if isinstance(rows, RepeatedDecodes) and rows.yields(verified.rows):
-            committed = self._commit_decodes(rows, verified.rows, failed)
+            committed = self._commit_decodes(rows, verified.rows, outputs, failed)
         else:
             prompts = {part.seq_id: part for part in verified.prompt_logprobs}
             committed = self._commit_rows(rows, _results(verified.rows), prompts, failed)
@@ -91,19 +86,24 @@ class Committer:
             end_saves(saves, valid, verified, self._blocks)
         self._speculator.end_step()
         self.drafts.end_step()
-        outputs = [output for _, output in committed if output is not None]
-        if len(outputs) < len(committed):
-            outputs += self._joining_outputs(committed)
-        return Committed(outputs + failed, len(committed))
+        made = [output for _, output in committed if output is not None]
+        if len(made) < len(committed):
+            made += self._joining_outputs(committed)
+        outputs.whole += made + failed
+        return len(committed) + len(outputs.token_ids)
 
     def _commit_decodes(
-        self, rows: RepeatedDecodes, sampled: SampledTokens, failed: list[EngineOutput]
+        self,
+        rows: RepeatedDecodes,
+        sampled: SampledTokens,
+        outputs: StepOutputs,
+        failed: list[EngineOutput],
     ) -> list[_CommittedRow]:
         """Commit a step with decodes of a run, as `_commit_rows` does."""
         sequences = rows.run.sequences
         tokens = zip(sequences, sampled.token_ids, strict=False)
         if self._is_step_in_flight and self._adapters is None and not self._observes_undrafted:
-            committed = self._commit_repeated(tokens)
+            committed = self._commit_repeated(tokens, outputs)
         else:
             committed = [
                 (seq, self._commit_token(seq, token_id))
@@ -116,11 +116,15 @@ class Committer:
             committed += self._commit_rows(rows.others, dict(others), {}, failed)
         return committed
 
-    def _commit_repeated(self, tokens: Iterable[tuple[Sequence, int]]) -> list[_CommittedRow]:
+    def _commit_repeated(
+        self, tokens: Iterable[tuple[Sequence, int]], outputs: StepOutputs
+    ) -> list[_CommittedRow]:
         """Commit tokens of decodes after others of their run, while a step is in flight.
 
         `_commit_token` without what those leave as it is: drafts, and the ends of block tables.
+        Returns the rows that are not in `outputs`.
         """
+        going_on, further = outputs.sequences, outputs.token_ids
         eos_token_ids, block_size = self._model.eos_token_ids, self._blocks.block_size
         committed: list[_CommittedRow] = []
         num_open = 0
@@ -137,8 +141,9 @@ class Committer:
             seq.choices.num_output_tokens += 1
             if not num_computed % block_size:
                 self._publish(seq)
-            if seq.output_buffer.interval == 1:
-                committed.append((seq, output_of_decode(seq, token_id)))
+            if seq.streams_tokens:
+                going_on.append(seq)
+                further.append(token_id)
                 continue
             buffered = seq.output_buffer.pass_token(token_id, is_last=False)
             committed.append((seq, None if buffered is None else output_of(seq, None, *buffered)))

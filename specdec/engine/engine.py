@@ -16,7 +16,7 @@ from specdec.engine.metrics.metrics import Metrics, StepRecorder
 from specdec.engine.rank_updates import RankUpdates
 from specdec.engine.requests.input_processor import InputProcessor
 from specdec.engine.requests.open_requests import OpenRequests
-from specdec.engine.requests.outputs import TargetLostError
+from specdec.engine.requests.outputs import StepOutputs, TargetLostError
 from specdec.engine.scheduling.adapter_seats import seats_of
 from specdec.engine.scheduling.async_scheduling import StepsInFlight
 from specdec.engine.scheduling.decode_run import Rows, sent_rows
@@ -247,7 +247,7 @@ class Engine:
         new = self._scheduler.newly_scheduled
         return tuple(seq.request.request_id for seq in new if seq.choice == 0)
 
-    def step(self) -> list[EngineOutput]:
+    def step(self) -> StepOutputs:
         """Collect and commit the step in flight, and begin the next one before returning.
 
         The caller delivers the outputs while the next forward pass runs. With asynchronous
@@ -255,7 +255,7 @@ class Engine:
 
         Raises TargetLostError, with the outputs that were committed before the target was lost.
         """
-        outputs: list[EngineOutput] = []
+        outputs = StepOutputs()
         self._scheduler.keep_batch()  # `newly_scheduled` is of this step, also if it is lost
         try:
             self._advance(outputs)
@@ -263,15 +263,15 @@ class Engine:
             raise TargetLostError(str(error), outputs) from error
         return outputs
 
-    def _advance(self, outputs: list[EngineOutput]) -> None:
+    def _advance(self, outputs: StepOutputs) -> None:
         """Run a step, and add its outputs as they are committed."""
         self.advance_drafters()
         self.advance_adapters()
-        outputs += self._undelivered
+        outputs.whole += self._undelivered
         self._undelivered.clear()
         before = self._decision
         is_ahead = self._begin_ahead()
-        outputs += self._collect()
+        self._collect(outputs)
         decision = self._decide()
         if is_ahead:
             self._keep_batch(is_as_decided=before is not None and decision.drafts_like(before))
@@ -361,7 +361,7 @@ class Engine:
             self._speculator.begin_step(rows, drafting, is_as_decided=is_as_decided)
 
     def _step_rows(
-        self, rows: list[ScheduledRow], drafting: Drafting, outputs: list[EngineOutput]
+        self, rows: list[ScheduledRow], drafting: Drafting, outputs: StepOutputs
     ) -> Rows:
         """Return what the target runs; add an error for each request whose grammar got stuck."""
         started = []
@@ -371,7 +371,7 @@ class Engine:
             try:
                 started.append((row.seq, row.step_row(drafting.proposals.get(row.seq.seq_id))))
             except GrammarError as error:
-                outputs.append(self._requests.fail(row.seq, error))
+                outputs.whole.append(self._requests.fail(row.seq, error))
         return [(seq, row) for seq, row in started if seq.status is SequenceStatus.RUNNING]
 
     def _begin(self, rows: Rows, drafting: Drafting) -> None:
@@ -384,17 +384,16 @@ class Engine:
         self._counts.num_steps_ahead += bool(self._steps)
         self._steps.begin(step_id, rows)
 
-    def _collect(self) -> list[EngineOutput]:
+    def _collect(self, outputs: StepOutputs) -> None:
         """Wait for the oldest step in flight, if there is one, and commit it."""
         self._batch_size = 0
         if not self._steps:
-            return []
+            return
         step = self._steps.collect()
-        outputs, self._batch_size = self._committer.commit(step)
+        self._batch_size = self._committer.commit(step, outputs)
         self._steps.resolve()
         if self._suspects.complete(step.rows):
             self._preempt_all()  # the next suspect gets the whole KV pool
         if self._batch_size:
             num_tokens = self._counts.num_generated_tokens + self._scheduler.num_admitted_tokens
             self._recorder.record_batch(self._batch_size, num_tokens)
-        return outputs

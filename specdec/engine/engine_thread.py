@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -15,14 +15,13 @@ from typing import Any, TypeVar
 from specdec.engine.commands import Command, CommandQueue, Outcome, refuse, settle
 from specdec.engine.engine import Engine
 from specdec.engine.requests.engine_client import EngineClient
-from specdec.engine.requests.outputs import TargetLostError
+from specdec.engine.requests.outputs import Delivery, TargetLostError
 from specdec.engine.requests.remote_streams import RemoteStreams, StreamSink
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import NotReadyError, TargetFailedError
 from specdec.types.ranks import Target
 from specdec.types.reports.stats import EngineStats
-from specdec.types.responses import EngineOutput
 
 logger = logging.getLogger(__name__)
 
@@ -272,9 +271,9 @@ class EngineThread(EngineClient):
         if is_idle:
             self._commands.wait(timeout_s)
         if (self._can_step or self.is_recovering) and (
-            expired := self._remote.expire(self._engine.expire(time.monotonic()))
+            expired := self._engine.expire(time.monotonic())
         ):
-            self._notify(self._streams.expire, expired)
+            self._notify(self._streams.expire, self._remote.expire(expired))
         if self._can_step:
             self._step()
 
@@ -282,22 +281,20 @@ class EngineThread(EngineClient):
         try:
             outputs = self._engine.step()
         except TargetLostError as error:
-            self._deliver(error.outputs, self._engine.newly_scheduled)
+            self._deliver(error.outputs.delivery, self._engine.newly_scheduled)
             self._recover(error)
         else:
-            self._deliver(outputs, self._engine.newly_scheduled)
+            self._deliver(outputs.delivery, self._engine.newly_scheduled)
             if self._is_loss_explained and any(output.token_ids for output in outputs):
                 self._is_loss_explained = False
                 self._on_loss_explained()
 
-    def _deliver(
-        self, outputs: Sequence[EngineOutput], newly_scheduled: tuple[str, ...] = ()
-    ) -> None:
+    def _deliver(self, step: Delivery, newly_scheduled: tuple[str, ...] = ()) -> None:
         """Send the outputs of a step to their streams, after the stats that include them."""
-        has_end = any(map(_finish_reason, outputs)) or any(map(_error, outputs))
+        has_end = any(map(_finish_reason, step.outputs)) or any(map(_error, step.outputs))
         self._update_stats(now=has_end or not self._engine.has_work)
-        own, begun = self._remote.deliver(outputs, newly_scheduled)
-        if own or begun:
+        own, begun = self._remote.deliver(step, newly_scheduled)
+        if any(own) or begun:
             self._notify(self._streams.deliver, own, begun)
 
     def _update_stats(self, *, now: bool) -> None:
@@ -356,7 +353,7 @@ class EngineThread(EngineClient):
     def _end_cause(self) -> None:
         """End the request that caused the loss of the target, if that is known."""
         outputs = self._engine.record_loss()
-        self._deliver(outputs)
+        self._deliver(Delivery(outputs))
         self._is_loss_explained = bool(outputs)
 
     def _restart(self) -> None:

@@ -183,8 +183,8 @@ class Sequence:
     arrival_s: when its request was added, by the engine's clock.
     prompt_report: None where none is requested, or it was sent; until then the whole prompt must be
     computed.
-    choices: of its request, once that is open. decode_fields: the end of its last output of a
-    decode, from `speculation` on.
+    choices: of its request, once that is open. streams_tokens: whether the output of a plain decode
+    is its token alone: there is one choice, without a text, and no stream interval.
     open_length: up to this number of tokens only an end-of-sequence token ends it.
     snapshot: that the states of its recurrent layers begin with, since it was last admitted.
     """
@@ -212,7 +212,7 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     open_length: int = 0
     snapshot: Snapshot | None = None
-    decode_fields: tuple[object, ...] = ()
+    streams_tokens: bool = False
     output_buffer: OutputBuffer = field(default_factory=lambda: OutputBuffer(interval=1))
     constraint: OutputConstraint | None = None
     prompt_report: PromptReport | None = field(init=False, default=None)

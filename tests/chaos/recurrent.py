@@ -220,6 +220,7 @@ class RecurrentSimulation(Simulation):
 
     target: RecurrentTarget
     num_events = 20
+    share_without_drafts = 0.0  # some have none at all, and the others trees
 
     @cached_property
     def _config(self) -> EngineConfig:

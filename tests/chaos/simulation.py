@@ -6,8 +6,8 @@ A run is a function of its seed. The target has no model (`HashTarget`), so it t
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from cluster.workers.messages.serialization import (
     decode_output,
@@ -17,7 +17,8 @@ from cluster.workers.messages.serialization import (
 )
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
-from specdec.engine.requests.outputs import TargetLostError
+from specdec.engine.requests.output_streams import OutputStream
+from specdec.engine.requests.outputs import Delivery, TargetLostError
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.decode_rows import RepeatedRows
 from specdec.sequences.sequence import EngineRequest
@@ -26,6 +27,7 @@ from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import SpecdecError, TargetFailedError
 from specdec.types.messages import StepInput, StepRow, VerifyOutput
+from specdec.types.request import OWN_PROCESS
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.chaos.history import CANCELLED, FINISHED, Call, Tokens, violations
@@ -40,7 +42,7 @@ MAX_MODEL_LEN = 48
 MAX_STEPS_TO_END = 3_000
 
 Deliver = Callable[[Sequence[EngineOutput]], Sequence[EngineOutput]]
-"""Passes on the outputs of a step; a test puts a fault in its place."""
+"""Passes on the outputs that a stream has for its client; a test puts a fault in its place."""
 
 
 class LossyTarget(HashTarget):
@@ -96,16 +98,27 @@ class Client:
 
     call: Call
     request: EngineRequest
+    stream: OutputStream = field(default_factory=lambda: OutputStream(None, OWN_PROCESS))
 
     @property
     def expected(self) -> Tokens:
         return self.call.expected[0]
+
+    def read(self) -> Iterator[EngineOutput]:
+        """Return the outputs that its stream has."""
+        while self.stream._has_output:
+            try:
+                self.stream.take().send(None)  # does not wait
+            except StopIteration as taken:
+                yield taken.value
 
 
 class Simulation:
     """An engine and its clients. `run` does random events and checks the history of all calls."""
 
     num_events = 60
+    share_without_drafts = 0.5
+    """Of the histories that end without drafts: they have the longest runs of plain decodes."""
 
     def __init__(
         self,
@@ -119,10 +132,12 @@ class Simulation:
         self._now_s = 0.0
         self._clients: dict[str, Client] = {}  # of open requests, by request id
         self._calls: list[Call] = []
+        self._wrong_counts: list[str] = []
         self._reference = self._make_reference()
         self.target = self._make_target()
         self._is_lost = False
         self.num_losses = 0
+        self.num_tokens_alone = 0  # of plain decodes, without outputs
         self._num_admitted_before = 0
         self.engine = self._make_engine(model, tokenizer)
 
@@ -136,21 +151,25 @@ class Simulation:
         for _ in range(self.num_events):
             self._event()
             self.engine.check_integrity()
-        return self._end() + violations(self._calls, {EXPIRED, SUSPECTED})
+        faults = self._end() + violations(self._calls, {EXPIRED, SUSPECTED})
+        return faults + self._wrong_counts
 
-    def committed(self, error: TargetLostError) -> Sequence[EngineOutput]:
+    def committed(self, error: TargetLostError) -> Delivery:
         """Return the outputs to deliver although the step failed; a test drops them."""
-        return error.outputs
+        return error.outputs.delivery
 
     def _end(self) -> list[str]:
         """Let all calls end without further events; return what keeps them from it."""
         if self._is_lost:
             self._recover()
         self.target.loses_in = None
+        if self.random.random() < self.share_without_drafts:
+            self.engine.set_speculation(SpeculationControl("off", 0, 1))
         for _ in range(MAX_STEPS_TO_END):
             if not self.engine.has_work:
                 break
             self._step()
+        self._read_streams(share=1.0)
         stats = self.engine.stats()
         faults = ["the engine still has work"] if self.engine.has_work else []
         if stats.num_free_blocks != stats.num_blocks:
@@ -236,6 +255,7 @@ class Simulation:
             priority=choose((0, 0, -2, 2)),
             cache_salt=choose(("", "salt")),
             queue_deadline_s=self._now_s + choose((3.0, 1e9)),
+            detokenize=choose((True, False, False)),
         )
         self._send(Client(call, request))
 
@@ -309,22 +329,35 @@ class Simulation:
         if not self.engine.has_work:
             return
         try:
-            outputs: Sequence[EngineOutput] = self.engine.step()
+            delivery = self.engine.step().delivery
         except TargetLostError as error:
-            outputs = self.committed(error)
+            delivery = self.committed(error)
             self._is_lost = True
             self.num_losses += 1
-        for output in self._deliver(outputs):
-            self._receive(output)
+        for output in delivery.outputs:
+            self._clients[output.request_id].stream.put(output)
+        for request_id, token_id in zip(delivery.request_ids, delivery.token_ids, strict=True):
+            self._clients[request_id].stream.put_token(token_id)
+        self.num_tokens_alone += len(delivery.token_ids)
+        self._read_streams(share=0.7)
+
+    def _read_streams(self, share: float) -> None:
+        """Have a share of the clients read; those that are late get outputs that are joined."""
+        for client in [*self._clients.values()]:
+            if self.random.random() < share:
+                for output in self._deliver([*client.read()]):
+                    self._receive(output)
 
     def _receive(self, output: EngineOutput) -> None:
-        call = self._clients[output.request_id].call
+        client = self._clients[output.request_id]
+        call, num_tokens = client.call, output.num_output_tokens
+        is_end = output.finish_reason is not None
+        call.receive(output.choice, output.token_ids, ends_choice=is_end)
         if output.error is not None:
             call.end(type(output.error).__name__)
-        else:
-            is_end = output.finish_reason is not None
-            call.receive(output.choice, output.token_ids, ends_choice=is_end)
-            if output.is_last:
-                call.end(FINISHED, output.num_output_tokens)
+        elif output.is_last:
+            call.end(FINISHED, num_tokens)
+        elif client.request.params.n == 1 and num_tokens != len(call.tokens()):
+            self._wrong_counts.append(f"{call.name}: {num_tokens} tokens counted before its end")
         if call.has_ended:
             del self._clients[output.request_id]

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from specdec.engine.requests.outputs import Delivery
 from specdec.models.config.model_config import ModelConfig
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.reports.stats import Counts
 from tests.chaos.simulation import Simulation
 
-NUM_QUICK_SEEDS, NUM_SEEDS, BLOCK = 80, 20_000, 500
+NUM_QUICK_SEEDS, NUM_SEEDS, BLOCK = 120, 20_000, 500
 
 
 @dataclass
@@ -46,6 +47,7 @@ def test_some_interleavings_violate_nothing(models):
     assert sum(each.target.num_held for each in simulations) > 160
     assert sum(each.num_admitted_ahead for each in simulations) > 50
     assert sum(each.target.num_repeated for each in simulations) > 50
+    assert sum(each.num_tokens_alone for each in simulations) > 100
 
 
 @pytest.mark.slow
@@ -78,5 +80,5 @@ def test_a_lost_end_is_found(models):
 
 
 def test_outputs_that_are_lost_with_the_target_are_found(models, monkeypatch):
-    monkeypatch.setattr(Simulation, "committed", lambda simulation, error: ())
+    monkeypatch.setattr(Simulation, "committed", lambda simulation, error: Delivery())
     assert len(models.faults(range(30))) > 3

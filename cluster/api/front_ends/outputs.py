@@ -1,15 +1,17 @@
 """The outputs of a step, as they go from the engine's process to a front end.
 
-Most only add tokens to a choice: a few numbers each, in one table for all. The others (first and
-last ones, several choices, text, log-probabilities, errors) go whole.
+Most are a token of a plain decode: two numbers each. Others that only add tokens to a choice are a
+few numbers each, in one table. The rest (first and last ones, several choices, text,
+log-probabilities, errors) go whole.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from specdec.engine.requests.outputs import Delivery, continued
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import EngineOutput
 
@@ -17,12 +19,14 @@ from specdec.types.responses import EngineOutput
 class MoreTokens(NamedTuple):
     """Further tokens of the only choice of a request.
 
-    number: of the request, in its front end. num_drafted: the number of leading tokens that were
-    drafted. num_drafts, num_draft_tokens, num_accepted_tokens: see SpeculationStats.
+    number: of the request, in its front end. num_output_tokens: of the request so far. num_drafted:
+    the number of leading tokens that were drafted. num_drafts, num_draft_tokens,
+    num_accepted_tokens: see SpeculationStats.
     """
 
     number: int
     num_tokens: int
+    num_output_tokens: int
     num_steps: int
     num_drafted: int
     num_drafts: int
@@ -32,9 +36,18 @@ class MoreTokens(NamedTuple):
 
 _WIDTH = len(MoreTokens._fields)
 
-StepOutputs = tuple[bytes, bytes, list[tuple[object, ...]]]
-"""Rows of MoreTokens, int32 [num_rows, 7]; their tokens, int32, one after the other; whole outputs
-as tuples."""
+
+class EncodedStep(NamedTuple):
+    """The outputs of a step for a front end.
+
+    decodes: numbers of requests, then a token of each, int32. rows: of MoreTokens, int32
+    [num_rows, 8]. token_ids: of the rows, int32, one after the other. whole: outputs as tuples.
+    """
+
+    decodes: bytes
+    rows: bytes
+    token_ids: bytes
+    whole: list[tuple[object, ...]]
 
 
 class OutputEncoder:
@@ -56,22 +69,24 @@ class OutputEncoder:
         self._numbers.pop(unique_id, None)
         self._begun.pop(unique_id, None)
 
-    def encode(self, outputs: Sequence[EngineOutput]) -> StepOutputs:
+    def encode(self, step: Delivery) -> EncodedStep:
         """Encode outputs."""
         rows, token_ids, whole = list[int](), list[int](), list[tuple[object, ...]]()
         begun_number = self._begun.get
-        for output in outputs:
+        for output in step.outputs:
             number = begun_number(output.request_id)
             if number is not None and (num_drafted := _num_drafted(output)) is not None:
                 tokens, stats = output.token_ids, output.speculation
                 drafts = stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens
-                rows += (number, len(tokens), output.num_steps, num_drafted, *drafts)
+                counts = len(tokens), output.num_output_tokens, output.num_steps
+                rows += (number, *counts, num_drafted, *drafts)
                 token_ids += tokens
                 continue
             whole.append(tuple(output))
             if output.request_id in self._numbers:
                 self._begun[output.request_id] = self._numbers[output.request_id]
-        return array("i", rows).tobytes(), array("i", token_ids).tobytes(), whole
+        decodes = [*map(self._numbers.__getitem__, step.request_ids), *step.token_ids]
+        return EncodedStep(_packed(decodes), _packed(rows), _packed(token_ids), whole)
 
 
 def _num_drafted(output: EngineOutput) -> int | None:
@@ -87,9 +102,20 @@ def _num_drafted(output: EngineOutput) -> int | None:
     return sum(output.is_drafted) if output.num_steps == 1 else None
 
 
-def decode(outputs: StepOutputs) -> Iterator[tuple[MoreTokens, tuple[int, ...]]]:
+def _packed(numbers: list[int]) -> bytes:
+    return array("i", numbers).tobytes()
+
+
+def decodes_of(step: EncodedStep) -> Iterator[tuple[int, int]]:
+    """Return the number of each request with a plain decode, and its token."""
+    numbers = array("i", step.decodes)
+    half = len(numbers) // 2
+    return zip(numbers[:half], numbers[half:], strict=True)
+
+
+def rows_of(step: EncodedStep) -> Iterator[tuple[MoreTokens, tuple[int, ...]]]:
     """Yield each row with its tokens."""
-    rows, token_ids = array("i", outputs[0]), array("i", outputs[1]).tolist()
+    rows, token_ids = array("i", step.rows), array("i", step.token_ids).tolist()
     start = 0
     for index in range(0, len(rows), _WIDTH):
         row = MoreTokens._make(rows[index : index + _WIDTH])
@@ -103,27 +129,5 @@ def following(last: EngineOutput, row: MoreTokens, token_ids: tuple[int, ...]) -
     stats = last.speculation
     if row.num_drafts != stats.num_drafts:
         stats = SpeculationStats(row.num_drafts, row.num_draft_tokens, row.num_accepted_tokens)
-    num_others = row.num_tokens - row.num_drafted
-    fields = (
-        last.request_id,
-        token_ids,
-        "",
-        None,  # it goes on
-        last.num_prompt_tokens,
-        last.num_output_tokens + row.num_tokens,
-        stats,
-        row.num_steps,
-        last.num_cached_tokens,
-        0,
-        (True,) * row.num_drafted + (False,) * num_others,
-        (),
-        False,
-        None,
-        last.verifier,
-        None,
-        None,
-        None,
-        last.prediction,
-        None,
-    )
-    return EngineOutput._make(fields)
+    counts = row.num_output_tokens, stats, row.num_steps, row.num_drafted
+    return continued(last, token_ids, *counts)

@@ -6,10 +6,17 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 
-from cluster.api.front_ends.outputs import MoreTokens, StepOutputs, decode, following
+from cluster.api.front_ends.outputs import (
+    EncodedStep,
+    MoreTokens,
+    decodes_of,
+    following,
+    rows_of,
+)
 from cluster.observability.request_context import current_caller
 from specdec.config.engine import EngineConfig
 from specdec.engine.requests.engine_client import EngineClient
+from specdec.engine.requests.outputs import Delivery
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import SpecdecError
@@ -50,7 +57,7 @@ class RemoteEngine(EngineClient):
 
     def _add(self, request: EngineRequest, *, is_admitted: bool) -> asyncio.Future[None]:
         unique_id, number = request.request_id, next(self._numbers)
-        remote = _RemoteRequest(number)
+        remote = _RemoteRequest(unique_id, number)
         self._by_id[unique_id] = self._by_number[number] = remote
         self._send("submit", number, request, current_caller.get(), is_admitted)
         return remote.settled
@@ -77,15 +84,20 @@ class RemoteEngine(EngineClient):
             self._forget(unique_id)
             remote.settled.set_exception(error)
 
-    def deliver(self, step: StepOutputs, newly_scheduled: Sequence[str]) -> None:
-        """Receive the outputs of a step."""
-        outputs = []
-        for row, token_ids in decode(step):
-            remote = self._by_number.get(row.number)
-            if remote is not None:  # otherwise its client has left
-                outputs.append(remote.following(row, token_ids))
-        outputs += [self._whole(EngineOutput._make(fields)) for fields in step[2]]
-        self._streams.deliver(outputs, tuple(newly_scheduled))
+    def deliver(self, step: EncodedStep, newly_scheduled: Sequence[str]) -> None:
+        """Receive the outputs of a step. Requests that are unknown have lost their client."""
+        outputs = [
+            remote.following(row, token_ids)
+            for row, token_ids in rows_of(step)
+            if (remote := self._by_number.get(row.number)) is not None
+        ]
+        outputs += [self._whole(EngineOutput._make(fields)) for fields in step.whole]
+        request_ids, tokens = list[str](), list[int]()
+        for number, token_id in decodes_of(step):
+            if (remote := self._by_number.get(number)) is not None:
+                request_ids.append(remote.unique_id)
+                tokens.append(token_id)
+        self._streams.deliver(Delivery(outputs, request_ids, tokens), tuple(newly_scheduled))
 
     def _whole(self, output: EngineOutput) -> EngineOutput:
         remote = self._by_id.get(output.request_id)
@@ -109,8 +121,8 @@ class RemoteEngine(EngineClient):
 class _RemoteRequest:
     """A request that the engine has. settled: whether the engine has accepted it."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, unique_id: str, number: int) -> None:
+        self.unique_id, self.number = unique_id, number
         self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last: EngineOutput | None = None
 

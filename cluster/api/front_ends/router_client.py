@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.api.front_ends.channel import Channel, Message
 from cluster.api.front_ends.messages import RouterState, Start
-from cluster.api.front_ends.outputs import StepOutputs
+from cluster.api.front_ends.outputs import EncodedStep
 from cluster.api.front_ends.remote_engine import RemoteEngine
 from cluster.replica.instrumentation import Instrumentation
 from cluster.replica.orders import AbortOrder
@@ -82,9 +82,9 @@ class RouterClient:
         if self.engine is not None:
             self.engine.is_draining = state.is_draining
 
-    def _on_step(self, outputs: StepOutputs, newly_scheduled: Sequence[str]) -> None:
+    def _on_step(self, step: EncodedStep, newly_scheduled: Sequence[str]) -> None:
         assert self.engine is not None, "tokens of no request"
-        self.engine.deliver(outputs, newly_scheduled)
+        self.engine.deliver(step, newly_scheduled)
 
     def _on_settled(self, unique_id: str, error: Exception | None) -> None:
         assert self.engine is not None

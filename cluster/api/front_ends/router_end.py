@@ -16,11 +16,11 @@ from cluster.api.front_ends.messages import RouterState, Start
 from cluster.api.front_ends.outputs import OutputEncoder
 from cluster.replica.orders import INTERNAL_FAULT, AbortOrder
 from cluster.replica.replica_router import ReplicaRouter
+from specdec.engine.requests.outputs import Delivery
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.errors import NotReadyError, SpecdecError
 from specdec.types.reports.stats import Counts
 from specdec.types.request import Caller
-from specdec.types.responses import EngineOutput
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +75,9 @@ class RouterEnd:
                 self.num_streams = None
             self._send("state", state)
 
-    def deliver(self, outputs: Sequence[EngineOutput], newly_scheduled: Sequence[str]) -> None:
+    def deliver(self, step: Delivery, newly_scheduled: Sequence[str]) -> None:
         """See StreamSink."""
-        self._send("step", self._encoder.encode(outputs), newly_scheduled)
+        self._send("step", self._encoder.encode(step), newly_scheduled)
 
     def close_stream(self, unique_id: str) -> None:
         """See StreamSink."""

@@ -66,6 +66,7 @@ class RequestMetrics:
         self.first_at: float | None = None
         self._last_at: dict[int, float] = {}  # by choice
         self._last: EngineOutput | None = None
+        self._num_tokens_since = 0  # of plain decodes
         self._has_ended = False
         self._params: SamplingParams | None = None
         self._num_tokens: Counter[int] | None = None  # by choice, where there are several
@@ -94,11 +95,25 @@ class RequestMetrics:
         elif output.choice in self._last_at:
             step_s = (at - self._last_at[output.choice]) / output.num_steps
             self._metrics[INTER_TOKEN].observe(step_s, output.num_steps)
-        self._last_at[output.choice], self._last = at, output
+        self._last_at[output.choice], self._last, self._num_tokens_since = at, output, 0
         if self._num_tokens is not None:
             self._num_tokens[output.choice] += len(output.token_ids)
         if output.is_last and output.finish_reason is not None:
             self._on_end(output, output.finish_reason.value, at)
+
+    def on_token(self, at: float) -> None:
+        """Record a further output of the only choice that is one token, as `on_output` does."""
+        self._metrics[INTER_TOKEN].observe(at - self._last_at[0])
+        self._last_at[0] = at
+        self._num_tokens_since += 1
+
+    @property
+    def latest(self) -> EngineOutput | None:
+        """The latest output; of plain decodes after a whole one, only their number is known."""
+        if self._last is None or not self._num_tokens_since:
+            return self._last
+        count = self._last.num_output_tokens + self._num_tokens_since
+        return self._last._replace(num_output_tokens=count)
 
     def on_broken_off(self, error: BaseException | None) -> None:
         """Record a request that ended before its last output was delivered.
@@ -156,11 +171,12 @@ class RequestMetrics:
         if not logger.isEnabledFor(logging.INFO):
             return
         fields: dict[str, object] = {"request_id": self._request_id, "finish_reason": reason}
-        if self._last is not None and self.first_at is not None:
-            speculation = self._last.speculation
+        last = self.latest
+        if last is not None and self.first_at is not None:
+            speculation = last.speculation
             fields |= {
-                "prompt_tokens": self._last.num_prompt_tokens,
-                "output_tokens": self._last.num_output_tokens,
+                "prompt_tokens": last.num_prompt_tokens,
+                "output_tokens": last.num_output_tokens,
                 "time_to_first_token_s": round(self.first_at - self.arrived_at, 4),
                 "num_drafts": speculation.num_drafts,
                 "num_draft_tokens": speculation.num_draft_tokens,

@@ -36,6 +36,8 @@ class OpenRequests:
         self._choices[request.request_id] = choices
         for seq in sequences:
             seq.choices = choices
+            has_more = seq.detokenizer is not None or seq.output_buffer.interval > 1
+            seq.streams_tokens = len(sequences) == 1 and not has_more
 
     @property
     def sequences(self) -> list[Sequence]:

@@ -6,10 +6,10 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from specdec.engine.metrics.request_metrics import RequestMetrics
-from specdec.engine.requests.outputs import joined
+from specdec.engine.requests.outputs import Delivery, continued, joined
 from specdec.types.deadline import Deadline
 from specdec.types.errors import AbortedError, OverloadedError
 from specdec.types.request import Caller
@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 _MAX_PARTS = 64
 """Most outputs that are joined to one; those that wait are joined once there are as many."""
+
+_MAX_TOKENS = _MAX_PARTS * _MAX_PARTS
+"""Most tokens of an output that is made of tokens."""
 
 
 class OutputStream:
@@ -35,6 +38,8 @@ class OutputStream:
         self.caller = caller
         self.timer: asyncio.TimerHandle | None = None  # of the deadline
         self._parts: dict[int, list[EngineOutput]] = {}  # by choice, the oldest first
+        self._token_ids: list[int] = []  # after all parts
+        self._latest: EngineOutput | None = None  # before these tokens
         self._last: EngineOutput | None = None  # of the request, which is read after all others
         self._error: Exception | None = None
         self._arrival: asyncio.Future[None] | None = None  # that the reader waits for
@@ -43,6 +48,9 @@ class OutputStream:
         """Add an output, which costs memory by token if it waits; none after an error."""
         if self._error is not None:
             return
+        while self._token_ids:
+            self._parts.setdefault(0, []).append(self._take_tokens())
+        self._latest = output
         if output.is_last:
             self._last = output
         else:
@@ -51,6 +59,21 @@ class OutputStream:
             if len(parts) >= _MAX_PARTS and parts[-_MAX_PARTS].num_steps < _MAX_PARTS:
                 parts[-_MAX_PARTS:] = [joined(parts[-_MAX_PARTS:])]
         self._wake()
+
+    def put_token(self, token_id: int) -> None:
+        """Add the output of a plain decode, after another one; see `Delivery`."""
+        if self._error is None:
+            self._token_ids.append(token_id)
+            self._wake()
+
+    def _take_tokens(self) -> EngineOutput:
+        """Return the first tokens that wait as an output."""
+        token_ids, self._token_ids = self._token_ids[:_MAX_TOKENS], self._token_ids[_MAX_TOKENS:]
+        last, num_tokens = self._latest, len(token_ids)
+        assert last is not None, "further tokens without first ones"
+        count = last.num_output_tokens + num_tokens
+        self._latest = continued(last, tuple(token_ids), count, last.speculation, num_tokens)
+        return self._latest
 
     def fail(self, error: Exception) -> None:
         """End the stream with an error, after the outputs that have come."""
@@ -68,10 +91,12 @@ class OutputStream:
 
         Raises the error that ends the stream.
         """
-        while not self._parts and self._last is None:
+        while not self._has_output:
             self._raise_error()
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
+        if not self._parts and self._last is None:
+            return self._take_tokens()
         last, parts = self._last, []
         if self._parts:
             choice, waiting = next(iter(self._parts.items()))
@@ -87,8 +112,12 @@ class OutputStream:
 
     def _raise_error(self) -> None:
         """Raise the error that ends the stream, if no output is left before it."""
-        if self._error is not None and not self._parts and self._last is None:
+        if self._error is not None and not self._has_output:
             raise self._error
+
+    @property
+    def _has_output(self) -> bool:
+        return bool(self._token_ids or self._parts) or self._last is not None
 
     def _wake(self) -> None:
         if self._arrival is not None and not self._arrival.done():
@@ -169,15 +198,21 @@ class OutputStreams:
             return False
         return True
 
-    def deliver(self, outputs: Sequence[EngineOutput], newly_scheduled: tuple[str, ...]) -> None:
+    def deliver(self, step: Delivery, newly_scheduled: tuple[str, ...]) -> None:
         """Put the outputs of a step into their streams and record them."""
         now_s = time.perf_counter()
         for unique_id in newly_scheduled:
             stream = self._streams.get(unique_id)
             if stream is not None and stream.metrics is not None:
                 stream.metrics.on_scheduled(now_s)
-        for output in outputs:
+        for output in step.outputs:
             self._deliver(output, now_s)
+        for unique_id, token_id in zip(step.request_ids, step.token_ids, strict=True):
+            stream = self._streams.get(unique_id)
+            if stream is not None:
+                stream.put_token(token_id)
+                if stream.metrics is not None:
+                    stream.metrics.on_token(now_s)
 
     def _deliver(self, output: EngineOutput, now_s: float) -> None:
         if output.is_last:

@@ -1,28 +1,69 @@
-"""Makes the outputs of the engine from sequences, and keeps those of a step that fails."""
+"""Makes the outputs of the engine from sequences, and keeps those of a step."""
 
 from __future__ import annotations
 
 import collections.abc
+from collections.abc import Iterator
 from itertools import chain
+from typing import NamedTuple
 
 from specdec.engine.requests.stop_checker import Stop
 from specdec.sequences.sequence import Sequence
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.types.errors import TargetFailedError
 from specdec.types.messages import Logprobs
+from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import EngineOutput
 
 _NO_LENGTHS: tuple[int, ...] = ()
 _NOT_DRAFTED = (False,)
-_NUM_CHANGING = EngineOutput._fields.index("speculation")  # fields that a decode changes
+
+
+class Delivery(NamedTuple):
+    """Outputs of a step, on their way to the streams that they belong to.
+
+    outputs: whole ones. request_ids, token_ids: one more token for each of these requests, which
+    have one choice and had an output before; see `continued`.
+    """
+
+    outputs: collections.abc.Sequence[EngineOutput] = ()
+    request_ids: collections.abc.Sequence[str] = ()
+    token_ids: collections.abc.Sequence[int] = ()
+
+
+class StepOutputs:
+    """The outputs of a step. Those of plain decodes are made when they are read, for most are not.
+
+    Read them before the next step, which changes the counts of those. whole: outputs that are made.
+    sequences, token_ids: decodes whose sequences go on, and their tokens.
+    """
+
+    def __init__(self) -> None:
+        self.whole: list[EngineOutput] = []
+        self.sequences: list[Sequence] = []
+        self.token_ids: list[int] = []
+
+    @property
+    def delivery(self) -> Delivery:
+        """What streams need of them, also after later steps."""
+        request_ids = [seq.request.request_id for seq in self.sequences]
+        return Delivery(self.whole, request_ids, self.token_ids)
+
+    def __len__(self) -> int:
+        return len(self.whole) + len(self.token_ids)
+
+    def __iter__(self) -> Iterator[EngineOutput]:
+        yield from self.whole
+        for seq, token_id in zip(self.sequences, self.token_ids, strict=True):
+            yield output_of(seq, None, (token_id,))
 
 
 class TargetLostError(TargetFailedError):
     """The target was lost in a step. outputs: those that the step had committed before."""
 
-    def __init__(self, reason: str, outputs: collections.abc.Sequence[EngineOutput]) -> None:
+    def __init__(self, reason: str, outputs: StepOutputs) -> None:
         super().__init__(reason)
-        self.outputs = tuple(outputs)
+        self.outputs = outputs
 
     def __reduce__(self) -> tuple[type[TargetFailedError], tuple[object, ...]]:
         """Pickle it without the outputs, which have been delivered."""
@@ -71,24 +112,6 @@ def output_of(
     return tuple.__new__(EngineOutput, fields)  # in a fourth of the time of names, for each token
 
 
-def output_of_decode(seq: Sequence, token_id: int) -> EngineOutput:
-    """Return the output for a new token of a decode, which does not end its sequence.
-
-    That of `output_of` in half of the time: most fields are those of the decode before, unless its
-    request has had drafts since.
-    """
-    choices, end = seq.choices, seq.decode_fields
-    if seq.detokenizer is not None:
-        return output_of(seq, None, (token_id,))
-    if not end or end[0] is not choices.speculation:
-        output = output_of(seq, None, (token_id,))
-        seq.decode_fields = output[_NUM_CHANGING:]
-        return output
-    num_tokens = seq.num_prompt_tokens, choices.num_output_tokens
-    fields = (seq.request.request_id, (token_id,), "", None, *num_tokens, *end)
-    return tuple.__new__(EngineOutput, fields)
-
-
 def _new_text(
     detokenizer: IncrementalDetokenizer, token_ids: tuple[int, ...], stop: Stop | None
 ) -> str:
@@ -119,3 +142,41 @@ def joined(outputs: collections.abc.Sequence[EngineOutput]) -> EngineOutput:
         logprobs=Logprobs.join(logprobs) if logprobs else None,
         prompt_logprobs=outputs[0].prompt_logprobs,
     )
+
+
+def continued(
+    last: EngineOutput,
+    token_ids: tuple[int, ...],
+    num_output_tokens: int,
+    speculation: SpeculationStats,
+    num_steps: int,
+    num_drafted: int = 0,
+) -> EngineOutput:
+    """Return the output of further tokens of the only choice of a request, which goes on.
+
+    last: an output of it before. num_drafted: number of leading tokens that were drafted.
+    """
+    num_others = len(token_ids) - num_drafted
+    fields = (
+        last.request_id,
+        token_ids,
+        "",
+        None,  # it goes on
+        last.num_prompt_tokens,
+        num_output_tokens,
+        speculation,
+        num_steps,
+        last.num_cached_tokens,
+        0,
+        (True,) * num_drafted + _NOT_DRAFTED * num_others,
+        _NO_LENGTHS,
+        False,
+        None,
+        last.verifier,
+        None,
+        None,
+        None,
+        last.prediction,
+        None,
+    )
+    return tuple.__new__(EngineOutput, fields)

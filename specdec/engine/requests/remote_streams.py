@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from specdec.engine.requests.outputs import Delivery
 from specdec.types.errors import SpecdecError
 from specdec.types.responses import EngineOutput
+
+
+@dataclass
+class _Part:
+    """The outputs of a step for one process, while they are collected; see `Delivery`."""
+
+    outputs: list[EngineOutput] = field(default_factory=list)
+    request_ids: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+
+    def delivery(self) -> Delivery:
+        return Delivery(self.outputs, self.request_ids, self.token_ids)
 
 
 class StreamSink(Protocol):
@@ -16,7 +30,7 @@ class StreamSink(Protocol):
     `fail` is also called by the thread that stops the engine.
     """
 
-    def deliver(self, outputs: Sequence[EngineOutput], newly_scheduled: Sequence[str]) -> None:
+    def deliver(self, step: Delivery, newly_scheduled: Sequence[str]) -> None:
         """Receive the outputs of a step, and the ids of its requests that have left the queue."""
 
     def close_stream(self, unique_id: str) -> None:
@@ -61,23 +75,31 @@ class RemoteStreams:
         return [unique_id for unique_id, each in self._sinks.items() if each is sink]
 
     def deliver(
-        self, outputs: Sequence[EngineOutput], newly_scheduled: tuple[str, ...]
-    ) -> tuple[Sequence[EngineOutput], tuple[str, ...]]:
+        self, step: Delivery, newly_scheduled: tuple[str, ...]
+    ) -> tuple[Delivery, tuple[str, ...]]:
         """Send the outputs of a step to their processes; return what belongs to none of them."""
         if not self._sinks:
-            return outputs, newly_scheduled
-        sent = defaultdict[StreamSink | None, list[EngineOutput]](list)
-        begun = self._by_sink(newly_scheduled)
-        sink_of = self._sinks.get
-        for each in outputs:
-            sent[sink_of(each.request_id)].append(each)
+            return step, newly_scheduled
+        sent, begun = self._divided(step), self._by_sink(newly_scheduled)
         for sink in {**sent, **begun}:
             if sink is not None:
-                sink.deliver(sent[sink], begun[sink])
-        for each in outputs:
+                sink.deliver(sent[sink].delivery(), begun[sink])
+        for each in step.outputs:
             if each.finish_reason is not None or each.error is not None:
                 self._end(each)
-        return sent[None], tuple(begun[None])
+        return sent[None].delivery(), tuple(begun[None])
+
+    def _divided(self, step: Delivery) -> defaultdict[StreamSink | None, _Part]:
+        """Return the parts of the outputs of a step by process."""
+        sent = defaultdict[StreamSink | None, _Part](_Part)
+        sink_of = self._sinks.get
+        for each in step.outputs:
+            sent[sink_of(each.request_id)].outputs.append(each)
+        for request_id, token_id in zip(step.request_ids, step.token_ids, strict=True):
+            part = sent[sink_of(request_id)]
+            part.request_ids.append(request_id)
+            part.token_ids.append(token_id)
+        return sent
 
     def expire(self, unique_ids: list[str]) -> list[str]:
         """Inform the processes of requests that were dropped; return those of none of them."""

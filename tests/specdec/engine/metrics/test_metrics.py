@@ -84,6 +84,19 @@ def test_each_phase_of_a_request_is_observed(metrics, observer):
     assert summary(metrics, names.TIME_PER_OUTPUT_TOKEN) == (1, 1.5 / 4)
 
 
+def test_a_token_of_a_plain_decode_counts_as_its_output(metrics, observer):
+    first = output(None)
+    observer.on_output(first, 100.5)
+    assert observer.latest is first
+    for at in (100.75, 101.5):
+        observer.on_token(at)
+    assert observer.latest == first._replace(num_output_tokens=first.num_output_tokens + 2)
+    last = output(FinishReason.STOP)
+    observer.on_output(last, 102.0)
+    assert observer.latest is last
+    assert summary(metrics, names.INTER_TOKEN) == (3, 1.5)
+
+
 def test_choices_share_one_request_with_separate_inter_token_latencies(metrics, observer):
     observer.on_output(output(None), 100.5)
     observer.on_output(output(None, choice=1), 101.0)

@@ -34,6 +34,49 @@ async def test_a_late_reader_gets_all_at_once(stream):
     assert taken.num_output_tokens == 3
 
 
+async def test_tokens_of_plain_decodes_follow_the_output_before_them(stream):
+    first = output(1, num_so_far=1)._replace(verifier="synthetic", num_cached_tokens=2)
+    stream.put(first)
+    assert await stream.take() is first
+    stream.put_token(8)
+    stream.put_token(9)
+    taken = await stream.take()
+    fields = {"token_ids": (8, 9), "text": "", "text_lengths": (), "num_steps": 2}
+    assert taken == first._replace(**fields, is_drafted=(False, False), num_output_tokens=3)
+    stream.put_token(7)
+    stream.put(output(2, num_so_far=5, reason=FinishReason.STOP, is_last=True))
+    taken = await stream.take()
+    assert (taken.token_ids, taken.num_steps, taken.is_last) == ((7, 2), 2, True)
+    assert (taken.num_output_tokens, taken.is_drafted) == (5, (False, True))
+
+
+async def test_a_reader_that_waits_gets_a_token_and_no_huge_output(stream):
+    stream.put(output(0, num_so_far=1))
+    await stream.take()
+    reader = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    stream.put_token(5)
+    assert (await reader).token_ids == (5,)
+    for token in range(10_000):
+        stream.put_token(token)
+    stream.fail(ValueError("the end"))
+    stream.put_token(1)
+    taken = [await stream.take() for _ in range(3)]
+    assert [len(each.token_ids) for each in taken] == [4096, 4096, 1808]
+    assert taken[-1].num_output_tokens == 10_002
+    with pytest.raises(ValueError, match="the end"):
+        await stream.take()
+
+
+async def test_many_tokens_before_another_output_are_all_read(stream):
+    stream.put(output(0, num_so_far=1))
+    for token in range(5000):
+        stream.put_token(token)
+    stream.put(output(6, num_so_far=5002, reason=FinishReason.STOP, is_last=True))
+    taken = await stream.take()
+    assert taken.token_ids == (0, *range(5000), 6)
+
+
 async def test_an_error_right_after_the_admission_hides_no_output(stream):
     admission = asyncio.get_running_loop().create_future()
     waiting = asyncio.create_task(stream.wait_for(admission))

@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import pytest
 
-from specdec.engine.requests.outputs import TargetLostError
+from specdec.engine.requests.outputs import Delivery, StepOutputs, TargetLostError
 from specdec.engine.requests.remote_streams import RemoteStreams
 from specdec.types.errors import GrammarError, NotReadyError, TargetFailedError
 from specdec.types.reports.stats import SpeculationStats
@@ -18,8 +18,9 @@ class Sink:
     def __init__(self):
         self.received = defaultdict(list)
 
-    def deliver(self, outputs, newly_scheduled):
-        self.received["outputs"] += outputs
+    def deliver(self, step, newly_scheduled):
+        self.received["outputs"] += step.outputs
+        self.received["tokens"] += zip(step.request_ids, step.token_ids, strict=True)
         self.received["begun"] += newly_scheduled
 
     def close_stream(self, unique_id):
@@ -48,9 +49,12 @@ def test_each_process_gets_its_outputs_and_the_rest_stays(streams):
     streams.open("a", 1, one)
     streams.open("b", 2, other)
     outputs = [output("own"), output("a"), output("b"), output("a")]
-    assert streams.deliver(outputs, ("b", "own")) == ([outputs[0]], ("own",))
-    assert one.received == {"outputs": [outputs[1], outputs[3]], "begun": []}
-    assert other.received == {"outputs": [outputs[2]], "begun": ["b"]}
+    step = Delivery(outputs, ["a", "own", "b", "a"], [1, 2, 3, 4])
+    own = Delivery([outputs[0]], ["own"], [2])
+    assert streams.deliver(step, ("b", "own")) == (own, ("own",))
+    tokens = [("a", 1), ("a", 4)]
+    assert one.received == {"outputs": [outputs[1], outputs[3]], "tokens": tokens, "begun": []}
+    assert other.received == {"outputs": [outputs[2]], "tokens": [("b", 3)], "begun": ["b"]}
     assert streams.of(one) == ["a"]
 
 
@@ -62,15 +66,15 @@ def test_a_request_ends_with_its_last_choice_or_an_error(streams, error):
     last = output("a", finish_reason=FinishReason.STOP, is_last=True)
     if error is not None:
         last = output("a", error=error)
-    streams.deliver([first], ())
+    streams.deliver(Delivery([first]), ())
     assert (len(streams), streams.num_sequences) == (1, 1)
-    streams.deliver([last], ())
+    streams.deliver(Delivery([last]), ())
     assert (len(streams), streams.num_sequences) == (0, 0)
-    assert sink.received == {"outputs": [first, last], "begun": [], "closed": ["a"]}
+    assert sink.received == {"outputs": [first, last], "tokens": [], "begun": [], "closed": ["a"]}
 
 
 def test_the_error_of_a_lost_target_can_be_sent():
-    error = pickle.loads(pickle.dumps(TargetLostError("rank 1 ended", [output("a")])))
+    error = pickle.loads(pickle.dumps(TargetLostError("rank 1 ended", StepOutputs())))
     assert type(error) is TargetFailedError
     assert str(error) == "rank 1 ended"
 
