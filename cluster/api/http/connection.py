@@ -1,12 +1,14 @@
 """The server's side of an HTTP connection, with limits on clients that send or read nothing.
 
-uvicorn's parser keeps header names and values, chunk extensions and trailers of any size, and its
-responses wait indefinitely for clients that do not read.
+uvicorn's parser keeps header names and values, chunk extensions and trailers of any size. Its
+responses wait indefinitely for clients that do not read, and send head and body apart.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
@@ -73,12 +75,16 @@ class BoundedConnection(HttpToolsProtocol):
         """Begin a request, or answer it here if its header block is too large."""
         self._stop_header_timer()
         self._num_unparsed = 0
-        app = self.app
+        app, former = self.app, self.cycle
         num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if num_bytes > MAX_HEADER_BYTES:
             self.app = _respond_431
         super().on_headers_complete()
         self.app = app
+        if self.cycle is not former:  # otherwise a WebSocket
+            own: Any = _ResponseTransport(self.transport, self.loop)  # all that a response uses
+            self.cycle.transport = own
+            self.cycle.on_response = partial(self._on_response, own)
 
     def on_body(self, body: bytes) -> None:
         """Pass on a part of a body."""
@@ -97,6 +103,11 @@ class BoundedConnection(HttpToolsProtocol):
         """End a request."""
         self._waiting_since_s = self.loop.time()
         super().on_response_complete()
+
+    def _on_response(self, own: _ResponseTransport) -> None:
+        """End a request, whose response is sent: this connection may write or close from now on."""
+        own.send_head()
+        self.on_response_complete()
 
     def pause_writing(self) -> None:
         """Pause a response whose client does not read, and abort the connection after a time."""
@@ -143,6 +154,39 @@ class BoundedConnection(HttpToolsProtocol):
             head = [STATUS_LINE[431], *(b"%b: %b\r\n" % pair for pair in response.raw_headers)]
             self.transport.write(b"".join([*head, b"\r\n", bytes(response.body)]))
         self.transport.close()
+
+
+class _ResponseTransport:
+    """Transport of a response, which sends its head with its first body bytes in one system call.
+
+    A head that no body follows in the same iteration of the event loop is sent after it, or when
+    the response is complete.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head: bytes | None = None  # b"" once it is sent
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        """Keep the head, or send data after it."""
+        if self._head is None:
+            self._head = data
+            self._loop.call_soon(self.send_head)
+        else:
+            head, self._head = self._head, b""
+            self._transport.write(head + data if head else data)
+
+    def close(self) -> None:
+        """Close the connection once the head is sent."""
+        self.send_head()
+        self._transport.close()
+
+    def send_head(self) -> None:
+        """Send the head if it is kept."""
+        if self._head and not self._transport.is_closing():
+            self.write(b"")
 
 
 async def _respond_431(scope: Scope, receive: Receive, send: Send) -> None:

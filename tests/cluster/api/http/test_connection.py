@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from cluster.api.http import connection
-from cluster.api.http.connection import MAX_HEADER_BYTES
+from cluster.api.http.connection import MAX_HEADER_BYTES, BoundedConnection
 from tests.cluster.http_server import connected, running_server
 
 MIB = b"x" * 2**20
@@ -203,3 +203,92 @@ async def until_asked(scope, receive, send):
     if scope["path"] != "/now":
         await RELEASED.wait()
     await hello(scope, receive, send)
+
+
+class WrittenTransport:
+    """A transport that records what is written."""
+
+    def __init__(self):
+        self.parts = []
+        self.is_closed = False
+
+    def write(self, data):
+        self.parts.append(data)
+
+    def close(self):
+        self.is_closed = True
+
+    def is_closing(self):
+        return self.is_closed
+
+
+async def test_a_head_is_written_with_the_first_body():
+    transport = WrittenTransport()
+    own = connection._ResponseTransport(transport, asyncio.get_running_loop())
+    for part in (b"head ", b"first", b"second"):
+        own.write(part)
+    assert transport.parts == [b"head first", b"second"]
+    await asyncio.sleep(0)
+    assert transport.parts == [b"head first", b"second"]
+    own.close()
+    assert transport.is_closed
+
+
+async def test_a_head_without_a_body_is_written_before_the_end():
+    transport = WrittenTransport()
+    own = connection._ResponseTransport(transport, asyncio.get_running_loop())
+    own.write(b"head")
+    own.close()
+    assert (transport.parts, transport.is_closed) == ([b"head"], True)
+    await asyncio.sleep(0)
+    assert transport.parts == [b"head"]
+
+
+async def test_a_head_does_not_wait_for_the_body():
+    is_read = asyncio.Event()
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await is_read.wait()
+        await send({"type": "http.response.body", "body": b"hello"})
+
+    async with running_server(app) as port, connected(port) as client:
+        await client.send(START + b"connection: close\r\n\r\n")
+        assert status_of(await asyncio.wait_for(client.receive(), 5)) == 200
+        is_read.set()
+        assert b"hello" in await client.answer()
+
+
+async def test_responses_without_bodies_come_in_order():
+    async with running_server(hello) as port, connected(port) as client:
+        await client.send(START.replace(b"GET", b"HEAD") + b"\r\n", count=3)
+        await client.send(START + b"connection: close\r\n\r\n")
+        heads = (await client.answer()).split(b"HTTP/1.1 200 OK")
+    assert [b"hello" in head for head in heads[1:]] == [False, False, False, True]
+
+
+async def test_a_head_is_sent_before_the_connection_ends(monkeypatch):
+    """The connection closes itself once a response is complete, such as in a shutdown."""
+    connections, made = [], BoundedConnection.connection_made
+
+    def connection_made(self, transport):
+        connections.append(self)
+        made(self, transport)
+
+    async def app(scope, receive, send):
+        await hello(scope, receive, send)
+        connections[0].shutdown()
+
+    monkeypatch.setattr(BoundedConnection, "connection_made", connection_made)
+    async with running_server(app) as port, connected(port) as client:
+        await client.send(START.replace(b"GET", b"HEAD") + b"\r\n")
+        assert status_of(await client.answer()) == 200
+
+
+async def test_a_client_that_waits_for_100_continue_gets_it():
+    async with running_server(hello) as port, connected(port) as client:
+        expecting = b"content-length: 1\r\nexpect: 100-continue\r\nconnection: close\r\n\r\n"
+        await client.send(START.replace(b"GET", b"POST") + expecting)
+        assert status_of(await asyncio.wait_for(client.receive(), 5)) == 100
+        await client.send(b"x")
+        assert b"hello" in await client.answer()
