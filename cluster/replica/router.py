@@ -142,7 +142,7 @@ class Router(ABC):
         *,
         deadline: Deadline | None = None,
         is_admitted: bool = False,
-        on_admitted: Callable[[], None] = lambda: None,
+        on_admitted: Callable[[], None] | None = None,
     ) -> Generation:
         """Start a request. It and its outputs raise the engine's errors, and `deadline.error`.
 

@@ -18,12 +18,14 @@ class Command(NamedTuple):
 
     result: receives its return value or error. on_end: called there with its error, if any.
     is_brief: its result may wait for those of brief commands after it, with which it is returned.
+    is_silent: only an error is returned.
     """
 
     function: Callable[[], Any]
     result: asyncio.Future[Any] | None = None
     on_end: Callable[[Exception | None], None] | None = None
     is_brief: bool = False
+    is_silent: bool = False
 
     def run(self, failure: Exception | None) -> Outcome:
         """Call the function and return the outcome; `failure`, if given, is raised instead."""

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -85,6 +86,7 @@ class EngineThread(EngineClient):
         self.event_loop = asyncio.get_running_loop()
         self._commands = CommandQueue(self.event_loop)
         self._outcomes: list[Outcome] = []  # of commands, not returned yet
+        self._are_stats_due = False  # after commands that they do not include
         self.failure: TargetFailedError | None = None  # why the engine stopped for good
         self.is_recovering = False  # streams are paused while the target restarts
         self._is_closed = self._has_ended = False
@@ -104,10 +106,13 @@ class EngineThread(EngineClient):
         """See EngineClient; those of other processes count as well."""
         return super().num_sequences + self._remote.num_sequences
 
-    def _add(self, request: EngineRequest, *, is_admitted: bool) -> asyncio.Future[None]:
+    def _add(
+        self, request: EngineRequest, *, is_admitted: bool, is_silent: bool
+    ) -> asyncio.Future[None]:
         del is_admitted  # checked before
-        put = self._commands.put_with_others
-        return self._call(lambda: self._engine.add(request), put, is_brief=True)
+        result, add = self.event_loop.create_future(), partial(self._engine.add, request)
+        command = Command(add, result, is_brief=True, is_silent=is_silent)
+        return self._call(command, self._commands.put_with_others)
 
     def _drop(self, unique_id: str) -> None:
         self.post(lambda: self._engine.abort(unique_id), is_brief=True)
@@ -203,17 +208,16 @@ class EngineThread(EngineClient):
 
     def call(self, function: Callable[[], T], *, is_brief: bool = False) -> asyncio.Future[T]:
         """Run a function on the engine's thread, between two steps; return its result to come."""
-        return self._call(function, self._commands.put, is_brief=is_brief)
+        result = self.event_loop.create_future()
+        return self._call(Command(function, result, is_brief=is_brief), self._commands.put)
 
-    def _call(
-        self, function: Callable[[], T], put: Callable[[Command], None], *, is_brief: bool
-    ) -> asyncio.Future[T]:
+    def _call(self, command: Command, put: Callable[[Command], None]) -> asyncio.Future[Any]:
+        assert command.result is not None, "a call without a result"
         if self._is_closed:
             raise NotReadyError("the service is shutting down")
-        result: asyncio.Future[T] = self.event_loop.create_future()
-        put(Command(function, result, is_brief=is_brief))
+        put(command)
         self._refuse_if_ended()
-        return result
+        return command.result
 
     def _refuse_if_ended(self) -> None:
         """Settle a command that was queued when the thread had ended."""
@@ -245,11 +249,12 @@ class EngineThread(EngineClient):
 
     def _settle_commands(self) -> None:
         """Return the results of commands, after the stats that include them."""
-        if self._outcomes:
+        if self._are_stats_due:
             try:
-                self._update_stats(now=True)
+                self._update_stats(now=bool(self._outcomes))
             except Exception:
                 self._give_up_after_bug("the engine stopped")
+        if self._outcomes:
             self._notify(settle, self._outcomes)
             self._outcomes = []
 
@@ -302,6 +307,7 @@ class EngineThread(EngineClient):
         now_s = time.monotonic()
         if self.failure is None and (now or now_s - self._stats_at_s >= _STATS_PERIOD_S):
             self.last_stats, self._stats_at_s = self._engine.stats(), now_s
+            self._are_stats_due = False
 
     def _notify(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function on the event loop, unless that has been closed."""
@@ -312,11 +318,11 @@ class EngineThread(EngineClient):
         """Run a command; results wait for none that may take long, nor for a recovery."""
         if not command.is_brief:
             self._settle_commands()
-        outcome = command.run(self.failure)
-        if command.on_end is None:
-            self._outcomes.append(outcome)
-        else:
+        outcome, self._are_stats_due = command.run(self.failure), True
+        if command.on_end is not None:
             command.on_end(outcome.error)
+        elif not (command.is_silent and outcome.error is None):
+            self._outcomes.append(outcome)
         if not command.is_brief:
             self._settle_commands()
         if isinstance(outcome.error, TargetFailedError):  # a message of another kind than a step

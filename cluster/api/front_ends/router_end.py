@@ -110,16 +110,23 @@ class RouterEnd:
         getattr(self, f"_on_{kind}")(*arguments)
 
     def _on_submit(
-        self, number: int, request: EngineRequest, caller: Caller, is_admitted: bool
+        self,
+        number: int,
+        request: EngineRequest,
+        caller: Caller,
+        is_admitted: bool,
+        is_silent: bool,
     ) -> None:
         if request.params.n == 1 and not request.detokenize:
             self._encoder.open(request.request_id, number)
         if request.params.structured_output is None:
-            self._submit(request, is_admitted)
+            self._submit(request, is_admitted, is_silent)
         else:
-            self._run(self._compile(request, caller, is_admitted))
+            self._run(self._compile(request, caller, is_admitted, is_silent))
 
-    async def _compile(self, request: EngineRequest, caller: Caller, is_admitted: bool) -> None:
+    async def _compile(
+        self, request: EngineRequest, caller: Caller, is_admitted: bool, is_silent: bool
+    ) -> None:
         """Submit a request with its grammar, which only this process can use."""
         unique_id, spec = request.request_id, request.params.structured_output
         self._compiling.add(unique_id)
@@ -131,13 +138,13 @@ class RouterEnd:
             self._settle(unique_id, error)
         else:
             if unique_id in self._compiling:  # otherwise it was withdrawn
-                self._submit(replace(request, grammar=grammar), is_admitted)
+                self._submit(replace(request, grammar=grammar), is_admitted, is_silent)
             else:
                 self._encoder.close(unique_id)
         finally:
             self._compiling.discard(unique_id)
 
-    def _submit(self, request: EngineRequest, is_admitted: bool) -> None:
+    def _submit(self, request: EngineRequest, is_admitted: bool, is_silent: bool) -> None:
         unique_id = request.request_id
         try:
             thread = self._router.running_engine().thread
@@ -147,14 +154,15 @@ class RouterEnd:
         thread.submit(
             request,
             self,
-            lambda error: self._settle(unique_id, error),
+            lambda error: self._settle(unique_id, error, is_silent=is_silent),
             is_admitted=is_admitted,
         )
 
-    def _settle(self, unique_id: str, error: Exception | None) -> None:
+    def _settle(self, unique_id: str, error: Exception | None, *, is_silent: bool = False) -> None:
         if error is not None:
             self._encoder.close(unique_id)
-        self._send("settled", unique_id, error)
+        if error is not None or not is_silent:
+            self._send("settled", unique_id, error)
 
     def _on_withdraw(self, unique_id: str) -> None:
         self._compiling.discard(unique_id)

@@ -148,7 +148,7 @@ def _outputs(
     router: Router,
     builder: ResponseBuilder,
     deadline: Deadline,
-    on_admitted: Callable[[], None] = lambda: None,
+    on_admitted: Callable[[], None] | None = None,
 ) -> Outputs:
     """Return the outputs of a builder's requests; forced calls end at a repeated one."""
     calls, budget = builder.calls, builder.thinking_budget
@@ -163,7 +163,7 @@ def generate_outputs(
     calls: Sequence[GenerateRequest],
     deadline: Deadline,
     budget: ThinkingBudget | None = None,
-    on_admitted: Callable[[], None] = lambda: None,
+    on_admitted: Callable[[], None] | None = None,
 ) -> Outputs:
     """Return the outputs of all calls as they arrive. Closing the generator aborts the requests.
 
@@ -183,7 +183,7 @@ async def _one(
     index: int,
     call: GenerateRequest,
     deadline: Deadline,
-    on_admitted: Callable[[], None],
+    on_admitted: Callable[[], None] | None,
     budget: ThinkingBudget | None = None,
 ) -> Outputs:
     if budget is None:
@@ -200,7 +200,7 @@ async def _all(
     router: Router,
     calls: Sequence[GenerateRequest],
     deadline: Deadline,
-    on_admitted: Callable[[], None],
+    on_admitted: Callable[[], None] | None,
 ) -> Outputs:
     """Run the calls concurrently; the first error aborts all of them."""
     queue = asyncio.Queue[PromptOutput | Exception | None](len(calls))  # others wait, joined
@@ -209,12 +209,12 @@ async def _all(
     def count_admitted() -> None:
         nonlocal num_admitted
         num_admitted += 1
-        if num_admitted == len(calls):
+        if on_admitted and num_admitted == len(calls):
             on_admitted()
 
     async def run(index: int, call: GenerateRequest) -> None:
         try:
-            outputs = _one(router, index, call, deadline, count_admitted)
+            outputs = _one(router, index, call, deadline, on_admitted and count_admitted)
             async with aclosing(outputs):
                 async for each in outputs:
                     await queue.put(each)

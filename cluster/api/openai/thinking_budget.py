@@ -36,7 +36,7 @@ async def generate_within_budget(
     call: GenerateRequest,
     deadline: Deadline,
     budget: ThinkingBudget,
-    on_admitted: Callable[[], None],
+    on_admitted: Callable[[], None] | None,
 ) -> AsyncGenerator[EngineOutput, None]:
     """Yield the outputs of a call with one choice, whose reasoning the budget ends.
 
@@ -161,7 +161,7 @@ async def _outputs(
     deadline: Deadline,
     *,
     is_admitted: bool = False,
-    on_admitted: Callable[[], None] = lambda: None,
+    on_admitted: Callable[[], None] | None = None,
 ) -> AsyncGenerator[EngineOutput, None]:
     generation = await router.generate(
         call, deadline=deadline, is_admitted=is_admitted, on_admitted=on_admitted

@@ -42,8 +42,13 @@ class EngineClient(ABC):
         self._streams = OutputStreams(prefix)
 
     @abstractmethod
-    def _add(self, request: EngineRequest, *, is_admitted: bool) -> asyncio.Future[None]:
-        """Give a request to the engine. The future raises what `Engine.add` raises."""
+    def _add(
+        self, request: EngineRequest, *, is_admitted: bool, is_silent: bool
+    ) -> asyncio.Future[None]:
+        """Give a request to the engine. The future raises what `Engine.add` raises.
+
+        is_silent: nothing else is returned: the first output completes the future.
+        """
 
     @abstractmethod
     def _drop(self, unique_id: str) -> None:
@@ -67,7 +72,7 @@ class EngineClient(ABC):
         deadline: Deadline | None = None,
         *,
         is_admitted: bool = False,
-        on_admitted: Callable[[], None] = lambda: None,
+        on_admitted: Callable[[], None] | None = None,
     ) -> AsyncGenerator[EngineOutput, None]:
         """Stream a request's outputs, one per step and choice, or fewer for a reader that is late.
 
@@ -83,9 +88,11 @@ class EngineClient(ABC):
         finished, num_choices = False, request.params.n
         unique_id = self._streams.open(request.request_id, num_choices, metrics, caller, deadline)
         try:
-            admission = self._add(request.for_stream(unique_id), is_admitted=is_admitted)
+            own, is_silent = request.for_stream(unique_id), on_admitted is None
+            admission = self._add(own, is_admitted=is_admitted, is_silent=is_silent)
             await self._streams.wait_for(unique_id, admission)
-            on_admitted()
+            if on_admitted is not None:
+                on_admitted()
             while not finished:
                 output = await self._streams.next_output(unique_id)
                 finished = output.is_last

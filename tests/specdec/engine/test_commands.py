@@ -57,6 +57,16 @@ async def test_brief_commands_that_wait_together_are_answered_together(loop, mon
     assert loop.last_stats is made[0]
 
 
+async def test_a_silent_command_returns_only_an_error(loop):
+    async with Held(loop):
+        done, failed = loop.event_loop.create_future(), loop.event_loop.create_future()
+        for function, result in ((int, done), (lambda: 1 // 0, failed)):
+            loop._commands.put(Command(function, result, is_brief=True, is_silent=True))
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(failed, 10)
+    assert not done.done()
+
+
 async def test_no_result_waits_for_a_command_that_may_take_long(loop):
     """Such as the load of an adapter, or the exchange of a lost target."""
     is_over = threading.Event()

@@ -60,6 +60,28 @@ async def test_streams_pause_while_the_target_restarts(tiny_model_dir, target):
     await loop.close()
 
 
+async def test_stats_include_requests_that_arrive_while_the_target_restarts(tiny_model_dir, target):
+    made = threading.Event()
+
+    def restart():
+        made.wait(30)
+        return HashTarget(block_size=4, vocab_size=383)
+
+    loop = EngineThread(make_engine(tiny_model_dir, engine_config(3), target), restart)
+    target.error = TargetFailedError("lost")
+    streams = [asyncio.create_task(tokens_of(loop, request("running", PROMPT)))]
+    while not loop.is_recovering:
+        await asyncio.sleep(0.01)
+    for index in range(5):
+        streams.append(asyncio.create_task(tokens_of(loop, request(f"r{index}", PROMPT))))
+    async with asyncio.timeout(10):
+        while loop.last_stats.num_waiting < 5:
+            await asyncio.sleep(0.01)
+    made.set()
+    await asyncio.gather(*streams)
+    await loop.close()
+
+
 class StuckTarget(HashTarget):
     """Fails when it is sent its step number `num_begun`, after it has returned the one before."""
 

@@ -109,6 +109,19 @@ async def test_an_answer_is_that_of_the_router(replica, front_end, params):
     )
 
 
+async def test_an_admission_is_reported_where_a_client_waits_for_it(front_end, monkeypatch):
+    kinds, send, admitted = [], front_end.end._send, []
+    monkeypatch.setattr(
+        front_end.end, "_send", lambda kind, *rest: kinds.append(kind) or send(kind, *rest)
+    )
+    await read(front_end.router)
+    assert "settled" not in kinds
+    call = GenerateRequest(PROMPT, SamplingParams(**GREEDY))
+    generation = await front_end.router.generate(call, on_admitted=lambda: admitted.append(1))
+    assert [output async for output in generation.outputs]
+    assert (kinds.count("settled"), admitted) == (1, [1])
+
+
 async def test_a_stop_string_ends_the_text_wherever_its_parts_fall(replica, front_end):
     """Every pair of characters that follow each other, in steps of several tokens and of one."""
     [*outputs] = await read(replica.router, max_tokens=40)

@@ -41,7 +41,8 @@ class Counting:
 
     async def _count(self, prompt, on_admitted):
         self.open.add(prompt)
-        on_admitted()
+        if on_admitted is not None:
+            on_admitted()
         try:
             for number in range(3):
                 await asyncio.sleep(self.pause_s)
