@@ -43,6 +43,10 @@ from specdec.types.adapters import AdapterOrder
 from specdec.types.drafters import DrafterOrder
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import TokenizedInput
+from specdec.types.sampling.sampling_params import SamplingParams
+
+_MANY_TOKENS = 256
+"""The message of more tokens takes over a tenth of a millisecond."""
 
 
 def add_inference_service(servicer: Any, server: Any) -> None:
@@ -115,14 +119,12 @@ class InferenceServicer:
         generation = await self.router.generate(call)
         async with aclosing(generation.outputs) as outputs:
             parts = [output async for output in outputs]
-        # Off the event loop: spelling a hundred thousand tokens takes a while.
-        return await asyncio.to_thread(
-            encode_completion,
-            generation.request_id,
-            generation.seed,
-            parts,
-            self.router.text.spell,
+        encode = partial(
+            encode_completion, generation.request_id, generation.seed, parts, self.router.text.spell
         )
+        # Off the event loop: spelling a hundred thousand tokens takes a while.
+        is_long = _is_long(call.params, parts[-1].num_output_tokens)
+        return await asyncio.to_thread(encode) if is_long else encode()
 
     @unary(ADMITTED)
     async def Tokenize(self, request: pb.TokenizeRequest, grpc_context: Any) -> pb.TokenizeResponse:
@@ -285,6 +287,12 @@ class AdminServicer:
         """Return answers of requests that allow training, and forget them."""
         batches = await self.operators.orders.take_samples(codec.SAMPLE_ORDER.decode(request))
         return admin_pb2.TakeSamplesResponse(replicas=map(codec.SAMPLES.encode, batches))
+
+
+def _is_long(params: SamplingParams, num_tokens: int) -> bool:
+    """Return whether an answer with this number of tokens is worth the switch to a thread."""
+    has_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
+    return has_logprobs or num_tokens > _MANY_TOKENS
 
 
 def decode_generate(message: pb.GenerateRequest) -> GenerateRequest:

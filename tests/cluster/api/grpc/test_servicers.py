@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+import threading
 from types import SimpleNamespace
 
 import pytest
 from grpc import StatusCode
 
 from cluster.api.base.authentication import ApiKey, ApiKeys
+from cluster.api.grpc import servicers
 from cluster.api.grpc.servicers import AdminServicer, expose_rpcs
 from cluster.observability.logs import JsonFormatter
 from protos.specdec.v1 import admin_pb2
@@ -132,6 +134,24 @@ async def test_grammars_are_compiled_in_the_name_of_the_client(replica, method, 
     strangers = [Caller(each, is_stranger=True) for each in ("192.0.2.7", "2001:db8::/64")]
     expected = [*strangers, Caller("bob"), Caller("ann")]
     assert callers == expected, "nothing is compiled without a key where there are keys"
+
+
+@pytest.mark.parametrize(
+    ("most", "sampling", "is_long"),
+    [(2, {}, False), (1, {}, True), (2, {"logprobs": 1}, True)],
+)
+async def test_long_answers_are_encoded_on_a_thread(replica, monkeypatch, most, sampling, is_long):
+    threads, encode = [], servicers.encode_completion
+
+    def recorded(*arguments):
+        threads.append(threading.current_thread())
+        return encode(*arguments)
+
+    monkeypatch.setattr(servicers, "encode_completion", recorded)
+    monkeypatch.setattr(servicers, "_MANY_TOKENS", most)
+    answered = await call(replica, "Generate", sampling=pb.SamplingParams(**sampling))
+    assert answered == (StatusCode.OK, {})
+    assert [each is not threading.current_thread() for each in threads] == [is_long]
 
 
 async def test_a_deployment_has_the_rpcs_of_both_servicers(replica):
