@@ -166,10 +166,11 @@ class Committer:
                 seq.prompt_report.add(prompts[seq.seq_id])
             result = results.get(seq.seq_id)
             if result is None:
-                seq.num_computed_tokens += len(row.token_ids)
                 self._counts.num_prefill_chunks += 1
-                self._publish(seq)
-            elif isinstance(result, int) and len(row.token_ids) == 1:
+                self._commit_prompt(seq, row)
+            elif isinstance(result, int) and not row.num_guesses:
+                if len(row.token_ids) > 1:
+                    self._commit_prompt(seq, row)
                 committed.append((seq, self._commit_token(seq, result)))
             elif isinstance(result, int):
                 only = VerifiedRow(seq.seq_id, (result,))
@@ -179,6 +180,11 @@ class Committer:
             else:
                 committed.append((seq, self._commit_tokens(seq, row, result)))
         return committed
+
+    def _commit_prompt(self, seq: Sequence, row: StepRow) -> None:
+        """Commit the KV of a part of a prompt."""
+        seq.num_computed_tokens += len(row.token_ids)
+        self._publish(seq)
 
     def _joining_outputs(self, committed: list[_CommittedRow]) -> list[EngineOutput]:
         """Return buffered tokens that are sent along with outputs of a whole interval."""

@@ -177,8 +177,7 @@ class BlockManager:
         if end <= first or not self._is_caching:
             return []
         chain = self._chains[seq_id]
-        while len(chain) <= end:
-            chain.append(self._next_key(chain, token_ids))
+        self._extend(chain, token_ids, end)
         return chain[first + 1 : end + 1]
 
     def missing_key(self, token_ids: Sequence[int], keys: list[BlockKey]) -> BlockKey | None:
@@ -259,8 +258,7 @@ class BlockManager:
         """Return the published blocks of the longest cached prefix."""
         blocks: list[int] = []
         while self._is_caching and (len(blocks) + 1) * self.block_size < len(token_ids):
-            if len(keys) == len(blocks) + 1:
-                keys.append(self._next_key(keys, token_ids))
+            self._extend(keys, token_ids, len(blocks) + 1)
             block = self._published.get(keys[len(blocks) + 1])
             if block is None:
                 break
@@ -275,10 +273,13 @@ class BlockManager:
         self._num_published_of[seq_id] = len(prefix)
         return len(prefix) * self.block_size
 
-    def _next_key(self, chain: list[BlockKey], token_ids: Sequence[int]) -> BlockKey:
-        start = (len(chain) - 1) * self.block_size
-        tokens = self._packed(*token_ids[start : start + self.block_size])
-        return blake2b(chain[-1] + tokens, digest_size=16).digest()
+    def _extend(self, chain: list[BlockKey], token_ids: Sequence[int], num_blocks: int) -> None:
+        """Append the keys that a chain lacks of the first `num_blocks` blocks."""
+        size, pack, key = self.block_size, self._packed, chain[-1]
+        for start in range((len(chain) - 1) * size, num_blocks * size, size):
+            tokens = pack(*token_ids[start : start + size])
+            key = blake2b(key + tokens, digest_size=16).digest()
+            chain.append(key)
 
     def _take(self) -> int:
         """Return a free block, evicted from the prefix cache."""

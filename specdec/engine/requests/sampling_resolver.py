@@ -93,7 +93,8 @@ def _rules(
     """Return the rules by which the target selects tokens, with `drafts`, the fields of drafts."""
     settled = params.resolved(model.sampling_defaults)
     allowed_tokens = params.allowed_token_ids
-    return SamplingRules(
+    rules = object.__new__(SamplingRules)  # the constructor takes 7 us more
+    rules.__dict__.update(
         temperature=settled.temperature,
         top_p=settled.top_p,
         top_k=settled.top_k,
@@ -113,6 +114,7 @@ def _rules(
         logprob_token_ids=params.logprob_token_ids,
         **drafts,
     )
+    return rules
 
 
 def _check_tokens(params: SamplingParams, vocab_size: int) -> None:

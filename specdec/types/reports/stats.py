@@ -6,7 +6,6 @@ import operator
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, fields
 from functools import reduce
 from itertools import accumulate, starmap, zip_longest
@@ -276,13 +275,14 @@ class DraftCounter:
 
     def added_to(self, counts: Counts) -> Counts:
         """Return a copy of `counts` with the fields about drafts filled in."""
-        drafted_by_method, accepted_by_method = self._by_method()
-        drafted, accepted = _totals(drafted_by_method), _totals(accepted_by_method)
-        num_drafts = sum(drafted[:1])  # every draft has a first token
-        total = copy(counts)
-        total.speculation = SpeculationStats(num_drafts, sum(drafted), sum(accepted))
-        total.drafted_by_position, total.accepted_by_position = drafted, accepted
-        total.drafted_by_method, total.accepted_by_method = drafted_by_method, accepted_by_method
+        total = object.__new__(Counts)
+        vars(total).update(vars(counts))
+        if not self._drafts:
+            return total
+        total.drafted_by_method, total.accepted_by_method = self._by_method()
+        drafted = total.drafted_by_position = _totals(total.drafted_by_method)
+        accepted = total.accepted_by_position = _totals(total.accepted_by_method)
+        total.speculation = SpeculationStats(self._drafts.total(), sum(drafted), sum(accepted))
         total.num_drafted_steps, total.reached_by_position = self._num_steps, self._reached()
         return total
 

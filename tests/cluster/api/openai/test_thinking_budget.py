@@ -53,7 +53,7 @@ class EngineRouter:
     async def generate(self, call, *, deadline, is_admitted=False, on_admitted=None):
         self.calls.append((is_admitted, self.num_open))
         engine = make_engine(self._directory, engine_config(0), WritingTarget(self._written))
-        engine.add(EngineRequest.of(call, call.prompt, 0))
+        engine.add(EngineRequest.of(call, call.prompt, 0, request_id=call.request_id))
         return Generation("r", 0, self._outputs(engine))
 
     async def _outputs(self, engine):

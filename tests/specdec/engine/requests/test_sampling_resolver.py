@@ -1,5 +1,5 @@
 # Modules: specdec.types.sampling.sampling_spec
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -28,6 +28,12 @@ def settle(tiny_model_dir):
         return resolve(given, 0, model, tokenizer, service, tokens, allow_override=allow_override)
 
     return settle
+
+
+def test_the_rules_have_their_fields_and_no_others(settle):
+    given = vars(settle({})).keys()
+    assert {each.name for each in fields(SamplingRules)} - given == {"choice", "replay"}
+    assert all(hasattr(SamplingRules, each) for each in given)
 
 
 def test_the_default_verifier_is_coupled(settle):

@@ -1,5 +1,5 @@
 # Modules: specdec.engine.scheduling.adapter_seats, specdec.engine.scheduling.scheduled_row
-# Modules: specdec.engine.scheduling.batch_load, specdec.sequences.sequence
+# Modules: specdec.engine.scheduling.batch_load
 """The scheduler alone: drafts take what is left, whatever the load."""
 
 import random

@@ -1,0 +1,40 @@
+"""Requests that are made without their constructor, which takes longer."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from specdec.sequences.prediction import PredictedText
+from specdec.sequences.sequence import EngineRequest
+from specdec.types.request import GenerateRequest
+from specdec.types.sampling.sampling_params import SamplingParams
+
+OWN = {"seed": 7, "request_id": "own", "adapter_id": 3, "queue_deadline_s": 9.0}
+
+
+@pytest.fixture
+def received():
+    """A request of a client, with no field at its default."""
+    params = SamplingParams(max_tokens=3)
+    return GenerateRequest("a text", params, "model", "r", 1, (5,), 2, "salt", True, True)
+
+
+def test_a_request_has_the_fields_of_one_that_is_constructed(received):
+    of_client = {each.name: getattr(received, each.name) for each in fields(received)}
+    assert not [each for each in fields(received) if of_client[each.name] == each.default]
+    more = OWN | {"grammar": object(), "prediction": PredictedText((1, 2))}
+    constructed = EngineRequest(**of_client | more | {"prompt": (1, 2)})
+    made = EngineRequest.of(received, (1, 2), **more)
+    assert made == constructed
+    names = {each.name for each in fields(EngineRequest)}
+    assert names - vars(made).keys() == {"detokenize", "replay"}, "left at their defaults"
+    assert vars(made).keys() <= names
+
+
+@pytest.mark.parametrize("stop", [(), ("end",)])
+def test_a_request_of_a_stream_differs_by_its_id_and_text(received, stop):
+    request = EngineRequest.of(replace(received, params=SamplingParams(stop=stop)), (1, 2), **OWN)
+    made = request.for_stream("unique")
+    assert made == replace(request, request_id="unique", detokenize=bool(stop))
+    assert vars(made).keys() - vars(request).keys() == {"detokenize"}
+    assert request.request_id == "own", "the request itself is unchanged"
