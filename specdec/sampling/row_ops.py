@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specdec.config.engine import Kernels
 from specdec.kernels.backend import KernelBackend
+from specdec.kernels.best_first import BestFirstTrees, best_first, torch_best_first
 from specdec.kernels.moves import AcceptedPaths, PathMoves, move_slots, path_moves
 from specdec.kernels.reference.kv_scales import as_bytes
 from specdec.kernels.reference.logit_edits import LogitEdits
@@ -93,6 +94,10 @@ class RowOps:
             return self.children(logits, None, SamplingKind.GREEDY, count, on_host=True)
         return self.children(logits, batch.rules, batch.kind, count, on_host=True)
 
+    def best_first(self, log_survival: Tensor, num_nodes: Tensor, max_nodes: int) -> BestFirstTrees:
+        """See `torch_best_first`."""
+        return torch_best_first(log_survival, num_nodes, max_nodes)
+
     def verify_chains(self, sample: DeviceSample, drafts: DeviceChains) -> VerifiedChains:
         """See `device_sampler.verify_chains`."""
         return verify_chains(sample, drafts)
@@ -158,6 +163,10 @@ class CpuRowOps(RowOps):
         target_ids = torch.arange(logits.shape[1], dtype=torch.int32)
         return self.draft_children(logits, target_ids, batch, count)
 
+    def best_first(self, log_survival: Tensor, num_nodes: Tensor, max_nodes: int) -> BestFirstTrees:
+        """See RowOps."""
+        return best_first(log_survival, num_nodes, max_nodes)
+
     def draft_children(
         self, logits: Tensor, target_ids: Tensor, batch: SamplingBatch, count: int
     ) -> DeviceChildren:
@@ -218,6 +227,12 @@ class TritonRowOps(RowOps):
         truncates = kind is SamplingKind.TRUNCATED
         found = children.best_children(logits, sampling, count, NUM_WEIGHED, truncates=truncates)
         return DeviceChildren(*found)
+
+    def best_first(self, log_survival: Tensor, num_nodes: Tensor, max_nodes: int) -> BestFirstTrees:
+        """See RowOps."""
+        from specdec.kernels.triton import best_first  # imports Triton
+
+        return BestFirstTrees(*best_first.best_first(log_survival, num_nodes, max_nodes))
 
     def verify_chains(self, sample: DeviceSample, drafts: DeviceChains) -> VerifiedChains:
         """See RowOps."""

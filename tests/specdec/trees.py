@@ -3,6 +3,7 @@
 import random
 
 import numpy as np
+import torch
 
 from specdec.speculation.proposers import Proposal
 from specdec.types.drafts.draft_tree import depths, paths
@@ -29,6 +30,20 @@ def best_children(scores, count) -> Children:
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     confidences = np.take_along_axis(weights, token_ids, axis=1)
     return Children(token_ids, confidences / weights.sum(axis=1, keepdims=True))
+
+
+def random_survival(
+    seed: int, *, has_ties: bool, num_rows: int = 5
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return arguments of `RowOps.best_first`; some tokens are missing, and some budgets are 0."""
+    generator = torch.Generator().manual_seed(seed)
+    depth, num_children, max_nodes = 1 + seed % 7, 1 + seed * 5 % 9, 1 + seed * 7 % 40
+    size = (num_rows, depth, num_children)
+    values = -3 * torch.rand(size, generator=generator, dtype=torch.float64)
+    values = (values.round() if has_ties else values).sort(2, descending=True).values
+    is_missing = torch.rand(size, generator=generator).sort(2).values > 0.8
+    num_nodes = torch.randint(max_nodes + 1, (num_rows,), generator=generator)
+    return values.masked_fill(is_missing, -torch.inf), num_nodes, max_nodes
 
 
 class TreeProposer:

@@ -8,6 +8,7 @@ from specdec.config.gpu.truncation_search import TILE_TOKENS
 from specdec.kernels.triton import lora
 from specdec.kernels.triton import ngram as lookups
 from specdec.kernels.triton.device import (
+    best_first,
     children,
     edits,
     ngram,
@@ -237,7 +238,7 @@ def _truncation_variants() -> Iterator[Variant]:
 
 
 def _children_variants() -> Iterator[Variant]:
-    """Yield the best tokens of tiles and of rows, with noise and without."""
+    """Yield the best tokens of tiles and of rows, with noise and without, and their trees."""
     types = {
         **dict.fromkeys(("keys", "seeds", "choices", "positions", "token_ids"), "*i64"),
         **dict.fromkeys(("sums", "tile_best", "row_best", "temperatures", "floors"), "*fp32"),
@@ -253,9 +254,17 @@ def _children_variants() -> Iterator[Variant]:
         tile = {**constants, "BLOCK": TILE_TOKENS}
         yield Variant(f"tile_children_{name}", children.tile_children, logits, tile, exact)
         if dtype == "bf16":
-            merged = {**constants, "BLOCK_COUNT": power_of_two(count), "BLOCK_TILES": 64}
+            blocks = {"BLOCK_COUNT": power_of_two(count), "BLOCK_TILES": 64}
+            merged = {**constants, "NUM_WEIGHED": 32, **blocks}
             options = {"num_warps": 1}
             yield Variant(f"merge_children_{name}", children.merge_children, types, merged, options)
+    types = {
+        "log_survival": "*fp64",
+        **dict.fromkeys(("num_nodes", "counts", "parents", "depths", "ranks"), "*i64"),
+        **dict.fromkeys(("depth", "num_children", "max_nodes"), "i32"),
+    }
+    blocks = {"BLOCK": 128, "BLOCK_DEPTH": 16}
+    yield Variant("best_first", best_first.best_first, types, blocks, {"num_warps": 1})
 
 
 def _edit_variant() -> Variant:

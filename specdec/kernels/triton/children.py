@@ -18,8 +18,8 @@ def best_children(
     """Return the `count` best tokens of R rows and their confidences, [R, count] each.
 
     logits: [R, vocab_size], the whole vocabulary. sampling: None where no row has a temperature;
-    with one, confidences are `confidences_of_scores` of `num_weighed` tokens or more. truncates:
-    whether a row may have min_p, top_k or top_p.
+    with one, confidences are `confidences_of_scores`, and the best `num_weighed` sum to 1.
+    truncates: whether a row may have min_p, top_k or top_p.
     """
     num_rows, vocab_size = logits.shape
     tiles = TileArgmax(logits)
@@ -44,11 +44,17 @@ def best_children(
         enable_fp_fusion=False,
     )
     rows = (tiles.best, best.values, best.has_nan.int(), columns[1])
-    return _merge_tiles(keys, sums, rows, count, is_noisy=sampling is not None)
+    return _merge_tiles(keys, sums, rows, count, num_weighed, is_noisy=sampling is not None)
 
 
 def _merge_tiles(
-    keys: Tensor, sums: Tensor, rows: tuple[Tensor, ...], count: int, *, is_noisy: bool
+    keys: Tensor,
+    sums: Tensor,
+    rows: tuple[Tensor, ...],
+    count: int,
+    num_weighed: int,
+    *,
+    is_noisy: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return the best tokens of rows, from those of their tiles, and their confidences.
 
@@ -67,6 +73,7 @@ def _merge_tiles(
         count,
         NOISY=is_noisy,
         COUNT=num_kept,
+        NUM_WEIGHED=num_weighed,
         BLOCK_COUNT=triton.next_power_of_2(num_kept),
         BLOCK_TILES=triton.next_power_of_2(num_tiles),
         num_warps=1,

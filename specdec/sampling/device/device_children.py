@@ -95,11 +95,13 @@ def confidences_of_scores(best: Tensor, temperatures: Tensor) -> Tensor:
     the logits, as at temperature 0; at a high one the shared noise decides.
 
     best: z / T + g of the best tokens, up to a constant, [num_rows, n] float64, descending; -inf
-    for no token, which gets 0. temperatures: T of each row, [num_rows] float64, above 0.
+    for no token, which gets 0; those of the first NUM_WEIGHED sum to 1, however many there are.
+    temperatures: T of each row, [num_rows] float64, above 0.
     """
     differences = best - best[:, :1].clamp_min(_LOWEST)
     weights = (differences * temperatures[:, None]).exp()
-    confidences: Tensor = weights / weights.sum(1, keepdim=True).clamp_min(1)
+    total = weights[:, :NUM_WEIGHED].sum(1, keepdim=True)
+    confidences: Tensor = weights / total.clamp_min(1)
     return confidences
 
 

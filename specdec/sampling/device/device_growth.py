@@ -52,6 +52,18 @@ class GrowthShape(NamedTuple):
             return False
         return depth == 0 or growth_width(num_nodes, depth) <= self.width
 
+    @property
+    def num_ranks(self) -> int:
+        """Most children of a node of a tree that has a chain of the whole depth."""
+        return self.num_nodes - self.depth + 1
+
+    def holds_best_first(self, num_nodes: int, depth: int) -> bool:
+        """Return whether a best-first tree of this size can grow; depth: 0 for a chain."""
+        if depth == 0:
+            return num_nodes <= self.depth
+        depth = min(depth, num_nodes, self.depth)
+        return num_nodes <= self.num_nodes and num_nodes - depth < self.num_ranks
+
 
 class WantedTrees(NamedTuple):
     """Sizes of the trees of B sequences, [B] int64 each; depth 0 for no draft.
@@ -78,6 +90,27 @@ class Frontier(NamedTuple):
     token_ids: Tensor  # [B, W] int64
     parent_places: Tensor  # [B, W] int64
     is_node: Tensor  # [B, W] bool
+
+
+class DepthChildren(NamedTuple):
+    """The best children at each depth of B trees, whatever the tokens before are; best first.
+
+    confidences: as in `DeviceChildren`.
+    """
+
+    token_ids: Tensor  # [B, depth, num_ranks] int64
+    confidences: Tensor  # [B, depth, num_ranks] float64
+
+    def within(self, num_nodes: Tensor, depths: Tensor) -> DepthChildren:
+        """Return the children that trees of these sizes may have beside a chain of their depth.
+
+        The trees then do not depend on each other, and one of as many nodes as its depth is a
+        chain. num_nodes, depths: [B] int64.
+        """
+        _, levels, ranks = (torch.arange(n, device=depths.device) for n in self.token_ids.shape)
+        is_beyond = levels[:, None] >= depths[:, None, None]
+        is_beyond = is_beyond | (ranks > (num_nodes - depths)[:, None, None])
+        return self._replace(confidences=self.confidences.masked_fill(is_beyond, 0))
 
 
 class GrownTrees(NamedTuple):

@@ -14,6 +14,7 @@ from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.kernels.reference.sample_rows import SampleParams
 from specdec.models.heads.networks.base import DraftHead
 from specdec.sampling.device.device_children import DeviceChildren
+from specdec.sampling.device.device_growth import DepthChildren, GrownTrees
 from specdec.sampling.device.device_sampler import DeviceRules, DeviceSample, SamplingKind
 from specdec.sampling.draft_temperature import draft_batch_of, draft_rules_of
 from specdec.sampling.row_ops import CpuRowOps
@@ -247,6 +248,19 @@ class HeadSampler:
                 children.token_ids[rows] = found.token_ids.cpu()
                 children.confidences[rows] = found.confidences.cpu()
         return children
+
+    def best_first(self, children: DepthChildren, num_nodes: Tensor, max_nodes: int) -> GrownTrees:
+        """Return trees of up to `num_nodes` children each, [B] int64; see `BestFirstTrees`.
+
+        max_nodes: at least these. Reads no value of a device.
+        """
+        device = num_nodes.device
+        log_survival = children.confidences.to(device).log()
+        trees = self._shard.ops.best_first(log_survival, num_nodes, max_nodes)
+        token_ids = children.token_ids.to(device)
+        index = (trees.depths - 1).clamp_min(0) * token_ids.shape[2] + trees.ranks
+        found = token_ids.flatten(1).gather(1, index).masked_fill(trees.depths == 0, 0)
+        return GrownTrees(trees.counts, found, trees.parents)
 
     def _greedy_children(
         self, logits: Tensor, ends: Sequence[DraftEnd], count: int

@@ -1,7 +1,7 @@
 """Draft trees of a head on a rank of the target.
 
 A head whose logits do not depend on the draft tokens before gives the best tokens of each depth:
-the tree is the one with the most expected accepted tokens, or has the shape of given choices
+the tree grows best first (`specdec.kernels.best_first`), or has the shape of given choices
 (Medusa). Any other head runs the most valuable nodes of each level (EAGLE-2).
 """
 
@@ -15,14 +15,16 @@ import torch
 
 from specdec.models.heads.networks.base import DraftHead, FrontierNodes, HeadState, TreeDraftHead
 from specdec.sampling.device.device_children import DeviceChildren
-from specdec.sampling.device.device_growth import GrowthShape, TreeGrowth, WantedTrees
-from specdec.sampling.tree_growth import fitted_choices
+from specdec.sampling.device.device_growth import (
+    DepthChildren,
+    GrownTrees,
+    GrowthShape,
+    TreeGrowth,
+    WantedTrees,
+)
 from specdec.types.drafts.draft_tree import BASE, is_chain
 from specdec.types.drafts.static_tree import StaticTree
 from specdec.worker.head.sampler import DraftEnd, HeadSampler, PartialDraft
-
-Levels = list[tuple[list[int], list[float]]]
-"""Tokens and confidences of the best children at each depth."""
 
 
 class HeadTrees:
@@ -41,37 +43,39 @@ class HeadTrees:
         if self._head.reads_drafts:
             self._grow(state, drafts)
             return
-        for draft, levels in zip(drafts, self._levels(state, drafts), strict=True):
-            shape, num_nodes = self._shape, draft.num_wanted
-            if shape is None:
-                rates = [confidences for _, confidences in levels]
-                shape = StaticTree.of_choices(fitted_choices(rates, num_nodes, with_chain=True))
-            shape = shape.within([len(tokens) for tokens, _ in levels], num_nodes)
-            _set_tree(draft, shape.token_ids([tokens for tokens, _ in levels]), shape.parents)
+        levels = self._levels(state, drafts)
+        if self._shape is not None:
+            _set_shape(self._shape, levels, drafts)
+            return
+        sizes = torch.tensor([(draft.num_wanted, draft.depth) for draft in drafts])
+        levels, wanted = levels.within(*sizes.unbind(1)), sizes[:, 0].to(self._head.device)
+        max_nodes = max(draft.num_wanted for draft in drafts)
+        _set_trees(self._sampler.best_first(levels, wanted, max_nodes), drafts)
 
-    def _levels(self, state: HeadState, drafts: Sequence[PartialDraft]) -> list[Levels]:
-        """Return the best children at each depth of each tree."""
-        found: list[Levels] = [[] for _ in drafts]
-        count = self._num_ranks(drafts)
-        rows, index = list(range(len(drafts))), 0
-        while rows:
-            ends = [drafts[row].after(_best_tokens(found[row])) for row in rows]
+    def _levels(self, state: HeadState, drafts: Sequence[PartialDraft]) -> DepthChildren:
+        """Return the children; a tree ends where the logits are not numbers."""
+        depth, count = max(draft.depth for draft in drafts), self._num_ranks(drafts)
+        token_ids = torch.zeros(len(drafts), depth, count, dtype=torch.int64)
+        levels = DepthChildren(token_ids, torch.zeros_like(token_ids, dtype=torch.float64))
+        rows = list(range(len(drafts)))
+        for index in range(depth):
+            ends = [drafts[row].after(token_ids[row, :index, 0].tolist()) for row in rows]
             children = self._sampler.children(self._head.logits(state, index), ends, count)
-            going = list[int]()
-            for place, row in enumerate(rows):
-                own = children.of(place)
-                if own[0]:
-                    found[row].append(own)
-                    if len(found[row]) < drafts[row].depth:
-                        going.append(place)
-            if 0 < len(going) < len(rows):
+            for column, found in zip(levels, children, strict=True):
+                column[rows, index] = found
+            has_child = (children.confidences[:, 0] > 0).tolist()
+            going = [
+                place
+                for place, row in enumerate(rows)
+                if has_child[place] and index + 1 < drafts[row].depth
+            ]
+            if not going:
+                break
+            if len(going) < len(rows):
                 state = self._head.select(state, going)
             rows = [rows[place] for place in going]
-            if rows:
-                tokens = [_best_tokens(found[row])[-1] for row in rows]
-                state = self._head.advance(state, tokens, index)
-            index += 1
-        return found
+            state = self._head.advance(state, token_ids[rows, index, 0].tolist(), index)
+        return levels
 
     def _num_ranks(self, drafts: Sequence[PartialDraft]) -> int:
         if self._shape is not None:
@@ -197,14 +201,22 @@ class _Growth:
 
     def finish(self) -> None:
         """Set the trees of the drafts."""
-        columns = (column.tolist() for column in self._growth.best())
-        for draft, count, token_ids, parents in zip(self._drafts, *columns, strict=True):
-            _set_tree(draft, token_ids[:count], parents[:count])
+        _set_trees(self._growth.best(), self._drafts)
 
 
-def _best_tokens(levels: Levels) -> list[int]:
-    """Return the best token of each depth."""
-    return [tokens[0] for tokens, _ in levels]
+def _set_shape(shape: StaticTree, levels: DepthChildren, drafts: Sequence[PartialDraft]) -> None:
+    """Set trees of the given shape, as far as its nodes exist and are wanted."""
+    num_ranks = (levels.confidences > 0).sum(2).tolist()
+    columns = zip(drafts, levels.token_ids.tolist(), num_ranks, strict=True)
+    for draft, token_ids, own_ranks in columns:
+        own = shape.within(own_ranks, draft.num_wanted)
+        _set_tree(draft, own.token_ids(token_ids), own.parents)
+
+
+def _set_trees(trees: GrownTrees, drafts: Sequence[PartialDraft]) -> None:
+    columns = (column.tolist() for column in trees)
+    for draft, count, token_ids, parents in zip(drafts, *columns, strict=True):
+        _set_tree(draft, token_ids[:count], parents[:count])
 
 
 def _set_tree(draft: PartialDraft, token_ids: Sequence[int], parents: Sequence[int]) -> None:

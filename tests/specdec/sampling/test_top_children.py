@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from specdec.kernels.cpu import native_library
-from specdec.sampling.device.device_children import confidences_of_scores
+from specdec.sampling.device.device_children import NUM_WEIGHED, confidences_of_scores
 from specdec.sampling.draft_temperature import draft_batch_of
 from specdec.sampling.gumbel import CHUNK_TOKENS, gumbel_noise
 from specdec.sampling.row_ops import CpuRowOps, RowOps
@@ -71,7 +71,7 @@ def test_children_by_noise_are_the_best_of_the_whole_vocabulary(spread, count):
     assert found.token_ids.tolist() == expected.token_ids.tolist()
     assert found.token_ids[:, 0].tolist() == sample(logits, batch, shard).tolist()
     assert (np.diff(found.confidences) <= 0).all()
-    assert (found.confidences.sum(axis=1) < 1.001).all()
+    assert (found.confidences[:, :NUM_WEIGHED].sum(axis=1) < 1.001).all()
     if spread == 6.0:  # 32 tokens have nearly all of the weight
         np.testing.assert_allclose(found.confidences, expected.confidences, atol=0.02)
 
@@ -94,6 +94,16 @@ def test_confidences_are_how_often_a_draft_with_gumbel_errors_is_right(temperatu
     )
     rates = np.bincount(chosen, minlength=6)[order] / num_targets
     np.testing.assert_allclose(found[0].numpy(), rates, atol=5 * 0.0025)
+
+
+@pytest.mark.parametrize("ops", [RowOps, pytest.param(CpuRowOps, marks=requires_native)])
+def test_confidences_do_not_depend_on_how_many_children_are_asked_for(ops):
+    """Those of the best 32 tokens sum to 1."""
+    logits, batch = random_logits(NUM_ROWS, VOCAB_SIZE, spread=1.0, seed=4), batch_of(NUM_ROWS)
+    few, many = (ops().children_of(logits, batch, count) for count in (5, NUM_WEIGHED + 8))
+    np.testing.assert_allclose(few.confidences, many.confidences[:, :5], rtol=1e-12)
+    np.testing.assert_allclose(many.confidences[:, :NUM_WEIGHED].sum(1), 1, rtol=1e-12)
+    assert (many.confidences > 0).all()
 
 
 def test_confidences_of_few_or_no_tokens():

@@ -90,6 +90,7 @@ def merge_children(
     num_children,
     NOISY: tl.constexpr,
     COUNT: tl.constexpr,
+    NUM_WEIGHED: tl.constexpr,
     BLOCK_COUNT: tl.constexpr,
     BLOCK_TILES: tl.constexpr,
 ):
@@ -120,7 +121,8 @@ def merge_children(
         temperature = tl.load(temperatures + row).to(tl.float64)
         differences = wide - tl.maximum(first, _LOWEST).to(tl.float64)
         weights = tl.exp(differences * temperature)  # any number at temperature 0
-        weights = weights / tl.maximum(tl.sum(weights, 0), 1.0)
+        total = tl.sum(tl.where(places < NUM_WEIGHED, weights, 0.0), 0)
+        weights = weights / tl.maximum(total, 1.0)
         values = tl.where(temperature > 0, weights, values)
     is_valid = (tl.load(is_invalid + row) == 0) & (first > _NEGATIVE_INFINITY)
     tokens = tl.where(is_found, _LOW_WORD - (found & _LOW_WORD), 0)

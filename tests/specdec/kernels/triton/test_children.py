@@ -57,4 +57,10 @@ def test_truncated_tokens_are_no_children():
 
 
 def test_more_children_than_are_weighed():
-    check(logits_of(2, vocab=300), sampled([0.8, 0.0]), SamplingKind.SAMPLED, 40)
+    logits, rules = logits_of(2, vocab=300), sampled([0.8, 0.0])
+    check(logits, rules, SamplingKind.SAMPLED, 40)
+    few, many = (
+        TritonRowOps().children(logits, rules, SamplingKind.SAMPLED, count).confidences
+        for count in (COUNT, 40)
+    )
+    torch.testing.assert_close(few, many[:, :COUNT], rtol=1e-12, atol=0)

@@ -132,8 +132,11 @@ def common(drafted, text):
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(drafted), len(text)))
 
 
-def test_trees_of_several_sizes_grow_as_alone(batch_state):
-    head, sizes = ConstructedHead(reads_drafts=True), [(14, 4), (6, 2), (14, 4), (9, 3)]
+@pytest.mark.parametrize("reads_drafts", [False, True])
+def test_trees_of_several_sizes_grow_as_alone(batch_state, reads_drafts):
+    """The last has only children of the base, and no more of them than it would have alone."""
+    head, sizes = ConstructedHead(reads_drafts), [(14, 4), (6, 2), (14, 4), (9, 3)]
+    head.table[3, 1] = torch.nan
     drafts = [PartialDraft(index, NUM_TOKENS, *size) for index, size in enumerate(sizes)]
     trees = HeadTrees(head, sampler_of(head, batch_state))
     trees.draft(head.begin(range(len(sizes))), drafts)
@@ -141,7 +144,8 @@ def test_trees_of_several_sizes_grow_as_alone(batch_state):
         alone = PartialDraft(sequence, NUM_TOKENS, *size)
         trees.draft(head.begin([sequence]), [alone])
         assert (draft.token_ids, draft.parents) == (alone.token_ids, alone.parents)
-        assert len(draft.token_ids) == size[0]
+    counts = [len(draft.token_ids) for draft in drafts]
+    assert counts == [14, 6, 14, 3 if reads_drafts else 7]
 
 
 CHOICES = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]

@@ -1,48 +1,13 @@
-"""Tests of fitted and dynamic draft trees."""
-
-from itertools import product
+# Modules: specdec.sampling.device.device_growth
+"""Tests of DynamicTree, the oracle of trees that grow on the device."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.sampling.tree_growth import fitted_choices
 from specdec.types.drafts.draft_tree import depths, paths, require_tree
-from specdec.types.drafts.static_tree import StaticTree
 from tests.specdec.dynamic_tree import Children, DynamicTree
 from tests.specdec.trees import best_children
-
-RATES = ((0.6, 0.2, 0.1), (0.5, 0.2), (0.4,))
-
-
-def rate_of(choice):
-    return np.prod([RATES[depth][rank] for depth, rank in enumerate(choice)])
-
-
-@pytest.mark.parametrize("num_nodes", [1, 4, 9, 100])
-def test_fitted_choices_have_the_highest_rates_and_are_a_tree(num_nodes):
-    every = [
-        choice
-        for depth in (1, 2, 3)
-        for choice in product(*(range(len(ranks)) for ranks in RATES[:depth]))
-    ]
-    fitted = fitted_choices(RATES, num_nodes)
-    best = sorted(map(rate_of, every), reverse=True)[:num_nodes]
-    assert sorted(map(rate_of, fitted), reverse=True) == pytest.approx(best)
-    assert len(StaticTree.of_choices(fitted).parents) == min(num_nodes, len(every))
-
-
-def test_a_rank_without_a_chance_is_never_chosen():
-    assert sorted(fitted_choices(((0.5, 0.0), (0.4,)), 9)) == [(0,), (0, 0)]
-
-
-def test_the_chain_of_first_ranks_may_be_required():
-    rates = ((0.5, 0.4), (0.1, 0.05), (0.1,))
-    assert sorted(fitted_choices(rates, 3)) == [(0,), (0, 0), (1,)]
-    chain = [(0,), (0, 0), (0, 0, 0)]
-    for num_nodes, expected in ((2, chain[:2]), (3, chain), (4, [*chain, (1,)])):
-        assert sorted(fitted_choices(rates, num_nodes, with_chain=True)) == expected
 
 
 def test_a_hand_worked_dynamic_tree():
