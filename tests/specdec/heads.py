@@ -44,6 +44,15 @@ def fitted_medusa_dir(target: Path, directory: Path, texts: Sequence[Sequence[in
     return _save(directory, config, tensors)
 
 
+def medusa_dir_with_nan(target: Path, directory: Path, texts: Sequence[Sequence[int]]) -> Path:
+    """Write fitted Medusa heads, of which the third has NaN."""
+    path = fitted_medusa_dir(target, directory, texts) / "model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_heads.2.weight"].fill_(torch.nan)
+    save_file(tensors, path)
+    return directory
+
+
 def fitted_mlp_speculator_dir(
     target: Path, directory: Path, texts: Sequence[Sequence[int]]
 ) -> Path:

@@ -35,6 +35,8 @@ class HeadMethodConfig(MethodConfig):
         CPUs, of one that `network` has made; None where it has none.
     grows_trees: whether a head with attention also runs the tokens of a tree level by level, on a
         GPU as graphs.
+    drafts_by_depth: whether its logits may depend on the depth alone, so that trees grow best first
+        on a GPU, as graphs; those of DSpark do not where its files link tokens.
     has_layers_of_model: whether its passes have the layers of a whole model.
     model: the head's checkpoint, a directory or a Hub id; None for the target's own.
     quantization: how the head's matrices are held; None keeps the model's dtype.
@@ -46,6 +48,7 @@ class HeadMethodConfig(MethodConfig):
     network: ClassVar[str]
     native_network: ClassVar[str | None] = None
     grows_trees: ClassVar[bool] = False
+    drafts_by_depth: ClassVar[bool] = False
     has_layers_of_model: ClassVar[bool] = False
     proposer = "specdec.speculation.proposers.target_head:TargetHeadProposer"
     place = DraftPlace.TARGET
@@ -72,6 +75,11 @@ class HeadMethodConfig(MethodConfig):
     def tree_choices(self) -> tuple[tuple[int, ...], ...]:
         """The shape of its trees, as in `StaticTree.of_choices`; none where each is fitted."""
         return ()
+
+    @property
+    def grows_best_first(self) -> bool:
+        """Whether a GPU may have graphs in which its trees grow best first."""
+        return self.drafts_by_depth and not self.tree_choices
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,7 @@ class MedusaConfig(HeadMethodConfig):
     head_format = f"{_FORMATS}.medusa:MEDUSA"
     network = f"{_NETWORKS}.medusa:MedusaHeads"
     native_network = f"{_NETWORKS}.native_medusa:on_native_kernels"
+    drafts_by_depth = True
     trained = TrainedDrafter(f"{_DRAFTERS}.medusa:MedusaDrafter")
 
     medusa_choices: tuple[tuple[int, ...], ...] = ()
@@ -189,6 +198,7 @@ class ParallelEagleConfig(AttentionHeadConfig):
     parallel_of = Eagle3Config.name
     head_format = f"{_FORMATS}.eagle3:P_EAGLE"
     network = f"{_NETWORKS}.p_eagle:ParallelEagleHead"
+    drafts_by_depth = True
 
 
 @dataclass(frozen=True)
@@ -200,6 +210,7 @@ class DFlashConfig(AttentionHeadConfig):
     head_format = f"{_FORMATS}.dflash:DFLASH"
     network = f"{_NETWORKS}.dflash:DFlashHead"
     native_network = f"{_NETWORKS}.native_dflash:NativeDFlashHead"
+    drafts_by_depth = True
     trained = TrainedDrafter(f"{_DRAFTERS}.dspark:DFlashDrafter", True, ("num_layers",))
 
 
@@ -212,6 +223,7 @@ class DSparkConfig(AttentionHeadConfig):
     head_format = f"{_FORMATS}.dflash:DSPARK"
     network = f"{_NETWORKS}.dflash:DFlashHead"
     native_network = f"{_NETWORKS}.native_dflash:NativeDFlashHead"
+    drafts_by_depth = True
     trained = TrainedDrafter(
         f"{_DRAFTERS}.dspark:DSparkDrafter", True, ("num_layers", "markov_rank")
     )

@@ -41,6 +41,8 @@ _HEAD_GRAPHS_BYTES = 3 * _MIB
 _GROWTH_GRAPHS_BYTES = 9 * _MIB
 """Device memory of the three graphs of one number of sequences in which a head drafts trees: some
 hundred kernels for each level, by reading."""
+_BEST_FIRST_GRAPHS_BYTES = 3 * _MIB
+"""Of these graphs where trees grow best first: some ten kernels for each level, by reading."""
 _ADAPTED_GRAPHS_BYTES = 2 * _GRAPHS_BYTES
 """Device memory of a pass with adapters as a graph, which has twice as many kernels."""
 _PRODUCT_BYTES = 128 * _MIB
@@ -215,12 +217,14 @@ def _graph_bytes(config: LLMConfig, *, drafts: bool) -> int:
 
 
 def _growth_bytes(config: LLMConfig) -> int:
-    """Return the bytes of the graphs of a head with KV that grows trees level by level."""
+    """Return the bytes of the graphs in which a head drafts trees; 0 where the host drafts them."""
     speculation = config.speculative_config
-    if speculation is None or speculation.head is None or not speculation.head.grows_trees:
+    if speculation is None or speculation.head is None:
         return 0
     scored = _scored_tokens(config, drafts=False)
     sizes = num_growth_sizes(config.max_num_seqs, _num_tree_nodes(config), scored)
+    if not speculation.head.grows_trees:
+        return sizes * _BEST_FIRST_GRAPHS_BYTES * speculation.head.grows_best_first
     levels = speculation.max_chain_tokens if speculation.head.has_layers_of_model else 0
     return sizes * (_GROWTH_GRAPHS_BYTES + 3 * levels * _GRAPHS_BYTES)
 

@@ -59,10 +59,10 @@ class GrowthShape(NamedTuple):
 
     def holds_best_first(self, num_nodes: int, depth: int) -> bool:
         """Return whether a best-first tree of this size can grow; depth: 0 for a chain."""
-        if depth == 0:
-            return num_nodes <= self.depth
-        depth = min(depth, num_nodes, self.depth)
-        return num_nodes <= self.num_nodes and num_nodes - depth < self.num_ranks
+        depth = min(depth or num_nodes, num_nodes)
+        if depth > self.depth or num_nodes > self.num_nodes:
+            return False
+        return num_nodes - depth < self.num_ranks
 
 
 class WantedTrees(NamedTuple):

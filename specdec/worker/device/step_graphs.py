@@ -44,10 +44,10 @@ class Part(StrEnum):
     """Part of a step.
 
     ADAPTED_FORWARD is the pass with adapters. A head with KV computes FEATURES after the pass, and
-    PAIRS after SAMPLING; then DRAFT and ADVANCE in turn make a draft token of each row, TREE makes
-    a whole tree of each, or BLOCK runs the layers for all tokens. A head without KV has START after
-    SAMPLING. After BLOCK and START, CHAIN selects all tokens of the drafts, of which the query
-    length counts one more. LOOKUP finds drafts in the texts.
+    PAIRS after SAMPLING; then DRAFT and ADVANCE in turn make a draft token of each row, or BLOCK
+    runs the layers for all tokens. A head without KV has START after SAMPLING. After BLOCK and
+    START, CHAIN selects all tokens of the drafts, of which the query length counts one more. TREE
+    makes a whole tree of each row in place of these. LOOKUP finds drafts in the texts.
     """
 
     FORWARD = "forward"

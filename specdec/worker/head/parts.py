@@ -38,10 +38,11 @@ class BlockParts(NamedTuple):
 
 
 class StateParts(NamedTuple):
-    """A rank's head without KV."""
+    """A rank's head without KV; has_tree_choices: whether the shape of its trees is given."""
 
     head: DeviceStateHead
     sampler: HeadSampler
+    has_tree_choices: bool = False
 
 
 class LookupParts(NamedTuple):

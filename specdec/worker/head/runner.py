@@ -122,7 +122,7 @@ class HeadRunner:
         head, sampler, kind = self.head, self._sampler, self.head.capabilities.on_device
         assert kind is not None, "a head of native kernels"
         if kind is DeviceDrafts.STATES:
-            return StateParts(cast(DeviceStateHead, head), sampler)
+            return StateParts(cast(DeviceStateHead, head), sampler, bool(self._tree_choices))
         assert self._kv is not None
         assert self._kv_cache is not None
         stored = (sampler, self._kv.features.page, self._kv_cache)

@@ -17,6 +17,7 @@ from specdec.config.engine import EngineConfig
 from specdec.kernels.reference.device_batch import DeviceBatch
 from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.models.heads.networks.base import DeviceBlockHead, DeviceDrafts, DraftHead
+from specdec.sampling.device.device_growth import GrowthShape
 from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device.head.head import DraftRows
 from specdec.worker.device.head.pairs import KvDrafts
@@ -51,9 +52,10 @@ class BlockDrafts(KvDrafts[BlockParts]):
         hidden_size: int,
         drafts: Tensor,
         layout: DraftLayout,
+        growth: GrowthShape | None,
     ) -> None:
         """Arguments as in KvDrafts."""
-        super().__init__(parts, state, limits, hidden_size, drafts, layout)
+        super().__init__(parts, state, limits, hidden_size, drafts, layout, growth)
         size = (limits.max_num_seqs, limits.max_draft_tokens, self._outputs.shape[1])
         self._block = self._outputs.new_zeros(size)  # outputs of the draft tokens
         count = _pages_of_row(parts.head, limits.max_draft_tokens, limits.block_size)
@@ -82,6 +84,14 @@ class BlockDrafts(KvDrafts[BlockParts]):
         outputs = self._block[:num_rows, : self._num_of(head, shape)]
         state = head.begin_on_device(outputs, self._tokens[:num_rows])
         self._select_all(head, state, kind, shape, edits)
+
+    def grow(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
+        """Draft the tree or the chain that each row wants, of blocks that were run."""
+        assert self.growth is not None, "the host drafts trees"
+        head, num_rows = self._parts.head, shape.num_rows
+        outputs = self._block[:num_rows, : self.growth.depth]
+        state = head.begin_on_device(outputs, self._tokens[:num_rows])
+        self._grow_all(head, state, kind, num_rows, edits)
 
     def _block_batch(self, token_ids: Tensor, shape: StepShape) -> DeviceBatch:
         """Return the input of a pass over blocks [num_rows, Q], after the last tokens."""

@@ -1,10 +1,10 @@
 """Drafts of a head on the device, after the tokens that a step has verified there.
 
 Tokens, positions and the number of tokens stay on the device: the next step takes them there, and
-the host receives them with the result of this one. `pairs` has heads with KV that draft
-token by token, `tree_growth` their trees, `block` has heads of a block, and `state_head` those
-without KV. The drafts are those of `worker.head.runner`, which serves all other steps on the same
-features and KV.
+the host receives them with the result of this one. `pairs` has heads with KV that draft token by
+token, `tree_growth` their trees, `block` has heads of a block, and `state_head` those without KV;
+the trees of the last two grow best first. The drafts are those of `worker.head.runner`, which
+serves all other steps on the same features and KV.
 """
 
 from __future__ import annotations
@@ -14,9 +14,17 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.models.heads.networks.base import DeviceBlockHead, DeviceStateHead, HeadState
+from specdec.sampling.device.device_children import DeviceChildren
+from specdec.sampling.device.device_growth import (
+    DepthChildren,
+    GrownChains,
+    GrownTrees,
+    GrowthShape,
+)
 from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device.input.draft_layout import DraftLayout
 from specdec.worker.device.rules import PARAM_WORDS, rules_of
@@ -49,9 +57,15 @@ class HeadDrafts:
         limits: DeviceStepLimits,
         drafts: Tensor,
         layout: DraftLayout,
+        growth: GrowthShape | None = None,
     ) -> None:
-        """drafts: [max_num_seqs, layout.width] int64, which receive the drafts."""
+        """drafts: [max_num_seqs, layout.width] int64, which receive the drafts.
+
+        growth: of the largest trees; None where the host drafts trees, if there are any.
+        """
+        self.growth, self._layout = growth, layout
         self._sampler, self._state, self._limits = sampler, state, limits
+        self._all_drafts = drafts
         self._drafts = drafts[:, : 1 + limits.max_draft_tokens]  # chains
         self._confidences = layout.confidences(drafts)
         num_rows = limits.max_num_seqs
@@ -115,6 +129,10 @@ class HeadDrafts:
         self._tokens[:num_rows] = tokens
         self._index += 1
 
+    def holds_tree(self, num_nodes: int, depth: int) -> bool:
+        """Return whether it drafts trees of this size; depth: 0 for a chain beside trees."""
+        return self.growth is not None and self.growth.holds_best_first(num_nodes, depth)
+
     def _select_all(
         self,
         head: DeviceBlockHead | DeviceStateHead,
@@ -129,6 +147,80 @@ class HeadDrafts:
                 tokens = self._tokens[: shape.num_rows]
                 state = head.advance_on_device(state, tokens, index - 1)
             self._select(head.logits(state, index), kind, shape.num_rows, edits)
+
+    def _grow_all(
+        self,
+        head: DeviceBlockHead | DeviceStateHead,
+        state: HeadState,
+        kind: SamplingKind,
+        num_rows: int,
+        edits: LogitEdits | None,
+    ) -> None:
+        """Draft the tree or the chain that each row wants, best first.
+
+        head: one whose logits do not depend on the draft tokens before. edits: as in `_select`.
+        """
+        assert self.growth is not None, "the host drafts trees"
+        levels = list[DeviceChildren]()
+        chain = self._tokens.new_zeros(num_rows, 0)
+        for index in range(self.growth.depth):
+            logits, count = head.logits(state, index), self.growth.num_ranks
+            levels.append(self._children(logits, index, count, kind, edits, chain[:, None]))
+            chain = torch.cat([chain, levels[-1].token_ids[:, :1]], 1)
+        rows = self._own_rows(num_rows)
+        is_tree = rows.depth > 0
+        depths = torch.where(is_tree, rows.depth, rows.num_wanted)
+        depths = depths.clamp_max(self.growth.depth).minimum(rows.num_wanted)
+        counts = torch.where(is_tree, rows.num_wanted, depths)
+        children = DepthChildren(*(torch.stack(each, 1) for each in zip(*levels, strict=True)))
+        children = children.within(counts, depths)
+        trees = self._sampler.best_first(children, counts, self.growth.num_nodes)
+        chain_lens = (children.confidences[:, :, 0] > 0).long().cumprod(1).sum(1)
+        self._keep(trees, GrownChains(chain_lens, chain), counts > depths)
+
+    def _children(
+        self,
+        logits: Tensor,
+        level: int,
+        count: int,
+        kind: SamplingKind,
+        edits: LogitEdits | None,
+        paths: Tensor,
+    ) -> DeviceChildren:
+        """Return the `count` best children of the nodes of a level.
+
+        logits: [num_rows * F, len(vocab_slice)]. paths: tokens before these children, [num_rows,
+        F, level] int64; read only with edits.
+        """
+        num_rows = len(paths)
+        rows = self._own_rows(num_rows)
+        before = (self._ends[:num_rows, None] + level - 1).expand(-1, len(logits) // num_rows)
+        rules, shaping = None, None
+        if kind is not SamplingKind.GREEDY:
+            rules = rules_of(rows.params, before, rows.num_prompt)
+        if edits is not None:
+            spread = edits.spread(before.shape[1])
+            positions = (before + 1 - rows.num_prompt[:, None]).flatten()
+            shaping = Shaping(spread, paths.flatten(0, 1)[spread.rows], positions)
+        return self._sampler.children_on_device(logits, rules, kind, count, shaping)
+
+    def _keep(self, trees: GrownTrees, chains: GrownChains, is_tree: Tensor) -> None:
+        """Write the trees to the output, and with their first paths where the next step reads them.
+
+        There a chain that was wanted is no tree: the next step may take less of it than a tree may
+        be deep. is_tree: [num_rows] bool.
+        """
+        num_rows, num_nodes = trees.token_ids.shape
+        of_tokens = self._layout.tokens(self._all_drafts)
+        of_tokens[:num_rows, 0] = trees.counts
+        of_tokens[:num_rows, 1 : 1 + num_nodes] = trees.token_ids
+        self._layout.parents(self._all_drafts)[:num_rows, :num_nodes] = trees.parents
+        places, held = self._own_rows(num_rows).places, self._state.held_drafts
+        tokens = pad(chains.token_ids, (0, held.shape[1] - 1 - chains.token_ids.shape[1]))
+        held.index_copy_(0, places, torch.cat([chains.counts[:, None], tokens], 1))
+        counts = trees.counts.masked_fill(~is_tree, 0)
+        nodes = torch.cat([counts[:, None], trees.token_ids, trees.parents], 1)
+        self._state.held_trees.index_copy_(0, places, nodes)
 
     @staticmethod
     def _num_of(head: DeviceBlockHead | DeviceStateHead, shape: StepShape) -> int:

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.logit_edits import LogitEdits
+from specdec.sampling.device.device_growth import GrowthShape
 from specdec.sampling.device.device_sampler import VerifiedChains
 from specdec.worker.device.head.block import BlockDrafts
 from specdec.worker.device.head.head import DraftRows
 from specdec.worker.device.head.pairs import PairDrafts
 from specdec.worker.device.head.state_head import StateDrafts
-from specdec.worker.device.head.tree_growth import TreePairDrafts, growth_shape
+from specdec.worker.device.head.tree_growth import TreePairDrafts
 from specdec.worker.device.input.buffers import StepBuffers
 from specdec.worker.device.input.draft_layout import NO_DRAFTS, DraftLayout
 from specdec.worker.device.input.input import Word, rows_of
@@ -51,11 +52,25 @@ def draft_layout(parts: DrafterParts | None, limits: DeviceStepLimits) -> DraftL
 
 
 def _layout_of_head(parts: HeadParts, limits: DeviceStepLimits) -> DraftLayout:
-    growth = growth_shape(parts.head, limits) if isinstance(parts, PairParts) else None
+    growth = growth_shape(parts, limits)
     most = limits.max_draft_tokens if growth is None else max(limits.max_draft_tokens, *growth)
     has_confidences = parts.sampler.has_confidences
     assert growth is None or not has_confidences, "confidences divide the tokens of chains"
     return DraftLayout(most, has_parents=growth is not None, has_confidences=has_confidences)
+
+
+def growth_shape(parts: HeadParts, limits: DeviceStepLimits) -> GrowthShape | None:
+    """Return the largest trees that a head drafts on the device; None where it drafts none.
+
+    They grow level by level where a node's logits depend on its path, and else best first.
+    """
+    head = parts.head
+    grows_by_level = isinstance(parts, PairParts) and head.capabilities.runs_nodes
+    is_given = isinstance(parts, StateParts) and parts.has_tree_choices
+    if not limits.max_tree_nodes or head.reads_drafts != grows_by_level or is_given:
+        return None
+    depth = min(limits.max_tree_depth, head.max_draft_tokens or limits.max_tree_depth)
+    return GrowthShape(limits.max_tree_nodes, depth)
 
 
 class HeadLauncher:
@@ -73,19 +88,20 @@ class HeadLauncher:
         self._buffers, self._graphs, self._sources = buffers, graphs, sources
         self.pairs: PairDrafts | BlockDrafts | None = None
         self._states: StateDrafts | None = None
+        self._max_draft_tokens = parts.head.max_draft_tokens
         hidden_size = buffers.hidden.shape[1]
         outputs = (buffers.drafts(limits.max_num_seqs), buffers.layout)
+        growth = growth_shape(parts, limits)
         if isinstance(parts, PairParts):
-            growth = growth_shape(parts.head, limits)
             arguments = (parts, state, limits, hidden_size, *outputs)
             if growth is None:
                 self.pairs = PairDrafts(*arguments)
             else:
                 self.pairs = TreePairDrafts(*arguments, growth)
         elif isinstance(parts, BlockParts):
-            self.pairs = BlockDrafts(parts, state, limits, hidden_size, *outputs)
+            self.pairs = BlockDrafts(parts, state, limits, hidden_size, *outputs, growth)
         else:
-            self._states = StateDrafts(parts, state, limits, buffers.hidden, *outputs)
+            self._states = StateDrafts(parts, state, limits, buffers.hidden, *outputs, growth)
         self.stages = self._own_stages()
 
     def use(self, parts: HeadParts) -> None:
@@ -102,7 +118,10 @@ class HeadLauncher:
 
     def holds_tree(self, num_nodes: int, depth: int) -> bool:
         """Return whether it drafts trees of this size; depth: 0 for a chain beside trees."""
-        return isinstance(self.pairs, TreePairDrafts) and self.pairs.growth.holds(num_nodes, depth)
+        drafts, most = self.pairs or self._states, self._max_draft_tokens
+        if most is not None:  # drafts of a head are no deeper, and its chains no longer
+            num_nodes, depth = num_nodes if depth else min(num_nodes, most), min(depth, most)
+        return drafts is not None and drafts.holds_tree(num_nodes, depth)
 
     def launch_features(self, shape: StepShape) -> None:
         """Launch what the head computes after the target's pass."""
@@ -148,15 +167,19 @@ class HeadLauncher:
     ) -> None:
         is_block = isinstance(drafts, BlockDrafts)
         self._run(Stage(Part.PAIRS if is_block else Part.START), plan.shape)
-        shape = plan.shape._replace(query_len=1 + plan.num_next, has_trees=False)
+        depth = drafts.growth.depth if plan.grows_trees and drafts.growth else plan.num_next
+        shape = plan.shape._replace(query_len=1 + depth, has_trees=False)
         padded = self._graphs.padded(shape)
         shape = padded if padded.num_rows == shape.num_rows else shape  # the rows of the step
         if is_block:
             self._run(Stage(Part.BLOCK), shape)
+        part, draft = Part.CHAIN, drafts.draft
+        if plan.grows_trees:
+            part, draft, shape = Part.TREE, drafts.grow, shape._replace(query_len=1)
         if edits is None:
-            self._run(Stage(Part.CHAIN, plan.kind), shape)
+            self._run(Stage(part, plan.kind), shape)
         else:
-            drafts.draft(plan.kind, shape, edits)
+            draft(plan.kind, shape, edits)
 
     def _own_stages(self) -> dict[Stage, Launch]:
         stages: dict[Stage, Launch] = {}
@@ -167,14 +190,14 @@ class HeadLauncher:
             }
             if isinstance(pairs, BlockDrafts):
                 stages[Stage(Part.BLOCK)] = torch.inference_mode()(pairs.run_block)
-                return stages | stages_of_kinds(Part.CHAIN, pairs.draft)
+                return stages | _whole_stages(pairs)
             stages[Stage(Part.ADVANCE)] = torch.inference_mode()(pairs.advance)
             stages |= stages_of_kinds(Part.DRAFT, pairs.select)
             if isinstance(pairs, TreePairDrafts):
                 stages |= stages_of_kinds(Part.TREE, pairs.grow)
         elif (states := self._states) is not None:
             stages = {Stage(Part.START): self._launch_start}
-            stages |= stages_of_kinds(Part.CHAIN, states.draft)
+            stages |= _whole_stages(states)
         return stages
 
     @torch.inference_mode()
@@ -207,3 +230,9 @@ class HeadLauncher:
             table[:, Word.NEXT_DEPTH],
         )
         return rows, VerifiedChains(results[:, 1:], results[:, 0])
+
+
+def _whole_stages(drafts: BlockDrafts | StateDrafts) -> dict[Stage, Launch]:
+    """Return the stages that select all tokens of drafts."""
+    stages = stages_of_kinds(Part.CHAIN, drafts.draft)
+    return stages if drafts.growth is None else stages | stages_of_kinds(Part.TREE, drafts.grow)

@@ -18,6 +18,7 @@ from specdec.kernels.reference.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.models.heads.networks.base import first_slot
+from specdec.sampling.device.device_growth import GrowthShape
 from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device.head.head import DraftRows, HeadDrafts
 from specdec.worker.device.input.draft_layout import DraftLayout
@@ -44,9 +45,10 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
         hidden_size: int,
         drafts: Tensor,
         layout: DraftLayout,
+        growth: GrowthShape | None = None,
     ) -> None:
-        """hidden_size: of the target. drafts, layout: as in HeadDrafts."""
-        super().__init__(parts.sampler, state, limits, drafts, layout)
+        """hidden_size: of the target. drafts, layout, growth: as in HeadDrafts."""
+        super().__init__(parts.sampler, state, limits, drafts, layout, growth)
         self._parts: Parts = parts
         page, num_rows = parts.features, limits.max_num_seqs
         num_tokens = max(limits.max_scored_tokens, limits.max_step_tokens)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specdec.kernels.reference.logit_edits import LogitEdits
+from specdec.sampling.device.device_growth import GrowthShape
 from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device.head.head import DraftRows, HeadDrafts
 from specdec.worker.device.input.draft_layout import DraftLayout
@@ -28,13 +29,14 @@ class StateDrafts(HeadDrafts):
         hidden: Tensor,
         drafts: Tensor,
         layout: DraftLayout,
+        growth: GrowthShape | None,
     ) -> None:
         """hidden: [max_scored_tokens, hidden_size], where a step leaves its states.
 
-        drafts, layout: as in HeadDrafts.
+        drafts, layout, growth: as in HeadDrafts.
         """
         assert not parts.head.taps, "the states of layers are not kept"
-        super().__init__(parts.sampler, state, limits, drafts, layout)
+        super().__init__(parts.sampler, state, limits, drafts, layout, growth)
         self._parts, self._hidden = parts, hidden
         self._features = hidden.new_zeros(limits.max_num_seqs, parts.head.feature_size)
 
@@ -66,3 +68,9 @@ class StateDrafts(HeadDrafts):
         num_rows, head = shape.num_rows, self._parts.head
         state = head.begin_on_device(self._features[:num_rows], self._tokens[:num_rows])
         self._select_all(head, state, kind, shape, edits)
+
+    def grow(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
+        """Draft the tree or the chain that each row wants; edits: as in `_select`."""
+        num_rows, head = shape.num_rows, self._parts.head
+        state = head.begin_on_device(self._features[:num_rows], self._tokens[:num_rows])
+        self._grow_all(head, state, kind, num_rows, edits)

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from specdec.kernels.reference.device_batch import DeviceBatch, TreeNodes
 from specdec.kernels.reference.logit_edits import LogitEdits
-from specdec.models.heads.networks.base import DraftHead
-from specdec.sampling.device.device_children import DeviceChildren
 from specdec.sampling.device.device_growth import (
     Frontier,
     GrowthShape,
@@ -26,40 +23,21 @@ from specdec.sampling.device.device_growth import (
 from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.types.drafts.draft_tree import MAX_TREE_NODES
 from specdec.worker.device.head.pairs import PairDrafts
-from specdec.worker.device.input.draft_layout import DraftLayout
-from specdec.worker.device.rules import rules_of
-from specdec.worker.device.state import DeviceState, DeviceStepLimits, slots_at
+from specdec.worker.device.state import slots_at
 from specdec.worker.device.step_graphs import StepShape
-from specdec.worker.head.parts import PairParts
-from specdec.worker.head.sampler import Shaping
-
-
-def growth_shape(head: DraftHead, limits: DeviceStepLimits) -> GrowthShape | None:
-    """Return the largest trees that a head drafts on the device; None where it drafts none."""
-    if not limits.max_tree_nodes or not head.capabilities.runs_nodes or not head.reads_drafts:
-        return None
-    depth = min(limits.max_tree_depth, head.max_draft_tokens or limits.max_tree_depth)
-    return GrowthShape(limits.max_tree_nodes, depth)
 
 
 class TreePairDrafts(PairDrafts):
-    """Drafts chains as PairDrafts does, or trees of all rows: `grow` after `run_pairs`."""
+    """Drafts chains as PairDrafts does, or trees of all rows: `grow` after `run_pairs`.
 
-    def __init__(
-        self,
-        parts: PairParts,
-        state: DeviceState,
-        limits: DeviceStepLimits,
-        hidden_size: int,
-        drafts: Tensor,
-        layout: DraftLayout,
-        growth: GrowthShape,
-    ) -> None:
-        """growth: of the largest trees. Other arguments as in PairDrafts."""
-        super().__init__(parts, state, limits, hidden_size, drafts, layout)
-        self.growth = growth
-        self._tree_tokens = layout.tokens(drafts)
-        self._tree_parents = layout.parents(drafts)
+    growth: of the largest trees.
+    """
+
+    growth: GrowthShape
+
+    def holds_tree(self, num_nodes: int, depth: int) -> bool:
+        """See HeadDrafts."""
+        return self.growth.holds(num_nodes, depth)
 
     def grow(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
         """Draft the tree or the chain that each row wants; edits: as in `_select`."""
@@ -71,13 +49,13 @@ class TreePairDrafts(PairDrafts):
         paths = self._tokens.new_zeros(num_rows, 1, 0)
         for level in range(self.growth.depth):
             logits = head.output_logits(outputs.flatten(0, 1))
-            children = self._children(logits, level, kind, num_rows, edits, paths)
+            children = self._children(logits, level, self.growth.width, kind, edits, paths)
             frontier = growth.add_level(children)
             if level + 1 < self.growth.depth:
                 outputs = self._advance(nodes.batch(frontier, self, shape), frontier, outputs)
                 if edits is not None:
                     paths = _extended(paths, frontier)
-        self._keep(growth, wanted)
+        self._keep(growth.best(), growth.chains(), wanted.is_tree)
 
     def _wanted(self, num_rows: int) -> WantedTrees:
         """Return the sizes of the drafts, as `HeadRunner` finds them."""
@@ -91,30 +69,6 @@ class TreePairDrafts(PairDrafts):
             depths=depths,
             widths=torch.where(is_tree, widths, 1),
         )
-
-    def _children(
-        self,
-        logits: Tensor,
-        level: int,
-        kind: SamplingKind,
-        num_rows: int,
-        edits: LogitEdits | None,
-        paths: Tensor,
-    ) -> DeviceChildren:
-        """Return the best children of the frontier, whose tokens have the path `paths`.
-
-        paths: [num_rows, F, level] int64; only with edits.
-        """
-        rows, count = self._own_rows(num_rows), self.growth.width
-        before = (self._ends[:num_rows, None] + level - 1).expand(-1, len(logits) // num_rows)
-        rules, shaping = None, None
-        if kind is not SamplingKind.GREEDY:
-            rules = rules_of(rows.params, before, rows.num_prompt)
-        if edits is not None:
-            spread = edits.spread(before.shape[1])
-            positions = (before + 1 - rows.num_prompt[:, None]).flatten()
-            shaping = Shaping(spread, paths.flatten(0, 1)[spread.rows], positions)
-        return self._sampler.children_on_device(logits, rules, kind, count, shaping)
 
     def _advance(self, batch: DeviceBatch, frontier: Frontier, outputs: Tensor) -> Tensor:
         """Run the nodes of the frontier; return their outputs, [num_rows, W, hidden_size].
@@ -140,24 +94,6 @@ class TreePairDrafts(PairDrafts):
     def padding_slot(self) -> int:
         """The slot of KV that no sequence reads."""
         return self._limits.num_blocks * self._limits.block_size
-
-    def _keep(self, growth: TreeGrowth, wanted: WantedTrees) -> None:
-        """Write the trees to the output, and with their first paths where the next step reads them.
-
-        There a chain that was wanted is no tree: the next step may take less of it than a tree may
-        be deep.
-        """
-        trees, chains = growth.best(), growth.chains()
-        num_rows, num_nodes = trees.token_ids.shape
-        self._tree_tokens[:num_rows, 0] = trees.counts
-        self._tree_tokens[:num_rows, 1 : 1 + num_nodes] = trees.token_ids
-        self._tree_parents[:num_rows, :num_nodes] = trees.parents
-        places, held = self._own_rows(num_rows).places, self._state.held_drafts
-        tokens = pad(chains.token_ids, (0, held.shape[1] - 1 - chains.token_ids.shape[1]))
-        held.index_copy_(0, places, torch.cat([chains.counts[:, None], tokens], 1))
-        counts = trees.counts.masked_fill(~wanted.is_tree, 0)
-        nodes = torch.cat([counts[:, None], trees.token_ids, trees.parents], 1)
-        self._state.held_trees.index_copy_(0, places, nodes)
 
 
 class _RunNodes:

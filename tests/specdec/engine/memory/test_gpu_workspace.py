@@ -100,20 +100,28 @@ def test_trees_have_graphs_and_more_logits(model, max_num_seqs, num_scored):
 
 
 @pytest.mark.parametrize(("is_eager", "num_graphs"), [(True, 0), (False, 12)])
-def test_a_head_that_grows_trees_has_graphs_for_some_sequences(model, is_eager, num_graphs):
+def test_a_head_that_drafts_trees_has_graphs_for_some_sequences(model, is_eager, num_graphs):
     """Up to 81 sequences with 24 nodes each: 1, 2, 4, eight up to 64, and 80."""
-    grown, *fitted = (
-        reserved(
-            model,
-            max_num_seqs=256,
-            enforce_eager=is_eager,
-            speculative_config=SpeculativeConfig.of(
-                method, 3, model="head", num_draft_tree_tokens=24
-            ),
+    choices = [[0], [0, 0], [0, 0, 0], *([rank] for rank in range(1, 22))]
+
+    def beside_eagle(method, **changes):
+        by_level, found = (
+            reserved(
+                model,
+                max_num_seqs=256,
+                enforce_eager=is_eager,
+                speculative_config=SpeculativeConfig.of(
+                    name, 3, model="head", num_draft_tree_tokens=24, **options
+                ),
+            )
+            for name, options in (("eagle3", {}), (method, changes))
         )
-        for method in ("eagle3", "medusa", "dflash")
-    )
-    assert {grown - each for each in fitted} == {num_graphs * 9 * 2**20}
+        return (found - by_level) / 2**20 + num_graphs * 9
+
+    best_first = {beside_eagle(each) for each in ("medusa", "p_eagle", "dflash", "dspark")}
+    assert best_first == {num_graphs * 3}
+    by_host = {beside_eagle("hydra"), beside_eagle("mlp_speculator")}
+    assert by_host | {beside_eagle("medusa", medusa_choices=choices)} == {0}
 
 
 @pytest.mark.parametrize(("is_eager", "num_copies"), [(True, 3), (False, 6)])

@@ -6,6 +6,7 @@ import torch
 
 from specdec.sampling.device.device_children import DeviceChildren
 from specdec.sampling.device.device_growth import (
+    DepthChildren,
     GrowthShape,
     TreeGrowth,
     WantedTrees,
@@ -115,6 +116,24 @@ def test_widths_are_those_of_the_host():
 )
 def test_a_shape_holds_trees_up_to_its_width_and_depth(size, is_held):
     assert GrowthShape(24, 5).holds(*size) == is_held
+
+
+@pytest.mark.parametrize(
+    ("size", "is_held"),
+    [
+        *(((24, 5), True), ((25, 5), False), ((24, 4), False), ((23, 4), True), ((24, 6), False)),
+        *(((5, 0), True), ((6, 0), False), ((4, 6), True), ((6, 6), False), ((0, 0), True)),
+    ],
+)
+def test_a_shape_holds_best_first_trees_up_to_its_ranks_and_depth(size, is_held):
+    assert GrowthShape(24, 5).holds_best_first(*size) == is_held
+
+
+def test_children_of_a_tree_do_not_depend_on_others():
+    """One with as many nodes as its depth has one child at each; more nodes may all be siblings."""
+    children = DepthChildren(torch.zeros(3, 4, 5).long(), torch.ones(3, 4, 5).double())
+    within = children.within(torch.tensor([3, 6, 0]), torch.tensor([3, 4, 0])).confidences > 0
+    assert within.sum(2).tolist() == [[1, 1, 1, 0], [3, 3, 3, 3], [0, 0, 0, 0]]
 
 
 def test_the_host_reads_nothing():

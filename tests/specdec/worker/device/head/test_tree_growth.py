@@ -5,9 +5,7 @@ from functools import cache
 
 import pytest
 
-from specdec.config.speculation.methods import head_methods
 from specdec.config.speculation.speculative import SpeculativeConfig
-from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.drafts.draft_tree import depths
@@ -23,12 +21,11 @@ from specdec.types.sampling.sampling_params import SpeculationOptions
 from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker.device.input.columns import StepColumns
 from specdec.worker.device.state import DeviceStepLimits
-from specdec.worker.device.step_graphs import StepShape
 from specdec.worker.head.runner import HeadRunner
 from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, local_engine, make_engine, tokens_by
 from tests.specdec.fakes import run_ranks
-from tests.specdec.heads import HEADS
+from tests.specdec.heads import HEADS, medusa_dir_with_nan
 from tests.specdec.worker.device.head.test_head import (
     NUM_DRAFTS,
     RecordedTarget,
@@ -37,7 +34,7 @@ from tests.specdec.worker.device.head.test_head import (
     shaped,
 )
 from tests.specdec.worker.device.runners import FakeGraphs, device_runner, recorded_device_steps
-from tests.specdec.worker.operators import Operators, assert_host_reads_nothing
+from tests.specdec.worker.operators import Operators
 
 NUM_NODES = 8
 SWITCHES = range(7, 12)
@@ -59,8 +56,10 @@ def head_dir(tiny_model_dir, tmp_path_factory, expected):
 
     @cache
     def write(method):
-        directory = tmp_path_factory.mktemp(method)
-        if method in ("medusa", "colocated_draft_model"):
+        directory = tmp_path_factory.mktemp(method.replace(" ", "_"))
+        if method == "medusa with NaN":
+            return medusa_dir_with_nan(tiny_model_dir, directory, texts)
+        if method in ("medusa", "hydra", "colocated_draft_model"):
             return HEADS[method](tiny_model_dir, directory, texts)
         return fitted_head_dir(method, tiny_model_dir, directory, texts, lengths, depth=NUM_DRAFTS)
 
@@ -99,7 +98,7 @@ def run_trees(model_dir, head_dir, method, group=None, asked=None, chains=(), **
 
     chains: steps whose drafts are chains instead.
     """
-    config = config_of(method, head_dir, **options.pop("changes", {}))
+    config = config_of(method.split()[0], head_dir, **options.pop("changes", {}))
     runner = device_runner(model_dir, config, head=head_dir, group=group, **options)
     target = RecordedTarget(runner)
     control = SpeculationControl("on", 32, NUM_DRAFTS)
@@ -119,15 +118,15 @@ def run_trees(model_dir, head_dir, method, group=None, asked=None, chains=(), **
 
 @pytest.mark.parametrize(
     ("method", "has_graphs"),
-    [("eagle3", True), ("colocated_draft_model", True), ("medusa", False), ("dflash", False)],
+    [
+        *(("eagle3", True), ("colocated_draft_model", True), ("medusa", True), ("dflash", True)),
+        *(("medusa", False), ("p_eagle", False), ("hydra", False)),
+    ],
 )
 def test_steps_with_trees_run_on_the_device(
     tiny_model_dir, head_dir, expected, on_device, tree_counts, method, has_graphs
 ):
-    """Each yields the tokens and drafts of the host's path, with prompts and without.
-
-    EAGLE-3 and a draft model draft their trees on the device, and Medusa heads chains in between.
-    """
+    """Each yields what the host's path does, with prompts; the host drafts the trees of Hydra."""
     run = [tiny_model_dir, head_dir(method), method]
     changes = {"max_num_batched_tokens": 40, "max_num_seqs": 3}
     options = {"asked": requests(3), "changes": changes, "chains": SWITCHES}
@@ -141,8 +140,7 @@ def test_steps_with_trees_run_on_the_device(
     assert [each.rows for each in target.outputs] == [each.rows for each in host.outputs]
     assert len(on_device) == counts.num_steps
     assert num_trees > 5
-    grows_on_device = head_methods()[method].grows_trees
-    assert sum(tree_counts) == (0 if grows_on_device else num_trees)
+    assert sum(tree_counts) == (num_trees if method == "hydra" else 0)
     assert sum(any(map(may_have_tree, rows)) for rows in on_device) > 3
     assert counts.speculation.num_accepted_tokens > 0
     if method != "dflash":
@@ -238,14 +236,16 @@ def test_trees_are_drafted_on_the_device_beside_rows_that_the_host_verifies(
     ],
     ids=["sampled", "changed logits", "to the longest sequence"],
 )
+@pytest.mark.parametrize("method", ["eagle3", "medusa", "medusa with NaN", "dflash"])
 def test_the_trees_are_those_of_the_host(
-    tiny_model_dir, head_dir, on_device, tree_counts, asked, changes
+    tiny_model_dir, head_dir, on_device, tree_counts, method, asked, changes
 ):
     """A step begins after one with trees, and verifies the next ones before the host has them.
 
-    Trees end as chains where the longest sequence has no room for their nodes.
+    Trees end as chains where the longest sequence has no room for their nodes. Of Medusa with NaN
+    the third head has no tokens.
     """
-    run = [tiny_model_dir, head_dir("eagle3"), "eagle3"]
+    run = [tiny_model_dir, head_dir(method), method]
     options = {"asked": asked, "changes": changes}
     tokens, host, _ = run_trees(*run, runs_on_device=False, **options)
     num_trees = sum(tree_counts)
@@ -295,12 +295,6 @@ def drafts_of(target):
     ]
 
 
-def test_the_host_reads_nothing_between_the_levels_of_a_tree(tiny_model_dir, head_dir):
-    runner = runner_of("eagle3", tiny_model_dir, head_dir)
-    drafts, shape = runner.device_steps._launcher._pairs, StepShape(2, 1, 5)
-    assert_host_reads_nothing(lambda: drafts.grow(SamplingKind.SAMPLED, shape))
-
-
 class SilentGraphs(FakeGraphs):
     """Graphs whose replays launch nothing, so that what is launched beside them can be counted."""
 
@@ -332,10 +326,11 @@ def test_a_step_from_tree_to_tree_is_five_graphs_and_two_copies(tiny_model_dir, 
 
 
 @pytest.mark.parametrize("depth", [1, NUM_DRAFTS + 1])
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
 def test_a_tree_that_is_wider_or_deeper_than_configured_is_drafted_by_the_host(
-    tiny_model_dir, head_dir, on_device, depth
+    tiny_model_dir, head_dir, on_device, method, depth
 ):
-    runner = runner_of("eagle3", tiny_model_dir, head_dir)
+    runner = runner_of(method, tiny_model_dir, head_dir)
     row = wanting(started(runner), next_depth=depth)
     assert not runner.begin(StepInput(1, (), (), (), (row,)))
     [verified] = runner.execute(StepInput(1, (), (), (), (row,))).rows
@@ -388,9 +383,10 @@ def started(runner):
     return first._replace(num_computed_tokens=len(prompt), token_ids=row.token_ids[:1] or (5,))
 
 
-def test_ranks_agree(tiny_model_dir, head_dir, expected):
+@pytest.mark.parametrize("method", ["eagle3", "medusa", "dflash"])
+def test_ranks_agree(tiny_model_dir, head_dir, expected, method):
     def on_rank(group):
-        run = [tiny_model_dir, head_dir("eagle3"), "eagle3", group]
+        run = [tiny_model_dir, head_dir(method), method, group]
         tokens, target, _ = run_trees(*run, asked=requests(2, max_tokens=12))
         return tokens, target.outputs
 
