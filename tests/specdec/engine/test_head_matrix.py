@@ -1,8 +1,8 @@
 """Every draft head, and PARD, in every configuration: the tokens of no speculation.
 
-One engine serves each configuration. It drafts 1, 3 and 5 tokens at temperatures 0 and 0.8, and
-speculation is off for some steps of every run. Prompts are chunked; later runs find their prefixes
-in the cache, and in a batch of 8 sequences are preempted.
+One engine serves each configuration. It drafts chains or trees of depth 1, 3 and 5 at temperatures
+0, 0.8 and 1, and speculation is off for some steps of every run. Prompts are chunked; later runs
+find their prefixes in the cache, and in a batch of 8 sequences are preempted.
 """
 
 import json
@@ -23,9 +23,10 @@ from tests.specdec.heads import HEADS
 from tests.specdec.tiny import disturbed_llama_dir
 
 KERNELS = ["torch"] + ["native"] * (native_library() is not None)
-TEMPERATURES = (0.0, 0.8)
+TEMPERATURES = (0.0, 0.8, 1.0)
 LENGTHS = (1, 3, 5)
 MASK = 381
+NUM_NODES = 24
 
 
 def requests(batch_size, temperature):
@@ -78,46 +79,56 @@ def dir_of(tiny_model_dir, tmp_path_factory):
     return write
 
 
-def engine_with(directory, draft_dir, method, kernels, group, batch_size):
+def engine_with(directory, draft_dir, method, num_nodes, kernels, group, batch_size):
     """Return an engine in which only one or two of 8 sequences fit at the same time."""
     limits = {"num_blocks": 60, "max_num_seqs": batch_size, "max_num_batched_tokens": 32}
-    policy = SpeculationPolicy(SpeculationControl("on", 32, max(LENGTHS)), clock=lambda: 0.0)
+    control = SpeculationControl("on", 32, max(LENGTHS))
+    policy = SpeculationPolicy(control, clock=lambda: 0.0, num_tree_tokens=num_nodes)
     if method == "pard":
         changes = {"parallel_drafting": True, "max_model_len": 120, "kernels": kernels}
         proposer = draft_model(draft_dir, group, **changes)
         config = engine_config(max(LENGTHS), **limits)
         return local_engine(directory, config, group, proposer, policy, kernels=kernels)
-    speculation = SpeculativeConfig.of(method, max(LENGTHS), model=str(draft_dir))
+    speculation = SpeculativeConfig.of(
+        method, max(LENGTHS), model=str(draft_dir), num_draft_tree_tokens=num_nodes
+    )
     config = engine_config(speculation=speculation, **limits)
     head = HeadFiles(draft_dir, method=method)
     return local_engine(directory, config, group, None, policy, head=head, kernels=kernels)
 
 
 def toggled_run(engine, asked, k, first):
-    """Return the tokens of requests, while speculation is off in three of ten steps.
+    """Return the tokens of requests, and the number of trees drafted for them.
+
+    Speculation is off in three of ten steps.
 
     first: of these ten steps.
     """
     tokens = {each.request_id: [] for each in asked}
     for each in asked:
         engine.add(each)
-    modes = []
+    modes, num_trees = [], 0
     while engine.has_work and len(modes) < 2000:
         modes.append("on" if (first + len(modes)) % 10 < 7 else "off")
         engine.set_speculation(SpeculationControl(modes[-1], 32, k))
         for output in engine.step():
             tokens[output.request_id].extend(output.token_ids)
         engine.check_integrity()
+        drafts = [seq.head_draft for seq in engine._scheduler._running]
+        num_trees += sum(draft is not None and draft.parents is not None for draft in drafts)
     assert modes.count("off") > 2
-    return tokens
+    return tokens, num_trees
 
 
-def check(directory, draft_dir, method, kernels, group, batch_size):
-    engine = engine_with(directory, draft_dir, method, kernels, group, batch_size)
+def check(directory, draft_dir, method, num_nodes, kernels, group, batch_size):
+    engine = engine_with(directory, draft_dir, method, num_nodes, kernels, group, batch_size)
+    num_trees = 0
     for index, (k, temperature) in enumerate(product(LENGTHS, TEMPERATURES)):
         before = engine.stats().counts
         asked = requests(batch_size, temperature)
-        tokens = toggled_run(engine, asked[:: -1 if index % 2 else 1], k, 3 * index)
+        own = asked[:: -1 if index % 2 else 1]
+        tokens, num_new_trees = toggled_run(engine, own, k, 3 * index)
+        num_trees += num_new_trees
         expected = reference(directory, temperature)
         assert tokens == {name: expected[name] for name in tokens}, (k, temperature)
         after = engine.stats().counts
@@ -125,6 +136,7 @@ def check(directory, draft_dir, method, kernels, group, batch_size):
         accepted = (each.speculation.num_accepted_tokens for each in (before, after))
         assert next(accepted) < next(accepted), (k, temperature)
     counts = engine.stats().counts
+    assert (num_trees > 0) == (num_nodes > 0)
     assert counts.num_prefill_chunks > 1
     assert counts.num_cached_tokens > 50
     assert counts.speculation.num_accepted_tokens < counts.speculation.num_draft_tokens
@@ -137,14 +149,16 @@ def check(directory, draft_dir, method, kernels, group, batch_size):
 @pytest.mark.parametrize("batch_size", [1, 8])
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("method", [*HEADS, "pard"])
+@pytest.mark.parametrize(("method", "num_nodes"), [*product(HEADS, (0, NUM_NODES)), ("pard", 0)])
 def test_no_configuration_changes_a_token(
-    tiny_model_dir, dir_of, method, kernels, size, batch_size
+    tiny_model_dir, dir_of, method, num_nodes, kernels, size, batch_size
 ):
     draft_dir = dir_of(method)
     for temperature in TEMPERATURES:
         reference(tiny_model_dir, temperature)  # before the ranks start
     run_ranks(
         size,
-        lambda group: check(tiny_model_dir, draft_dir, method, kernels, group, batch_size),
+        lambda group: check(
+            tiny_model_dir, draft_dir, method, num_nodes, kernels, group, batch_size
+        ),
     )
