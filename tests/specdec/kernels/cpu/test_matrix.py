@@ -115,6 +115,33 @@ def test_int8_products(weights, shape):
     assert ((product(matrix, x, base) - (expected + base)).abs() <= limit).all()
 
 
+def int8_definition(x, integers, scales):
+    """Return the products of docs/adr/0007 in `int8`, in the roundings of the kernels."""
+    of_rows = (x.abs().amax(1, keepdim=True) / 127).clamp_min(torch.finfo(torch.float32).tiny)
+    exact = x * (1 / of_rows)
+    hi = exact.round()
+    activations = (254 * hi + (254 * (exact - hi)).round()).to(torch.int64)
+    sums = activations @ integers.to(torch.int64).t()
+    # The exact sum is rounded in two parts, so that no processor needs more than 32 bits.
+    total = ((sums >> 8).float().double() * 256 + (sums & 255)).float()
+    return total * torch.tensor(1 / 254) * of_rows * scales
+
+
+@pytest.mark.parametrize("largest", [False, True], ids=["random", "largest"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_int8_products_are_exact_sums_on_every_processor(shape, largest):
+    integers, scales = quantize_rows(random_tensor(*shape))
+    x = random_tensor(MOST_ROWS, shape[1], seed=1)
+    if largest:  # sums that need more than 32 bits, of each sign
+        integers = (
+            torch.where(random_tensor(shape[0], 1) < 0, -127, 127).expand(shape).to(torch.int8)
+        )
+        x = x.sign() if shape[0] % 2 else torch.ones_like(x)
+    matrix = PackedMatrix(native_library(), MatrixFormat.INT8, shape)
+    matrix.pack(0, integers, scales)
+    assert same_bits(product(matrix, x), int8_definition(x, integers, scales))
+
+
 @pytest.mark.parametrize(("weights", "shape"), CASES)
 def test_row_does_not_depend_on_batch(weights, shape):
     matrix, _ = packed(weights, shape)

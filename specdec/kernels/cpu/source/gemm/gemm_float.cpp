@@ -26,7 +26,7 @@ struct FloatTile {
   int64_t panel_elements;  // from one panel to the next
   int64_t panel_outputs;
   int64_t steps;  // in this block
-  Prefetch prefetch;
+  Prefetch<> prefetch;
   const typename Weights::Input* x;
   int64_t x_stride;
   float* y;
@@ -128,8 +128,8 @@ void multiply_panels(const Matrix& matrix, PanelGroup panels, PanelGroup next,
     tile.bias = begin == 0 && matrix.bias ? matrix.bias + first : nullptr;
     tile.accumulate = begin > 0 || store == Store::kAccumulate;
     for_each_row_part(rows, Kernel::kMaxRows, [&](Range part, int64_t index, int64_t count) {
-      tile.prefetch = Prefetch::plan(index, count, tile.weights, next_weights, tile.steps,
-                                     next_steps, kStepElements * sizeof(*tile.weights));
+      tile.prefetch = Prefetch<>::plan(index, count, tile.weights, next_weights, tile.steps,
+                                       next_steps, kStepElements * sizeof(*tile.weights));
       tile.x = x + part.begin * x_stride + begin * Weights::kInputs;
       tile.y = y + part.begin * y_stride + first;
       KernelTable<Kernel>::get(part.end - part.begin, panels.count)(tile);

@@ -1,6 +1,8 @@
 // GEMM with 8-bit weights: tiles of few quantized rows by few panels.
 #include "gemm/gemm_int8.h"
 
+#include <type_traits>
+
 #include "base/simd_math.h"
 #include "gemm/int8_dot.h"
 #include "gemm/micro_kernel.h"
@@ -11,14 +13,35 @@ namespace {
 
 constexpr int64_t kBlockRows = 64;  // their quantized values stay in the second-level cache
 
-inline Floats to_floats(Ints values) { return __builtin_convertvector(values, Floats); }
+inline Floats convert_to_floats(Ints values) { return __builtin_convertvector(values, Floats); }
 
-// Broadcast four int8 values to every lane.
-inline Ints broadcast_quad(const int8_t* quad) {
-  int32_t bits;
-  std::memcpy(&bits, quad, sizeof(bits));
-  return bits - Ints{};
-}
+// Registers of a vector's weights.
+constexpr int kWeightRegisters = sizeof(QuadWeights) / kVectorBytes;
+
+// One row of pairs of 16 bits takes so few instructions that its loads would overtake prefetches to
+// the second level.
+using WeightPrefetch = std::conditional_t<kHasByteDot, Prefetch<>, Prefetch<2048, kFirstLevel>>;
+
+// Exact sum of products of kInt8, which may exceed 32 bits: high * 256 + low.
+struct ExactSum {
+  Ints high, low;
+
+  void add(Ints sum) {
+    high += sum >> 8;
+    low += sum & 255;
+  }
+
+  // Add hi * kLoStepsPerHi + lo; 254 hi = 256 (hi - (hi >> 7)) - 2 (hi & 127).
+  void add_parts(Ints hi, Ints lo) {
+    high += hi - (hi >> 7);
+    add(lo - 2 * (hi & 127));
+  }
+
+  Floats to_floats() const {
+    const Ints carried = high + (low >> 8), rest = low & 255;
+    return convert_to_floats(carried) * 256 + convert_to_floats(rest);
+  }
+};
 
 // Arguments of the micro-kernel: a few rows and a few panels.
 struct Int8Tile {
@@ -26,11 +49,11 @@ struct Int8Tile {
   int64_t panel_bytes;  // from one panel to the next
   int64_t panel_outputs;
   int64_t quads;  // number of steps, of four inputs each
-  Prefetch prefetch;
-  int64_t num_groups, group_quads;  // groups that share a scale; quads in a group
+  WeightPrefetch prefetch;
+  int64_t num_groups, group_quads;  // groups that share a sum; quads in a group
   const float* row_scales;          // [rows, num_groups]
   const int32_t* compensations;     // [rows, kParts, num_groups]
-  const int8_t* values;
+  const QuantizedValue* values;
   int64_t value_stride;
   float* y;
   int64_t y_stride;
@@ -40,39 +63,43 @@ struct Int8Tile {
   Store store;
 };
 
-template <int kParts>
+template <Format kFormat>
 struct Int8MicroKernel {
   using Tile = Int8Tile;
-  static constexpr int kMaxRows = kTileAccumulators / kTileVectors / kParts;
+  static constexpr int kParts = num_parts(kFormat);
+  static constexpr int kMaxRows = std::max(
+      1, (kNumRegisters - kTileVectors * kWeightRegisters - 1) / kTileVectors / kParts);
 
   template <int kRows, int kPanels>
   static void run(const Tile& tile) {
     constexpr int kVectors = kPanels * kPanelVectors;
-    const auto store_sums = [&](int row, int vector, Floats sum) {
-      store_tile_vector(tile, row, vector, sum);
-    };
-    if constexpr (kParts == 2) {  // one group holds all inputs
-      accumulate_group<kRows, kPanels>(tile, 0, store_sums);
-    } else {
-      Floats totals[kRows][kVectors] = {};
-      const auto add = [&](int row, int vector, Floats sum) { totals[row][vector] += sum; };
-      for (int64_t group = 0; group < tile.num_groups; ++group) {
-        accumulate_group<kRows, kPanels>(tile, group, add);
-      }
+    Total totals[kRows][kVectors] = {};
+    const int64_t num_groups = kFormat == Format::kInt8 && kHasByteDot ? 1 : tile.num_groups;
+    for (int64_t group = 0; group < num_groups; ++group) {
+      accumulate_group<kRows, kPanels>(tile, group, totals);
+    }
+    SPECDEC_UNROLL
+    for (int row = 0; row < kRows; ++row) {
       SPECDEC_UNROLL
-      for (int row = 0; row < kRows; ++row) {
-        SPECDEC_UNROLL
-        for (int vector = 0; vector < kVectors; ++vector) {
-          store_sums(row, vector, totals[row][vector]);
+      for (int vector = 0; vector < kVectors; ++vector) {
+        if constexpr (kFormat == Format::kW8A8) {
+          store_tile_vector(tile, row, vector, totals[row][vector]);
+        } else {
+          const Floats total = totals[row][vector].to_floats() * (1 / kLoStepsPerHi);
+          store_tile_vector(tile, row, vector, total * tile.row_scales[row * tile.num_groups]);
         }
       }
     }
   }
 
  private:
-  // Multiply one group of inputs: calls emit(row, vector, sums) with its scaled sums.
-  template <int kRows, int kPanels, class Emit>
-  static SPECDEC_INLINE void accumulate_group(const Tile& tile, int64_t group, Emit emit) {
+  // kW8A8: the sum of scaled groups.
+  using Total = std::conditional_t<kFormat == Format::kInt8, ExactSum, Floats>;
+
+  // Multiply one group of inputs, and add its sums to the totals of each row and vector.
+  template <int kRows, int kPanels>
+  static SPECDEC_INLINE void accumulate_group(const Tile& tile, int64_t group,
+                                              Total (&totals)[kRows][kPanels * kPanelVectors]) {
     constexpr int kVectors = kPanels * kPanelVectors, kPartRows = kRows * kParts;
     Ints sums[kPartRows][kVectors];
     SPECDEC_UNROLL
@@ -83,13 +110,13 @@ struct Int8MicroKernel {
     }
     const int64_t end = std::min((group + 1) * tile.group_quads, tile.quads);
     for (int64_t quad = group * tile.group_quads; quad < end; ++quad) {
-      Ints weights[kVectors];
+      QuadWeights weights[kVectors];
       SPECDEC_UNROLL
       for (int vector = 0; vector < kVectors; ++vector) {
         const uint8_t* panel = tile.weights + vector / kPanelVectors * tile.panel_bytes;
         const uint8_t* source =
             panel + (quad * kPanelOutputs + vector % kPanelVectors * kLanes) * kQuad;
-        weights[vector] = load<Ints>(source);
+        weights[vector] = unpack_weights(load<Ints>(source));
       }
       SPECDEC_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
@@ -97,7 +124,8 @@ struct Int8MicroKernel {
       }
       SPECDEC_UNROLL
       for (int row = 0; row < kPartRows; ++row) {
-        const Ints values = broadcast_quad(tile.values + row * tile.value_stride + quad * kQuad);
+        const QuadValues values =
+            broadcast_quad(tile.values + row * tile.value_stride + quad * kQuad);
         SPECDEC_UNROLL
         for (int vector = 0; vector < kVectors; ++vector) {
           sums[row][vector] = dot_accumulate(sums[row][vector], weights[vector], values);
@@ -106,14 +134,18 @@ struct Int8MicroKernel {
     }
     SPECDEC_UNROLL
     for (int row = 0; row < kRows; ++row) {
-      const float scale = tile.row_scales[row * tile.num_groups + group];
       SPECDEC_UNROLL
       for (int vector = 0; vector < kVectors; ++vector) {
-        Floats sum = to_floats(sums[row * kParts][vector]);
-        if constexpr (kParts == 2) {
-          sum += to_floats(sums[row * kParts + 1][vector]) * (1 / kLoStepsPerHi);
+        const Ints sum = sums[row * kParts][vector];
+        Total& total = totals[row][vector];
+        if constexpr (kFormat == Format::kW8A8) {
+          const float scale = tile.row_scales[row * tile.num_groups + group];
+          total += convert_to_floats(sum) * scale;
+        } else if constexpr (kParts == 2) {
+          total.add_parts(sum, sums[row * kParts + 1][vector]);
+        } else {
+          total.add(sum);
         }
-        emit(row, vector, sum * scale);
       }
     }
   }
@@ -131,11 +163,11 @@ struct Int8MicroKernel {
 };
 
 // Multiply `rows` by a group of panels, tile by tile of the rows. y: [rows, out_features].
-template <int kParts>
+template <Format kFormat>
 void multiply_panels(const Matrix& matrix, PanelGroup panels, PanelGroup next,
                      const QuantizedRows& batch, Range rows, float* y, int64_t y_stride,
                      Store store) {
-  using Kernel = Int8MicroKernel<kParts>;
+  using Kernel = Int8MicroKernel<kFormat>;
   const QuantizedLayout& layout = batch.layout;
   const int64_t first = panels.first_output();
   const int64_t quads = num_steps(matrix);
@@ -155,22 +187,23 @@ void multiply_panels(const Matrix& matrix, PanelGroup panels, PanelGroup next,
   tile.bias = matrix.bias ? matrix.bias + first : nullptr;
   tile.store = store;
   for_each_row_part(rows, Kernel::kMaxRows, [&](Range part, int64_t index, int64_t count) {
-    tile.prefetch = Prefetch::plan(index, count, tile.weights, weights + next.first * panel_bytes,
-                                   quads, quads, kPanelOutputs * kQuad);
+    tile.prefetch = WeightPrefetch::plan(index, count, tile.weights,
+                                         weights + next.first * panel_bytes, quads, quads,
+                                         kPanelOutputs * kQuad);
     tile.row_scales = batch.scales + part.begin * layout.num_groups;
-    tile.compensations = batch.compensations + part.begin * kParts * layout.num_groups;
-    tile.values = batch.values + part.begin * kParts * layout.stride;
+    tile.compensations = batch.compensations + part.begin * layout.num_parts * layout.num_groups;
+    tile.values = batch.values + part.begin * layout.num_parts * layout.stride;
     tile.y = y + part.begin * y_stride + first;
     KernelTable<Kernel>::get(part.end - part.begin, panels.count)(tile);
   });
 }
 
-template <int kParts>
-void gemm_parts(const Matrix& matrix, const QuantizedRows& batch, int64_t rows, float* y,
+template <Format kFormat>
+void gemm_format(const Matrix& matrix, const QuantizedRows& batch, int64_t rows, float* y,
                 int64_t y_stride, Store store, ThreadTeam team) {
   parallel_for_panels(num_panels(matrix), rows, kBlockRows, team,
                       [&](Range part, PanelGroup panels, PanelGroup next) {
-                        multiply_panels<kParts>(matrix, panels, next, batch, part, y, y_stride,
+                        multiply_panels<kFormat>(matrix, panels, next, batch, part, y, y_stride,
                                                 store);
                       });
 }
@@ -184,7 +217,7 @@ int64_t int8_scratch_bytes(const Matrix& matrix, int64_t rows) {
 void quantize_to_int8(const Matrix& matrix, const Activations& rows, Range own) {
   QuantizedRows batch(matrix, rows.count, rows.scratch);
   for (int64_t row = own.begin; row < own.end; ++row) {
-    batch.quantize(row, rows.x + row * rows.stride, matrix.in_features);
+    batch.quantize(matrix, row, rows.x + row * rows.stride);
   }
 }
 
@@ -192,9 +225,9 @@ void gemm_int8(const Matrix& matrix, const Activations& rows, float* y, int64_t 
                Store store, ThreadTeam team) {
   const QuantizedRows batch(matrix, rows.count, rows.scratch);
   if (matrix.format == Format::kInt8) {
-    gemm_parts<2>(matrix, batch, rows.count, y, y_stride, store, team);
+    gemm_format<Format::kInt8>(matrix, batch, rows.count, y, y_stride, store, team);
   } else {
-    gemm_parts<1>(matrix, batch, rows.count, y, y_stride, store, team);
+    gemm_format<Format::kW8A8>(matrix, batch, rows.count, y, y_stride, store, team);
   }
 }
 

@@ -1,4 +1,7 @@
-// Dot products of four unsigned and four signed bytes, as the instruction vpdpbusd computes them.
+// Products of unsigned 8-bit weights and quantized activations, a quad of four inputs at a time.
+//
+// The instruction vpdpbusd adds the products of a quad of bytes. Without it, bytes are extended to
+// 16 bits and multiplied in pairs, so that an activation may have 16 bits as well.
 #pragma once
 
 #if defined(__AVX2__)
@@ -9,24 +12,68 @@
 
 namespace specdec {
 
+// Broadcast the 32 bits at `memory` to every lane.
+inline Ints broadcast_bits(const void* memory) { return load<int32_t>(memory) - Ints{}; }
+
+#if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
+
+constexpr bool kHasByteDot = true;
+
+using QuantizedValue = int8_t;
+using QuantizedVector = QuantizedValue __attribute__((vector_size(kLanes)));
+using QuadWeights = Ints;  // a quad of one output in each lane
+using QuadValues = Ints;   // the same quad in each lane
+
+inline QuantizedVector in_quad_order(QuantizedVector values) { return values; }
+
+inline QuadWeights unpack_weights(Ints weights) { return weights; }
+
+inline QuadValues broadcast_quad(const QuantizedValue* quad) { return broadcast_bits(quad); }
+
+// Return, in each lane, sums + the dot product of four weights and four values, modulo 2^32.
+inline Ints dot_accumulate(Ints sums, QuadWeights weights, QuadValues values) {
 #if defined(__AVX512VNNI__)
-
-// Return, in each lane, sums + the dot product of four `weights` (unsigned) and four `values`
-// (signed), modulo 2^32.
-inline Ints dot_accumulate(Ints sums, Ints weights, Ints values) {
   return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, (__m512i)values);
-}
-
-#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
-
-inline Ints dot_accumulate(Ints sums, Ints weights, Ints values) {
+#else
   return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, (__m256i)values);
+#endif
 }
 
 #else
 
+constexpr bool kHasByteDot = false;
+
+using QuantizedValue = int16_t;
+using QuantizedVector = QuantizedValue __attribute__((vector_size(2 * kLanes)));
 using Shorts = int16_t __attribute__((vector_size(kVectorBytes)));
-using Bytes = uint16_t __attribute__((vector_size(kVectorBytes)));  // two bytes in each 16-bit lane
+
+struct QuadWeights {
+  Shorts even, odd;  // inputs 0 and 2, and inputs 1 and 3, of one output in each 32-bit lane
+};
+
+struct QuadValues {
+  Shorts even, odd;
+};
+
+// Return the values in the order 0, 2, 1, 3 of each quad.
+inline QuantizedVector in_quad_order(QuantizedVector values) {
+  using Quads = uint64_t __attribute__((vector_size(sizeof(values))));
+  const Quads quads = (Quads)values;
+  return (QuantizedVector)((quads & 0xffff00000000ffff) | (quads & 0xffff0000) << 16 |
+                           (quads >> 16 & 0xffff0000));
+}
+
+inline QuadWeights unpack_weights(Ints weights) {
+  using Bytes = uint16_t __attribute__((vector_size(kVectorBytes)));  // two in each 16-bit lane
+#if defined(__AVX2__)
+  asm("" : "+v"(weights));  // load them once: a second load from memory makes one row 13 % slower
+#endif
+  return {(Shorts)((Bytes)weights & 0xff), (Shorts)((Bytes)weights >> 8)};
+}
+
+inline QuadValues broadcast_quad(const QuantizedValue* quad) {
+  return {(Shorts)broadcast_bits(quad), (Shorts)broadcast_bits(quad + 2)};
+}
 
 // Return, in each 32-bit lane, the sum of the products of its two 16-bit lanes.
 inline Bits dot_pairs(Shorts a, Shorts b) {
@@ -40,12 +87,9 @@ inline Bits dot_pairs(Shorts a, Shorts b) {
 #endif
 }
 
-inline Ints dot_accumulate(Ints sums, Ints weights, Ints values) {
-  const Bytes bytes = (Bytes)weights;
-  const Shorts signs = (Shorts)values;
-  const Bits even = dot_pairs((Shorts)(bytes & 0xff), (Shorts)((Bytes)signs << 8) >> 8);
-  const Bits odd = dot_pairs((Shorts)(bytes >> 8), signs >> 8);
-  return (Ints)((Bits)sums + even + odd);
+inline Ints dot_accumulate(Ints sums, QuadWeights weights, QuadValues values) {
+  const Bits even = dot_pairs(weights.even, values.even);
+  return (Ints)((Bits)sums + even + dot_pairs(weights.odd, values.odd));
 }
 
 #endif

@@ -85,6 +85,8 @@ void parallel_for_panels(int64_t num_panels, int64_t rows, int64_t max_rows, Thr
   });
 }
 
+constexpr int kFirstLevel = 3, kSecondLevel = 2;  // as in prefetcht0 and prefetcht1
+
 // Software prefetch of weights while a tile is computed.
 //
 // The only tile with its weights prefetches its own weights, a fixed distance ahead. Where several
@@ -94,13 +96,14 @@ void parallel_for_panels(int64_t num_panels, int64_t rows, int64_t max_rows, Thr
 //
 // Lines are prefetched to the second-level cache: the queue of the first level's misses is short, so
 // prefetches to that one leave the memory idle while several rows are multiplied.
+template <int64_t kDistance = 3072, int kLocality = kSecondLevel>
 struct Prefetch {
   const char* start;  // in the first panel
   int64_t stride;     // bytes per step, in each panel
 
   // Prefetch one cache line for this step, of the panel at panel_offset bytes from the first one.
   void fetch_line(int64_t step, int64_t panel_offset) const {
-    __builtin_prefetch(start + panel_offset + step * stride, 0, kSecondLevel);
+    __builtin_prefetch(start + panel_offset + step * stride, 0, kLocality);
   }
 
   // Return the prefetch of tile `index` of the `count` tiles with the same weights. These start at
@@ -110,15 +113,13 @@ struct Prefetch {
                        int64_t num_steps, int64_t next_steps, int64_t bytes) {
     const int64_t parts = std::min(count, kMaxParts);
     if (count == 1 || next == weights || index >= parts) {
-      return {static_cast<const char*>(weights) + kPrefetchDistance, bytes};
+      return {static_cast<const char*>(weights) + kDistance, bytes};
     }
     const int64_t stride = next_steps * bytes / (num_steps * parts);
     return {static_cast<const char*>(next) + index * num_steps * stride, stride};
   }
 
  private:
-  static constexpr int kSecondLevel = 2;  // as in prefetcht1
-  static constexpr int64_t kPrefetchDistance = 3072;
   static constexpr int64_t kMaxParts = 4;  // more parts would prefetch too few bytes per step
 };
 

@@ -1,4 +1,4 @@
-// Dynamic quantization of activations to int8, by row or by group of inputs.
+// Dynamic quantization of activations to 8 or 16 bits, by row or by group of inputs.
 #include "gemm/quantize_rows.h"
 
 #include <algorithm>
@@ -7,8 +7,6 @@
 #include <cstddef>
 #include <cstring>
 #include <limits>
-
-#include "base/simd_math.h"
 
 namespace specdec {
 namespace {
@@ -36,19 +34,18 @@ float compute_scale(const float* x, int64_t count) {
   return std::max(largest / 127, FLT_MIN);
 }
 
-using Bytes = int8_t __attribute__((vector_size(kLanes)));
-
 // Round to the nearest integers, ties to even.
 SPECDEC_INLINE Floats round_nearest(Floats x) {
   for (int lane = 0; lane < kLanes; ++lane) x[lane] = std::nearbyint(x[lane]);
   return x;
 }
 
-// Store the first `count` integers as int8, and add them to `sums`.
-SPECDEC_INLINE void store_int8(Floats integers, int64_t count, int8_t* target, Ints& sums) {
+// Store the first `count` integers as quantized values, and add them to `sums`.
+SPECDEC_INLINE void store_values(Floats integers, int64_t count, QuantizedValue* target,
+                                 Ints& sums) {
   const Ints wide = __builtin_convertvector(integers, Ints);
-  const Bytes bytes = __builtin_convertvector(wide, Bytes);
-  std::memcpy(target, &bytes, count);
+  const QuantizedVector values = in_quad_order(__builtin_convertvector(wide, QuantizedVector));
+  std::memcpy(target, &values, round_up(count, kQuad) * sizeof(QuantizedValue));
   sums += wide;
 }
 
@@ -59,17 +56,20 @@ int32_t reduce_sum(Ints lanes) {
 }
 
 // Quantize one group of inputs and compute its compensations.
-template <int kParts>
+template <Format kFormat>
 void quantize_group(const QuantizedLayout& layout, const float* x, int64_t count, float scale,
-                    int8_t* values, int32_t* compensations) {
+                    QuantizedValue* values, int32_t* compensations) {
+  constexpr int kParts = num_parts(kFormat);
   const float inverse = 1 / scale;
   Ints sums[kParts] = {};
   const auto quantize = [&](Floats inputs, int64_t index, int64_t num) {
     const Floats exact = inputs * inverse, hi = round_nearest(exact);
-    store_int8(hi, num, values + index, sums[0]);
-    if constexpr (kParts == 2) {
-      int8_t* const lo = values + layout.stride + index;
-      store_int8(round_nearest((exact - hi) * kLoStepsPerHi), num, lo, sums[1]);
+    if constexpr (kFormat == Format::kW8A8) {
+      store_values(hi, num, values + index, sums[0]);
+    } else {
+      const Floats lo = round_nearest((exact - hi) * kLoStepsPerHi);
+      store_values(kParts == 2 ? hi : hi * kLoStepsPerHi + lo, num, values + index, sums[0]);
+      if constexpr (kParts == 2) store_values(lo, num, values + layout.stride + index, sums[1]);
     }
   };
   int64_t index = 0;
@@ -80,33 +80,31 @@ void quantize_group(const QuantizedLayout& layout, const float* x, int64_t count
   }
 }
 
-template <int kParts>
+template <Format kFormat>
 void quantize_row(const QuantizedRows& batch, int64_t row, const float* x, int64_t in_features) {
+  constexpr int kParts = num_parts(kFormat);
   const QuantizedLayout& layout = batch.layout;
   float* const scales = batch.scales + row * layout.num_groups;
   int32_t* const compensations = batch.compensations + row * kParts * layout.num_groups;
-  int8_t* const values = batch.values + row * kParts * layout.stride;
+  QuantizedValue* const values = batch.values + row * kParts * layout.stride;
   std::fill_n(compensations, kParts * layout.num_groups, 0);
-  std::fill_n(values, kParts * layout.stride, 0);
+  std::fill_n(values, kParts * layout.stride, QuantizedValue{0});
+  const float row_scale = kFormat == Format::kInt8 ? compute_scale(x, in_features) : 0;
   for (int64_t group = 0; group < layout.num_groups; ++group) {
     const int64_t first = group * layout.group_size;
     const int64_t count = std::min(layout.group_size, in_features - first);
-    scales[group] = compute_scale(x + first, count);
+    scales[group] = kFormat == Format::kInt8 ? row_scale : compute_scale(x + first, count);
     if (std::isnan(scales[group])) continue;
-    quantize_group<kParts>(layout, x + first, count, scales[group], values + first,
-                           compensations + group);
+    quantize_group<kFormat>(layout, x + first, count, scales[group], values + first,
+                            compensations + group);
   }
-}
-
-int64_t inputs_per_group(const Matrix& matrix) {
-  return matrix.format == Format::kW8A8 ? kW8A8Group : round_up(matrix.in_features, kQuad);
 }
 
 }  // namespace
 
 QuantizedLayout::QuantizedLayout(const Matrix& matrix)
-    : num_parts(matrix.format == Format::kInt8 ? 2 : 1),
-      group_size(inputs_per_group(matrix)),
+    : num_parts(specdec::num_parts(matrix.format)),
+      group_size(inputs_per_group(matrix.format, matrix.in_features)),
       num_groups(ceil_div(matrix.in_features, group_size)),
       stride(aligned(matrix.in_features)) {}
 
@@ -119,21 +117,22 @@ int64_t QuantizedLayout::compensations_bytes(int64_t rows) const {
 }
 
 int64_t QuantizedLayout::bytes(int64_t rows) const {
-  return scales_bytes(rows) + compensations_bytes(rows) + rows * num_parts * stride;
+  const int64_t values_bytes = rows * num_parts * stride * int64_t{sizeof(QuantizedValue)};
+  return scales_bytes(rows) + compensations_bytes(rows) + values_bytes;
 }
 
 QuantizedRows::QuantizedRows(const Matrix& matrix, int64_t rows, void* scratch) : layout(matrix) {
   auto* memory = static_cast<std::byte*>(scratch);
   scales = reinterpret_cast<float*>(memory);
   compensations = reinterpret_cast<int32_t*>(memory += layout.scales_bytes(rows));
-  values = reinterpret_cast<int8_t*>(memory += layout.compensations_bytes(rows));
+  values = reinterpret_cast<QuantizedValue*>(memory += layout.compensations_bytes(rows));
 }
 
-void QuantizedRows::quantize(int64_t row, const float* x, int64_t in_features) {
-  if (layout.num_parts == 1) {
-    quantize_row<1>(*this, row, x, in_features);
+void QuantizedRows::quantize(const Matrix& matrix, int64_t row, const float* x) {
+  if (matrix.format == Format::kInt8) {
+    quantize_row<Format::kInt8>(*this, row, x, matrix.in_features);
   } else {
-    quantize_row<2>(*this, row, x, in_features);
+    quantize_row<Format::kW8A8>(*this, row, x, matrix.in_features);
   }
 }
 
