@@ -150,8 +150,8 @@ def multiply_tile(of_rows, of_columns, is_row, is_column, inner, BLOCK_K: tl.con
 def activate(gate, up, IS_CLAMPED: tl.constexpr):
     """Return the hidden units of gates and others, as `kernels.reference.experts.run_experts`."""
     if IS_CLAMPED:
-        gate = tl.minimum(gate, 7.0)
-        up = tl.minimum(tl.maximum(up, -7.0), 7.0)
+        gate = tl.minimum(gate, 7.0, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up, -7.0, 7.0, propagate_nan=tl.PropagateNan.ALL)
         return (up + 1) * gate / (1 + tl.exp(-1.702 * gate))
     else:
         return gate / (1 + tl.exp(-gate)) * up

@@ -76,9 +76,11 @@ def quantize_row(
     is_read = places < SIZE
     values = tl.load(x + token * stride + places, mask=is_read, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.div_rn(tl.max(tl.abs(values), 0), LARGEST), _SMALLEST)
+    has_nan = tl.max((values != values).to(tl.int32), 0) > 0  # which the largest value may ignore
+    scale = tl.where(has_nan, float("nan"), scale)
     values = tl.div_rn(values, tl.zeros([BLOCK], tl.float32) + scale)
     if ROUNDS:
         values = (values + _ROUNDER) - _ROUNDER
-    values = tl.minimum(tl.maximum(values, -LARGEST), LARGEST)
+    values = tl.clamp(values, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     tl.store(quantized + token * SIZE + places, values.to(quantized.dtype.element_ty), is_read)
     tl.store(scales + token, scale)

@@ -65,7 +65,7 @@ def rotate_and_store(
     slot = tl.load(slots + token).to(tl.int64)
     stored = result / tl.where(is_value, value_scale, key_scale)[:, None]
     if LARGEST > 0:
-        stored = tl.minimum(tl.maximum(stored, -LARGEST), LARGEST)
+        stored = tl.clamp(stored, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     place = slot * (KV_PARTS * KV_HEADS * HEAD_DIM) + (index - NUM_HEADS)[:, None] * HEAD_DIM
     is_written = is_read & (~is_query)[:, None] & (slot >= 0)
     tl.store(kv_cache + place + dims[None, :], stored.to(kv_cache.dtype.element_ty), is_written)

@@ -65,3 +65,13 @@ def test_fp8_rows_have_the_scales_of_torch():
     found, expected = rows.quantize_rows(x, kind), reference.quantize_rows(x, kind)
     assert found[0].dtype == kind
     assert torch.equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
+def test_the_scale_of_a_row_that_is_not_finite_is_as_with_torch(kind, bad):
+    x = normal(3, 64)
+    x[1, 5] = bad
+    found, expected = (each.quantize_rows(x, kind)[1] for each in (rows, reference))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert found.isfinite().tolist() == [True, False, True]
