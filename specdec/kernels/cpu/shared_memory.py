@@ -59,6 +59,7 @@ class SharedMemory:
             communicator_failure=(c_int32, c_void_p),
             all_reduce=(c_int32, c_void_p, c_int32, c_void_p, c_int64),
             all_gather=(c_int32, c_void_p, c_void_p, c_int64, c_void_p),
+            all_to_all=(c_int32, c_void_p, c_void_p, c_int64, c_void_p),
         )
         self._library = library
         self._rank, self._size = rank, size
@@ -106,11 +107,15 @@ class SharedMemory:
         return gathered
 
     def all_to_all(self, parts: Tensor) -> Tensor:
-        """Return what each rank has at this rank's place of its `parts`, of the same shape.
-
-        Copies all parts, `size` times what is needed.
-        """
-        return self.all_gather(parts)[:, self._rank]
+        """Return what each rank has at this rank's place of its `parts`, of the same shape."""
+        own = parts.contiguous()
+        received = torch.empty_like(own)
+        self._raise(
+            self._library.specdec_all_to_all(
+                self.communicator, own.data_ptr(), own.nbytes // self._size, received.data_ptr()
+            )
+        )
+        return received
 
     def describe(self) -> str:
         """Return how tensors are exchanged, for the log."""

@@ -60,6 +60,12 @@ def collect_all(rank, size, directory, num_threads):
             assert gathered.shape == (size, *shape)
             for peer in range(size):
                 assert same_bits(gathered[peer], tensor_of(peer, shape, dtype)), (shape, dtype)
+            parts = tensor_of(rank, (size, *shape), dtype)
+            received = memory.all_to_all(parts)
+            assert received.untyped_storage().nbytes() == parts.nbytes, "no more than is needed"
+            for peer in range(size):
+                sent = tensor_of(peer, (size, *shape), dtype)[rank]
+                assert same_bits(received[peer], sent), (shape, dtype)
             memory.all_reduce(own)
             memory.check()
             assert same_bits(own, sum_of_ranks(size, shape, dtype)), (shape, dtype)
@@ -273,6 +279,7 @@ MISMATCHES = {
     "longer": lambda memory: memory.all_reduce(torch.ones(300_000)),
     "other dtype": lambda memory: memory.all_reduce(torch.ones(4, dtype=torch.int32)),
     "gather": lambda memory: memory.all_gather(torch.ones(4)),
+    "all to all": lambda memory: memory.all_to_all(torch.ones(2, 2)),
 }
 
 

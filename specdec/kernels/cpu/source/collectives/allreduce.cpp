@@ -195,29 +195,31 @@ bool all_reduce_as(Communicator& communicator, void* data, int64_t count, int64_
   return run_rounds(communicator, type << 56 | count, num_parts, team, write, read);
 }
 
-// own: [bytes]; all: [size, bytes].
-bool gather_bytes(Communicator& communicator, const char* own, int64_t bytes, char* all,
-                  ThreadTeam team) {
-  const auto length = [&](int64_t part) { return std::min(kSlotBytes, bytes - part * kSlotBytes); };
+// Copy the bytes `wanted` of every rank's own [bytes] to all [size, length of wanted].
+bool gather_bytes(Communicator& communicator, int64_t signature, const char* own, int64_t bytes,
+                  Range wanted, char* all, ThreadTeam team) {
   const auto write = [&](int64_t part, char* slot) {
-    const Range share = team.share(length(part));
-    std::copy(own + part * kSlotBytes + share.begin, own + part * kSlotBytes + share.end,
-              slot + share.begin);
+    const int64_t begin = part * kSlotBytes;
+    const Range share = team.share(std::min(kSlotBytes, bytes - begin));
+    std::copy(own + begin + share.begin, own + begin + share.end, slot + share.begin);
   };
   const auto read = [&](int64_t part, uint32_t round) {
-    const Range share = team.share(length(part));
+    const int64_t begin = std::max(part * kSlotBytes, wanted.begin);
+    const int64_t end = std::min((part + 1) * kSlotBytes, wanted.end);
+    const Range share = team.share(std::max<int64_t>(end - begin, 0));
     for (int64_t rank = 0; rank < communicator.size; ++rank) {
-      const char* peer_data = communicator.slot(rank, round);
+      const char* peer_data = communicator.slot(rank, round) + begin - part * kSlotBytes;
       std::copy(peer_data + share.begin, peer_data + share.end,
-                all + rank * bytes + part * kSlotBytes + share.begin);
+                all + rank * (wanted.end - wanted.begin) + begin - wanted.begin + share.begin);
     }
   };
   const int64_t num_parts = (bytes + kSlotBytes - 1) / kSlotBytes;
-  return run_rounds(communicator, bytes, num_parts, team, write, read);
+  return run_rounds(communicator, signature, num_parts, team, write, read);
 }
 
 // Element types, numbered as in shared_memory.py; 0 in a signature means all-gather.
 enum ElementType : int32_t { kFloat32 = 1, kFloat64, kFloat16, kBFloat16, kInt32, kInt64 };
+constexpr int64_t kAllToAll = 7;  // in a signature, in place of a type
 
 bool all_reduce_typed(Communicator& communicator, int32_t type, void* data, int64_t count,
                       ThreadTeam team) {
@@ -246,8 +248,8 @@ bool all_reduce(Communicator* communicator, float* data, int64_t count, ThreadTe
 
 bool all_gather(Communicator* communicator, const void* own, int64_t bytes, void* all,
                 ThreadTeam team) {
-  return gather_bytes(*communicator, static_cast<const char*>(own), bytes, static_cast<char*>(all),
-                      team);
+  return gather_bytes(*communicator, bytes, static_cast<const char*>(own), bytes, {0, bytes},
+                      static_cast<char*>(all), team);
 }
 
 int64_t num_ranks(const Communicator* communicator) { return communicator->size; }
@@ -304,7 +306,19 @@ SPECDEC_EXPORT int32_t specdec_all_reduce(Communicator* communicator, int32_t ty
 SPECDEC_EXPORT int32_t specdec_all_gather(Communicator* communicator, const char* part,
                                           int64_t bytes, char* all) {
   specdec::run_parallel(specdec::threads_for(bytes), [&](ThreadTeam team) {
-    specdec::gather_bytes(*communicator, part, bytes, all, team);
+    specdec::all_gather(communicator, part, bytes, all, team);
+  });
+  return communicator->failure;
+}
+
+// Copy from parts [size, bytes] of every rank that of this rank to all [size, bytes]; return the
+// failure as above.
+SPECDEC_EXPORT int32_t specdec_all_to_all(Communicator* communicator, const char* parts,
+                                          int64_t bytes, char* all) {
+  const int64_t total = communicator->size * bytes, begin = communicator->rank * bytes;
+  specdec::run_parallel(specdec::threads_for(total), [&](ThreadTeam team) {
+    specdec::gather_bytes(*communicator, specdec::kAllToAll << 56 | total, parts, total,
+                          {begin, begin + bytes}, all, team);
   });
   return communicator->failure;
 }
