@@ -16,6 +16,9 @@ from specdec.types.sharding import HeadShard
 _HEADS_AT_ONCE = 8
 """Heads of an indexer whose scores are in memory together."""
 
+_MASK_ELEMENTS = 2**24
+"""Elements of masks of all heads that are in memory together."""
+
 
 class Index(NamedTuple):
     """Inputs of the scores of tokens: the sum over heads of weight * max(query key, 0)."""
@@ -83,10 +86,38 @@ class IndexedAttention(TorchAttention):
             return group
         keys = self._gather(kv_cache, group.slots).view(len(group.rows), num_slots, -1)
         scores = _scores(index.query[group.rows], index.weights[group.rows], keys.float())
-        if group.mask is not None:  # the same for all heads
-            scores += group.mask.view(*group.rows.shape, self.heads_per_kv, num_slots)[:, :, 0]
+        if group.mask is not None:
+            scores += group.mask[:, 0]
         is_masked = ~_is_chosen(scores, self._num_chosen) | scores.isneginf()
         return replace(group, mask=self._additive_mask(is_masked, index.key.dtype))
+
+    def _of_heads(self, mask: Tensor) -> Tensor:
+        """Return a mask [G, 1, Q, S], which `_softmax_attention` repeats for heads."""
+        return mask[:, None]
+
+    def _softmax_attention(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        sinks: Tensor | None,
+        *,
+        scale: float,
+    ) -> Tensor:
+        """See TorchAttention; masks of all heads are in memory for few queries at once."""
+        attend = super()._softmax_attention
+        if mask is None:
+            return attend(query, keys, values, None, sinks, scale=scale)
+        assert sinks is None
+        heads, num_slots = self.heads_per_kv, len(mask) * mask.shape[-1]
+        step = max(1, _MASK_ELEMENTS // (heads * num_slots))
+        parts = zip(query.split(step * heads, 2), mask.split(step, 2), strict=True)
+        found = [
+            attend(some, keys, values, each.repeat_interleave(heads, 2), None, scale=scale)
+            for some, each in parts
+        ]
+        return torch.cat(found, 2)
 
 
 def _scores(query: Tensor, weights: Tensor, keys: Tensor) -> Tensor:

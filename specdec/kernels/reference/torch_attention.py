@@ -166,7 +166,7 @@ class TorchAttention(PagedAttention):
         group = AttentionGroup(
             rows=rows.view(num_sequences, batch.query_len),
             slots=(pages * self.block_size + own % self.block_size).flatten(),
-            mask=mask.repeat_interleave(self.heads_per_kv, dim=1)[:, None],
+            mask=self._of_heads(mask),
         )
         return TorchPlan(batch.slot_mapping, (group,))
 
@@ -253,6 +253,10 @@ class TorchAttention(PagedAttention):
             return None
         mask = torch.zeros(is_masked.shape, dtype=dtype, device=is_masked.device)
         mask.masked_fill_(is_masked, float("-inf"))
+        return self._of_heads(mask)
+
+    def _of_heads(self, mask: Tensor) -> Tensor:
+        """Return an additive mask [G, Q, S] as in AttentionGroup."""
         return mask.repeat_interleave(self.heads_per_kv, dim=1)[:, None]
 
     def _attend(

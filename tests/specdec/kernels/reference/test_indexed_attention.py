@@ -1,7 +1,9 @@
 """Reference tests: attention to chosen tokens, with equal scores and choices of earlier layers."""
 
+import pytest
 import torch
 
+from specdec.kernels.reference import indexed_attention
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.reference.indexed_attention import Index, IndexedAttention
 from specdec.types.sharding import HeadShard
@@ -37,8 +39,10 @@ def slots(sequence, length):
     ]
 
 
-def test_queries_attend_to_the_tokens_with_the_best_scores():
+@pytest.mark.parametrize("mask_elements", [1, 100, 2**24])
+def test_queries_attend_to_the_tokens_with_the_best_scores(monkeypatch, mask_elements):
     """Scores are rounded to a few values, so that the first of equal ones decide."""
+    monkeypatch.setattr(indexed_attention, "_MASK_ELEMENTS", mask_elements)
     generator = torch.Generator().manual_seed(2)
 
     def random(*shape):
@@ -53,6 +57,9 @@ def test_queries_attend_to_the_tokens_with_the_best_scores():
     cache = random(24, 1, 1, DIM + INDEX_DIM)
     cache[..., DIM:] = cache[..., DIM:].round()
     plan = model.plan(batch, torch.float32)
+    for group in plan.groups:
+        num_slots = len(group.slots) // len(group.rows)
+        assert group.mask.shape == (len(group.rows), 1, group.rows.shape[1], num_slots)
     index = Index(
         random(num_tokens, 9, INDEX_DIM).round(), torch.ones(num_tokens, 9), torch.ones(10, 6)
     )
