@@ -67,7 +67,7 @@ FIXED: Mapping[str, _Values] = MappingProxyType(
             **_HUNYUAN,
             "group_limited_greedy": (False,),
             "moe_layer_num_skipped": (0,),
-            "routed_scaling_factor": (1,),
+            "routed_scaling_factor": (1, False),
             "use_mixed_mlp_moe": (True,),
         },
         "JambaForCausalLM": {"mamba_inner_layernorms": (True,), "sliding_window": ()},
