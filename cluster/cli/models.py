@@ -149,7 +149,7 @@ def show_model(
         None if quantization == "none" else cast("QuantizationMethod", quantization),
         is_native=not fault,
         kv_cache_dtype=cast("KVCacheDType", kv_cache_dtype),
-        keeps_stored=kernels == "triton",
+        is_triton=kernels == "triton",
     )
     _require_kv_kernels(precision)
     options = ModelOptions(cast("ModelImpl", model_impl), enable_expert_parallel)
@@ -251,7 +251,7 @@ def _lines(report: ModelReport, decoder: str) -> list[tuple[str, str]]:
     """Return a label and a value for each line of text."""
     config, precision = report.config, report.precision
     size = f"{config.num_parameters / 1e6:.1f} million weights, {config.num_layers} layers"
-    kept = config.stored_quantization if precision.keeps_stored and config.stored_weights else None
+    kept = config.stored_quantization if precision.is_triton and config.stored_weights else None
     quantization = precision.quantization or (f"{kept} as stored" if kept else "no quantization")
     kv_dtype = precision.kv_cache_dtype
     part = f" (text model of {config.text_part_of})" if config.text_part_of else ""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from specdec.config.engine import DTYPE_BYTES, AdapterLimits
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import (
@@ -14,8 +12,8 @@ from specdec.config.quantization import (
 from specdec.engine.models.model_limits import draft_adapter_limits
 from specdec.engine.models.model_resolution import Models
 from specdec.models.config.extra_weights import adapter_bytes, copied_bytes
+from specdec.models.config.families.native_recurrence import as_kept
 from specdec.models.config.model_config import ModelConfig
-from specdec.models.config.recurrent import Recurrent, SelectiveScan
 from specdec.types.errors import OutOfMemoryError
 
 _GIB = 2**30
@@ -92,7 +90,7 @@ def state_bytes(config: LLMConfig, model: ModelConfig) -> int:
         return 0
     speculation, dtype = config.speculative_config, config.resolved_dtype
     num_guesses = 0 if speculation is None else speculation.max_row_guesses
-    recurrent = _as_kept(config, model.recurrent)
+    recurrent = as_kept(model.recurrent, is_triton=config.wants_triton)
     of_sequence = recurrent.state_bytes(dtype, config.tensor_parallel_size, num_guesses)
     return config.max_num_seqs * of_sequence
 
@@ -103,17 +101,9 @@ def draft_state_bytes(config: LLMConfig, models: Models) -> int:
     if models.draft is None or models.draft.recurrent is None or not drafting or not speculation:
         return 0
     size, dtype = drafting.draft_tensor_parallel_size, config.resolved_dtype
-    recurrent = _as_kept(config, models.draft.recurrent)
+    recurrent = as_kept(models.draft.recurrent, is_triton=config.wants_triton)
     of_sequence = recurrent.state_bytes(dtype, size, speculation.max_chain_guesses)
     return config.max_num_seqs * of_sequence
-
-
-def _as_kept(config: LLMConfig, recurrent: Recurrent) -> Recurrent:
-    """Return recurrent layers whose guesses are those that kernels keep: Triton's keep inputs."""
-    kind = recurrent.kind
-    if config.wants_triton and isinstance(kind, SelectiveScan):
-        return replace(recurrent, kind=replace(kind, keeps_hidden=False))
-    return recurrent
 
 
 def head_bytes_per_token(config: LLMConfig, models: Models) -> int:

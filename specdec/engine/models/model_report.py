@@ -32,6 +32,7 @@ from specdec.models.config.config_files import read_json
 from specdec.models.config.end_tokens import find_end_tokens
 from specdec.models.config.extra_weights import copied_bytes
 from specdec.models.config.families.native_limits import native_fault
+from specdec.models.config.families.native_recurrence import as_kept
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.registry import ARCHITECTURES
 from specdec.models.heads.config import HeadConfig, head_method_of
@@ -63,15 +64,15 @@ class MethodFit:
 class Precision:
     """The data types that a model would be served in.
 
-    is_native: by the C++ kernels. keeps_stored: whether quantized weights stay as the files have
-    them, as with Triton's kernels.
+    is_native: by the C++ kernels. is_triton: by Triton's, which keep quantized weights as the files
+    have them.
     """
 
     dtype: DTypeName
     quantization: QuantizationMethod | None
     is_native: bool
     kv_cache_dtype: KVCacheDType = "auto"
-    keeps_stored: bool = False
+    is_triton: bool = False
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,8 @@ def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[Ran
         states = (0, 0)
         if config.recurrent is not None:
             matrices += config.recurrent.num_rank_weights(config.hidden_size, rank, size)
-            states = config.recurrent.rank_bytes(precision.dtype, rank, size)
+            recurrent = as_kept(config.recurrent, is_triton=precision.is_triton)
+            states = recurrent.rank_bytes(precision.dtype, rank, size)
         has_table = not config.tie_word_embeddings or precision.quantization is not None
         weights = int(matrices * _layer_bytes(config, precision))
         weights += int(head * _matrix_bytes(config, precision))
@@ -205,7 +207,7 @@ def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[Ran
 def _layer_bytes(config: ModelConfig, precision: Precision) -> float:
     """Return the bytes of a weight of a linear layer, on average."""
     stored = config.stored_weights
-    if precision.keeps_stored and precision.quantization is None and stored is not None:
+    if precision.is_triton and precision.quantization is None and stored is not None:
         return stored.bits / 8
     return _matrix_bytes(config, precision)
 

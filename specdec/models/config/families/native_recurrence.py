@@ -1,9 +1,9 @@
-"""The recurrent layers that have native kernels: torch runs the others on a CPU too."""
+"""Recurrent layers by kernels: those that have native ones, and the states that Triton's keep."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -73,3 +73,11 @@ def kernels_of_hybrids(kernels: Kernels, recurrent: Recurrent) -> Kernels:
     if kernels == "native":
         raise InvalidValueError("kernels", kernels, f"auto or torch: {fault} have no native kernel")
     return "torch"
+
+
+def as_kept(recurrent: Recurrent, *, is_triton: bool) -> Recurrent:
+    """Return recurrent layers whose guesses are those that kernels keep: Triton's keep inputs."""
+    kind = recurrent.kind
+    if is_triton and isinstance(kind, SelectiveScan):
+        return replace(recurrent, kind=replace(kind, keeps_hidden=False))
+    return recurrent

@@ -118,6 +118,17 @@ def test_the_report_is_in_words(tmp_path, family):
         assert memory.state_bytes == recurrent.state_bytes("float32")
 
 
+def test_guesses_of_mamba_are_those_that_the_kernels_keep(tmp_path):
+    save_family(tmp_path, "jamba")
+    (on_torch,), (on_triton,) = (
+        report_model(tmp_path, each, 1).ranks for each in (TORCH, replace(TORCH, is_triton=True))
+    )
+    recurrent = ModelConfig.from_directory(tmp_path).recurrent
+    channels = recurrent.kind.num_channels
+    assert on_triton.guess_bytes == 4 * len(recurrent.layers) * channels > on_torch.guess_bytes
+    assert on_triton.state_bytes == on_torch.state_bytes
+
+
 def test_a_drafter_of_the_alias_is_ready(tmp_path):
     save_family(tmp_path, "llama-tied")
     drafters = (
@@ -142,7 +153,7 @@ def test_weights_that_stay_as_stored_are_counted_so(tmp_path):
     path, stored = tmp_path / "config.json", {"quant_method": "awq", "bits": 4, "group_size": 128}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": stored}))
     dense = report_model(tmp_path, TORCH, 1).ranks[0].weight_bytes
-    kept = replace(TORCH, keeps_stored=True)
+    kept = replace(TORCH, is_triton=True)
     vocabulary = 4 * 383 * 90
     linear = (dense - vocabulary) // 4
     assert report_model(tmp_path, kept, 1).ranks[0].weight_bytes == (
