@@ -238,10 +238,11 @@ def _refused() -> Iterator[str]:
     yield "## What is refused\n"
     yield (
         "The rest is refused at the start, with the reason in the message: encoder-decoders and "
-        "encoders; state-space layers and linear attention of families without an entry; attention "
-        "with masks that are neither causal nor a window; models that read images or audio, unless "
-        "their text model is listed above; models whose layers are code of their repository, which "
-        "is never executed.\n"
+        "encoders; state-space layers and linear attention of families without an entry, such as "
+        "lightning attention (MiniMax-Text-01, MiniMax-M1, Ring-linear), whose constant decays "
+        "without a convolution no layer here has; attention with masks that are neither causal nor "
+        "a window; models that read images or audio, unless their text model is listed above; "
+        "models whose layers are code of their repository, which is never executed.\n"
     )
     yield from _refused_families()
     yield (
