@@ -12,7 +12,7 @@ from statistics import median
 
 from specdec.speculation.policy.cost_table import CostTable
 from specdec.types.drafts.draft_decision import DraftAhead, DraftShape, chain
-from specdec.types.reports.stats import Additive
+from specdec.types.reports.additive import Additive
 
 _SAMPLES_PER_MEDIAN, _FIRST_SAMPLES = 5, 3
 """Steps of a median, and of the first one of a kind: in a large batch each of them is expensive."""

@@ -11,7 +11,7 @@ from specdec.sequences.sequence import Sequence
 from specdec.types.drafts.draft_decision import DraftAhead
 from specdec.types.drafts.draft_tree import depths
 from specdec.types.messages import DraftProbs
-from specdec.types.reports.stats import Additive
+from specdec.types.reports.additive import Additive
 from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 
 _ALWAYS_GRANTED = MAX_NUM_SPECULATIVE_TOKENS + 1

@@ -2,60 +2,18 @@
 
 from __future__ import annotations
 
-import operator
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import reduce
-from itertools import accumulate, starmap, zip_longest
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, zip_longest
+from typing import Any
 
 from specdec.types.drafts.draft_decision import Decision, DecisionChange
+from specdec.types.reports.additive import Additive
 
 STRUCTURED_OUTPUT = "structured_output"
 """The drafting method that is counted where a grammar left a row only one continuation."""
-
-
-class Additive:
-    """Base of dataclasses of counters: two of the same kind are added field by field.
-
-    Tuples are added by position and mappings by name; either side may have more of them.
-    """
-
-    def plus(self, other: Self) -> Self:
-        """Return the sum of both."""
-        return self._combined(other, operator.add)
-
-    def minus(self, before: Self) -> Self:
-        """Return what was counted after the earlier snapshot `before`."""
-        return self._combined(before, operator.sub)
-
-    @classmethod
-    def sum(cls, counts: Iterable[Self]) -> Self:
-        """Return the sum of all."""
-        given = tuple(counts)
-        return reduce(lambda left, right: left.plus(right), given) if given else cls()
-
-    def _combined(self, other: Self, combine: Callable[[Any, Any], Any]) -> Self:
-        names = [each.name for each in fields(self)]  # type: ignore[arg-type]
-        pairs = {name: (getattr(self, name), getattr(other, name)) for name in names}
-        return type(self)(**{name: _combined(*pair, combine) for name, pair in pairs.items()})
-
-
-def _combined(left: Any, right: Any, combine: Callable[[Any, Any], Any]) -> Any:
-    """Return the sum or difference of two values of a field."""
-    match left:
-        case Additive():
-            return left._combined(right, combine)
-        case tuple():
-            return tuple(starmap(combine, zip_longest(left, right, fillvalue=0)))
-        case Mapping():
-            names = left.keys() & right.keys()
-            both = {name: _combined(left[name], right[name], combine) for name in names}
-            return {**left, **right, **both}
-        case _:
-            return combine(left, right)
 
 
 @dataclass(frozen=True)
@@ -114,7 +72,7 @@ class HistogramCounts(Additive):
         self, other: HistogramCounts, combine: Callable[[Any, Any], Any]
     ) -> HistogramCounts:
         assert self.bounds == other.bounds, "histograms with different buckets"
-        counts = _combined(self.counts, other.counts, combine)
+        counts = tuple(map(combine, self.counts, other.counts))
         return HistogramCounts(self.bounds, counts, combine(self.total, other.total))
 
     def quantile(self, share: float) -> float | None:

@@ -1,3 +1,6 @@
+# Modules: specdec.types.reports.additive
+"""Counters: their sums, and drafts by method and position."""
+
 from specdec.types.reports.stats import Counts, DraftCounter, SpeculationStats
 
 
