@@ -144,6 +144,7 @@ class Serving:
             state_bytes=stats.state_bytes,
             max_loras=stats.max_loras,
             adapters_in_use=stats.adapters_in_use,
+            at_s=stats.at_s,
             counts=stats.counts,
         )
 

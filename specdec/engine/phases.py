@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, replace
 
 from specdec.engine.engine import Engine
@@ -91,6 +92,7 @@ class LoadedEngine:
             num_kv_blocks=config.num_blocks,
             state_bytes=num_states * config.state_bytes if config.state_bytes else None,
             max_loras=config.adapters.max_loras if config.adapters else 0,
+            at_s=time.time(),
             counts=Counts.sum((stats.counts, self.metrics.counts, self.executor.counts)),
         )
 

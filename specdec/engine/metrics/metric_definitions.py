@@ -131,12 +131,17 @@ def _histogram(name: str, meaning: str) -> MetricSpec[EngineReport]:
     return MetricSpec(name, "histogram", meaning, readings)
 
 
-def _info(name: str, meaning: str, **labels: Callable[[EngineReport], object]) -> MetricSpec[Any]:
-    """Define a gauge of 1 whose labels are facts; no series where one of them is None."""
+def _info(
+    name: str,
+    meaning: str,
+    value: Callable[[EngineReport], float],
+    **labels: Callable[[EngineReport], object],
+) -> MetricSpec[Any]:
+    """Define a gauge whose labels are facts; no series where one of them is None."""
 
     def readings(report: EngineReport) -> Iterable[Reading]:
         values = [read(report) for read in labels.values()]
-        return () if None in values else (Reading(1, tuple(map(str, values))),)
+        return () if None in values else (Reading(value(report), tuple(map(str, values))),)
 
     return MetricSpec(name, "gauge", meaning, readings, tuple(labels))
 
@@ -167,6 +172,7 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     _info(
         "cache_config_info",
         "1, with the size of the KV cache in its labels.",
+        lambda report: 1,
         block_size=lambda report: report.block_size or None,
         num_gpu_blocks=lambda report: report.num_kv_blocks or None,
     ),
@@ -174,7 +180,8 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     gauge("state_bytes", "Bytes of states of running requests and of snapshots.", "state_bytes"),
     _info(
         "lora_requests_info",
-        "1, with the adapters of running and of queued requests in its labels.",
+        "When the adapters of running and of queued requests were those in its labels.",
+        lambda report: report.at_s,
         max_lora=lambda report: report.max_loras or None,
         running_lora_adapters=lambda report: ",".join(report.adapters_in_use.running),
         waiting_lora_adapters=lambda report: ",".join(report.adapters_in_use.waiting),

@@ -301,6 +301,7 @@ class EngineReport:
     drafter_version: of the head that drafts; None without a head.
     block_size: tokens of a KV block. num_kv_blocks: of the cache.
     max_loras: different adapters in a step; 0 without adapters.
+    at_s: when it was read, in seconds since 1970; a report that differs in nothing else is no news.
     counts: since the start.
     """
 
@@ -320,6 +321,7 @@ class EngineReport:
     state_bytes: int | None = None
     max_loras: int = 0
     adapters_in_use: AdaptersInUse = AdaptersInUse()
+    at_s: float = field(default=0.0, compare=False)
     counts: Counts = field(default_factory=Counts)
 
 

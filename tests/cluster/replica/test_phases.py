@@ -1,5 +1,6 @@
 """A replica in its phases: loading, then serving."""
 
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from cluster.replica.phases import Loading, Serving
 from specdec.engine.phases import SpeculationSettings
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import NotReadyError, TargetFailedError
+from specdec.types.reports.stats import AdaptersInUse, EngineReport, EngineStats
 from specdec.types.request import Caller
 
 GONE = TargetFailedError("gone")
@@ -53,6 +55,24 @@ def test_why_a_serving_replica_is_not_ready(state, reason):
     )
     serving = Serving("r1", SimpleNamespace(thread=thread), None, None)
     assert serving.why_not_ready == reason
+
+
+def test_a_report_has_the_readings_of_the_engine():
+    stats = EngineStats(
+        num_blocks=8,
+        num_free_blocks=6,
+        num_kv_blocks=8,
+        block_size=16,
+        max_loras=2,
+        adapters_in_use=AdaptersInUse(("sql",), ("chat",)),
+        at_s=5.0,
+    )
+    thread = SimpleNamespace(failure=None, is_recovering=False, is_draining=False)
+    models = SimpleNamespace(can_draft=False, is_draft_up=None, places_on=lambda address: ())
+    engine = SimpleNamespace(thread=thread, stats=lambda: stats)
+    report = Serving("r1", engine, models, None).report(speculation_version=3)
+    shared = [each.name for each in fields(EngineReport)]
+    assert [getattr(report, each) for each in shared] == [getattr(stats, each) for each in shared]
 
 
 async def test_the_models_are_checked_while_they_run():

@@ -53,6 +53,12 @@ async def test_the_stats_stay_when_the_engine_ends(loaded):
             call()
 
 
+def test_stats_have_the_time_of_reading(loaded, monkeypatch):
+    for now_s in (5.0, 7.0):
+        monkeypatch.setattr("time.time", lambda now_s=now_s: now_s)
+        assert loaded.stats().at_s == now_s
+
+
 async def test_settings_of_the_time_of_loading_are_in_force_when_the_thread_starts(loaded):
     loaded.settings.control = OFF
     running = loaded.start_thread()

@@ -18,7 +18,7 @@ from specdec.types.reports.stats import Counts
 from specdec.types.sampling.sampling_params import SamplingDefaults
 
 METRICS_ONLY = {
-    *("block_size", "num_kv_blocks", "max_loras", "adapters_in_use"),
+    *("block_size", "num_kv_blocks", "max_loras", "adapters_in_use", "at_s"),
     *("num_snapshots", "state_bytes"),
 }
 """Fields of a replica's report that are sent as metrics alone."""
