@@ -242,8 +242,8 @@ class ServeConfig(ReceiptConfig):
     )
     metric_aliases: MetricAliases = setting(
         "none",
-        one_of("none", "vllm", "sglang", "all"),
-        "Expose metrics under the names of another engine too: vllm, sglang, or all for both",
+        one_of("none", "vllm", "sglang", "otel", "all"),
+        "Expose metrics under the names of others too: vllm, sglang, otel (OpenTelemetry), or all",
     )
     otlp_traces_endpoint: str | None = setting(
         None,

@@ -1,24 +1,33 @@
-"""Metrics of replicas under the names of other engines, for dashboards that query those.
+"""Metrics of replicas under the names of others, for dashboards that query those.
 
 vLLM's names differ in the prefix alone, but for two. SGLang's names are those of its page on
-production metrics.
+production metrics. Those of OpenTelemetry are its metrics of generative AI servers as its exporter
+for Prometheus writes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
 
 from cluster.observability.metric_definitions import REPLICA_METRICS
-from specdec.engine.metrics.metric_definitions import VLLM_NAMES, VLLM_PREFIX, MetricSpec, gauge
+from specdec.engine.metrics.metric_definitions import (
+    VLLM_NAMES,
+    VLLM_PREFIX,
+    MetricSpec,
+    Reading,
+    gauge,
+)
+from specdec.engine.metrics.metrics import SERVER_LATENCIES
 from specdec.types.reports.fleet import ReplicaStatus
 
-MetricAliases = Literal["none", "vllm", "sglang", "all"]
-"""The engines whose names are exposed beside our own."""
+MetricAliases = Literal["none", "vllm", "sglang", "otel", "all"]
+"""Whose names are exposed beside our own."""
 
 SGLANG_PREFIX = "sglang:"
+_OTEL_PREFIX = "gen_ai_server_"
 
 _SGLANG_NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -33,6 +42,9 @@ _SGLANG_NAMES: Mapping[str, str] = MappingProxyType(
     }
 )
 """SGLang's name by ours, for metrics with the same type and meaning."""
+
+PROVIDER = "specdec"
+"""The attribute gen_ai.provider.name of OpenTelemetry."""
 
 _COUNTS = "report.counts"
 
@@ -78,7 +90,36 @@ _SGLANG: tuple[MetricSpec[ReplicaStatus], ...] = (
     *(replace(each, prefix=SGLANG_PREFIX) for each in _SGLANG_RATIOS),
 )
 
+
+def _server_latency(name: str) -> MetricSpec[ReplicaStatus]:
+    """Define a metric of OpenTelemetry; no series before a request has ended."""
+
+    def readings(status: ReplicaStatus) -> Iterable[Reading]:
+        by_operation = status.report.counts.server_latencies.get(name, {})
+        for operation, by_error in by_operation.items():
+            for error_type, counts in by_error.items():
+                yield Reading(counts, (operation, PROVIDER, error_type))
+
+    return MetricSpec(
+        name,
+        "histogram",
+        SERVER_LATENCIES[name][0],
+        readings,
+        ("gen_ai_operation_name", "gen_ai_provider_name", "error_type"),
+        _OTEL_PREFIX,
+        ("gen_ai_request_model", "gen_ai_response_model"),
+    )
+
+
+_OTEL = tuple(map(_server_latency, SERVER_LATENCIES))
+
 ALIASES: Mapping[MetricAliases, tuple[MetricSpec[ReplicaStatus], ...]] = MappingProxyType(
-    {"none": (), "vllm": _VLLM, "sglang": _SGLANG, "all": (*_VLLM, *_SGLANG)}
+    {
+        "none": (),
+        "vllm": _VLLM,
+        "sglang": _SGLANG,
+        "otel": _OTEL,
+        "all": (*_VLLM, *_SGLANG, *_OTEL),
+    }
 )
 """The aliases by the value of metric_aliases."""

@@ -98,6 +98,7 @@ def _family(spec: MetricSpec[Source], sources: Iterable[tuple[Source, Labels]]) 
     """Return all series of one metric; a metric without series is listed, too."""
     family = Metric(spec.family_name, spec.meaning, spec.type)
     for source, common in sources:
+        common = common | dict.fromkeys(spec.model_labels, common[MODEL_LABEL])
         for reading in spec.read(source):
             labels = common | dict(zip(spec.labels, reading.labels, strict=True))
             if isinstance(reading.value, HistogramCounts):

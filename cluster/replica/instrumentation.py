@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cluster.config.serve_config import ServeConfig
-from specdec.engine.metrics.metrics import Metrics
+from specdec.engine.metrics.metrics import CHAT, TEXT_COMPLETION, Metrics
 from specdec.engine.metrics.request_metrics import LEFT, RequestMetrics, reason_of
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling.sampling_params import SamplingParams
@@ -33,11 +33,11 @@ class Instrumentation:
         self, request_id: str, model: str, params: SamplingParams, *, is_chat: bool
     ) -> RequestMetrics:
         """Return the measurements of a request that has just arrived; they never get its prompt."""
-        clock = time.perf_counter
+        clock, operation = time.perf_counter, CHAT if is_chat else TEXT_COMPLETION
         if self._tracing is None:
-            return RequestMetrics(request_id, self._metrics, clock)
-        trace = self._tracing.begin(request_id, model, params, clock, is_chat=is_chat)
-        return TracedRequest(request_id, self._metrics, clock, trace=trace)
+            return RequestMetrics(request_id, self._metrics, clock, operation)
+        trace = self._tracing.begin(request_id, model, params, clock, operation)
+        return TracedRequest(request_id, self._metrics, clock, operation, trace=trace)
 
     def close(self) -> None:
         """Send the remaining traces, which may take seconds."""
@@ -75,11 +75,12 @@ class TracedRequest(RequestMetrics):
         request_id: str,
         metrics: Metrics,
         clock: Callable[[], float] = time.perf_counter,
+        operation: str = TEXT_COMPLETION,
         *,
         trace: RequestTrace,
     ) -> None:
         """trace: uses the same clock."""
-        super().__init__(request_id, metrics, clock)
+        super().__init__(request_id, metrics, clock, operation)
         self._trace = trace
 
     def on_queued(self, params: SamplingParams, seed: int) -> None:

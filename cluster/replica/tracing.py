@@ -23,6 +23,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from cluster.observability.metric_aliases import PROVIDER
 from cluster.observability.request_context import text_headers
 from specdec.types.network import bypasses_proxy
 from specdec.types.responses import EngineOutput
@@ -30,7 +31,6 @@ from specdec.types.sampling.sampling_params import LOSSY_VERIFIERS, SamplingPara
 
 logger = logging.getLogger(__name__)
 
-PROVIDER = "specdec"
 PHASES = ("prepare", "queue", "prefill", "decode")
 """Child spans of a request's span, in sequence; the first begins at its arrival."""
 
@@ -107,8 +107,7 @@ class Tracing:
         model: str,
         params: SamplingParams,
         clock: Callable[[], float],
-        *,
-        is_chat: bool,
+        operation: str,
     ) -> RequestTrace:
         """Start the trace of an arriving request, under the caller's traceparent if there is one.
 
@@ -117,7 +116,7 @@ class Tracing:
         parent = _W3C.extract(text_headers(_W3C.fields))
         attributes = _request_attributes(params)
         attributes |= {
-            "gen_ai.operation.name": "chat" if is_chat else "text_completion",
+            "gen_ai.operation.name": operation,
             "gen_ai.request.model": model or self._model,
             "gen_ai.response.model": self._model,
             "gen_ai.response.id": request_id,

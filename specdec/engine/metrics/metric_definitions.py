@@ -44,7 +44,8 @@ class MetricSpec(Generic[Source]):
     """Definition of one metric. read: returns its values; none where they are unknown.
 
     name: without the prefix and, for a counter, without `_total`. labels: in addition to the model
-    and, in a service, the replica. prefix: of an alias, another engine's.
+    and, in a service, the replica. prefix: of an alias, another engine's. model_labels: further
+    ones with the name of the served model.
     """
 
     name: str
@@ -53,6 +54,7 @@ class MetricSpec(Generic[Source]):
     read: Callable[[Source], Iterable[Reading]]
     labels: tuple[str, ...] = ()
     prefix: str = PREFIX
+    model_labels: tuple[str, ...] = ()
 
     @property
     def exposed_name(self) -> str:

@@ -82,6 +82,47 @@ HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
 }
 """Meaning and buckets by name without the prefix."""
 
+CHAT = "chat"
+TEXT_COMPLETION = "text_completion"
+"""Operations by OpenTelemetry's semantic conventions for generative AI."""
+
+REQUEST_DURATION = "request_duration_seconds"
+TO_FIRST_TOKEN = "time_to_first_token_seconds"
+PER_OUTPUT_TOKEN = "time_per_output_token_seconds"
+
+SERVER_LATENCIES: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    REQUEST_DURATION: (
+        "From a request's arrival to its end, errors included.",
+        (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+    ),
+    TO_FIRST_TOKEN: (
+        "From a request's arrival to its first token, of completed requests.",
+        (
+            0.001,
+            0.005,
+            0.01,
+            0.02,
+            0.04,
+            0.06,
+            0.08,
+            0.1,
+            0.25,
+            0.5,
+            0.75,
+            1.0,
+            2.5,
+            5.0,
+            7.5,
+            10.0,
+        ),
+    ),
+    PER_OUTPUT_TOKEN: (
+        "Decode time of a completed request for each token after the first.",
+        (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+    ),
+}
+"""Meaning and buckets of the same conventions' metrics of servers, without the prefix."""
+
 
 class StepRecorder(Protocol):
     """Receiver of the measurements of each engine step, on the engine's thread."""
@@ -144,6 +185,7 @@ class Metrics:
         self._histograms = {
             name: Histogram(bounds, self._lock) for name, (_, bounds) in HISTOGRAMS.items()
         }
+        self._server_latencies: dict[tuple[str, str, str], Histogram] = {}
         self.ended = Counter(dict.fromkeys([*(each.value for each in FinishReason), ABORTED], 0))
         self._num_tokens = 0  # up to the last step
         self.failed: Counter[str] = Counter()  # calls by the name of their gRPC status code
@@ -161,6 +203,18 @@ class Metrics:
         with self._lock:
             for name, value in values.items():
                 self._histograms[name].add(value)
+
+    def observe_operation(
+        self, operation: str, values: Mapping[str, float], error_type: str = ""
+    ) -> None:
+        """Count one observation of an ended request in each of the SERVER_LATENCIES named."""
+        with self._lock:
+            for name, value in values.items():
+                key = name, operation, error_type
+                if key not in self._server_latencies:
+                    bounds = SERVER_LATENCIES[name][1]
+                    self._server_latencies[key] = Histogram(bounds, self._lock)
+                self._server_latencies[key].add(value)
 
     def count_end(self, finish_reason: str) -> None:
         """Count a request that ended; the reason is a FinishReason's value or ABORTED."""
@@ -183,6 +237,14 @@ class Metrics:
         return {name: each.read() for name, each in self._histograms.items()}
 
     @property
+    def server_latencies(self) -> Mapping[str, Mapping[str, Mapping[str, HistogramCounts]]]:
+        """Snapshots by metric, operation and error type."""
+        found: dict[str, dict[str, dict[str, HistogramCounts]]] = {}
+        for (name, operation, error_type), each in list(self._server_latencies.items()):
+            found.setdefault(name, {}).setdefault(operation, {})[error_type] = each.read()
+        return found
+
+    @property
     def counts(self) -> Counts:
         """Return what was recorded, to be added to the engine's counters."""
         own = Counts(
@@ -193,6 +255,7 @@ class Metrics:
             num_receipts=self.num_receipts,
             audits=dict(self.audits),
             num_audited_tokens=self.num_audited_tokens,
+            server_latencies=self.server_latencies,
         )
         return Counts.sum((own, *self._parts.values()))
 

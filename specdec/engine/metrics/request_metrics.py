@@ -19,10 +19,14 @@ from specdec.engine.metrics.metrics import (
     MAX_GENERATION_TOKENS,
     PARAMS_MAX_TOKENS,
     PARAMS_N,
+    PER_OUTPUT_TOKEN,
     PREFILL_TIME,
     PROMPT_TOKENS,
     QUEUE_TIME,
+    REQUEST_DURATION,
+    TEXT_COMPLETION,
     TIME_PER_OUTPUT_TOKEN,
+    TO_FIRST_TOKEN,
     Metrics,
 )
 from specdec.types.errors import AbortedError
@@ -55,11 +59,16 @@ class RequestMetrics:
         request_id: str,
         metrics: Metrics,
         clock: Callable[[], float] = time.perf_counter,
+        operation: str = TEXT_COMPLETION,
     ) -> None:
-        """Start at the request's arrival. clock: also the clock of `on_output`'s times."""
+        """Start at the request's arrival. clock: also the clock of `on_output`'s times.
+
+        operation: CHAT or TEXT_COMPLETION.
+        """
         self._request_id = request_id
         self._metrics = metrics
         self._clock = clock
+        self._operation = operation
         self.arrived_at = clock()
         self.queued_at: float | None = None
         self.scheduled_at: float | None = None
@@ -125,6 +134,7 @@ class RequestMetrics:
         self._has_ended = True
         if isinstance(error, LEFT):
             self._metrics.count_end(ABORTED)
+        self._observe_error(error)
         self._log_end(reason_of(error), self._clock())
 
     def on_refused(self, error: BaseException) -> None:
@@ -134,6 +144,12 @@ class RequestMetrics:
         """
         if isinstance(error, LEFT):
             self.on_broken_off(error)
+        else:
+            self._observe_error(error)
+
+    def _observe_error(self, error: BaseException | None) -> None:
+        duration = {REQUEST_DURATION: self._clock() - self.arrived_at}
+        self._metrics.observe_operation(self._operation, duration, reason_of(error))
 
     def _on_first(self, at: float) -> None:
         self.first_at = at
@@ -163,6 +179,11 @@ class RequestMetrics:
             if self._params.max_tokens is not None:
                 values[PARAMS_MAX_TOKENS] = self._params.max_tokens
         self._metrics.observe(values)
+        latencies = {REQUEST_DURATION: values[END_TO_END]}
+        latencies[TO_FIRST_TOKEN] = self.first_at - self.arrived_at
+        if longest > 1:
+            latencies[PER_OUTPUT_TOKEN] = values[TIME_PER_OUTPUT_TOKEN]
+        self._metrics.observe_operation(self._operation, latencies)
         self._metrics.count_end(reason)
         self._log_end(reason, at)
 

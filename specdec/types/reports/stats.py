@@ -163,6 +163,7 @@ class Counts(Additive):
     num_drafted_steps: steps that verified a draft. reached_by_position: draft tokens by position of
         which all earlier ones of their draft were accepted.
     num_receipts: issued ones. audits: audited answers by outcome. num_audited_tokens: in them.
+    server_latencies: by metric of OpenTelemetry, operation and error type, empty without an error.
 
     Fields from decided_lengths on are exported over HTTP only.
     """
@@ -207,6 +208,9 @@ class Counts(Additive):
     num_receipts: int = 0
     audits: Mapping[str, int] = field(default_factory=dict)
     num_audited_tokens: int = 0
+    server_latencies: Mapping[str, Mapping[str, Mapping[str, HistogramCounts]]] = field(
+        default_factory=dict
+    )
 
 
 class DraftCounter:

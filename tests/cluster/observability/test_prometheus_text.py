@@ -1,6 +1,7 @@
 # Modules: cluster.observability.metric_aliases, cluster.observability.metric_definitions
 """Metric definitions and their text, read by the parsers of Prometheus' client."""
 
+import math
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +24,7 @@ from specdec.client import (
     ServiceStatus,
     SpeculationState,
 )
-from specdec.engine.metrics.metrics import Metrics
+from specdec.engine.metrics.metrics import CHAT, SERVER_LATENCIES, Metrics
 from specdec.types.control import SpeculationControl
 from specdec.types.reports.fleet import MemoryUse
 from specdec.types.reports.stats import AdaptersInUse, AheadCounts, SpeculationStats
@@ -33,6 +34,9 @@ DOCUMENTATION = Path(__file__).parents[3] / "docs" / "metrics.md"
 DEFINITIONS = (*REPLICA_METRICS, *FLEET_METRICS, *CONNECTION_METRICS)
 CONTROL = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
 STATE = SpeculationState(CONTROL, CONTROL, CONTROL, (), 4, None, "", "")
+
+OPERATIONS = Metrics()
+OPERATIONS.observe_operation(CHAT, dict.fromkeys(SERVER_LATENCIES, 0.5))
 
 FULL = ReplicaReport(
     "full",
@@ -94,6 +98,7 @@ FULL = ReplicaReport(
         num_receipts=5,
         audits={"equal": 4, "impossible": 1},
         num_audited_tokens=70,
+        server_latencies=OPERATIONS.server_latencies,
     ),
 )
 LOADING = ReplicaReport("loading", is_ready=False, reason="the model is loading")
@@ -313,23 +318,53 @@ SGLANG_DASHBOARD = [
 ]
 
 
+# https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics
+OTEL_BOUNDS = {
+    "gen_ai_server_request_duration_seconds": tuple(0.01 * 2**power for power in range(14)),
+    "gen_ai_server_time_to_first_token_seconds": (
+        *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+        *(1.0, 2.5, 5.0, 7.5, 10.0),
+    ),
+    "gen_ai_server_time_per_output_token_seconds": (
+        *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+    ),
+}
+PREFIXES = {"none": set(), "vllm": {"vllm"}, "sglang": {"sglang"}, "otel": set(OTEL_BOUNDS)}
+PREFIXES["all"] = set().union(*PREFIXES.values())
+
+
 def exposed_names(**options):
     made = fleet_families({"m": fleet_of(FULL)}, **options)
     lines = expose(made, "").body.decode().splitlines()
     return {re.split(r"[ {]", line)[0] for line in lines if not line.startswith("#")}
 
 
-@pytest.mark.parametrize(
-    ("aliases", "prefixes"),
-    [("none", {}), ("vllm", {"vllm"}), ("sglang", {"sglang"}), ("all", {"vllm", "sglang"})],
-)
+@pytest.mark.parametrize(("aliases", "prefixes"), PREFIXES.items())
 def test_aliases_are_exposed_beside_our_names_on_request(aliases, prefixes):
     names, ours = exposed_names(aliases=aliases), exposed_names()
     assert ours <= names
-    assert {name.partition(":")[0] for name in names - ours} == set(prefixes)
+    series = re.compile(r"_(bucket|count|sum)$")
+    assert {series.sub("", name).split(":")[0] for name in names - ours} == prefixes
     of_engine = {"vllm": VLLM_DASHBOARD, "sglang": SGLANG_DASHBOARD}
-    expected = {f"{prefix}:{name}" for prefix in prefixes for name in of_engine[prefix]}
-    assert expected <= names
+    engines = prefixes & of_engine.keys()
+    assert {f"{engine}:{name}" for engine in engines for name in of_engine[engine]} <= names
+
+
+def test_metrics_of_opentelemetry_have_its_attributes_and_bucket_boundaries():
+    families = fleet_families({"m": fleet_of(FULL)}, aliases="otel")
+    made = {each.name: each.samples for each in families if each.name in OTEL_BOUNDS}
+    for name, bounds in OTEL_BOUNDS.items():
+        buckets = [each for each in made[name] if each.name == f"{name}_bucket"]
+        assert [float(each.labels.pop("le")) for each in buckets] == [*bounds, math.inf]
+        assert buckets[0].labels == {
+            "model_name": "m",
+            "replica": "full",
+            "gen_ai_operation_name": "chat",
+            "gen_ai_provider_name": "specdec",
+            "gen_ai_request_model": "m",
+            "gen_ai_response_model": "m",
+            "error_type": "",
+        }
 
 
 def test_aliases_have_the_values_of_our_metrics():

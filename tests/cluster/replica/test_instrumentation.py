@@ -14,6 +14,7 @@ from specdec.engine.metrics.metrics import (
     BATCH_SIZE,
     DRAFT_TIME,
     ITERATION_TOKENS,
+    REQUEST_DURATION,
     VERIFY_TIME,
     Metrics,
 )
@@ -28,8 +29,8 @@ class RecordingTracing:
         self.calls, self.ended = [], []
         self.is_closed = False
 
-    def begin(self, request_id, model, params, clock, *, is_chat):
-        self.calls.append((request_id, model, params, is_chat))
+    def begin(self, request_id, model, params, clock, operation):
+        self.calls.append((request_id, model, params, operation))
         return SimpleNamespace(end=lambda at, last, error_type: self.ended.append(error_type))
 
     def close(self):
@@ -80,8 +81,10 @@ def test_requests_are_recorded_for_metrics_and_traces(instrumentation, metrics, 
     measured = instrumentation.begin("mine", "m", params, is_chat=True)
     measured.on_broken_off(asyncio.CancelledError())
     assert metrics.ended[ABORTED] == 1
+    [(operation, durations)] = metrics.server_latencies[REQUEST_DURATION].items()
+    assert (operation, list(durations)) == ("chat", [ABORTED])
     if tracing is not None:
-        assert (tracing.calls, tracing.ended) == ([("mine", "m", params, True)], [ABORTED])
+        assert (tracing.calls, tracing.ended) == ([("mine", "m", params, "chat")], [ABORTED])
 
 
 def test_closing_exports_the_remaining_traces(instrumentation, tracing):

@@ -42,7 +42,7 @@ def headers():
 
 def begun(tracing, clock=None, request_id="r"):
     """Return the trace of a completion for the served model."""
-    return tracing.begin(request_id, "", PARAMS, clock or Clock(), is_chat=False)
+    return tracing.begin(request_id, "", PARAMS, clock or Clock(), "text_completion")
 
 
 def spans(exporter):
@@ -142,7 +142,7 @@ def seconds(span):
 
 
 def test_a_request_that_was_refused_ends_in_its_first_phase(tracing, exporter):
-    trace = tracing.begin("r", "other", SamplingParams(), Clock(), is_chat=True)
+    trace = tracing.begin("r", "other", SamplingParams(), Clock(), "chat")
     measured = TracedRequest("r", Metrics(), Clock(), trace=trace)
     measured.on_refused(OverloadedError("full"))
     made = spans(exporter)

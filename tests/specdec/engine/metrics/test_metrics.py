@@ -121,6 +121,31 @@ def test_a_closed_stream_counts_as_an_abort_without_latency(metrics, observer):
     assert summary(metrics, names.END_TO_END) == (0, 0)
 
 
+def test_the_latencies_of_a_server_follow_opentelemetry(metrics):
+    def begun():
+        return RequestMetrics("r", metrics, lambda: 100.0, names.CHAT)
+
+    for finish_reasons in ((None, FinishReason.STOP), (FinishReason.LENGTH,)):
+        request = begun()
+        for at, each in enumerate(finish_reasons, 101):
+            request.on_output(output(each)._replace(num_output_tokens=len(finish_reasons)), at)
+    begun().on_refused(ValueError("malformed"))
+    begun().on_broken_off(GeneratorExit())
+    found = {
+        (name, operation, error): (sum(counts.counts), counts.total)
+        for name, by_operation in metrics.counts.server_latencies.items()
+        for operation, by_error in by_operation.items()
+        for error, counts in by_error.items()
+    }
+    assert found == {
+        (names.REQUEST_DURATION, "chat", ""): (2, 3.0),
+        (names.REQUEST_DURATION, "chat", "ValueError"): (1, 0.0),
+        (names.REQUEST_DURATION, "chat", names.ABORTED): (1, 0.0),
+        (names.TO_FIRST_TOKEN, "chat", ""): (2, 2.0),
+        (names.PER_OUTPUT_TOKEN, "chat", ""): (1, 1.0),
+    }
+
+
 def test_failures_are_counted_by_status_code(metrics):
     for code in (StatusCode.INTERNAL, StatusCode.UNAVAILABLE, StatusCode.INTERNAL):
         metrics.count_failure(code)
