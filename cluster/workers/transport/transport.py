@@ -7,15 +7,16 @@ are exchanged the same way, so a TCP socket accepts only its own Router. Waiting
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
 
 from cluster.workers.transport.unix_socket import UnixListener, UnixSocket
 
@@ -127,6 +128,7 @@ class _CurveServer:
         # Called at each handshake; `key` is in Z85, as all keys here.
         only_peer = SimpleNamespace(callback=lambda domain, key: key == peer_public_key)
         self._authenticator.configure_curve_callback(domain="*", credentials_provider=only_peer)
+        self._end = _ZmqSocket(self._pair, accepts=True)
         keys = CurveKeys.generate()
         self._pair.curve_server = True
         self._pair.curve_secretkey = keys.secret
@@ -140,27 +142,58 @@ class _CurveServer:
 
     def accept(self, timeout_s: float | None = None) -> StepSocket:
         del timeout_s  # sending never waits
-        return _ZmqSocket(self._pair)
+        return self._end
 
     def close(self) -> None:
         """Close the socket after pending messages are sent, within _LINGER_MS."""
-        self._pair.close()
+        self._end.close()
         self._authenticator.stop()
         self._context.term()
 
 
 class _ZmqSocket:
-    """One end of a pyzmq pair. Sending never fails: messages are queued."""
+    """One end of a pyzmq pair, made before it is bound or connected. Sending never fails.
 
-    def __init__(self, pair: zmq.Socket[bytes]) -> None:
+    Both ends exchange heartbeats from background threads, so a failed network is detected within
+    _HEARTBEAT_INTERVAL_MS + _HEARTBEAT_TIMEOUT_MS, during a step or not, and a worker that computes
+    for a long time is not mistaken for a lost one. A peer that has ended is detected at once.
+    """
+
+    def __init__(self, pair: zmq.Socket[bytes], *, accepts: bool = False) -> None:
+        """Take a pair. accepts: whether others may connect, and be refused for their key."""
         self._socket = pair
+        self._accepts = accepts
+        self._open: set[int] = set()  # accepted connections, by file descriptor
+        self._peers: set[int] | None = None  # those of them that may be the peer's
+        pair.heartbeat_ivl = _HEARTBEAT_INTERVAL_MS
+        pair.heartbeat_timeout = _HEARTBEAT_TIMEOUT_MS
+        events = zmq.Event.ACCEPTED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+        self._monitor = pair.get_monitor_socket(events)
+        self._lock = threading.Lock()  # of the monitor, which any thread may poll
+        self._is_disconnected = self._is_closed = False
 
     @property
     def pollable(self) -> zmq.Socket[bytes]:
         return self._socket
 
     def poll_lost(self) -> bool:
-        return False
+        with self._lock:
+            while not self._is_closed and self._monitor.poll(0):
+                self._follow(recv_monitor_message(self._monitor))
+            return self._is_disconnected
+
+    def _follow(self, message: Mapping[str, Any]) -> None:
+        """Follow the connections. The event of a handshake does not name its connection."""
+        event, descriptor = message["event"], message["value"]
+        if event == zmq.Event.ACCEPTED:
+            self._open.add(descriptor)
+        elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
+            self._peers = set(self._open)
+        else:
+            self._open.discard(descriptor)
+            if self._peers is not None:
+                self._peers.discard(descriptor)
+            self._is_disconnected |= not self._accepts or self._peers == set()
 
     def send(self, frames: Sequence[bytes]) -> None:
         self._socket.send_multipart(frames, copy=False)
@@ -173,38 +206,12 @@ class _ZmqSocket:
         return self._socket.recv_multipart()
 
     def close(self) -> None:
-        self._socket.close()
-
-
-class _MonitoredSocket(_ZmqSocket):
-    """The Router's end over TCP, made before it is connected.
-
-    Both ends exchange heartbeats from background threads, so a failed network is detected within
-    _HEARTBEAT_INTERVAL_MS + _HEARTBEAT_TIMEOUT_MS, during a step or not, and a worker that computes
-    for a long time is not mistaken for a lost one.
-    """
-
-    def __init__(self, pair: zmq.Socket[bytes]) -> None:
-        super().__init__(pair)
-        pair.heartbeat_ivl = _HEARTBEAT_INTERVAL_MS
-        pair.heartbeat_timeout = _HEARTBEAT_TIMEOUT_MS
-        self._monitor = pair.get_monitor_socket(zmq.Event.DISCONNECTED)
-        self._lock = threading.Lock()  # of the monitor, which any thread may poll
-        self._is_disconnected = self._is_closed = False
-
-    def poll_lost(self) -> bool:
-        with self._lock:
-            if not self._is_closed and self._monitor.poll(0):
-                self._is_disconnected = True
-            return self._is_disconnected
-
-    def close(self) -> None:
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
                 self._socket.disable_monitor()
                 self._monitor.close()
-        super().close()
+        self._socket.close()
 
 
 def connect(
@@ -226,6 +233,6 @@ def connect(
         pair.curve_serverkey = endpoint.public_key
         pair.curve_publickey = keys.public
         pair.curve_secretkey = keys.secret
-    monitored = _MonitoredSocket(pair)
+    monitored = _ZmqSocket(pair)
     pair.connect(endpoint.address)
     return monitored

@@ -81,6 +81,7 @@ class ClockedLoop(SharedDraftLoop):
         self._seat_admitted()
         for index, router in enumerate(routers):
             self._seats[index].socket = SimpleNamespace(
+                poll_lost=lambda: False,
                 send=lambda answer, own=(index, router): self._answer(*own, answer),
                 close=lambda: None,
                 pollable=-1,

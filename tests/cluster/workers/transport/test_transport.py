@@ -109,6 +109,8 @@ def test_the_router_is_served_whatever_a_stranger_sends_over_tcp(context, listen
         assert received(mine) == [b"an answer"]
         assert not is_ready(worker, 300), "nothing of the stranger arrives"
         theirs.close()
+        assert not worker.poll_lost(), "the stranger has ended, not the router"
+        assert not mine.poll_lost()
 
 
 def test_an_impostor_at_the_address_of_a_worker_receives_no_step(context, listen):
@@ -259,19 +261,32 @@ def test_a_worker_that_is_silent_for_long_is_not_mistaken_for_a_lost_one(relayed
     router, worker, _ = relayed
     time.sleep(1.0)
     assert not router.poll_lost()
+    assert not worker.poll_lost()
     worker.send([b"done"])
     assert received(router) == [b"done"]
 
 
-def test_a_network_that_fails_is_noticed_while_nothing_is_sent(relayed):
-    router, _, relay = relayed
-    relay.fail()
+def wait_until_lost(end):
     began_at = time.monotonic()
-    while not router.poll_lost():
+    while not end.poll_lost():
         assert time.monotonic() - began_at < 30.0
         time.sleep(0.01)
+
+
+def test_a_network_that_fails_is_noticed_by_both_ends_while_nothing_is_sent(relayed):
+    router, worker, relay = relayed
+    relay.fail()
+    for end in (router, worker):
+        wait_until_lost(end)
+        end.close()
+        assert end.poll_lost(), "a loss is permanent"
+
+
+def test_a_worker_notices_over_tcp_that_its_router_has_ended(relayed):
+    router, worker, relay = relayed
+    relay.close()
     router.close()
-    assert router.poll_lost(), "a loss is permanent"
+    wait_until_lost(worker)
 
 
 def test_the_real_limits_let_it_be_noticed_within_ten_seconds():
