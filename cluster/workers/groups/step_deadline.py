@@ -8,6 +8,7 @@ milliseconds before show the fault within seconds.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
 
 MIN_SAMPLES = 8
 """The first steps of a size may compile, allocate or read from disk: they have the full limit."""
@@ -18,20 +19,28 @@ _WINDOW = 64
 class StepDeadline:
     """Time limits of a group's steps, for each size: the power of two of its number of tokens.
 
-    A limit is `factor` times the longest of the last steps of that size, within bounds.
+    A limit is `factor` times the last steps of that size, by default the longest, within bounds.
     """
 
     def __init__(
-        self, min_s: float, max_s: float, factor: float, *, shares_sizes: bool = False
+        self,
+        min_s: float,
+        max_s: float,
+        factor: float,
+        of: Callable[[Iterable[float]], float] = max,
+        *,
+        shares_sizes: bool = False,
     ) -> None:
         """max_s: before a size has MIN_SAMPLES steps, and never exceeded. min_s: the least.
 
-        shares_sizes: whether such a size has the limit of the slowest other size, if there is one.
+        of: the statistic of the last steps. shares_sizes: whether such a size has the limit of the
+        slowest other size, if there is one.
         """
         self._shares_sizes = shares_sizes
         self._min_s = min(min_s, max_s)
         self._max_s = max_s
         self._factor = factor
+        self._of = of
         self._seconds: dict[int, deque[float]] = {}  # by size
 
     def record(self, num_tokens: int, seconds: float) -> None:
@@ -41,17 +50,17 @@ class StepDeadline:
 
     def limit_s(self, num_tokens: int) -> float:
         """Return the limit of a step of `num_tokens`, in seconds."""
-        longest_s = self._longest_s(num_tokens.bit_length())
-        if longest_s is None:
+        typical_s = self._typical_s(num_tokens.bit_length())
+        if typical_s is None:
             return self._max_s
-        return min(self._max_s, max(self._min_s, self._factor * longest_s))
+        return min(self._max_s, max(self._min_s, self._factor * typical_s))
 
-    def _longest_s(self, size: int) -> float | None:
-        """Return the longest of the last steps of a size that count; None without any."""
+    def _typical_s(self, size: int) -> float | None:
+        """Return the statistic of the last steps of a size; None without enough of them."""
         seconds = self._seconds.get(size, ())
         if len(seconds) >= MIN_SAMPLES:
-            return max(seconds)
+            return self._of(seconds)
         if not self._shares_sizes:
             return None
-        known = (max(each) for each in self._seconds.values() if len(each) >= MIN_SAMPLES)
+        known = (self._of(each) for each in self._seconds.values() if len(each) >= MIN_SAMPLES)
         return max(known, default=None)

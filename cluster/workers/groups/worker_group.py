@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Generic, NoReturn
 
 import zmq
@@ -60,7 +61,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
     `check_alive`.
 
     gives_up: whether `collect` stops waiting for an output that takes much longer than earlier ones
-    of its size; False for the first ones, which are measured.
+    of its size; False for the first ones, which are measured. patience: for these outputs.
     """
 
     def __init__(
@@ -93,8 +94,8 @@ class WorkerGroup(Generic[StepT, OutputT]):
         self._deadlines = StepDeadline(
             _MIN_STEP_TIMEOUT_S, spec.step_timeout_s, _STEP_TIMEOUT_FACTOR
         )
-        self._patience = StepDeadline(
-            _MIN_PATIENCE_S, spec.step_timeout_s, _PATIENCE_FACTOR, shares_sizes=True
+        self.patience = StepDeadline(
+            _MIN_PATIENCE_S, spec.step_timeout_s, _PATIENCE_FACTOR, median, shares_sizes=True
         )
         self._num_catching_up = 0
         self._pending_ahead: deque[_PendingStep] = deque()  # whose drafts ahead have not arrived
@@ -125,7 +126,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
         `poll_late` returns True, and no step may begin.
         """
         size = self._pending[0].num_tokens
-        patience_s = self._patience.limit_s(size) if self.gives_up else math.inf
+        patience_s = self.patience.limit_s(size) if self.gives_up else math.inf
         try:
             while self._keep_for_later(frames := self._receive(patience_s)):
                 pass
@@ -138,7 +139,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
         """See DraftWorker; gives up as `collect` does, and then returns what has arrived."""
         while self._pending_ahead and (wait or self._has_answer()):
             size = self._pending_ahead[0].num_tokens
-            patience_s = self._patience.limit_s(size) if self.gives_up and wait else math.inf
+            patience_s = self.patience.limit_s(size) if self.gives_up and wait else math.inf
             try:
                 is_kept = self._keep_for_later(self._receive(patience_s))
             except TimeoutError:
@@ -174,7 +175,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
         assert output.step_id == pending.step_id, "the drafts of another step"
         if output.is_whole:
             seconds = self._answered_s - max(pending.sent_s, self._previous_answer_s)
-            self._patience.record(pending.num_tokens, seconds)
+            self.patience.record(pending.num_tokens, seconds)
         self._ahead.append(output)
         return True
 
@@ -182,7 +183,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
         pending = self._pending[0]
         seconds = self._answered_s - max(pending.sent_s, self._previous_answer_s)
         self._deadlines.record(pending.num_tokens, seconds)
-        self._patience.record(pending.num_tokens, seconds)
+        self.patience.record(pending.num_tokens, seconds)
         return self._decode(frames)
 
     def _decode(self, frames: Frames) -> OutputT:

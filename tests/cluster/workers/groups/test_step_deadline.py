@@ -1,3 +1,5 @@
+from statistics import median
+
 import pytest
 
 from cluster.workers.groups.step_deadline import MIN_SAMPLES, StepDeadline
@@ -44,6 +46,13 @@ def test_a_new_size_may_share_the_limit_of_the_slowest_other():
     assert after(shared, 4, 0.1) == 0.5
     assert after(shared, 16, 0.2) == 1.0
     assert shared.limit_s(1) == 1.0
+
+
+def test_one_slow_step_hardly_raises_a_limit_by_the_median():
+    patience = StepDeadline(0.1, 10.0, 5.0, median)
+    assert after(patience, 1, 0.1) == 0.5
+    patience.record(1, 2.0)
+    assert patience.limit_s(1) == 0.5
 
 
 def test_the_least_limit_does_not_exceed_the_full_one():
