@@ -49,6 +49,8 @@ def draft_spec(
 class PinnedRanks:
     """One rank in a process that runs on the given cores; in place of `workers.groups.ranks`."""
 
+    are_shared = False
+
     def __init__(self, spec: GroupSpec, cores: Sequence[int]) -> None:
         """Start the process; it loads the model once it is connected."""
         self._directory = TemporaryDirectory(prefix="specdec-pinned-")

@@ -49,12 +49,12 @@ class ClockedReplica(RouterReplica):
         config: Mapping[str, Any],
         control_plane: Any,
         found: Any,
-        draft_hosts: Any,
+        draft_pool: Any,
     ) -> None:
         self._directory = Path(ServeConfig.from_mapping(config).model)
         clocked = replace(TARGET, actor=ClockedWorker)
         patch.object(target_group, "TARGET", clocked).start()  # this process serves nothing else
-        await super().__init__(config, control_plane, found, draft_hosts)
+        await super().__init__(config, control_plane, found, draft_pool)
 
     async def _start(self, placement: PlacementGroup | None, found: Any) -> None:
         await super()._start(placement, found)

@@ -10,18 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from cluster.config.draft_workers import DraftWorkersConfig
 from cluster.config.front_ends import FRONT_ENDS, front_end_count
 from cluster.config.lora_modules import LORA_MODULES, canonical_lora_modules, read_lora_modules
 from cluster.config.model_name import default_name
 from cluster.config.network import HOSTS, MAX_MODEL_CHARS, is_loopback
 from cluster.config.parsers import ReasoningParserName, RoutingPolicy, ToolCallParserName
-from cluster.config.receipts import ReceiptConfig
 from cluster.config.service_checks import (
     check_cluster,
     check_lora_modules,
     check_ports_and_tls,
     check_replicas,
-    check_shared_draft_workers,
     check_startup_adapters,
     check_tracing,
     check_training,
@@ -49,7 +48,7 @@ from specdec.types.errors import InvalidValueError
 
 
 @dataclass(frozen=True)
-class ServeConfig(ReceiptConfig):
+class ServeConfig(DraftWorkersConfig):
     """Configuration of the service for one model, validated when it is created.
 
     Raises InvalidValueError, which names field, value and limit.
@@ -176,12 +175,6 @@ class ServeConfig(ReceiptConfig):
         BOOLEAN,
         "Keep a process for each draft rank that has started and imported everything, and replaces "
         "a rank that dies; without it drafts are missing for some seconds longer",
-    )
-    replicas_per_draft_worker: int = setting(
-        1,
-        whole_number(1, 64),
-        "Replicas that share a draft worker, each with its own part of its KV cache; needs a draft "
-        "model on one rank. With 1 each replica has its own worker",
     )
     transport: Literal["auto", "ipc", "tcp"] = setting(
         "auto",
@@ -351,18 +344,6 @@ class ServeConfig(ReceiptConfig):
         return self.draft_model.draft_tensor_parallel_size
 
     @property
-    def shares_draft_workers(self) -> bool:
-        """Return whether replicas draft on workers that they share."""
-        return self.replicas_per_draft_worker > 1
-
-    @property
-    def num_shared_draft_workers(self) -> int:
-        """Number of workers that replicas share: enough for the highest load."""
-        if not self.shares_draft_workers:
-            return 0
-        return -(-self.most_replicas // self.replicas_per_draft_worker)
-
-    @property
     def num_front_ends(self) -> int:
         """Number of front-end processes of a replica, on a machine like this one."""
         has_none = self.ingress == "serve" or self.seed is not None
@@ -392,7 +373,6 @@ class ServeConfig(ReceiptConfig):
         check_training(self)
         check_replicas(self)
         check_cluster(self)
-        check_shared_draft_workers(self)
 
     def _check_adapters(self) -> None:
         check_lora_modules(self)

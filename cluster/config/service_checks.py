@@ -62,9 +62,6 @@ class Settings(Protocol):
     def max_replicas(self) -> int | None: ...
 
     @property
-    def most_replicas(self) -> int: ...
-
-    @property
     def ingress(self) -> str: ...
 
     @property
@@ -72,12 +69,6 @@ class Settings(Protocol):
 
     @property
     def draft_labels(self) -> str | None: ...
-
-    @property
-    def replicas_per_draft_worker(self) -> int: ...
-
-    @property
-    def shares_draft_workers(self) -> bool: ...
 
     @property
     def otlp_traces_endpoint(self) -> str | None: ...
@@ -191,32 +182,3 @@ def check_cluster(config: Settings) -> None:
     if config.draft_labels and config.draft_model is None:
         limit = "left out unless speculative_config has the method draft_model"
         raise InvalidValueError("draft_labels", config.draft_labels, limit)
-
-
-def check_shared_draft_workers(config: Settings) -> None:
-    """Check that replicas can share draft workers."""
-    if not config.shares_draft_workers:
-        return
-    name, value, drafting = (
-        "replicas_per_draft_worker",
-        config.replicas_per_draft_worker,
-        config.draft_model,
-    )
-    if drafting is None:
-        limit = "1 unless speculative_config has the method draft_model"
-        raise InvalidValueError(name, value, limit)
-    if drafting.draft_tensor_parallel_size > 1:
-        limit = (
-            "1 with a draft_tensor_parallel_size above 1: its ranks would have to agree in "
-            "which order they execute the messages of several replicas"
-        )
-        raise InvalidValueError(name, value, limit)
-    if drafting.share_gpu:
-        limit = "1 with share_gpu: a worker that replicas share has a separate device"
-        raise InvalidValueError(name, value, limit)
-    if config.adapter_limits is not None:
-        limit = "1 with enable_lora: each replica numbers the adapters of its draft model itself"
-        raise InvalidValueError(name, value, limit)
-    if value > config.most_replicas:
-        limit = f"at most the number of replicas ({config.most_replicas})"
-        raise InvalidValueError(name, value, limit)

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 ROUTER, CONTROL_PLANE = "Router", "ControlPlane"
 """Deployments of each application."""
 
-DRAFT_HOST = "DraftHost"
+DRAFT_POOL = "DraftPool"
 """Deployment of one whose replicas share draft workers."""
 
 _FRESH_S = 1.0

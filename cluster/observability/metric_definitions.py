@@ -67,6 +67,7 @@ REPLICA_METRICS: tuple[MetricSpec[ReplicaStatus], ...] = (
     _of_report(
         counter("draft_worker_restarts", "Restarts of the draft model.", "num_draft_restarts")
     ),
+    _of_report(counter("draft_worker_moves", "Moves to other draft workers.", "num_draft_moves")),
     _of_report(counter("target_restarts", "Restarts of the target.", "num_target_restarts")),
     # Memory.
     _memory("replica_resident_memory_bytes", "Of the Router and the ranks.", "process_bytes"),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # they import Ray, which reads the environment when it is imp
 
     from cluster.workers.group_spec import RankPlace
     from cluster.workers.groups.supervisors import DraftSupervisor, Supervisor, TargetSupervisor
-    from cluster.workers.shared_draft.draft_seats import DraftSeats
+    from cluster.workers.shared_draft.pool_seats import PoolSeats
 
 Measured = TypeVar("Measured")
 
@@ -47,7 +47,7 @@ class ReplicaExecutor:
         directories: ModelDirectories,
         plan: MemoryPlan,
         num_sharing: int = 1,
-        seats: DraftSeats | None = None,
+        seats: PoolSeats | None = None,
     ) -> None:
         """Store what `load` needs.
 
@@ -142,6 +142,7 @@ class ReplicaExecutor:
         own = Counts(
             num_target_restarts=target.num_restarts if target else 0,
             num_draft_restarts=draft.num_restarts if draft else 0,
+            num_draft_moves=draft.num_moves if draft else 0,
             num_late_drafts=draft.num_late_drafts if draft else 0,
         )
         return own if draft is None else own.plus(draft.counts)
@@ -207,20 +208,16 @@ class ReplicaExecutor:
         return DraftSupervisor(spare.start, limits, vocabulary, spare)
 
     def _share_draft_worker(
-        self, seats: DraftSeats, limits: DraftLimits, vocabulary: DraftVocabulary
+        self, seats: PoolSeats, limits: DraftLimits, vocabulary: DraftVocabulary
     ) -> DraftSupervisor:
         """Draft on a worker with a seat for this replica, within the blocks that it has there."""
-        from cluster.workers.groups.roles import DRAFT
-        from cluster.workers.groups.supervisors import DraftSupervisor
-        from cluster.workers.groups.worker_group import WorkerGroup
-        from cluster.workers.shared_draft.draft_seats import take_ranks
+        from cluster.workers.shared_draft.pool_supervisor import PoolSupervisor
 
         timeout_s = self._config.start_timeout_s
         limits = replace(limits, num_blocks=min(limits.num_blocks, seats.num_blocks(timeout_s)))
         self._plan = replace(self._plan, draft=limits)
         spec = draft_spec(self._config, self._directories, limits, vocabulary, self._num_sharing)
-        start = lambda: WorkerGroup(DRAFT, spec, None, take_ranks(seats, spec))  # noqa: E731
-        return DraftSupervisor(start, limits, vocabulary)
+        return PoolSupervisor(seats, spec, vocabulary)
 
 
 class RayExecutor(ReplicaExecutor):

@@ -24,7 +24,7 @@ from cluster.replica.router import RoutedModel, Router
 from cluster.replica.sample_buffer import SampleBuffer
 from cluster.workers.profiling import Profiling
 from cluster.workers.ray.resources import ReplicaMemory
-from cluster.workers.shared_draft.draft_seats import DraftSeats
+from cluster.workers.shared_draft.pool_seats import PoolSeats
 from specdec.engine.core import EngineCore
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.models.model_resolution import ModelDirectories
@@ -50,7 +50,7 @@ class ReplicaRouter(Router):
         memory: ReplicaMemory,
         replica: str = "local",
         num_sharing: int = 1,
-        seats: DraftSeats | None = None,
+        seats: PoolSeats | None = None,
     ) -> None:
         """memory: limits of this replica. replica: its name in the cluster.
 

@@ -14,7 +14,7 @@ from cluster.control.plane import ControlPlaneReplica
 from cluster.observability.logs import SERVE_LEVELS
 from cluster.serve.autoscaling import autoscaling_config
 from cluster.serve.deployment import RouterReplica
-from cluster.serve.draft_host import draft_hosts
+from cluster.serve.draft_pool import draft_pool
 from cluster.serve.request_router import request_router_config
 from cluster.workers.group_spec import log_progress
 from cluster.workers.ray.ray_internals import head_node_resource
@@ -67,8 +67,8 @@ def make_application(config: ServeConfig, found: FoundByDriver | None = None) ->
         graceful_shutdown_timeout_s=config.drain_timeout_s + _CLOSE_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.5,
     )
-    hosts = draft_hosts(config, found) if config.shares_draft_workers else None
-    return deployment.bind(config.to_mapping(), _control_plane(config), found, hosts)
+    pool = draft_pool(config, found) if config.shares_draft_workers else None
+    return deployment.bind(config.to_mapping(), _control_plane(config), found, pool)
 
 
 def _serve_app() -> FastAPI:

@@ -13,9 +13,9 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 
 from cluster.config.serve_config import ServeConfig
 
-OPEN_REQUESTS = "open_requests"
-"""The load that a replica reports (`cluster.replica.report`): running and waiting requests, or the
-equivalent of its token rate.
+LOAD = "load"
+"""The load that a replica reports. Of a Router: running and waiting requests, or the equivalent of
+its token rate (`cluster.replica.report`). Of a draft worker: the part of the time that it computes.
 
 Serve's own metric also counts calls without cost for the engine, such as statistics streams.
 """
@@ -30,10 +30,16 @@ def autoscaling_config(config: ServeConfig) -> AutoscalingConfig | None:
     """Return the configuration of Serve's autoscaler; None for a fixed number of replicas."""
     if config.max_replicas is None:
         return None
+    target = config.target_requests_per_replica
+    return scaling(config, config.min_replicas, config.max_replicas, target)
+
+
+def scaling(config: ServeConfig, fewest: int, most: int, target: float) -> AutoscalingConfig:
+    """Return the configuration for a deployment of the service. target: load of a replica."""
     return AutoscalingConfig(
-        min_replicas=config.min_replicas,
-        max_replicas=config.max_replicas,
-        target_ongoing_requests=config.target_requests_per_replica,
+        min_replicas=fewest,
+        max_replicas=most,
+        target_ongoing_requests=target,
         upscale_delay_s=config.upscale_delay_s,
         downscale_delay_s=config.downscale_delay_s,
         look_back_period_s=_LOOK_BACK_S,
@@ -46,7 +52,7 @@ def num_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
 
     No replica is removed before all replicas have reported their load.
     """
-    loads: Mapping[Any, float] = (context.aggregated_metrics or {}).get(OPEN_REQUESTS, {})
+    loads: Mapping[Any, float] = (context.aggregated_metrics or {}).get(LOAD, {})
     target, load = context.config.target_ongoing_requests, sum(loads.values())
     current = context.target_num_replicas
     needed, kept = math.ceil(load / target), math.ceil(load / (target * _SLACK))

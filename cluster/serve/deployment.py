@@ -49,14 +49,14 @@ from cluster.replica.orders import (
     result_of,
 )
 from cluster.replica.replica_router import ReplicaRouter
-from cluster.serve.autoscaling import OPEN_REQUESTS
+from cluster.serve.autoscaling import LOAD
 from cluster.serve.broadcast import Broadcast
-from cluster.serve.draft_host import HostSeats
 from cluster.serve.request_router import KV_CACHE_TOKENS
 from cluster.serve.router_factory import make_router
 from cluster.serve.start_errors import refusing_repeatable
 from cluster.workers.rank.heap import freeze_heap
 from cluster.workers.ray.resources import FoundByDriver
+from cluster.workers.shared_draft.pool_seats import PoolSeats
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import TargetFailedError
@@ -81,7 +81,7 @@ class RouterReplica:
         config: Mapping[str, Any],
         control_plane: Any,
         found: FoundByDriver | None,
-        draft_hosts: Any,
+        draft_pool: Any,
     ) -> None:
         serve_config = ServeConfig.from_mapping(config)
         logs.configure(serve_config.logs)
@@ -98,7 +98,7 @@ class RouterReplica:
                 self._application,
                 self._replica_id,
                 found,
-                None if draft_hosts is None else HostSeats(draft_hosts),
+                None if draft_pool is None else PoolSeats(draft_pool),
             )
         known = read_keys("api_key_file", serve_config.api_key_file)
         self.keys, budget = self._limits(serve_config, known)
@@ -219,7 +219,7 @@ class RouterReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the load for cluster.serve.autoscaling; Serve calls this every few seconds."""
-        return {OPEN_REQUESTS: self.router.load_in_requests()}
+        return {LOAD: self.router.load_in_requests()}
 
     async def record_routing_stats(self) -> dict[str, int]:
         """Return what request routers learn of this replica; Serve calls this every 10 s."""

@@ -86,16 +86,6 @@ def _with_shared_workers(
     return NodeShares(of_target + of_draft, of_target + of_draft)
 
 
-def draft_host_bytes(config: ServeConfig, placement: PlacementGroup, shares: NodeShares) -> int:
-    """Return the memory that a draft worker that replicas share may use, in its placement group.
-
-    Raises what `replica_memory` raises.
-    """
-    nodes = placement_group_table(placement)["bundles_to_node_id"]
-    num_bytes = _bundle_bytes(config, placement, 0, nodes)
-    return num_bytes if config.device == "cuda" else num_bytes // shares.draft
-
-
 def _num_other_replicas(own_application: str) -> int:
     """Count other applications' replicas in any state: starting ones need memory, too."""
     return sum(

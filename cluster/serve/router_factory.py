@@ -8,10 +8,10 @@ from ray.util.placement_group import PlacementGroup
 
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.replica_router import ReplicaRouter
-from cluster.serve.draft_host import HostSeats
 from cluster.serve.node_memory import node_shares, replica_memory
 from cluster.workers.group_spec import log_progress
 from cluster.workers.ray.resources import FoundByDriver, ReplicaMemory
+from cluster.workers.shared_draft.pool_seats import PoolSeats
 from specdec.config.hardware import available_memory_bytes
 from specdec.engine.models.model_detection import with_detected_models
 from specdec.engine.models.model_resolution import resolve_models
@@ -24,7 +24,7 @@ def make_router(
     application: str,
     replica_id: str,
     found: FoundByDriver | None,
-    seats: HostSeats | None,
+    seats: PoolSeats | None,
 ) -> ReplicaRouter:
     """Create the Router; without `found`, locate the models and the memory of the nodes here."""
     if found is None:

@@ -18,7 +18,7 @@ from ray.serve.config import AutoscalingContext
 
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.report import ReplicaLoad
-from cluster.serve.autoscaling import OPEN_REQUESTS, autoscaling_config, num_replicas
+from cluster.serve.autoscaling import LOAD, autoscaling_config, num_replicas
 from tests.clock import Clock
 from tests.specdec.speculation.policy.synthetic_service import CostCurve, auto_policy
 
@@ -153,7 +153,7 @@ class SimulatedFleet:
             running_replicas=[],
             total_num_requests=0.0,
             total_queued_requests=0.0,
-            aggregated_metrics={OPEN_REQUESTS: loads},
+            aggregated_metrics={LOAD: loads},
             raw_metrics={},
             capacity_adjusted_min_replicas=self.config.min_replicas,
             capacity_adjusted_max_replicas=self.config.max_replicas,

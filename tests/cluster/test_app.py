@@ -20,24 +20,38 @@ CONFIG_FILES = sorted(Path("deploy/serve").glob("*.yaml"))
 def test_the_builder_does_not_read_the_model(tmp_path):
     """The model may be on other nodes, or not downloaded yet."""
     application = build({"model": "org/of-another-node", "state_dir": str(tmp_path)})
-    config, control_plane, found, draft_hosts = application._bound_deployment.init_args
+    config, control_plane, found, draft_pool = application._bound_deployment.init_args
     assert config["model"] == "org/of-another-node"
     assert config["ingress"] == "serve"
     assert control_plane._bound_deployment.name == "ControlPlane"
     assert found is None
-    assert draft_hosts is None
+    assert draft_pool is None
 
 
-def test_replicas_that_share_draft_workers_have_hosts_for_them(tmp_path):
+@pytest.mark.parametrize(
+    ("settings", "fewest", "most"),
+    [
+        ({"replicas_per_draft_worker": 2}, 3, 3),
+        ({"min_draft_workers": 2, "max_draft_workers": 2}, 2, 2),
+        ({"max_draft_workers": 4, "target_draft_utilization": 0.5}, 1, 4),
+    ],
+)
+def test_replicas_that_share_draft_workers_have_a_pool_of_them(tmp_path, settings, fewest, most):
     draft = {"method": "draft_model", "model": "org/small"}
     args = {"model": "org/big", "speculative_config": draft, "num_replicas": 5}
-    bound = build({**args, "replicas_per_draft_worker": 2})._bound_deployment
-    hosts = bound.init_args[-1]._bound_deployment
-    assert hosts.name == "DraftHost"
-    assert hosts._deployment_config.num_replicas == 3
-    assert hosts.init_args == (bound.init_args[0], None)
-    [bundle] = hosts._replica_config.placement_group_bundles
-    assert bundle["CPU"] == 0.45
+    bound = build({**args, **settings})._bound_deployment
+    pool = bound.init_args[-1]._bound_deployment
+    assert pool.name == "DraftPool"
+    scaling = pool._deployment_config.autoscaling_config
+    if fewest == most:
+        assert scaling is None
+        assert pool._deployment_config.num_replicas == most
+    else:
+        assert (scaling.min_replicas, scaling.max_replicas) == (fewest, most)
+        assert scaling.target_ongoing_requests == 0.5
+    assert pool.init_args == (bound.init_args[0], None)
+    [bundle] = pool._replica_config.placement_group_bundles
+    assert bundle["CPU"] == 0.35
     assert len(bound._replica_config.placement_group_bundles) == 2
 
 

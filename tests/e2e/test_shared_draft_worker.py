@@ -1,9 +1,11 @@
 # Modules: cluster.workers.shared_draft.shared_draft_worker
-"""Two replicas that share a draft worker: their tokens, and restarts of either side."""
+"""Two replicas that share draft workers: their tokens, and restarts of either side."""
 
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
@@ -18,13 +20,20 @@ SPECULATION = (
     '{"method": "draft_model", "num_speculative_tokens": 3, "policy": "threshold",'
     ' "async_drafting": "outcomes"}'
 )
+SHARED = {
+    "one": ["--replicas-per-draft-worker", "2"],
+    "pool": [
+        *("--max-draft-workers", "2", "--target-draft-utilization", "0.01"),
+        *("--upscale-delay-s", "1", "--downscale-delay-s", "600"),
+    ],
+}
 
 
-@pytest.fixture(scope="module")
-def service(tiny_model_dir, tmp_path_factory):
+@pytest.fixture(scope="module", params=SHARED)
+def service(request, tiny_model_dir, tmp_path_factory):
     log = tmp_path_factory.mktemp("shared") / "log"
     flags = ["--speculative-config", SPECULATION, "--ingress", "serve", "--num-replicas", "2"]
-    flags += ["--replicas-per-draft-worker", "2", "--routing-policy", "random"]
+    flags += [*SHARED[request.param], "--routing-policy", "random"]
     with running_service(tiny_model_dir, log, *flags) as service:
         yield service
 
@@ -35,12 +44,27 @@ def plain(service):
     return STREAMS.run_all(service, enabled=False)
 
 
+@pytest.fixture
+def workers(service):
+    """Return the processes of the draft workers, once all run: the second one for the load."""
+    num_workers = 2 if "--max-draft-workers" in service.process.cmdline() else 1
+
+    def are_running():
+        return STREAMS.run(service, 0) and len(service.processes(":DraftPool")) == num_workers
+
+    wait_until(are_running)
+    return service.processes(":DraftPool")
+
+
+def counted(service, name):
+    """Return a counter of each replica."""
+    return {each: report["counts"][name] for each, report in counts(service).items()}
+
+
 def num_drafted(service):
     """Return the draft tokens of each replica."""
-    return {
-        name: report["counts"]["speculation"]["num_draft_tokens"]
-        for name, report in counts(service).items()
-    }
+    counted_by_name = counted(service, "speculation")
+    return {name: each["num_draft_tokens"] for name, each in counted_by_name.items()}
 
 
 def wait_until(condition, timeout_s=120):
@@ -58,30 +82,52 @@ def draft_on_both(service, before):
     return sum(tokens > before.get(name, 0) for name, tokens in num_drafted(service).items()) == 2
 
 
-def test_two_replicas_draft_on_one_worker(service, plain):
-    before = num_drafted(service)
-    assert len(service.processes("SharedDraftWorker")) == 1
-    assert not service.processes("::DraftWorker"), "none of a replica alone"
-    assert STREAMS.run_all(service) == plain
-    wait_until(lambda: draft_on_both(service, before))
-
-
-def test_streams_go_on_when_the_worker_is_killed_and_both_replicas_draft_again(service, plain):
-    [worker] = service.processes("SharedDraftWorker")
+@contextmanager
+def running_streams(service, plain):
+    """Run streams that are under way in the body, and compare their tokens after it."""
     has_started = threading.Semaphore(0)
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
         running = [pool.submit(STREAMS.run, service, i, has_started) for i in range(NUM_STREAMS)]
         for _ in running:
             assert has_started.acquire(timeout=60)
-        worker.kill()
+        yield
         assert [each.result() for each in running] == plain
-    wait_until(lambda: len(service.processes("SharedDraftWorker")) == 1)
+
+
+def test_two_replicas_draft_on_workers_that_they_share(service, plain, workers):
+    before = num_drafted(service)
+    assert not service.processes("::DraftWorker"), "none of a replica alone"
+    assert STREAMS.run_all(service) == plain
+    wait_until(lambda: draft_on_both(service, before))
+
+
+def test_streams_go_on_when_a_worker_is_killed_and_both_replicas_draft_again(
+    service, plain, workers
+):
+    with running_streams(service, plain):
+        workers[0].kill()
+    wait_until(lambda: len(service.processes(":DraftPool")) == len(workers))
     before = num_drafted(service)
     wait_until(lambda: draft_on_both(service, before))
 
 
-def test_a_replica_that_is_killed_leaves_its_seat_to_the_next_one(service, plain):
-    [worker] = service.processes("SharedDraftWorker")
+def test_streams_go_on_when_a_worker_stops_and_its_replica_leaves_it(service, plain, workers):
+    """With one worker, the replicas go on without drafts."""
+    for stopped in workers:
+        before = num_drafted(service)
+        stopped.send_signal(signal.SIGSTOP)
+        try:
+            with running_streams(service, plain):
+                pass
+            if len(workers) > 1:
+                wait_until(lambda before=before: draft_on_both(service, before))
+        finally:
+            stopped.send_signal(signal.SIGCONT)
+    before = num_drafted(service)
+    wait_until(lambda: draft_on_both(service, before))
+
+
+def test_a_replica_that_is_killed_leaves_its_seat_to_the_next_one(service, plain, workers):
     killed, kept = service.processes(":Router")
     killed.kill()
     before = num_drafted(service)
@@ -89,5 +135,5 @@ def test_a_replica_that_is_killed_leaves_its_seat_to_the_next_one(service, plain
     before = dict.fromkeys(num_drafted(service), 0) | before
     wait_until(lambda: draft_on_both(service, before), 240)
     assert kept.is_running()
-    assert worker.is_running(), "the other replica has drafted on it"
+    assert all(each.is_running() for each in workers), "the other replica has drafted there"
     assert STREAMS.run_all(service) == plain

@@ -134,6 +134,10 @@ def test_targets_and_drafts_are_placed_on_pods_of_their_role():
 def test_replicas_share_draft_workers():
     assert args_of(VALUE_SETS["shared draft workers"])["replicas_per_draft_worker"] == 3
     assert "replicas_per_draft_worker" not in args_of(VALUE_SETS["draft on cpu"])
+    pool = args_of(VALUE_SETS["pool of draft workers"])
+    assert (pool["min_draft_workers"], pool["max_draft_workers"]) == (2, 3)
+    assert pool["target_draft_utilization"] == 0.6
+    assert "max_draft_workers" not in args_of(VALUE_SETS["draft on cpu"])
 
 
 def test_gpus_are_set_as_limits_and_select_nodes():

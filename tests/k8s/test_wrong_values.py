@@ -90,6 +90,36 @@ BY_A_TEMPLATE = {
         with_model(speculativeConfig=DRAFT, draft={"replicasPerWorker": 2}),
         "2 is more than the number of replicas (1); lower it",
     ),
+    "a pool of draft workers without a draft model": (
+        with_model(draft={"maxWorkers": 2}),
+        "draft_model and one rank; change that, or write 0",
+    ),
+    "a pool with fewer draft workers than its minimum": (
+        with_model(speculativeConfig=DRAFT, draft={"minWorkers": 3, "maxWorkers": 2}),
+        "3 must be at most maxWorkers (2); lower it",
+    ),
+    "a pool of more draft workers than replicas": (
+        with_model(replicas=2, speculativeConfig=DRAFT, draft={"maxWorkers": 3}),
+        "3 is more than the number of replicas (2); lower it, or add replicas",
+    ),
+    "a pool of draft workers for some of the replicas each": (
+        with_model(
+            replicas=2, speculativeConfig=DRAFT, draft={"maxWorkers": 2, "replicasPerWorker": 2}
+        ),
+        "cannot be combined with replicasPerWorker; write 1 there",
+    ),
+    "no GPU left for the second worker of a pool": (
+        {
+            **with_model(
+                replicas=2, speculativeConfig=DRAFT, draft={"minWorkers": 2, "maxWorkers": 2}
+            ),
+            "workerGroups": {
+                "target": {"gpu": {"count": 2}},
+                "draft": {"enabled": True, **GPU},
+            },
+        },
+        "need 2 GPUs",
+    ),
     "no GPU left for a second shared draft worker": (
         {
             **with_model(replicas=3, speculativeConfig=DRAFT, draft={"replicasPerWorker": 2}),

@@ -54,6 +54,17 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         **with_model(replicas=3, speculativeConfig=DRAFT, draft={"replicasPerWorker": 3}),
         "workerGroups": {"target": {"gpu": {"count": 3}}, "draft": {"enabled": True, **GPU}},
     },
+    "pool of draft workers": {
+        **with_model(
+            replicas=3,
+            speculativeConfig=DRAFT,
+            draft={"minWorkers": 2, "maxWorkers": 3, "targetUtilization": 0.6},
+        ),
+        "workerGroups": {
+            "target": {"gpu": {"count": 3}},
+            "draft": {"enabled": True, "replicas": 2, "maxReplicas": 2, **GPU},
+        },
+    },
     "amd gpus": {
         "image": {"repository": "r.example.com/specdec", "tag": "0.1.0-rocm"},
         "workerGroups": {"target": {"gpu": {"count": 2, "resource": "amd.com/gpu"}}},

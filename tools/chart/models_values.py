@@ -40,6 +40,20 @@ class Draft(Values):
         description="Replicas that share a draft worker, and its GPU; with 1 each replica has its "
         "own. More need a draft model on one rank",
     )
+    min_workers: int = Field(1, ge=1, le=64, description="Minimum number of workers of the pool")
+    max_workers: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Maximum number of workers in a pool for all replicas, instead of "
+        "replicasPerWorker; with 0 there is none",
+    )
+    target_utilization: float = Field(
+        0.7,
+        gt=0,
+        le=1,
+        description="Part of the time that a worker of the pool drafts; one is added above it",
+    )
 
 
 class Model(Values):

@@ -203,13 +203,15 @@ FAILURES = Row(
         ),
         Panel(
             "Restarts and losses",
-            "Replicas, targets and draft models lost within the last hour.",
+            "Replicas, targets and draft models lost within the last hour, and moves among draft "
+            "workers.",
             (
                 Query(f"increase({series('fleet_replicas_lost_total')}[1h])", "replicas"),
                 Query(f"sum(increase({series('target_restarts_total')}[1h]))", "targets"),
                 Query(
                     f"sum(increase({series('draft_worker_restarts_total')}[1h]))", "draft models"
                 ),
+                Query(f"sum(increase({series('draft_worker_moves_total')}[1h]))", "moves"),
             ),
         ),
         Panel(

@@ -42,11 +42,23 @@ class StepDeadline:
         self._factor = factor
         self._of = of
         self._seconds: dict[int, deque[float]] = {}  # by size
+        self._num_late = 0  # in a row
 
     def record(self, num_tokens: int, seconds: float) -> None:
         """Record how long a step of `num_tokens` took to be answered."""
         size = num_tokens.bit_length()
         self._seconds.setdefault(size, deque(maxlen=_WINDOW)).append(seconds)
+        self._num_late = 0
+
+    def record_late(self) -> None:
+        """Record a step whose answer came after its limit.
+
+        After MIN_SAMPLES of them in a row all steps take longer now, and are measured again.
+        """
+        self._num_late += 1
+        if self._num_late == MIN_SAMPLES:
+            self._seconds.clear()
+            self._num_late = 0
 
     def limit_s(self, num_tokens: int) -> float:
         """Return the limit of a step of `num_tokens`, in seconds."""

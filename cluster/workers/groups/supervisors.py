@@ -215,6 +215,7 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
         self._counts = Counts()  # of the proposers of lost groups
         self._adapters: dict[int, AdapterFile] = {}  # by id, which every group is to load
         self.num_late_drafts = 0  # steps that went on without drafts
+        self.num_moves = 0  # to another worker, for the load of the one before
 
     def take(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """Return drafts; none without a group, or while one has not answered an earlier step."""
@@ -323,12 +324,16 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
         group = self._group
         if group is None or group is self._drafting:
             return
-        if self.num_restarts:
+        if self.num_restarts + self.num_moves:
             logger.warning("drafting again, with a new worker")
         self._drafting, group.gives_up = group, True
         self._proposer = DraftModelProposer(group, self._limits, self._vocabulary.new_adapter())
         self._proposer.keep_observations(self._planner)
         self._with_proposer(self._load_adapters, None)
+
+    def _leave_proposer(self) -> None:
+        """Stop using the proposer; the next one has no KV cache."""
+        self._counts, self._proposer, self._drafting = self.counts, None, None
 
     def _load_adapters(self, proposer: DraftModelProposer) -> None:
         for adapter in self._adapters.values():
@@ -339,5 +344,5 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
         is_known = isinstance(error, DraftFailedError)
         logger.warning("going on without drafts: %s", error, exc_info=None if is_known else error)
         self.mark_lost()
-        self._counts, self._proposer, self._drafting = self.counts, None, None
+        self._leave_proposer()
         threading.Thread(target=self.restart, name="draft-restart", daemon=True).start()

@@ -157,9 +157,16 @@ class WorkerGroup(Generic[StepT, OutputT]):
             frames = self._receive()
             if not self._keep_for_later(frames):
                 # Its time counts neither as that of a step nor as that of a good draft.
+                self.patience.record_late()
                 self._decode(frames)
                 self._num_late -= 1
         return self._num_late > 0
+
+    @property
+    def late_s(self) -> float:
+        """Seconds since the first step was sent whose output is late; 0 if none is."""
+        late = tuple(self._pending)[: self._num_late]
+        return self._clock() - late[0].sent_s if late else 0.0
 
     def _keep_for_later(self, frames: Frames) -> bool:
         """Record an answer that is no output of `collect`; return whether it is one."""
@@ -231,7 +238,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
         if (loss := self.ranks.loss()) is not None:
             self._fail(loss.rank, loss.reason)
         for rank, closed_at_s in tuple(self._closed_at_s.items()):
-            if self._clock() - closed_at_s > _REASON_TIMEOUT_S:
+            if self.ranks.are_shared or self._clock() - closed_at_s > _REASON_TIMEOUT_S:
                 self._fail(rank, "has closed its socket")
         for rank, socket in enumerate(tuple(self._sockets)):
             if socket.poll_lost():
@@ -333,7 +340,8 @@ class WorkerGroup(Generic[StepT, OutputT]):
 
     @property
     def _check_period_ms(self) -> int:
-        return _REASON_CHECK_PERIOD_MS if self._closed_at_s else _LIVENESS_CHECK_PERIOD_MS
+        is_urgent = self._closed_at_s or self.ranks.are_shared  # whose loss Ray does not report
+        return _REASON_CHECK_PERIOD_MS if is_urgent else _LIVENESS_CHECK_PERIOD_MS
 
     def _read(self, timeout_ms: int) -> bool:
         """Read one message, an answer or a profile report; return False if none arrives in time."""

@@ -28,7 +28,6 @@ is divided by the memory plan."""
 
 CPUS_PER_ROUTER = 0.2
 CPUS_PER_CONTROL_PLANE = 0.1
-CPUS_PER_DRAFT_HOST = 0.1
 
 TARGET_BUNDLE, DRAFT_BUNDLE = 1, 2
 """Indices into the placement group of a replica, whose first bundle is the Router's.
@@ -80,19 +79,15 @@ def placement_bundles(config: ServeConfig) -> list[dict[str, float]]:
     return bundles
 
 
-def draft_host_bundle(config: ServeConfig) -> dict[str, float]:
-    """Return the resources of a draft worker that replicas share, and of the actor that keeps it.
-
-    They are on one node.
-    """
-    worker = _ranks_bundle(config, 1)
-    return {**worker, "CPU": round(worker["CPU"] + CPUS_PER_DRAFT_HOST, 4)}
+def shared_draft_bundle(config: ServeConfig) -> dict[str, float]:
+    """Return the resources of a draft worker that replicas share."""
+    return _ranks_bundle(config, 1)
 
 
 def service_bundles(config: ServeConfig) -> list[dict[str, float]]:
     """Return the resources of all replicas of a model, and of the draft workers that they share."""
     replicas = placement_bundles(config) * config.most_replicas
-    return replicas + [draft_host_bundle(config)] * config.num_shared_draft_workers
+    return replicas + [shared_draft_bundle(config)] * config.num_shared_draft_workers
 
 
 def _ranks_bundle(config: ServeConfig, num_ranks: int) -> dict[str, float]:
@@ -178,7 +173,7 @@ def _check_replicas(config: ServeConfig, num_cpus: int) -> None:
 
 def _cpus_for_replicas(config: ServeConfig, num_cpus: int) -> float:
     """Return the cores that the ControlPlane and shared draft workers leave."""
-    of_workers = config.num_shared_draft_workers * draft_host_bundle(config)["CPU"]
+    of_workers = config.num_shared_draft_workers * shared_draft_bundle(config)["CPU"]
     return num_cpus - CPUS_PER_CONTROL_PLANE - of_workers
 
 
@@ -205,7 +200,7 @@ def bundle_labels(config: ServeConfig) -> list[dict[str, str]] | None:
     return [target, target, draft][: len(placement_bundles(config))]
 
 
-def draft_host_labels(config: ServeConfig) -> list[dict[str, str]] | None:
+def shared_draft_labels(config: ServeConfig) -> list[dict[str, str]] | None:
     """Return the same for the bundle of a draft worker that replicas share."""
     return None if config.draft_labels is None else [node_labels(config.draft_labels)]
 
@@ -262,7 +257,7 @@ def require_placeable(configs: Sequence[ServeConfig], nodes: Sequence[Mapping[st
 def _needed_bundles(config: ServeConfig, nodes: Sequence[Mapping[str, Any]]) -> Iterator[_Bundle]:
     sizes = [(size, config.fewest_replicas) for size in placement_bundles(config)]
     if config.shares_draft_workers:
-        sizes.append((draft_host_bundle(config), config.num_shared_draft_workers))
+        sizes.append((shared_draft_bundle(config), config.fewest_shared_draft_workers))
     for index, (size, count) in enumerate(sizes):
         found = _with_labels(config, index, nodes)
         yield _Bundle(config, index, size, frozenset(node["NodeID"] for node in found), count)
@@ -273,7 +268,7 @@ def nodes_for(
 ) -> list[Mapping[str, Any]]:
     """Return the nodes that could hold the bundle of this index if they were empty."""
     is_shared = config.shares_draft_workers and index == DRAFT_BUNDLE
-    bundle = draft_host_bundle(config) if is_shared else placement_bundles(config)[index]
+    bundle = shared_draft_bundle(config) if is_shared else placement_bundles(config)[index]
     return [
         node
         for node in _with_labels(config, index, nodes)

@@ -1,45 +1,63 @@
-"""Seats of Routers at draft workers that several of them share, as the Routers see them."""
+"""Seats of Routers at draft workers that they share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-import ray
 import zmq
 
-from cluster.workers.group_spec import GroupSpec, RankPlace
+from cluster.workers.group_spec import RankPlace
 from cluster.workers.groups.ranks import RankLoss
 from cluster.workers.transport.transport import CurveKeys, Endpoint, StepSocket, connect
-from specdec.config.engine import DraftLimits
-from specdec.types.errors import DraftFailedError
 
 
 @dataclass(frozen=True)
 class SeatRequest:
-    """A Router that wants a seat. address: of its node. public_key: of its end of a TCP socket."""
+    """A Router that wants a seat. address: of its node. public_key: of its end of a TCP socket.
+
+    most_taken: seats that may be taken already, those of the report by which the Router has chosen.
+    is_move: whether it has a seat at another worker, and can wait.
+    """
 
     address: str
     public_key: bytes
+    is_move: bool = False
+    most_taken: int = 0
 
 
 @dataclass(frozen=True)
 class Seat:
-    """A socket that only the Router can connect to, and the blocks of its part of the KV pool."""
+    """A socket that only the Router can connect to, and the blocks of its part of the KV pool.
+
+    drafter, index: name of the worker, and of the seat there.
+    """
 
     endpoint: Endpoint
     num_blocks: int
+    drafter: str
+    index: int
 
 
-class DraftSeats(Protocol):
-    """The shared draft workers of a service."""
+@dataclass(frozen=True)
+class SeatUse:
+    """Use of a worker by the Router with a seat. share: see Drafter. step_s: mean draft time."""
 
-    def num_blocks(self, timeout_s: float) -> int:
-        """Return the blocks of a seat; wait for a worker. Raises DraftFailedError."""
+    share: float
+    step_s: float
 
-    def take(self, request: SeatRequest, timeout_s: float) -> Seat:
-        """Return a free seat; wait for one. Raises DraftFailedError after `timeout_s`."""
+
+@dataclass(frozen=True)
+class WorkerLoad:
+    """The load of a worker. num_taken: of its seats. utilization: part of the last seconds.
+
+    share: part of its time that a Router would have that joins. uses: of the Routers, by seat.
+    """
+
+    num_taken: int
+    utilization: float
+    share: float
+    uses: dict[int, SeatUse]
 
 
 class SeatRanks:
@@ -52,7 +70,7 @@ class SeatRanks:
 
     def __init__(self, seat: Seat, keys: CurveKeys, step_timeout_s: float) -> None:
         """keys: whose public key was in the request."""
-        self._seat = seat
+        self.seat = seat
         self._keys = keys
         self._step_timeout_s = step_timeout_s
 
@@ -63,7 +81,7 @@ class SeatRanks:
 
     def connect(self, context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[StepSocket]:
         """Yield the Router's end of the seat's socket. Raises OSError."""
-        yield connect(context, self._seat.endpoint, self._keys, self._step_timeout_s)
+        yield connect(context, self.seat.endpoint, self._keys, self._step_timeout_s)
 
     def loss(self) -> RankLoss | None:
         """Return None: the end of the worker closes the socket."""
@@ -74,18 +92,3 @@ class SeatRanks:
 
     def kill(self) -> None:
         """Do nothing, for the same reason."""
-
-
-def take_ranks(seats: DraftSeats, spec: GroupSpec) -> SeatRanks:
-    """Take a seat for this process. Raises DraftFailedError.
-
-    spec: with the limits by which the Router uses its blocks.
-    """
-    assert isinstance(spec.limits, DraftLimits), "the spec of a target"
-    keys = CurveKeys.generate()
-    request = SeatRequest(str(ray.util.get_node_ip_address()), keys.public)
-    seat = seats.take(request, spec.start_timeout_s)
-    if seat.num_blocks < spec.limits.num_blocks:
-        reason = f"a seat has {seat.num_blocks} blocks now, and this replica began with "
-        raise DraftFailedError(f"{reason}{spec.limits.num_blocks}; restart the replica")
-    return SeatRanks(seat, keys, spec.step_timeout_s)

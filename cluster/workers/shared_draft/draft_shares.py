@@ -44,7 +44,11 @@ class _Use:
 
     def recent(self, now_s: float) -> float:
         """Return the part of the last seconds in which it has used the device."""
-        return self.recent_s * math.exp((self.at_s - now_s) / _HORIZON_S) / _HORIZON_S
+        return self.recent_s * self.decay(now_s) / _HORIZON_S
+
+    def decay(self, now_s: float) -> float:
+        """Return the factor by which what was measured until `at_s` counts now."""
+        return math.exp((self.at_s - now_s) / _HORIZON_S)
 
 
 class DraftShares:
@@ -81,8 +85,8 @@ class DraftShares:
     def record(self, router: int, seconds: float, *, is_urgent: bool) -> None:
         """Record the seconds that the work of a Router has taken."""
         use, now_s = self._uses[router], self._clock()
-        use.recent_s = use.recent(now_s) * _HORIZON_S + seconds
-        use.at_s = now_s
+        decay, use.at_s = use.decay(now_s), now_s
+        use.recent_s = use.recent_s * decay + seconds
         use.virtual_s += seconds
         if is_urgent:
             use.urgent_s = _mean(use.urgent_s, seconds)
@@ -105,12 +109,30 @@ class DraftShares:
         ]
         return self.first(earlier) if earlier else None
 
-    def share(self, router: int) -> float:
-        """Return the part of the device's time that others leave, at least an even share."""
+    def share(self, router: int | None = None) -> float:
+        """Return the part of the device's time that others leave, at least an even share.
+
+        router: None for one that would join. From any thread, as the next two.
+        """
         now_s = self._clock()
-        others = [use.recent(now_s) for each, use in self._uses.items() if each != router]
+        others = [use.recent(now_s) for each, use in self._known() if each != router]
         num_active = sum(use > _LEAST_USE for use in others)
         return max(1 / (1 + num_active), 1 - sum(others))
+
+    def step_s(self) -> dict[int, float]:
+        """Return the mean seconds of the drafts that a step of each Router waits for.
+
+        Of one whose steps wait for none, of its drafts ahead; 0 without any.
+        """
+        return {each: use.urgent_s or use.typical_s for each, use in self._known()}
+
+    def utilization(self) -> float:
+        """Return the part of the last seconds in which the device was used."""
+        now_s = self._clock()
+        return min(1.0, sum(use.recent(now_s) for _, use in self._known()))
+
+    def _known(self) -> tuple[tuple[int, _Use], ...]:
+        return tuple(self._uses.items())  # atomic, as other threads need it
 
     def _due_s(self, each: Waiting) -> float:
         """Return when work is due by virtual time; for a step, earlier by the time that it takes.

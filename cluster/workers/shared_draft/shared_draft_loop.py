@@ -6,6 +6,7 @@ Each Router has a seat: a separate socket, a partition of the KV pool, and its s
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -33,6 +34,9 @@ SEAT_TIMEOUT_S = 30.0
 
 _SEND_TIMEOUT_S = 1.0
 """A Router that does not read an answer for so long loses its seat: the others wait."""
+
+_SETTLE_S = 3.0
+"""Time between two Routers that move here: the use by the first one is measured then."""
 
 _CHECK_PERIOD_MS = 1000
 
@@ -79,11 +83,12 @@ class SharedDraftLoop:
         self._num_seats = num_seats
         self._num_blocks = num_blocks
         self._clock = clock
-        self._shares = DraftShares(clock)
+        self.shares = DraftShares(clock)
         self._seats: dict[int, _Seat] = {}
         self._running: set[int] = set()  # seats whose message is executed; all but one are paused
         self._left: list[DraftPartition] = []  # whose sequences are still on the worker
-        self._lock = threading.Lock()  # of the next two
+        self._lock = threading.Lock()  # of the next three
+        self._moved_at_s = -math.inf
         self._taken: set[int] = set()  # seats
         self._admitted: list[_Seat] = []  # that are not polled yet
         self._wake_read, self._wake_write = os.pipe()
@@ -97,24 +102,30 @@ class SharedDraftLoop:
         """Number of seats that are taken."""
         return len(self._taken)
 
-    def admit(self, listen: Callable[[int], Listener]) -> Endpoint | None:
-        """Open a socket for a Router, which has to connect; None if all seats are taken.
+    def admit(
+        self, listen: Callable[[], Listener], most_taken: int, *, is_move: bool = False
+    ) -> tuple[int, Endpoint] | None:
+        """Open a socket for a Router, which has to connect; return the number of its seat with it.
 
-        listen: opens it, given the number of the seat.
+        Returns None if none is free or more than `most_taken` are taken, and shortly after another
+        Router has moved here. listen: opens the socket. is_move: see SeatRequest.
         """
         with self._lock:
-            free = set(range(self._num_seats)) - self._taken
-            if not free or self._is_stopped:
+            free, now_s = set(range(self._num_seats)) - self._taken, self._clock()
+            is_early = is_move and now_s - self._moved_at_s < _SETTLE_S
+            if not free or len(self._taken) > most_taken or is_early or self._is_stopped:
                 return None
+            if is_move:
+                self._moved_at_s = now_s
             index = min(free)
-            listener = listen(index)
+            listener = listen()
             partition = DraftPartition(index, self._num_seats, self._num_blocks)
-            steps = DraftSteps(self._runner, 0, partition, lambda: self._shares.share(index))
+            steps = DraftSteps(self._runner, 0, partition, lambda: self.shares.share(index))
             worker = ModelWorker(self._runner, steps, index)
             self._taken.add(index)
             self._admitted.append(_Seat(index, partition, listener, worker, self._clock()))
         self._wake()
-        return listener.endpoint
+        return index, listener.endpoint
 
     def stop(self) -> None:
         """End `run` after the present message."""
@@ -129,7 +140,7 @@ class SharedDraftLoop:
                 self._receive(0 if waiting else _CHECK_PERIOD_MS)
                 self._release_left()
                 if waiting := self._waiting():
-                    self._execute(self._seats[self._shares.first(waiting)])
+                    self._execute(self._seats[self.shares.first(waiting)])
                 self._drop_silent()
         finally:
             self._is_stopped = True
@@ -147,7 +158,7 @@ class SharedDraftLoop:
             admitted, self._admitted = self._admitted, []
         for seat in admitted:
             self._seats[seat.index] = seat
-            self._shares.join(seat.index)
+            self.shares.join(seat.index)
 
     def _release_left(self) -> None:
         """Release the sequences of Routers that have left, between two messages of others."""
@@ -195,7 +206,7 @@ class SharedDraftLoop:
             self._drop(seat, "has left")
         elif frames != serialization.HEARTBEAT:
             if not seat.messages:
-                self._shares.wait(seat.index)
+                self.shares.wait(seat.index)
             seat.messages.append(frames)
 
     def _execute(self, seat: _Seat) -> None:
@@ -214,7 +225,7 @@ class SharedDraftLoop:
                 if seat.messages or not self._has(seat):
                     return True
                 ran_s = self._clock() - began_at_s - paused_s
-                other = self._shares.due_before(seat.index, ran_s, self._waiting())
+                other = self.shares.due_before(seat.index, ran_s, self._waiting())
                 if other is None or other in self._running:  # then those of another have to end
                     return other is not None
                 paused_at_s = self._clock()
@@ -233,7 +244,7 @@ class SharedDraftLoop:
         if self._has(seat):
             seat.received_at_s = self._clock()  # until then it may have waited for the answer
             seconds = seat.received_at_s - began_at_s - paused_s
-            self._shares.record(seat.index, seconds, is_urgent=is_urgent)
+            self.shares.record(seat.index, seconds, is_urgent=is_urgent)
 
     def _has(self, seat: _Seat) -> bool:
         """Return whether a Router still has its seat."""
@@ -286,7 +297,7 @@ class SharedDraftLoop:
             self._poller.unregister(pollable)
             del self._seat_of[pollable]
         del self._seats[seat.index]
-        self._shares.leave(seat.index)
+        self.shares.leave(seat.index)
         if seat.socket is not None:
             seat.socket.close()
         seat.listener.close()

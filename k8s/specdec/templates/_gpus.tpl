@@ -22,6 +22,9 @@ the number of workers. A draft that shares the target's GPU is not among them.
 {{- $most := include "specdec.mostReplicas" $model | int -}}
 {{- $part = dict "model" $index "replicas" (div (add $most $perWorker -1) $perWorker) -}}
 {{- end -}}
+{{- if gt (int $model.draft.maxWorkers) 0 -}}
+{{- $part = dict "model" $index "replicas" (int $model.draft.minWorkers) -}}
+{{- end -}}
 {{- $parts = append $parts (merge (dict "kind" "draft" "at" (printf "models[%d].speculativeConfig.draft_tensor_parallel_size" $index) "labels" (default "" $placement.draft_labels) "ranks" $ranks) $part) -}}
 {{- end -}}
 {{- end -}}

@@ -42,6 +42,11 @@ applications:
 {{- if gt (int .model.draft.replicasPerWorker) 1 -}}
 {{- $_ := set $args "replicas_per_draft_worker" .model.draft.replicasPerWorker -}}
 {{- end -}}
+{{- if gt (int .model.draft.maxWorkers) 0 -}}
+{{- $_ := set $args "min_draft_workers" .model.draft.minWorkers -}}
+{{- $_ := set $args "max_draft_workers" .model.draft.maxWorkers -}}
+{{- $_ := set $args "target_draft_utilization" .model.draft.targetUtilization -}}
+{{- end -}}
 {{- with .model.autoscaling -}}
 {{- if .enabled -}}
 {{- $_ := set $args "min_replicas" .minReplicas -}}

@@ -41,6 +41,21 @@ the value, and ends with the fix.
 {{- fail (printf "%s.draft.replicasPerWorker: %d is more than the number of replicas (%s); lower it, or add replicas" $at $perWorker (include "specdec.mostReplicas" $model)) -}}
 {{- end -}}
 {{- end -}}
+{{- $maxWorkers := int $model.draft.maxWorkers -}}
+{{- if gt $maxWorkers 0 -}}
+{{- if ne (include "specdec.draftRanks" $model | int) 1 -}}
+{{- fail (printf "%s.draft.maxWorkers: %d needs a speculativeConfig with the method draft_model and one rank; change that, or write 0" $at $maxWorkers) -}}
+{{- end -}}
+{{- if gt (int $model.draft.minWorkers) $maxWorkers -}}
+{{- fail (printf "%s.draft.minWorkers: %d must be at most maxWorkers (%d); lower it, or raise maxWorkers" $at (int $model.draft.minWorkers) $maxWorkers) -}}
+{{- end -}}
+{{- if and (gt $maxWorkers (include "specdec.mostReplicas" $model | int)) (lt (int $model.draft.minWorkers) $maxWorkers) -}}
+{{- fail (printf "%s.draft.maxWorkers: %d is more than the number of replicas (%s); lower it, or add replicas" $at $maxWorkers (include "specdec.mostReplicas" $model)) -}}
+{{- end -}}
+{{- if gt $perWorker 1 -}}
+{{- fail (printf "%s.draft.maxWorkers: %d cannot be combined with replicasPerWorker; write 1 there" $at $maxWorkers) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (eq $model.device "cuda") (ne (default "none" $model.settings.quantization) "none") -}}
 {{- fail (printf "%s.settings.quantization: %s is supported on CPUs only; remove it, or set %s.device to cpu" $at $model.settings.quantization $at) -}}
 {{- end -}}

@@ -138,14 +138,13 @@ class Counts(Additive):
     accepted_by_position, drafted_by_position: draft tokens by position, first to last; drafted
         tokens whether accepted or not; the siblings of a tree count as one. drafted_by_method,
         accepted_by_method: the same for each drafting method, STRUCTURED_OUTPUT included.
-    decisions: steps by the reason of their decision. decided_lengths: steps by draft length, 0
-        first.
+    decisions: steps by their reason. decided_lengths: steps by draft length, 0 first.
     histograms: by metric name. ended: requests by finish reason. failed: calls by gRPC status code.
     num_cached_tokens: prompt tokens found in the prefix cache.
     num_prefill_chunks: rows that left a part of the prompt uncomputed.
     num_lookahead_tokens: guesses run after the drafts by lookahead decoding.
     num_catch_up_tokens: tokens that the draft model computed to catch up. num_late_drafts: steps
-        that went on without the drafts of a slow draft worker.
+        without the drafts of a slow draft worker. num_draft_moves: to other draft workers.
     num_target_restarts, num_draft_restarts: restarts of each model's workers.
     num_steps_ahead: steps begun before the result of the previous one was collected.
     drafts_by_version: drafts of the target's head by its version, of the versions that are
@@ -211,6 +210,7 @@ class Counts(Additive):
     server_latencies: Mapping[str, Mapping[str, Mapping[str, HistogramCounts]]] = field(
         default_factory=dict
     )
+    num_draft_moves: int = 0
 
 
 class DraftCounter:

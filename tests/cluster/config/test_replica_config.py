@@ -1,3 +1,4 @@
+# Modules: cluster.config.draft_workers
 """Settings of replicas, and of the draft workers that they share."""
 
 import pytest
@@ -43,6 +44,8 @@ SEVERAL = {"ingress": "serve", "num_replicas": 5}
         ({"replicas_per_draft_worker": 2}, 3),
         ({"replicas_per_draft_worker": 5}, 1),
         ({"replicas_per_draft_worker": 4, "num_replicas": 1, "max_replicas": 9}, 3),
+        ({"max_draft_workers": 3}, 3),
+        ({"min_draft_workers": 7, "max_draft_workers": 7}, 7),
     ],
 )
 def test_replicas_share_draft_workers_at_the_highest_load(settings, num_workers):
@@ -50,6 +53,39 @@ def test_replicas_share_draft_workers_at_the_highest_load(settings, num_workers)
     assert config.num_shared_draft_workers == num_workers
     assert config.shares_draft_workers is (num_workers > 0)
     assert config.num_spare_ranks == (num_workers == 0)
+
+
+def test_a_worker_of_a_pool_has_a_seat_for_every_replica():
+    scaled = {"ingress": "serve", "min_replicas": 2, "max_replicas": 9}
+    pool = {"min_draft_workers": 2, "max_draft_workers": 3}
+    config = ServeConfig(**scaled, **pool, speculative_config=DRAFT)
+    assert config.num_draft_seats == 9
+    assert (config.fewest_shared_draft_workers, config.num_shared_draft_workers) == (2, 3)
+    fixed = ServeConfig(**SEVERAL, replicas_per_draft_worker=2, speculative_config=DRAFT)
+    assert fixed.num_draft_seats == 2
+    assert (fixed.fewest_shared_draft_workers, fixed.num_shared_draft_workers) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("speculation", "settings", "message"),
+    [
+        (None, {"max_draft_workers": 2}, "max_draft_workers is 2.*left out unless speculative"),
+        (DRAFT, {"max_draft_workers": 2, "min_draft_workers": 3}, "at least 3"),
+        (DRAFT, {"min_draft_workers": 3}, "min_draft_workers is 3.*left out unless max_draft"),
+        (DRAFT, {"target_draft_utilization": 0.5}, "left out unless max_draft_workers is given"),
+        (
+            DRAFT,
+            {"max_draft_workers": 2, "replicas_per_draft_worker": 2},
+            "replicas_per_draft_worker is 2.*a seat for every replica",
+        ),
+        (DRAFT, {"max_draft_workers": 2, "target_draft_utilization": 0}, "above 0"),
+        (DRAFT, {"max_draft_workers": 2, "target_draft_utilization": 1}, "below 1"),
+        (DRAFT, {"max_draft_workers": 6}, r"max_draft_workers is 6.*number of replicas \(5\)"),
+    ],
+)
+def test_settings_of_a_pool_that_exclude_each_other_are_refused(speculation, settings, message):
+    with pytest.raises(InvalidValueError, match=message):
+        ServeConfig(**SEVERAL, speculative_config=speculation, **settings)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ class Group:
     poll_busy = lambda self: False  # noqa: E731
 
     def __init__(self, spec, placement):
-        assert placement in (PLACEMENT, None), "None for a seat at a shared worker"
+        assert placement is PLACEMENT
         self.spec = spec
         self.ranks = SimpleNamespace(places=[RankPlace("here", 7, None)])
         self.error = None
@@ -301,24 +301,25 @@ class OneSeat:
         return 40
 
     def take(self, request, timeout_s):
-        return Seat(Endpoint("ipc:///seat"), 40)
+        return Seat(Endpoint("ipc:///seat"), 40, "w", 0)
 
 
 def test_a_replica_with_a_seat_starts_no_draft_ranks(tiny_model_dir, started, monkeypatch):
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.1")
-    placements = []
-    make_draft = started.make_draft
-    monkeypatch.setattr(
-        "cluster.workers.groups.worker_group.WorkerGroup",
-        lambda role, spec, placement, ranks: (
-            placements.append((placement, ranks.are_shared)) or make_draft(role, spec, placement)
-        ),
-    )
+    connected = []
+
+    def connect(role, spec, placement, ranks):
+        assert placement is None
+        connected.append((spec.limits.num_blocks, ranks.are_shared))
+        return SimpleNamespace(ranks=ranks, patience=None, close=lambda: None)
+
+    monkeypatch.setattr("cluster.workers.shared_draft.pool_supervisor.WorkerGroup", connect)
     models = models_of(tiny_model_dir, SpeculativeConfig.of("draft_model", 3))
     models._seats = OneSeat()
     models.load(PLACEMENT)
-    assert placements == [(None, True)]
-    assert models._plan.draft.num_blocks == started.draft[0].spec.limits.num_blocks == 40
+    assert connected == [(40, True)]
+    assert started.draft == []
+    assert models._plan.draft.num_blocks == 40
     models.close()
 
 

@@ -6,7 +6,7 @@ from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from ray.serve.config import AutoscalingContext
 
 from cluster.config.serve_config import ServeConfig
-from cluster.serve.autoscaling import OPEN_REQUESTS, autoscaling_config, num_replicas
+from cluster.serve.autoscaling import LOAD, autoscaling_config, num_replicas
 
 CONFIG = ServeConfig(
     ingress="serve",
@@ -30,7 +30,7 @@ def context(loads, current=None, *, now_s=0.0, state=None, ongoing=0.0):
         running_replicas=[],
         total_num_requests=ongoing,
         total_queued_requests=0.0,
-        aggregated_metrics={OPEN_REQUESTS: dict(enumerate(loads))} if loads else {},
+        aggregated_metrics={LOAD: dict(enumerate(loads))} if loads else {},
         raw_metrics={},
         capacity_adjusted_min_replicas=1,
         capacity_adjusted_max_replicas=8,

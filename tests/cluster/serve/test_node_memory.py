@@ -9,7 +9,6 @@ from cluster.control.peers import ROUTER
 from cluster.serve import node_memory
 from cluster.serve.node_memory import (
     NodeShares,
-    draft_host_bytes,
     node_shares,
     replica_memory,
 )
@@ -162,12 +161,3 @@ def test_shared_draft_workers_count_on_the_nodes_where_they_may_be(shares):
     ]
     labels = {"target_labels": "role=t", "draft_labels": "role=d"}
     assert shares(apart, **SHARED, **labels) == NodeShares(1, 2)
-
-
-def test_the_memory_of_a_shared_draft_worker_is_that_of_its_node(monkeypatch):
-    monkeypatch.setattr(node_memory, "placement_group_table", lambda _: {"bundles_to_node_id": {}})
-    monkeypatch.setattr(node_memory, "_bundle_bytes", lambda *_: 12)
-    on_cpus = config_of(ingress="serve", **SHARED)
-    assert draft_host_bytes(on_cpus, None, NodeShares(1, 3)) == 4
-    on_gpus = config_of("cuda", ingress="serve", **SHARED)
-    assert draft_host_bytes(on_gpus, None, NodeShares(1, 3)) == 12

@@ -44,6 +44,7 @@ class ThreadedWorker:
         self.runner = load_draft_runner(model_dir, "float32", limits, TensorParallelGroup(), None)
         self.loop = SharedDraftLoop(self.runner, num_seats, LIMITS.num_blocks, clock)
         self.directory = Path(tempfile.mkdtemp(prefix="specdec-test-"))
+        self.num_blocks = LIMITS.num_blocks  # that a seat claims
         self._transport, self._numbers = transport, itertools.count()
         self.error = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -62,10 +63,24 @@ class ThreadedWorker:
     def seat_ranks(self):
         """Return a new seat, or raise DraftFailedError."""
         keys = CurveKeys.generate()
-        endpoint = self.loop.admit(lambda _: self.listener(keys.public))
-        if endpoint is None:
+        seat = self.admit(keys.public)
+        if seat is None:
             raise DraftFailedError("all seats are taken")
-        return SeatRanks(Seat(endpoint, LIMITS.num_blocks), keys, 60.0)
+        return SeatRanks(seat, keys, 60.0)
+
+    def admit(self, public_key, most_taken=9, *, is_move=False, name="w"):
+        """Return a new seat, or None."""
+        admitted = self.loop.admit(lambda: self.listener(public_key), most_taken, is_move=is_move)
+        if admitted is None:
+            return None
+        index, endpoint = admitted
+        return Seat(endpoint, self.num_blocks, name, index)
+
+    def pause(self):
+        """Stop answering, as a process does after SIGSTOP."""
+        self._draft, lock = self.runner.draft, threading.Event()
+        self.resume = lock.set
+        self.runner.draft = lambda step: (lock.wait(60), self._draft(step))[1]
 
     def stop(self):
         self.loop.stop()
@@ -102,7 +117,7 @@ class ProcessWorker:
             address = self.process.stdout.readline().strip()
         if not address:
             raise DraftFailedError("no seat")
-        return SeatRanks(Seat(Endpoint(address), LIMITS.num_blocks), keys, 60.0)
+        return SeatRanks(Seat(Endpoint(address), LIMITS.num_blocks, "w", 0), keys, 60.0)
 
     def _start(self):
         self.num_started += 1
@@ -126,9 +141,8 @@ def main(model_dir):
     """Admit a Router for each line of standard input, which has its public key."""
     worker = ThreadedWorker(Path(model_dir))
     for line in sys.stdin:
-        key = line.strip().encode()
-        endpoint = worker.loop.admit(lambda _, key=key: worker.listener(key))
-        print(endpoint.address if endpoint else "", flush=True)
+        seat = worker.admit(line.strip().encode())
+        print(seat.endpoint.address if seat else "", flush=True)
 
 
 if __name__ == "__main__":

@@ -48,11 +48,25 @@ def test_a_new_size_may_share_the_limit_of_the_slowest_other():
     assert shared.limit_s(1) == 1.0
 
 
-def test_one_slow_step_hardly_raises_a_limit_by_the_median():
+def test_one_slow_step_does_not_raise_a_limit_by_the_median():
     patience = StepDeadline(0.1, 10.0, 5.0, median)
     assert after(patience, 1, 0.1) == 0.5
     patience.record(1, 2.0)
     assert patience.limit_s(1) == 0.5
+
+
+def test_steps_that_stay_late_are_measured_again():
+    patience = StepDeadline(0.1, 10.0, 5.0, median, shares_sizes=True)
+    assert after(patience, 1, 0.03) == after(patience, 8, 0.03) == pytest.approx(0.15)
+    for _ in range(MIN_SAMPLES - 1):
+        patience.record_late()
+    patience.record(1, 0.03)
+    for _ in range(MIN_SAMPLES - 1):
+        patience.record_late()
+        assert patience.limit_s(1) == pytest.approx(0.15), "not that many in a row"
+    patience.record_late()
+    assert (patience.limit_s(1), patience.limit_s(8)) == (10.0, 10.0)
+    assert after(patience, 1, 0.2) == 1.0
 
 
 def test_the_least_limit_does_not_exceed_the_full_one():

@@ -62,6 +62,8 @@ def ahead_draft(row):
 class ThreadRanks:
     """One rank, a thread that answers while `is_running`, `delay_s` late."""
 
+    are_shared = False
+
     def __init__(self, answer, directory):
         listener = UnixListener(directory / "rank")
         self._socket = UnixSocket.connect(directory / "rank", 60.0)

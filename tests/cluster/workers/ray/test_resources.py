@@ -13,13 +13,13 @@ from cluster.workers.ray.resources import (
     bundle_labels,
     check_ranks,
     check_together,
-    draft_host_bundle,
-    draft_host_labels,
     gpus_per_rank,
     memory_per_replica,
     placement_bundles,
     require_placeable,
     service_bundles,
+    shared_draft_bundle,
+    shared_draft_labels,
     total,
 )
 from specdec.config.speculation.speculative import SpeculativeConfig
@@ -299,8 +299,8 @@ SHARED = {**DRAFTING, "num_replicas": 4, "ingress": "serve", "replicas_per_draft
 def test_replicas_that_share_draft_workers_reserve_none_themselves():
     config = ServeConfig(**SHARED)
     assert placement_bundles(config) == [{"CPU": 0.2}, {"CPU": 0.35}]
-    assert draft_host_bundle(config) == {"CPU": 0.45}
-    assert total(service_bundles(config)) == {"CPU": pytest.approx(4 * 0.55 + 2 * 0.45)}
+    assert shared_draft_bundle(config) == {"CPU": 0.35}
+    assert total(service_bundles(config)) == {"CPU": pytest.approx(4 * 0.55 + 2 * 0.35)}
     on_gpus = ServeConfig(**{**SHARED, "device": "cuda"})
     assert total(service_bundles(on_gpus))["GPU"] == 4 + 2
 
@@ -308,11 +308,11 @@ def test_replicas_that_share_draft_workers_reserve_none_themselves():
 def test_shared_draft_workers_are_placed_by_the_labels_of_drafts():
     config = ServeConfig(**{**SHARED, "ray_address": "auto"}, draft_labels="role=d")
     assert bundle_labels(config) == [{}, {}]
-    assert draft_host_labels(config) == [{"role": "d"}]
+    assert shared_draft_labels(config) == [{"role": "d"}]
     wide = {"NodeID": "a", "Alive": True, "Labels": {}, "Resources": {"CPU": 16}}
-    with pytest.raises(InvalidValueError, match=r"draft_labels is 'role=d'.*0\.45 CPU"):
+    with pytest.raises(InvalidValueError, match=r"draft_labels is 'role=d'.*0\.35 CPU"):
         require_placeable([config], [wide])
     narrow = {**wide, "NodeID": "b", "Labels": {"role": "d"}, "Resources": {"CPU": 0.5}}
-    with pytest.raises(InvalidValueError, match=r"draft_labels is 'role=d'.* 0\.9 CPU together"):
+    with pytest.raises(InvalidValueError, match=r"draft_labels is 'role=d'.* 0\.7 CPU together"):
         require_placeable([config], [wide, narrow])
     require_placeable([config], [wide, {**narrow, "Resources": {"CPU": 0.9}}])

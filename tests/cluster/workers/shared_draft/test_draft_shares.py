@@ -77,7 +77,7 @@ class ClockedLoop(SharedDraftLoop):
         first_s = self.clock.now_s
         self._due = [(first_s + 0.0001 * index, index) for index in range(len(routers))]
         for _ in routers:
-            self.admit(lambda _: SimpleNamespace(endpoint=None, close=lambda: None))
+            self.admit(lambda: SimpleNamespace(endpoint=None, close=lambda: None), len(routers))
         self._seat_admitted()
         for index, router in enumerate(routers):
             self._seats[index].socket = SimpleNamespace(
@@ -100,7 +100,7 @@ class ClockedLoop(SharedDraftLoop):
             router.sent_at_s, seat.received_at_s = at_s, at_s
             router.num_steps += 1
             if not seat.messages:
-                self._shares.wait(index)
+                self.shares.wait(index)
             seat.messages.append(router.message(router.num_steps))
             if not router.num_drafts:
                 heapq.heappush(self._due, (at_s + router.target_s, index))
@@ -202,3 +202,22 @@ def test_the_share_of_a_router_is_what_the_others_leave():
     assert shares.share(1) == 0.5, "an even share is left in any case"
     shares.leave(0)
     assert shares.share(1) == 1
+
+
+def test_the_load_of_a_device_is_known_by_router():
+    clock = Clock()
+    shares = DraftShares(clock)
+    assert shares.utilization() == 0
+    assert shares.share() == 1
+    for router in (0, 1):
+        shares.join(router)
+    for _ in range(400):  # 0.4 s of each second, in messages of 10 ms
+        clock.now_s += 0.025
+        shares.record(0, 0.01, is_urgent=True)
+    assert shares.utilization() == pytest.approx(0.4, abs=0.02)
+    assert shares.share() == pytest.approx(0.6, abs=0.02), "of one that would join"
+    assert shares.share(0) == 1, "no other one drafts"
+    assert shares.step_s() == {0: pytest.approx(0.01), 1: 0}
+    clock.now_s += 10
+    assert shares.utilization() < 0.001
+    assert shares.step_s()[0] == pytest.approx(0.01), "of the last messages"

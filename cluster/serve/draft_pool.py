@@ -1,0 +1,172 @@
+"""Draft workers that several replicas share, as a Ray Serve deployment.
+
+Each replica of the deployment is one worker, and Serve replaces one that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray import serve
+
+from cluster.config.serve_config import ServeConfig
+from cluster.control.peers import DRAFT_POOL
+from cluster.observability import logs
+from cluster.replica.group_specs import draft_spec
+from cluster.serve.autoscaling import LOAD, scaling
+from cluster.serve.node_memory import node_shares
+from cluster.serve.start_errors import refusing_repeatable
+from cluster.workers.group_spec import GroupSpec, log_progress
+from cluster.workers.groups.ranks import RANK_ENVIRONMENT
+from cluster.workers.ray.resources import (
+    CPUS_PER_WORKER,
+    FoundByDriver,
+    gpus_per_rank,
+    memory_per_replica,
+    shared_draft_bundle,
+    shared_draft_labels,
+)
+from cluster.workers.shared_draft.draft_seats import Seat, SeatRequest
+from cluster.workers.shared_draft.pool_seats import WorkerReport
+from cluster.workers.shared_draft.shared_draft_worker import SharedDraftWorker
+from specdec.config.engine import DraftLimits
+from specdec.engine.memory.memory_plan import memory_plan
+from specdec.engine.memory.shared_draft_memory import seat_bytes, seat_limits
+from specdec.engine.models.model_detection import with_detected_models
+from specdec.engine.models.model_resolution import resolve_models, with_resolved_dtype
+from specdec.speculation.proposers import DraftVocabulary
+from specdec.types.errors import InvalidValueError
+
+_MAX_ONGOING_REQUESTS = 1000
+_HEALTH_CHECK_PERIOD_S = 3.0
+_SHUTDOWN_TIMEOUT_S = 5.0
+_DRAIN_POLL_S, _NUM_DRAIN_POLLS = 0.1, 40
+"""A Router needs up to three looks to leave a worker, of one second each."""
+
+
+class DraftPoolReplica:
+    """A shared draft worker. Its constructor returns when the worker is warm."""
+
+    _worker: SharedDraftWorker | None = None
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: Mapping[str, Any], found: FoundByDriver | None
+    ) -> None:
+        """Start the worker; the arguments are those of RouterReplica."""
+        serve_config = ServeConfig.from_mapping(config)
+        logs.configure(serve_config.logs)
+        context = serve.get_replica_context()
+        self._name = context.replica_id.unique_id
+        own_id = ray.get_runtime_context().get_node_id()
+        [node] = [each for each in ray.nodes() if each["NodeID"] == own_id]
+        self._address, self._port = node["NodeManagerAddress"], int(node["NodeManagerPort"])
+        self._seat_bytes: int | None = None
+        self._num_blocks = 0
+        with refusing_repeatable(found):
+            await asyncio.to_thread(self._start, serve_config, context.app_name, found)
+
+    def _start(self, config: ServeConfig, application: str, found: FoundByDriver | None) -> None:
+        num_seats = config.num_draft_seats
+        if found is None:
+            config = with_detected_models(config, log_progress)
+            directories = resolve_models(config, log_progress)
+            models, num_sharing = directories.configs(), node_shares(config, application).draft
+            worker_bytes = memory_per_replica(config, num_sharing)
+            self._seat_bytes = seat_bytes(config, models, worker_bytes, num_seats)
+            limits = seat_limits(config, models, self._seat_bytes)
+        else:
+            directories, models = found.directories, found.directories.configs()
+            num_sharing = found.num_sharing
+            plan = memory_plan(with_resolved_dtype(config, models), models, found.memory_bytes)
+            assert plan.draft is not None, "no draft model is configured"
+            limits = seat_of_plan(config, plan.draft)
+        self._num_blocks = limits.num_blocks
+        assert directories.draft is not None, "no draft model was found"
+        vocabulary = DraftVocabulary.between(
+            directories.draft, directories.target, config.model_options
+        )
+        config = with_resolved_dtype(config, models)
+        self._begin(draft_spec(config, directories, limits, vocabulary, num_sharing), num_seats)
+
+    def _begin(self, spec: GroupSpec, num_seats: int) -> None:
+        worker = SharedDraftWorker(spec, num_seats, self._name)
+        worker.wait_until_warm()
+        self._worker = worker
+
+    async def report(self) -> WorkerReport | None:
+        """Describe this worker; None until it is warm."""
+        if self._worker is None:
+            return None
+        place = self._name, self._address, self._port
+        return WorkerReport(*place, self._num_blocks, self._seat_bytes, self._worker.load())
+
+    async def admit_if_addressed(self, name: str, request: SeatRequest) -> Seat | None:
+        """Return a seat at this worker; None if another one is meant, or there is none."""
+        if name != self._name or self._worker is None:
+            return None
+        return await asyncio.to_thread(self._worker.admit, request)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the load for cluster.serve.autoscaling; Serve calls this every few seconds."""
+        return {LOAD: 0.0 if self._worker is None else self._worker.load().utilization}
+
+    async def __del__(self) -> None:
+        """End the worker when its Routers have left it; Serve calls this when the replica stops.
+
+        They no longer see its reports then, and take seats at other workers.
+        """
+        if self._worker is None:
+            return
+        for _ in range(_NUM_DRAIN_POLLS):
+            if not self._worker.load().num_taken:
+                break
+            await asyncio.sleep(_DRAIN_POLL_S)
+        self._worker.stop()
+
+
+def seat_of_plan(config: ServeConfig, limits: DraftLimits) -> DraftLimits:
+    """Return the limits of a seat, where one machine has the seats of a replica at all workers.
+
+    limits: of the replica's plan. Raises InvalidValueError for seats that cannot hold one sequence.
+    """
+    num_workers = config.num_shared_draft_workers
+    num_seats = max(1, num_workers * config.num_draft_seats // config.most_replicas)
+    num_blocks = limits.num_blocks // num_seats
+    of_sequence = -(-limits.max_model_len // limits.block_size)
+    if num_blocks < of_sequence:
+        limit = f"at most {limits.num_blocks // of_sequence}, for whose seats the memory is enough"
+        raise InvalidValueError("max_draft_workers", num_workers, limit)
+    return replace(limits, num_blocks=num_blocks)
+
+
+def draft_pool(config: ServeConfig, found: FoundByDriver | None) -> serve.Application:
+    """Bind the draft workers that the replicas of a model share."""
+    fewest, most = config.fewest_shared_draft_workers, config.num_shared_draft_workers
+    deployment = serve.deployment(DraftPoolReplica).options(
+        name=DRAFT_POOL,
+        ray_actor_options={
+            "num_cpus": CPUS_PER_WORKER,
+            "num_gpus": gpus_per_rank(config),
+            "runtime_env": {"env_vars": RANK_ENVIRONMENT},
+        },
+        placement_group_bundles=[shared_draft_bundle(config)],
+        placement_group_bundle_label_selector=shared_draft_labels(config),
+        placement_group_strategy="PACK",
+        num_replicas=most if fewest == most else None,
+        autoscaling_config=None
+        if fewest == most
+        else scaling(config, fewest, most, config.target_draft_utilization),
+        max_ongoing_requests=_MAX_ONGOING_REQUESTS,
+        health_check_period_s=_HEALTH_CHECK_PERIOD_S,
+        logging_config={
+            "log_level": logs.SERVE_LEVELS[config.log_level],
+            "enable_access_log": False,
+        },
+        graceful_shutdown_timeout_s=_SHUTDOWN_TIMEOUT_S,
+        graceful_shutdown_wait_loop_s=0.1,
+    )
+    return deployment.bind(config.to_mapping(), found)

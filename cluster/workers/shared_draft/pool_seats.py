@@ -1,0 +1,149 @@
+"""Shared draft workers as a Router sees them: load, distance, seats."""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from cluster.workers.shared_draft.draft_seats import Seat, SeatRequest, SeatUse, WorkerLoad
+from cluster.workers.shared_draft.drafter_choice import Drafter, by_expected_cost
+from specdec.types.errors import DraftFailedError
+
+logger = logging.getLogger(__name__)
+
+AnswerT = TypeVar("AnswerT")
+
+_ANSWER_TIMEOUT_S = 1.0
+"""A stopped worker does not answer, and the others' answers wait for it."""
+
+_POLL_S = 0.5
+_NUM_ROUND_TRIPS = 8
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """A worker. port: of the node's raylet at `address`. num_blocks: of each seat.
+
+    seat_bytes: memory that the plan of a Router may count on; None where all are on one machine,
+        whose memory the Router divides.
+    """
+
+    name: str
+    address: str
+    port: int
+    num_blocks: int
+    seat_bytes: int | None
+    load: WorkerLoad
+
+
+class PoolSeats:
+    """Seats at the draft workers of an application. Call it from a thread without a loop.
+
+    clock, sleep: in seconds.
+    """
+
+    def __init__(
+        self,
+        workers: Any,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        connect: Callable[[tuple[str, int]], float] | None = None,
+    ) -> None:
+        """workers: a handle of the deployment. connect: returns the seconds of a connection."""
+        self._workers = workers
+        self._clock = clock
+        self._sleep = sleep
+        self._connect = connect or partial(_connection_s, clock)
+        self._round_trips_s: dict[tuple[str, int], deque[float]] = {}
+
+    def take(self, request: SeatRequest, timeout_s: float) -> Seat:
+        """Return a free seat; wait for one. Raises DraftFailedError after `timeout_s`."""
+        ends_at_s = self._clock() + timeout_s
+        while True:
+            drafters = (self._drafter(each, request.address) for each in self._reports())
+            for drafter in by_expected_cost(drafters):
+                if (seat := self.take_at(drafter, request)) is not None:
+                    return seat
+            self._wait(ends_at_s, f"no shared draft worker had a free seat within {timeout_s:g} s")
+
+    def take_at(self, drafter: Drafter, request: SeatRequest) -> Seat | None:
+        """Return a seat at one worker, or None if it does not give one now."""
+        request = replace(request, most_taken=drafter.num_others)
+        seats = self._answers("admit_if_addressed", Seat, drafter.name, request)
+        return seats[0] if seats else None
+
+    def look(self, seat: Seat) -> tuple[list[Drafter], SeatUse | None]:
+        """Return the workers as the Router with a seat sees them, and its use of that one."""
+        own_address = str(ray.util.get_node_ip_address())
+        drafters, use = [], None
+        for report in self._reports():
+            drafter = self._drafter(report, own_address)
+            if report.name == seat.drafter:
+                use = report.load.uses.get(seat.index)
+                share = drafter.share if use is None else use.share
+                drafter = replace(drafter, num_others=drafter.num_others - 1, share=share)
+            drafters.append(drafter)
+        return drafters, use
+
+    def num_blocks(self, timeout_s: float) -> int:
+        """Return the blocks of a seat; wait for a worker. Raises DraftFailedError."""
+        return min(each.num_blocks for each in self._first_reports(timeout_s))
+
+    def seat_bytes(self, timeout_s: float) -> int | None:
+        """Return the memory that a Router's plan may count on; see WorkerReport."""
+        found = [each.seat_bytes for each in self._first_reports(timeout_s)]
+        return None if None in found else min(filter(None, found))
+
+    def _drafter(self, report: WorkerReport, own_address: str) -> Drafter:
+        round_trip_s, load = 0.0, report.load
+        if report.address != own_address:
+            address = report.address, report.port
+            known = self._round_trips_s.setdefault(address, deque(maxlen=_NUM_ROUND_TRIPS))
+            known.append(self._connect(address))
+            round_trip_s = min(known)
+        return Drafter(report.name, load.num_taken, load.share, round_trip_s)
+
+    def _first_reports(self, timeout_s: float) -> list[WorkerReport]:
+        ends_at_s = self._clock() + timeout_s
+        while not (reports := self._reports()):
+            self._wait(ends_at_s, f"no shared draft worker was warm within {timeout_s:g} s")
+        return reports
+
+    def _wait(self, ends_at_s: float, reason: str) -> None:
+        if self._clock() >= ends_at_s:
+            raise DraftFailedError(reason)
+        self._sleep(_POLL_S)
+
+    def _reports(self) -> list[WorkerReport]:
+        return self._answers("report", WorkerReport)
+
+    def _answers(self, method: str, kind: type[AnswerT], *arguments: Any) -> list[AnswerT]:
+        """Return the answers of a kind that running workers give in time."""
+        try:
+            responses = self._workers.broadcast(method, *arguments)
+            answers = responses.results(timeout_s=_ANSWER_TIMEOUT_S, return_exceptions=True)
+        except (RayError, RayServeException, TimeoutError) as error:
+            logger.debug("no draft worker answers: %s", error)  # one is starting
+            return []
+        return [each for each in answers if isinstance(each, kind)]
+
+
+def _connection_s(clock: Callable[[], float], address: tuple[str, int]) -> float:
+    """Return the seconds until a TCP connection is open, a round trip; infinite if it is not."""
+    began_at_s = clock()
+    try:
+        socket.create_connection(address, _ANSWER_TIMEOUT_S).close()
+    except OSError:
+        return math.inf
+    return clock() - began_at_s
