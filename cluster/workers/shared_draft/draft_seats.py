@@ -16,12 +16,14 @@ from cluster.workers.transport.transport import CurveKeys, Endpoint, StepSocket,
 class SeatRequest:
     """A Router that wants a seat. address: of its node. public_key: of its end of a TCP socket.
 
-    most_taken: seats that may be taken already, those of the report by which the Router has chosen.
-    is_move: whether it has a seat at another worker, and can wait.
+    num_blocks: that the Router uses. most_taken: seats that may be taken already, those of the
+    report by which the Router has chosen. is_move: whether it has a seat at another worker, and can
+    wait.
     """
 
     address: str
     public_key: bytes
+    num_blocks: int
     is_move: bool = False
     most_taken: int = 0
 

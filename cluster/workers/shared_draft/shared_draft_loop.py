@@ -273,7 +273,7 @@ class SharedDraftLoop:
         for seat in self._silent():
             self._drop(seat, f"has sent nothing for {SEAT_TIMEOUT_S:g} s")
         for seat in tuple(self._seats.values()):
-            if seat.socket is not None and seat.socket.poll_lost():
+            if seat.listener.poll_lost():
                 self._drop(seat, "cannot be reached")
 
     def _silent(self) -> list[_Seat]:

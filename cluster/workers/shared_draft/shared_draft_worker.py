@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import tempfile
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -20,6 +19,7 @@ from cluster.workers.group_spec import GroupSpec
 from cluster.workers.shared_draft.draft_seats import Seat, SeatRequest, SeatUse, WorkerLoad
 from cluster.workers.transport.transport import Listener, Transport
 from specdec.config.engine import DraftLimits
+from specdec.types.errors import DraftFailedError
 
 if TYPE_CHECKING:  # imports torch
     from cluster.workers.shared_draft.shared_draft_loop import SharedDraftLoop
@@ -45,24 +45,36 @@ class SharedDraftWorker:
         self._num_seats = num_seats
         self._name = name
         # On this node: a Unix socket needs no other one.
-        self._directory = Path(tempfile.mkdtemp(prefix="specdec-seats-"))
+        self._directory = tempfile.TemporaryDirectory(
+            prefix="specdec-seats-", ignore_cleanup_errors=True
+        )
         self._numbers = count()
         self._warm: Future[SharedDraftLoop] = Future()
         threading.Thread(target=self._run, name="shared-draft", daemon=True).start()
 
     def wait_until_warm(self) -> None:
-        """Return once Routers can be admitted. Raises what loading raises, and TimeoutError."""
-        self._warm.result(self._spec.start_timeout_s)
+        """Return once Routers can be admitted. Raises what loading raises.
+
+        Raises DraftFailedError after `start_timeout_s`.
+        """
+        limit_s = self._spec.start_timeout_s
+        if not wait([self._warm], limit_s).done:
+            raise DraftFailedError(
+                f"the draft model was not loaded within {limit_s:g} s (start_timeout_s)"
+            )
+        self._warm.result()
 
     def admit(self, request: SeatRequest) -> Seat | None:
-        """Return a seat for a Router; see SharedDraftLoop.admit."""
+        """Return a seat for a Router, if it is large enough; see SharedDraftLoop.admit."""
+        if request.num_blocks > self._limits.num_blocks:
+            return None
         own_address = str(ray.util.get_node_ip_address())
         is_near = request.address == own_address
         transport: Transport = self._spec.transport or ("ipc" if is_near else "tcp")
 
         def listen() -> Listener:
-            path = self._directory / f"seat-{next(self._numbers)}"
-            return Listener(transport, own_address, request.public_key, path)
+            path = Path(self._directory.name, f"seat-{next(self._numbers)}")
+            return Listener(transport, own_address, request.public_key, path, polls_lost=True)
 
         admitted = self._warm.result().admit(listen, request.most_taken, is_move=request.is_move)
         if admitted is None:
@@ -85,18 +97,20 @@ class SharedDraftWorker:
     def _run(self) -> None:
         run_as_model()
         try:
+            with self._directory:
+                self._load_and_serve()
+        except Exception:
+            logger.exception("the shared draft worker ends")
+            os._exit(1)  # the state of the model is not known; Serve starts another process
+
+    def _load_and_serve(self) -> None:
+        try:
             loop = self._loaded()
         except Exception as error:
             self._warm.set_exception(error)
             return
         self._warm.set_result(loop)
-        try:
-            loop.run()
-        except Exception:
-            logger.exception("the shared draft worker ends")
-            os._exit(1)  # the state of the model is not known; Serve starts another process
-        finally:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        loop.run()
 
     def _loaded(self) -> SharedDraftLoop:
         from cluster.workers.rank.worker import load_worker
@@ -108,6 +122,6 @@ class SharedDraftWorker:
             num_blocks=self._num_seats * self._limits.num_blocks,
             max_num_seqs=self._num_seats * self._limits.max_num_seqs,
         )
-        worker = load_worker(replace(self._spec, limits=limits), 0, self._directory)
+        worker = load_worker(replace(self._spec, limits=limits), 0, Path(self._directory.name))
         assert isinstance(worker.runner, DraftModelRunner), "the model of a target"
         return SharedDraftLoop(worker.runner, self._num_seats, self._limits.num_blocks)

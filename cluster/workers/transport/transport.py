@@ -85,18 +85,25 @@ class Listener:
     """A worker's end, opened before the Router connects."""
 
     def __init__(
-        self, transport: Transport, host: str, peer_public_key: bytes, ipc_path: Path
+        self,
+        transport: Transport,
+        host: str,
+        peer_public_key: bytes,
+        ipc_path: Path,
+        *,
+        polls_lost: bool = False,
     ) -> None:
         """Open a Unix socket at `ipc_path`, or a TCP socket on `host` for that key only.
 
-        Any process that can access the directory of `ipc_path` can connect.
+        Any process that can access the directory of `ipc_path` can connect. polls_lost: whether
+        `poll_lost` is called regularly; a TCP socket keeps events for it until then.
         """
         self._server: UnixListener | _CurveServer
         if transport == "ipc":
             self._server = UnixListener(ipc_path)
             self.endpoint = Endpoint(f"{_IPC}{ipc_path}")
         else:
-            self._server = _CurveServer(host, peer_public_key)
+            self._server = _CurveServer(host, peer_public_key, polls_lost=polls_lost)
             self.endpoint = self._server.endpoint
 
     @property
@@ -111,6 +118,10 @@ class Listener:
         """
         return self._server.accept(timeout_s)
 
+    def poll_lost(self) -> bool:
+        """Return whether the Router is known to be lost, before or after `accept`."""
+        return self._server.poll_lost()
+
     def close(self) -> None:
         """Close the socket."""
         self._server.close()
@@ -119,7 +130,7 @@ class Listener:
 class _CurveServer:
     """A TCP socket that authenticates one client key."""
 
-    def __init__(self, host: str, peer_public_key: bytes) -> None:
+    def __init__(self, host: str, peer_public_key: bytes, *, polls_lost: bool) -> None:
         self._context = zmq.Context()
         self._pair = self._context.socket(zmq.PAIR)
         self._pair.linger = _LINGER_MS
@@ -128,7 +139,9 @@ class _CurveServer:
         # Called at each handshake; `key` is in Z85, as all keys here.
         only_peer = SimpleNamespace(callback=lambda domain, key: key == peer_public_key)
         self._authenticator.configure_curve_callback(domain="*", credentials_provider=only_peer)
-        self._end = _ZmqSocket(self._pair, accepts=True)
+        self._end = _ZmqSocket(
+            self._pair, _Monitor(self._pair, accepts=True) if polls_lost else None
+        )
         keys = CurveKeys.generate()
         self._pair.curve_server = True
         self._pair.curve_secretkey = keys.secret
@@ -144,6 +157,9 @@ class _CurveServer:
         del timeout_s  # sending never waits
         return self._end
 
+    def poll_lost(self) -> bool:
+        return self._end.poll_lost()
+
     def close(self) -> None:
         """Close the socket after pending messages are sent, within _LINGER_MS."""
         self._end.close()
@@ -151,35 +167,34 @@ class _CurveServer:
         self._context.term()
 
 
-class _ZmqSocket:
-    """One end of a pyzmq pair, made before it is bound or connected. Sending never fails.
+class _Monitor:
+    """Monitor of a pyzmq pair's connections, made before it is bound or connected.
 
-    Both ends exchange heartbeats from background threads, so a failed network is detected within
-    _HEARTBEAT_INTERVAL_MS + _HEARTBEAT_TIMEOUT_MS, during a step or not, and a worker that computes
-    for a long time is not mistaken for a lost one. A peer that has ended is detected at once.
+    Any thread may poll it. Events wait in memory: a full pipe would block the pair's I/O thread,
+    and any host that can reach the port can cause events.
     """
 
     def __init__(self, pair: zmq.Socket[bytes], *, accepts: bool = False) -> None:
-        """Take a pair. accepts: whether others may connect, and be refused for their key."""
-        self._socket = pair
+        """Monitor a pair. accepts: whether others may connect, and be refused for their key."""
+        self._pair = pair
         self._accepts = accepts
         self._open: set[int] = set()  # accepted connections, by file descriptor
         self._peers: set[int] | None = None  # those of them that may be the peer's
-        pair.heartbeat_ivl = _HEARTBEAT_INTERVAL_MS
-        pair.heartbeat_timeout = _HEARTBEAT_TIMEOUT_MS
-        events = zmq.Event.ACCEPTED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
-        self._monitor = pair.get_monitor_socket(events)
-        self._lock = threading.Lock()  # of the monitor, which any thread may poll
+        address = f"inproc://monitor-{pair.FD}"
+        pair.monitor(
+            address, zmq.Event.ACCEPTED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+        )
+        self._events = pair.context.socket(zmq.PAIR)
+        self._events.rcvhwm = 0  # unlimited; get_monitor_socket() keeps the default
+        self._events.connect(address)
+        self._lock = threading.Lock()
         self._is_disconnected = self._is_closed = False
 
-    @property
-    def pollable(self) -> zmq.Socket[bytes]:
-        return self._socket
-
     def poll_lost(self) -> bool:
+        """Process all events; return whether the peer was connected and is not any more."""
         with self._lock:
-            while not self._is_closed and self._monitor.poll(0):
-                self._follow(recv_monitor_message(self._monitor))
+            while not self._is_closed and self._events.poll(0):
+                self._follow(recv_monitor_message(self._events))
             return self._is_disconnected
 
     def _follow(self, message: Mapping[str, Any]) -> None:
@@ -195,6 +210,39 @@ class _ZmqSocket:
                 self._peers.discard(descriptor)
             self._is_disconnected |= not self._accepts or self._peers == set()
 
+    def close(self) -> None:
+        """Stop monitoring, before the pair is closed."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._pair.disable_monitor()
+                self._events.close()
+
+
+class _ZmqSocket:
+    """One end of a pyzmq pair, made before it is bound or connected. Sending never fails.
+
+    Both ends exchange heartbeats from background threads, so an end with a monitor detects a failed
+    network within _HEARTBEAT_INTERVAL_MS + _HEARTBEAT_TIMEOUT_MS, during a step or not, and does
+    not mistake a worker that computes for a long time for a lost one. It detects a peer that has
+    ended at once, but as a worker only after all connections have ended that were open at the
+    peer's handshake, also those of strangers.
+    """
+
+    def __init__(self, pair: zmq.Socket[bytes], monitor: _Monitor | None) -> None:
+        """Take a pair with its monitor; `poll_lost` is always false without one."""
+        self._socket = pair
+        self._monitor = monitor
+        pair.heartbeat_ivl = _HEARTBEAT_INTERVAL_MS
+        pair.heartbeat_timeout = _HEARTBEAT_TIMEOUT_MS
+
+    @property
+    def pollable(self) -> zmq.Socket[bytes]:
+        return self._socket
+
+    def poll_lost(self) -> bool:
+        return self._monitor is not None and self._monitor.poll_lost()
+
     def send(self, frames: Sequence[bytes]) -> None:
         self._socket.send_multipart(frames, copy=False)
 
@@ -206,11 +254,8 @@ class _ZmqSocket:
         return self._socket.recv_multipart()
 
     def close(self) -> None:
-        with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                self._socket.disable_monitor()
-                self._monitor.close()
+        if self._monitor is not None:
+            self._monitor.close()
         self._socket.close()
 
 
@@ -233,6 +278,6 @@ def connect(
         pair.curve_serverkey = endpoint.public_key
         pair.curve_publickey = keys.public
         pair.curve_secretkey = keys.secret
-    monitored = _ZmqSocket(pair)
+    monitored = _ZmqSocket(pair, _Monitor(pair))
     pair.connect(endpoint.address)
     return monitored

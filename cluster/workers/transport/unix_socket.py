@@ -129,6 +129,10 @@ class UnixListener:
         self._socket = connected
         return UnixSocket(connected, timeout_s)
 
+    def poll_lost(self) -> bool:
+        """Return False: the end of the peer is detected by calls, see UnixSocket."""
+        return False
+
     def close(self) -> None:
         """Close the connection, or the listening socket before there is one."""
         self._socket.close()

@@ -58,7 +58,7 @@ class ThreadedWorker:
 
     def listener(self, public_key):
         path = self.directory / f"seat-{next(self._numbers)}"
-        return Listener(self._transport, "127.0.0.1", public_key, path)
+        return Listener(self._transport, "127.0.0.1", public_key, path, polls_lost=True)
 
     def seat_ranks(self):
         """Return a new seat, or raise DraftFailedError."""

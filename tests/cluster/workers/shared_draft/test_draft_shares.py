@@ -76,12 +76,12 @@ class ClockedLoop(SharedDraftLoop):
         self._routers = routers
         first_s = self.clock.now_s
         self._due = [(first_s + 0.0001 * index, index) for index in range(len(routers))]
+        listener = SimpleNamespace(endpoint=None, poll_lost=lambda: False, close=lambda: None)
         for _ in routers:
-            self.admit(lambda: SimpleNamespace(endpoint=None, close=lambda: None), len(routers))
+            self.admit(lambda: listener, len(routers))
         self._seat_admitted()
         for index, router in enumerate(routers):
             self._seats[index].socket = SimpleNamespace(
-                poll_lost=lambda: False,
                 send=lambda answer, own=(index, router): self._answer(*own, answer),
                 close=lambda: None,
                 pollable=-1,

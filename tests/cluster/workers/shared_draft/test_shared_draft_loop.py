@@ -3,8 +3,10 @@
 import time
 
 import pytest
+import zmq
 
 from cluster.workers.shared_draft import shared_draft_loop
+from cluster.workers.transport.transport import CurveKeys, connect
 from specdec.types.draft_messages import DraftStep
 from specdec.types.errors import DraftFailedError
 from specdec.types.messages import BlockTableDelta
@@ -168,6 +170,22 @@ def test_a_silent_router_loses_its_seat_and_heartbeats_keep_it(worker, routers, 
     wait_until(is_seated_again)
     assert alive.is_available
     assert alive.num_restarts == 0
+
+
+@pytest.mark.parametrize("worker", ["tcp"], indirect=True)
+def test_a_router_that_ends_before_its_first_message_loses_its_seat(worker, monkeypatch):
+    monkeypatch.setattr(shared_draft_loop, "_CHECK_PERIOD_MS", 20)
+    keys = CurveKeys.generate()
+    seat = worker.admit(keys.public)
+
+    def is_free():
+        with zmq.Context() as context:
+            router = connect(context, seat.endpoint, keys, 1.0)
+            time.sleep(0.1)  # time for the handshake, or another attempt follows
+            router.close()
+        return worker.loop.num_taken == 0
+
+    wait_until(is_free)
 
 
 def test_a_long_step_costs_no_router_its_seat(worker, routers, monkeypatch):

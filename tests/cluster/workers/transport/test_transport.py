@@ -28,8 +28,9 @@ def context():
 def listen(tmp_path):
     opened = []
 
-    def open_listener(transport, peer_public_key):
-        opened.append(Listener(transport, "127.0.0.1", peer_public_key, tmp_path / "steps"))
+    def open_listener(transport, peer_public_key, **options):
+        path = tmp_path / "steps"
+        opened.append(Listener(transport, "127.0.0.1", peer_public_key, path, **options))
         return opened[-1]
 
     yield open_listener
@@ -87,15 +88,21 @@ def test_messages_of_another_client_are_dropped_over_tcp(context, listen, who):
 def send_raw(endpoint, data):
     """Send bytes to a TCP endpoint without a handshake, and return the open connection."""
     host, _, port = endpoint.address.removeprefix("tcp://").rpartition(":")
-    stranger = socket.create_connection((host, int(port)))
+    stranger = socket.create_connection((host, int(port)), timeout=5)
     stranger.sendall(data)
     return stranger
 
 
+@pytest.mark.parametrize("polls_lost", [False, True])
 @pytest.mark.parametrize("connects_first", [True, False])
-def test_the_router_is_served_whatever_a_stranger_sends_over_tcp(context, listen, connects_first):
+def test_the_router_is_served_whatever_a_stranger_sends_over_tcp(
+    context, listen, connects_first, polls_lost
+):
+    """More connections than a monitor keeps by default: 2000 events, two for each."""
     router, other = CurveKeys.generate(), CurveKeys.generate()
-    listener = listen("tcp", router.public)
+    listener = listen("tcp", router.public, polls_lost=polls_lost)
+    for _ in range(2000):
+        send_raw(listener.endpoint, b"\xff").close()
     mine = None if connects_first else connect(context, listener.endpoint, router, TIMEOUT_S)
     with send_raw(listener.endpoint, b"\xff" * 4096), send_raw(listener.endpoint, bytes(4096)):
         theirs = connect(context, listener.endpoint, other, TIMEOUT_S)
@@ -244,7 +251,7 @@ def relayed(context, listen, monkeypatch):
     monkeypatch.setattr(transport, "_HEARTBEAT_INTERVAL_MS", 50)
     monkeypatch.setattr(transport, "_HEARTBEAT_TIMEOUT_MS", 300)
     keys = CurveKeys.generate()
-    listener = listen("tcp", keys.public)
+    listener = listen("tcp", keys.public, polls_lost=True)
     relay = Relay(listener.endpoint.address)
     endpoint = Endpoint(relay.address, listener.endpoint.public_key)
     router = connect(context, endpoint, keys, TIMEOUT_S)
