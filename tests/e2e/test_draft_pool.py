@@ -1,6 +1,7 @@
-"""Two targets on one node and three draft workers on another, of which some are killed."""
+"""Two targets on one node and three draft workers on another, of which some are killed or stop."""
 
 import json
+import signal
 import time
 from contextlib import contextmanager
 
@@ -83,6 +84,14 @@ def under_load(service, plain, name):
     assert all(num_drafted)
 
 
+def wait_until_all_draft(service, plain):
+    ends_at_s, num_drafted = time.monotonic() + 60, [0]
+    while not all(num_drafted):
+        assert time.monotonic() < ends_at_s, "a Router has not left the worker"
+        tokens, num_drafted = results_of(streams(service), "without it")
+        assert tokens == plain
+
+
 def test_drafts_from_the_other_node_change_no_token(service, plain, all_workers):
     assert not service.named(service.cluster.head, ":DraftPool")
     with under_load(service, plain, "undisturbed"):
@@ -93,3 +102,11 @@ def test_streams_go_on_when_draft_workers_are_killed(service, plain, all_workers
     for index, each in enumerate(all_workers[:2]):
         with under_load(service, plain, f"kill -9 of worker {index}"):
             each.kill()
+
+
+def test_streams_go_on_when_draft_workers_stop(service, plain, all_workers):
+    for index, each in enumerate(all_workers):
+        with under_load(service, plain, f"SIGSTOP of worker {index}"):
+            each.send_signal(signal.SIGSTOP)
+        wait_until_all_draft(service, plain)
+        each.send_signal(signal.SIGCONT)

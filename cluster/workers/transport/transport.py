@@ -18,7 +18,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-from cluster.workers.transport.unix_socket import UnixListener, UnixSocket
+from cluster.workers.transport.unix_socket import PeerGoneError, UnixListener, UnixSocket
 
 Transport = Literal["ipc", "tcp"]
 
@@ -220,7 +220,7 @@ class _Monitor:
 
 
 class _ZmqSocket:
-    """One end of a pyzmq pair, made before it is bound or connected. Sending never fails.
+    """One end of a pyzmq pair, made before it is bound or connected. Sending never waits.
 
     Both ends exchange heartbeats from background threads, so an end with a monitor detects a failed
     network within _HEARTBEAT_INTERVAL_MS + _HEARTBEAT_TIMEOUT_MS, during a step or not, and does
@@ -244,11 +244,14 @@ class _ZmqSocket:
         return self._monitor is not None and self._monitor.poll_lost()
 
     def send(self, frames: Sequence[bytes]) -> None:
-        self._socket.send_multipart(frames, copy=False)
+        try:
+            self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=False)
+        except zmq.Again as error:  # a bound socket without a connection would wait for another one
+            raise PeerGoneError("the peer of a step socket cannot be reached") from error
 
     def send_last(self, frames: Sequence[bytes]) -> None:
-        with suppress(zmq.Again):
-            self._socket.send_multipart(frames, flags=zmq.NOBLOCK)
+        with suppress(PeerGoneError):
+            self.send(frames)
 
     def receive(self) -> list[bytes]:
         return self._socket.recv_multipart()

@@ -150,6 +150,23 @@ def test_a_router_that_dies_leaves_no_state(tiny_model_dir, worker, routers):
     assert worker.error is None
 
 
+@pytest.mark.parametrize("worker", ["tcp"], indirect=True)
+def test_an_answer_to_a_router_that_has_left_holds_up_no_other(tiny_model_dir, worker, routers):
+    """As after SIGCONT: a Router leaves a worker that is stopped in its step."""
+    leaving, staying = routers()
+    worker.pause()
+    leaving._group.begin(DraftStep(1, (), (), (), (), ()))
+    wait_until(lambda: worker.loop._running)
+    [index] = worker.loop._running
+    leaving._group.kill()
+    wait_until(worker.loop._seats[index].socket.poll_lost)
+    worker.resume()
+    wait_until(lambda: worker.loop.num_taken == 1)
+    engine = engine_of(tiny_model_dir, staying)
+    assert in_turns([engine], [requests(0)]) == [expected(tiny_model_dir, 0)]
+    assert drafts_of(engine).num_draft_tokens
+
+
 def test_a_silent_router_loses_its_seat_and_heartbeats_keep_it(worker, routers, monkeypatch):
     monkeypatch.setattr(shared_draft_loop, "SEAT_TIMEOUT_S", 0.4)
     monkeypatch.setattr(shared_draft_loop, "_CHECK_PERIOD_MS", 20)

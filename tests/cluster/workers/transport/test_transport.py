@@ -294,6 +294,9 @@ def test_a_worker_notices_over_tcp_that_its_router_has_ended(relayed):
     relay.close()
     router.close()
     wait_until_lost(worker)
+    with pytest.raises(PeerGoneError):
+        worker.send([b"answer"])
+    worker.send_last([b"answer"])
 
 
 def test_the_real_limits_let_it_be_noticed_within_ten_seconds():
