@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import ray
 
@@ -131,8 +132,10 @@ class PoolSupervisor(DraftSupervisor):
         return self._connect(seat, keys)
 
     def _connect(self, seat: Seat, keys: CurveKeys) -> WorkerGroup[DraftStep, DraftOutput]:
-        ranks = SeatRanks(seat, keys, self._spec.step_timeout_s)
-        group = WorkerGroup(DRAFT, self._spec, None, ranks)
+        step_timeout_s = self._spec.step_timeout_s
+        spec = replace(self._spec, start_timeout_s=step_timeout_s)  # the worker is warm
+        ranks = SeatRanks(seat, keys, step_timeout_s)
+        group = WorkerGroup(DRAFT, spec, None, ranks)
         self._patience = group.patience = self._patience or group.patience
         return group
 

@@ -1,6 +1,7 @@
 """Engines at a pool of draft workers on real sockets: moves for load, and from stopped workers."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -235,3 +236,13 @@ def test_a_seat_opened_during_a_restart_is_given_back(tiny_model_dir, pool, monk
         lost.kill()
     finally:
         supervisor.close()
+
+
+def test_a_worker_that_stops_after_it_has_admitted_a_router_holds_it_for_a_step(
+    tiny_model_dir, pool
+):
+    spec = replace(spec_of(tiny_model_dir), start_timeout_s=3600.0, step_timeout_s=0.2)
+    pool.workers["a"].pause()
+    with pytest.raises(DraftFailedError, match="did not answer in time"):
+        PoolSupervisor(pool, spec, DraftVocabulary())
+    pool.workers["a"].resume()
