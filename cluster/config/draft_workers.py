@@ -55,19 +55,17 @@ class DraftWorkersConfig(ReceiptConfig):
     @property
     def shares_draft_workers(self) -> bool:
         """Return whether replicas draft on workers that they share."""
-        return self.max_draft_workers is not None or self.replicas_per_draft_worker > 1
+        return self._has_pool or self.replicas_per_draft_worker > 1
 
     @property
     def num_draft_seats(self) -> int:
         """Number of replicas that a shared draft worker has a seat for."""
-        has_pool = self.max_draft_workers is not None
-        return self.most_replicas if has_pool else self.replicas_per_draft_worker
+        return self.most_replicas if self._has_pool else self.replicas_per_draft_worker
 
     @property
     def fewest_shared_draft_workers(self) -> int:
         """Number of workers that replicas share at the lowest load."""
-        has_pool = self.max_draft_workers is not None
-        return self.min_draft_workers if has_pool else self.num_shared_draft_workers
+        return self.min_draft_workers if self._has_pool else self.num_shared_draft_workers
 
     @property
     def num_shared_draft_workers(self) -> int:
@@ -76,13 +74,17 @@ class DraftWorkersConfig(ReceiptConfig):
             return 0
         return self.max_draft_workers or -(-self.most_replicas // self.replicas_per_draft_worker)
 
+    @property
+    def _has_pool(self) -> bool:
+        return self.max_draft_workers is not None
+
     def _check_together(self) -> None:
         super()._check_together()
         self._check_pool()
         if not self.shares_draft_workers:
             return
         name, none = "replicas_per_draft_worker", "1"
-        if self.max_draft_workers is not None:
+        if self._has_pool:
             name, none = "max_draft_workers", "left out"
         if (reason := _why_not_shared(self)) is not None:
             raise InvalidValueError(name, getattr(self, name), f"{none} {reason}")
