@@ -118,7 +118,7 @@ class Simulation:
 
     num_events = 60
     share_without_drafts = 0.5
-    """Of the histories that end without drafts: they have the longest runs of plain decodes."""
+    """Share of histories that end without drafts, with the longest runs of plain decodes."""
 
     def __init__(
         self,

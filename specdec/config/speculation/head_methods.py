@@ -78,7 +78,7 @@ class HeadMethodConfig(MethodConfig):
 
     @property
     def grows_best_first(self) -> bool:
-        """Whether a GPU may have graphs in which its trees grow best first."""
+        """Return whether a GPU may have graphs in which its trees grow best first."""
         return self.drafts_by_depth and not self.tree_choices
 
 

@@ -45,7 +45,7 @@ class StepOutputs:
 
     @property
     def delivery(self) -> Delivery:
-        """What streams need of them, also after later steps."""
+        """The part that streams need, valid also after later steps."""
         request_ids = [seq.request.request_id for seq in self.sequences]
         return Delivery(self.whole, request_ids, self.token_ids)
 
