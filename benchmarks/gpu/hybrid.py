@@ -18,6 +18,7 @@ from specdec.kernels.backend import KernelBackend
 from specdec.kernels.recurrence import recurrence_kernels
 from specdec.kernels.reference.device_states import DeviceStatePool
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
+from specdec.kernels.reference.recurrent.recurrence import LayerStates
 from specdec.kernels.reference.state_pool import StatePool
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.hybrid import HybridDecoder
@@ -100,8 +101,9 @@ def _outputs(
         batch = ForwardBatch([chunk], BLOCK_SIZE)
         plan = pool.plan_batch(batch) if isinstance(pool, DeviceStatePool) else pool.plan(batch)
         inputs = torch.randn(num_tokens, shape.num_inputs, generator=generator).to(device, dtype)
-        mixed = kernels.convolve(inputs, layer.convolution, pool, 0, plan)
-        own = kernels.run_delta(mixed, layer.rule, pool, 0, plan)
+        states = LayerStates(pool, 0, plan)
+        mixed = kernels.convolve(inputs, layer.convolution, states)
+        own = kernels.run_delta(mixed, layer.rule, states)
         gates = inputs[:, -layer.outputs :]
         found.append(kernels.gate_heads(own, gates, layer.head_norm).flatten().float())
     return torch.cat([*found, pool.memory[0, 1].flatten()])

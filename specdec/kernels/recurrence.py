@@ -8,48 +8,37 @@ from torch import Tensor
 
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.reference.recurrent.recurrence import (
-    AnyStatePlan,
     DeltaRule,
     HeadNorm,
     InputConvolution,
+    LayerStates,
     ScanRule,
     TorchRecurrence,
 )
-from specdec.kernels.reference.state_pool import StatePool
 
 
 class RecurrenceKernels(Protocol):
-    """Kernels of rows of tokens, each with a state; a row's bits do not depend on others.
+    """Kernels of rows of tokens, each with a state; a row's bits do not depend on others."""
 
-    layer: index of the layer in the pool of states. plan: of the pass, by the same pool.
-    """
-
-    def replay(self, x: Tensor, states: StatePool, layer: int, plan: AnyStatePlan) -> Tensor:
+    def replay(self, x: Tensor, states: LayerStates) -> Tensor:
         """Return the hidden states that a layer projects to inputs, and store those of guesses.
 
         x: [T, num_hidden], of the tokens of the pass; the result is x where tails are inputs.
-        `plan.of_hidden` finds those of the tokens.
+        The plan's `of_hidden` finds those of the tokens.
         """
         ...
 
     def convolve(
-        self,
-        inputs: Tensor,
-        convolution: InputConvolution,
-        states: StatePool,
-        layer: int,
-        plan: AnyStatePlan,
+        self, inputs: Tensor, convolution: InputConvolution, states: LayerStates
     ) -> Tensor:
         """Return mixed inputs, [N, num_inputs] float32, and store what later rows need.
 
         inputs: [T, num_inputs], of the tokens of the pass, or of what `replay` returns.
-        `plan.of_tokens` finds those of the tokens among the N that the recurrence runs.
+        The plan's `of_tokens` finds those of the tokens among the N that the recurrence runs.
         """
         ...
 
-    def run_delta(
-        self, mixed: Tensor, rule: DeltaRule, states: StatePool, layer: int, plan: AnyStatePlan
-    ) -> Tensor:
+    def run_delta(self, mixed: Tensor, rule: DeltaRule, states: LayerStates) -> Tensor:
         """Run a rule, and commit its memories; return the outputs of the tokens of the pass.
 
         They are [T, heads, value_dim] float32. mixed: [N, num_inputs].
@@ -63,9 +52,7 @@ class RecurrenceKernels(Protocol):
         keys: Tensor,
         queries: Tensor,
         rule: ScanRule,
-        states: StatePool,
-        layer: int,
-        plan: AnyStatePlan,
+        states: LayerStates,
     ) -> Tensor:
         """Run a selective scan, and commit its memories; return [T, channels] float32.
 

@@ -14,7 +14,7 @@ from specdec.kernels import AttentionPlan, Rotation
 from specdec.kernels.reference.device_batch import AnyDeviceBatch
 from specdec.kernels.reference.device_states import DeviceStatePool
 from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates
-from specdec.kernels.reference.recurrent.recurrence import AnyStatePlan
+from specdec.kernels.reference.recurrent.recurrence import AnyStatePlan, LayerStates
 from specdec.kernels.reference.state_pool import StatePlan, StatePool
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
@@ -127,6 +127,6 @@ class HybridDecoder(CausalDecoder):
             if index not in recurrent.without_attention:
                 of_attention = (rotations[rope], next(caches), self.attention, plans[window])
             if index in recurrent.layers:
-                of_recurrence = (self.states, next(states), self._plan)
+                of_recurrence = (LayerStates(self.states, next(states), self._plan),)
             has_both = recurrent.beside is not None
             yield (of_attention, of_recurrence) if has_both else of_attention + of_recurrence

@@ -53,7 +53,7 @@ from specdec.models.layers.mlp import MLP
 from specdec.models.layers.norm import LayerNorm, RMSNorm
 from specdec.models.layers.qk_norm import counted_kv_heads
 from specdec.models.layers.recurrences.gated_delta import GatedDeltaLayer
-from specdec.models.layers.recurrences.recurrent import RecurrentLayer
+from specdec.models.layers.recurrences.recurrent_layer import RecurrentLayer
 from specdec.models.layers.recurrences.short_convolution import ShortConvolutionLayer
 from specdec.models.layers.recurrences.state_space import StateSpaceLayer
 from specdec.models.layers.rotary import RotaryEmbedding
@@ -193,9 +193,10 @@ class NativeWeights:
         """Set what a recurrence has beside its projections."""
         known = ShortConvolutionLayer | GatedDeltaLayer | StateSpaceLayer
         assert isinstance(recurrence, known), "torch runs it"
-        struct = RecurrentWeightsStruct(taps=self.address(recurrence.conv.t()))
-        if not isinstance(recurrence, GatedDeltaLayer) and recurrence.conv_bias is not None:
-            struct.convolution_bias = self.address(recurrence.conv_bias)
+        weight, bias = recurrence.convolution.weight, recurrence.convolution.bias
+        struct = RecurrentWeightsStruct(taps=self.address(weight.t()))
+        if bias is not None:
+            struct.convolution_bias = self.address(bias)
         if not isinstance(recurrence, ShortConvolutionLayer):
             struct.decay_rates = self.address(recurrence.decay_rate)
             struct.step_biases = self.address(recurrence.dt_bias)

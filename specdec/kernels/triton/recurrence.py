@@ -7,13 +7,12 @@ from torch import Tensor
 
 from specdec.kernels.reference.device_states import RowPlan
 from specdec.kernels.reference.recurrent.recurrence import (
-    AnyStatePlan,
     DeltaRule,
     HeadNorm,
     InputConvolution,
+    LayerStates,
     ScanRule,
 )
-from specdec.kernels.reference.state_pool import StatePool
 from specdec.kernels.triton.device import recurrence as kernels
 
 BLOCK_TOKENS, BLOCK_COLUMNS, MOST_KEPT = 16, 128, 2048
@@ -26,29 +25,23 @@ MEMORY_TILE, SCAN_CHANNELS = 4096, 64
 class TritonRecurrence:
     """RecurrenceKernels in Triton, for plans of rows; its launches follow from shapes alone."""
 
-    def replay(self, x: Tensor, states: StatePool, layer: int, plan: AnyStatePlan) -> Tensor:
+    def replay(self, x: Tensor, states: LayerStates) -> Tensor:
         """See RecurrenceKernels; the tails of a DeviceStatePool are inputs."""
-        assert isinstance(plan, RowPlan)
         return x
 
     def convolve(
-        self,
-        inputs: Tensor,
-        convolution: InputConvolution,
-        states: StatePool,
-        layer: int,
-        plan: AnyStatePlan,
+        self, inputs: Tensor, convolution: InputConvolution, states: LayerStates
     ) -> Tensor:
         """See RecurrenceKernels. Mixed inputs that no row runs are 0."""
-        assert isinstance(plan, RowPlan)
+        plan, window = _of_device(states), states.pool.window
         assert inputs.stride(1) == 1
         weight, bias, num_inputs = convolution.weight, convolution.bias, inputs.shape[1]
         mixed = inputs.new_zeros(plan.num_mixed, num_inputs, dtype=states.memory.dtype)
-        block_s = triton.next_power_of_2(states.window + plan.max_guesses)
+        block_s = triton.next_power_of_2(window + plan.max_guesses)
         block = columns_of(block_s)
         kernels.convolve[(plan.num_rows, triton.cdiv(num_inputs, block))](
             inputs,
-            states.inputs[layer],
+            states.inputs,
             plan.spans,
             weight,
             weight if bias is None else bias,
@@ -57,7 +50,7 @@ class TritonRecurrence:
             num_inputs,
             convolution.first,
             len(weight),
-            WINDOW=states.window,
+            WINDOW=window,
             MAX_GUESSES=plan.max_guesses,
             HAS_BIAS=bias is not None,
             ACTIVATES=convolution.activates,
@@ -68,18 +61,16 @@ class TritonRecurrence:
         )
         return mixed
 
-    def run_delta(
-        self, mixed: Tensor, rule: DeltaRule, states: StatePool, layer: int, plan: AnyStatePlan
-    ) -> Tensor:
+    def run_delta(self, mixed: Tensor, rule: DeltaRule, states: LayerStates) -> Tensor:
         """See RecurrenceKernels. Outputs of padding are 0."""
-        assert isinstance(plan, RowPlan)
+        plan = _of_device(states)
         output = mixed.new_zeros(plan.num_tokens, rule.num_heads, rule.value_dim)
         block_k, block_v = memory_tile(rule.key_dim, rule.value_dim)
         tiles = triton.cdiv(rule.value_dim, block_v)
         kernels.run_delta[(plan.num_rows, rule.num_heads, tiles)](
             mixed,
             plan.spans,
-            states.memory[layer],
+            states.memory,
             output,
             *_arguments(rule, mixed.shape[1]),
             KEY_DIM=rule.key_dim,
@@ -102,12 +93,10 @@ class TritonRecurrence:
         keys: Tensor,
         queries: Tensor,
         rule: ScanRule,
-        states: StatePool,
-        layer: int,
-        plan: AnyStatePlan,
+        states: LayerStates,
     ) -> Tensor:
         """See RecurrenceKernels. Outputs of padding are 0."""
-        assert isinstance(plan, RowPlan)
+        plan = _of_device(states)
         num_channels, state_dim = rule.rate.shape
         output = mixed.new_zeros(plan.num_tokens, num_channels)
         kernels.run_scan[(plan.num_rows, triton.cdiv(num_channels, SCAN_CHANNELS))](
@@ -116,7 +105,7 @@ class TritonRecurrence:
             keys.contiguous(),
             queries.contiguous(),
             plan.spans,
-            states.memory[layer],
+            states.memory,
             output,
             rule.rate,
             rule.skip,
@@ -148,6 +137,11 @@ class TritonRecurrence:
             num_warps=1,
         )
         return output
+
+
+def _of_device(states: LayerStates) -> RowPlan:
+    assert isinstance(states.plan, RowPlan), "a plan of the host"
+    return states.plan
 
 
 def _arguments(rule: DeltaRule, num_inputs: int) -> tuple[Tensor | int | float, ...]:

@@ -28,9 +28,9 @@ from specdec.models.layers.norm import RMSNorm, read_norm
 from specdec.models.layers.qk_norm import read_qk_norms
 from specdec.models.layers.recurrences.recurrent import (
     AttentionBesideRecurrence,
-    RecurrentLayer,
     read_recurrent_layer,
 )
+from specdec.models.layers.recurrences.recurrent_layer import RecurrentLayer
 from specdec.models.layers.rotary import rotary_halves
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.sharding import HeadShard, head_rows

@@ -8,6 +8,7 @@ are queries, keys, values, decays and shares.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,27 @@ NORM_EPS = 1e-6
 """Epsilon of the norms of queries and keys, which have no weights."""
 
 AnyStatePlan = StatePlan | RowPlan
+
+
+class LayerStates(NamedTuple):
+    """The states of a recurrent layer in a pass, which the pool has planned.
+
+    layer: its index in the pool.
+    """
+
+    pool: StatePool
+    layer: int
+    plan: AnyStatePlan
+
+    @property
+    def inputs(self) -> Tensor:
+        """Inputs of the layer in the pool, [num_slots, ...]."""
+        return self.pool.inputs[self.layer]
+
+    @property
+    def memory(self) -> Tensor:
+        """Memories of the layer in the pool, [num_slots, ...] float32."""
+        return self.pool.memory[self.layer]
 
 
 @dataclass(frozen=True)
@@ -105,22 +127,17 @@ class HeadNorm:
 class TorchRecurrence:
     """RecurrenceKernels on torch's operators, for the ragged batches that the host plans."""
 
-    def replay(self, x: Tensor, states: StatePool, layer: int, plan: AnyStatePlan) -> Tensor:
+    def replay(self, x: Tensor, states: LayerStates) -> Tensor:
         """See RecurrenceKernels."""
-        assert isinstance(plan, StatePlan)
-        return states.replay(layer, x, plan)
+        plan = _of_host(states)
+        return states.pool.replay(states.layer, x, plan)
 
     def convolve(
-        self,
-        inputs: Tensor,
-        convolution: InputConvolution,
-        states: StatePool,
-        layer: int,
-        plan: AnyStatePlan,
+        self, inputs: Tensor, convolution: InputConvolution, states: LayerStates
     ) -> Tensor:
         """See RecurrenceKernels."""
-        assert isinstance(plan, StatePlan)
-        extended = states.extend(layer, inputs, plan)
+        plan = _of_host(states)
+        extended = states.pool.extend(states.layer, inputs, plan)
         weight, bias = convolution.weight, convolution.bias
         mixed = causal_convolution(extended[:, convolution.columns], weight, bias, plan.taps)
         mixed = F.silu(mixed) if convolution.activates else mixed
@@ -130,13 +147,11 @@ class TorchRecurrence:
         found[:, convolution.columns] = mixed
         return found
 
-    def run_delta(
-        self, mixed: Tensor, rule: DeltaRule, states: StatePool, layer: int, plan: AnyStatePlan
-    ) -> Tensor:
+    def run_delta(self, mixed: Tensor, rule: DeltaRule, states: LayerStates) -> Tensor:
         """See RecurrenceKernels."""
-        assert isinstance(plan, StatePlan)
+        plan = _of_host(states)
         inputs, values = _delta_inputs(mixed, rule)
-        found = run_gated_delta(inputs, states.memory[layer], plan)
+        found = run_gated_delta(inputs, states.memory, plan)
         if rule.skip is not None:
             found += rule.skip[:, None] * values
         return plan.of_tokens(found)
@@ -148,12 +163,10 @@ class TorchRecurrence:
         keys: Tensor,
         queries: Tensor,
         rule: ScanRule,
-        states: StatePool,
-        layer: int,
-        plan: AnyStatePlan,
+        states: LayerStates,
     ) -> Tensor:
         """See RecurrenceKernels."""
-        assert isinstance(plan, StatePlan)
+        plan = _of_host(states)
         sizes, shape = F.softplus(steps.float()), (-1, mixed.shape[1], -1)
         inputs = DeltaInputs(
             queries.float()[:, None].expand(shape),
@@ -161,7 +174,7 @@ class TorchRecurrence:
             (mixed * sizes)[..., None],
             -rule.rate * sizes[..., None],
         )
-        found = run_gated_delta(inputs, states.memory[layer], plan).squeeze(2)
+        found = run_gated_delta(inputs, states.memory, plan).squeeze(2)
         return plan.of_tokens(found + rule.skip * mixed)
 
     def gate_heads(self, found: Tensor, gates: Tensor, norm: HeadNorm) -> Tensor:
@@ -173,6 +186,11 @@ class TorchRecurrence:
         normed = scaled.to(dtype) * norm.weight if norm.rounds else scaled * norm.weight.float()
         activated = F.silu(gates.float()) if norm.is_silu else gates.float().sigmoid()
         return (normed.flatten(1) * activated).to(dtype)
+
+
+def _of_host(states: LayerStates) -> StatePlan:
+    assert isinstance(states.plan, StatePlan), "a plan of the device"
+    return states.plan
 
 
 def _delta_inputs(mixed: Tensor, rule: DeltaRule) -> tuple[DeltaInputs, Tensor]:

@@ -5,85 +5,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from specdec.kernels.recurrence import recurrence_kernels
-from specdec.kernels.reference.recurrent.recurrence import (
-    AnyStatePlan,
-    DeltaRule,
-    HeadNorm,
-    InputConvolution,
-)
-from specdec.kernels.reference.state_pool import StatePool
-from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.kernels.reference.recurrent.recurrence import DeltaRule, HeadNorm, LayerStates
 from specdec.models.config.recurrent import GatedDelta
-from specdec.models.layers.linear import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    WeightPart,
-    weight_parts,
-)
-from specdec.models.weights.checkpoint import CheckpointReader
+from specdec.models.layers.linear import WeightPart, weight_parts
+from specdec.models.layers.recurrences.recurrent_layer import LayerSource, RecurrentLayer
 from specdec.types.sharding import head_rows
 
 
-class GatedDeltaLayer(nn.Module):
+class GatedDeltaLayer(RecurrentLayer):
     """The recurrence of this rank's key heads, whose outputs are normalized and gated by head.
 
     It projects to its inputs, which are shares, decays, queries, keys and values, and to the gates
     of its outputs.
     """
 
-    def __init__(
-        self,
-        config: GatedDelta,
-        hidden_size: int,
-        norm_eps: float,
-        reader: CheckpointReader,
-        prefix: str,
-        own: range,
-        group: TensorParallelGroup,
-    ) -> None:
+    def __init__(self, config: GatedDelta, source: LayerSource) -> None:
         """Read the weights of own key heads."""
-        super().__init__()
+        super().__init__(source)
+        own, count = source.own, config.num_value_heads
         self.num_values = len(own) * config.values_per_key
         self.outputs = len(own) * config.unit_outputs
-        self.in_proj = ColumnParallelLinear(reader, hidden_size, _parts(config, prefix, own))
-        self.conv = _read_convolution(config, reader, prefix, own)
-        heads, count = head_rows(own, config.values_per_key), config.num_value_heads
-        self.dt_bias, self.decay_rate = (
-            reader.read(f"{prefix}.{name}", (count,), rows=heads, dtype=torch.float32)
-            for name in ("dt_bias", "A_log")
+        self.in_proj = source.input_projection(_parts(config, source.prefix, own))
+        shape = (config.num_key_heads * config.unit_channels, config.kernel_size)
+        self.convolution = source.convolution(
+            "conv1d", shape, _channels(config, own), first=2 * self.num_values
         )
-        self.decay_rate.exp_()
+        heads = head_rows(own, config.values_per_key)
+        self.dt_bias = source.rates("dt_bias", count, rows=heads)
+        self.decay_rate = source.rates("A_log", count, rows=heads).exp_()
         norm, output = config.output_names
-        self.norm = reader.read(f"{prefix}.{norm}.weight", (config.value_dim,))
-        self.kernels = recurrence_kernels(reader.backend)
-        self.convolution = InputConvolution(self.conv, None, first=2 * self.num_values)
+        self.norm = source.read(f"{norm}.weight", (config.value_dim,))
         self.rule = self._rule(config, len(own))
-        eps = config.norm_eps or norm_eps
+        eps = config.norm_eps or source.norm_eps
         self.head_norm = HeadNorm(self.norm, eps, rounds=True, is_silu=True)
-        shape = (hidden_size, count * config.value_dim)
-        cols = head_rows(own, config.unit_outputs)
-        self.out_proj = RowParallelLinear(reader, f"{prefix}.{output}", shape, cols, group)
+        columns = head_rows(own, config.unit_outputs)
+        self.out_proj = source.output_projection(output, count * config.value_dim, columns)
 
-    def forward(
-        self,
-        x: Tensor,  # [T, hidden_size]
-        residual: Tensor | None,  # [T, hidden_size]
-        states: StatePool,
-        layer: int,
-        plan: AnyStatePlan,
-    ) -> Tensor:
-        """Return [T, hidden_size], plus the residual if given. layer: its index in the pool."""
+    def run(self, x: Tensor, states: LayerStates) -> Tensor:
+        """See RecurrentLayer."""
         projected: Tensor = self.in_proj(x)
-        inputs, gates = projected.split((2 * self.num_values + len(self.conv), self.outputs), 1)
-        mixed = self.kernels.convolve(inputs, self.convolution, states, layer, plan)
-        found = self.kernels.run_delta(mixed, self.rule, states, layer, plan)
-        gated = self.kernels.gate_heads(found, gates, self.head_norm)
-        output: Tensor = self.out_proj(gated, residual)
-        return output
+        inputs, gates = projected.split((projected.shape[1] - self.outputs, self.outputs), 1)
+        mixed = self.kernels.convolve(inputs, self.convolution, states)
+        found = self.kernels.run_delta(mixed, self.rule, states)
+        return self.kernels.gate_heads(found, gates, self.head_norm)
 
     def _rule(self, config: GatedDelta, num_keys: int) -> DeltaRule:
         """Return the rule of mixed inputs: shares, decays, then queries, keys and values."""
@@ -143,15 +109,11 @@ def _by_projection(sizes: Sequence[int], num_heads: int) -> tuple[int, ...]:
     )
 
 
-def _read_convolution(
-    config: GatedDelta, reader: CheckpointReader, prefix: str, own: range
-) -> Tensor:
-    """Return the weights of the queries, keys and values of own key heads, [channels, size]."""
-    shape, start, found = (config.num_key_heads * config.unit_channels, 1), 0, list[Tensor]()
+def _channels(config: GatedDelta, own: range) -> list[range]:
+    """Return the channels of the queries, keys and values of own key heads."""
+    start, found = 0, list[range]()
     for size in (config.key_dim, config.key_dim, config.unit_outputs):
         rows = head_rows(own, size)
-        whole = (*shape, config.kernel_size)
-        of_all = range(start + rows.start, start + rows.stop)
-        found.append(reader.read(f"{prefix}.conv1d.weight", whole, rows=of_all).squeeze(1))
+        found.append(range(start + rows.start, start + rows.stop))
         start += config.num_key_heads * size
-    return torch.cat(found)
+    return found

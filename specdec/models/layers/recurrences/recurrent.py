@@ -18,15 +18,11 @@ from specdec.models.config.recurrent import (
 from specdec.models.config.traits import BesideAttention
 from specdec.models.layers.recurrences.gated_delta import GatedDeltaLayer
 from specdec.models.layers.recurrences.kimi_delta import KimiDeltaLayer
+from specdec.models.layers.recurrences.recurrent_layer import LayerSource, RecurrentLayer
 from specdec.models.layers.recurrences.selective_scan import SelectiveScanLayer
 from specdec.models.layers.recurrences.short_convolution import ShortConvolutionLayer
 from specdec.models.layers.recurrences.state_space import StateSpaceLayer
 from specdec.models.weights.checkpoint import CheckpointReader
-
-RecurrentLayer = (
-    ShortConvolutionLayer | GatedDeltaLayer | StateSpaceLayer | KimiDeltaLayer | SelectiveScanLayer
-)
-"""A recurrence in place of attention."""
 
 
 class AttentionBesideRecurrence(nn.Module):
@@ -60,22 +56,19 @@ def read_recurrent_layer(
     config: ModelConfig, reader: CheckpointReader, prefix: str, group: TensorParallelGroup
 ) -> RecurrentLayer:
     """Read the recurrence of a layer. prefix: of the layer's tensors."""
-    recurrent, hidden_size = config.recurrent, config.hidden_size
+    recurrent = config.recurrent
     assert recurrent is not None, "the model has no recurrent layers"
     kind, own = recurrent.kind, recurrent.units(group.rank, group.size)
-    name = f"{prefix}.{kind.prefix}"
+    name, eps = f"{prefix}.{kind.prefix}", config.rms_norm_eps
+    source = LayerSource(reader, name, own, group, config.hidden_size, eps)
     match kind:
         case GatedDelta():
-            eps = config.rms_norm_eps
-            return GatedDeltaLayer(kind, hidden_size, eps, reader, name, own, group)
+            return GatedDeltaLayer(kind, source)
         case StateSpace():
-            eps = config.rms_norm_eps
-            return StateSpaceLayer(kind, hidden_size, eps, reader, name, own, group)
+            return StateSpaceLayer(kind, source)
         case KimiDelta():
-            eps = config.rms_norm_eps
-            return KimiDeltaLayer(kind, hidden_size, eps, reader, name, own, group)
+            return KimiDeltaLayer(kind, source)
         case SelectiveScan():
-            eps = config.rms_norm_eps
-            return SelectiveScanLayer(kind, hidden_size, eps, reader, name, own, group)
+            return SelectiveScanLayer(kind, source)
         case ShortConvolution():
-            return ShortConvolutionLayer(kind, hidden_size, reader, name, own, group)
+            return ShortConvolutionLayer(kind, source)

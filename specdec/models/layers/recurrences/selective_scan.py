@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.kernels.recurrence import recurrence_kernels
-from specdec.kernels.reference.recurrent.recurrence import AnyStatePlan, InputConvolution, ScanRule
-from specdec.kernels.reference.state_pool import StatePool
-from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.kernels.reference.recurrent.recurrence import LayerStates, ScanRule
 from specdec.models.config.recurrent import SelectiveScan
 from specdec.models.layers.linear import (
     ColumnParallelLinear,
@@ -18,56 +14,35 @@ from specdec.models.layers.linear import (
     weight_parts,
 )
 from specdec.models.layers.norm import RMSNorm
-from specdec.models.weights.checkpoint import CheckpointReader
+from specdec.models.layers.recurrences.recurrent_layer import LayerSource, RecurrentLayer
 
 
-class SelectiveScanLayer(nn.Module):
+class SelectiveScanLayer(RecurrentLayer):
     """The recurrence of this rank's channels, whose outputs are gated."""
 
-    def __init__(
-        self,
-        config: SelectiveScan,
-        hidden_size: int,
-        norm_eps: float,
-        reader: CheckpointReader,
-        prefix: str,
-        own: range,
-        group: TensorParallelGroup,
-    ) -> None:
+    def __init__(self, config: SelectiveScan, source: LayerSource) -> None:
         """Read the weights of own channels."""
-        super().__init__()
-        self.config, channels, rank = config, config.num_channels, config.step_rank
-        parts = weight_parts(
-            prefix, ("in_proj",), [channels] * 2, [own] * 2, has_bias=config.has_bias
+        super().__init__(source)
+        reader, prefix, own = source.reader, source.prefix, source.own
+        self.config, count, has_bias = config, config.num_channels, config.has_bias
+        parts = weight_parts(prefix, ("in_proj",), [count] * 2, [own] * 2, has_bias=has_bias)
+        self.in_proj = source.input_projection(parts)
+        self.convolution = source.convolution(
+            "conv1d", (count, config.kernel_size), [own], has_bias=config.has_conv_bias
         )
-        self.in_proj = ColumnParallelLinear(reader, hidden_size, parts)
-        self._read_convolution(reader, f"{prefix}.conv1d", own)
         self.x_proj = RowParallelLinear(
-            reader, f"{prefix}.x_proj", (config.num_parameters, channels), own, group
+            reader, f"{prefix}.x_proj", (config.num_parameters, count), own, source.group
         )
-        steps = WeightPart(f"{prefix}.dt_proj", channels, own, has_bias=True)
-        self.dt_proj = ColumnParallelLinear(reader, rank, [steps])
+        steps = WeightPart(f"{prefix}.dt_proj", count, own, has_bias=True)
+        self.dt_proj = ColumnParallelLinear(reader, config.step_rank, [steps])
         self.norms = nn.ModuleList(
-            RMSNorm(reader, f"{prefix}.{name}_layernorm.weight", size, norm_eps)
+            RMSNorm(reader, f"{prefix}.{name}_layernorm.weight", size, source.norm_eps)
             for name, size in zip(("dt", "b", "c"), self._sizes, strict=True)
         )
-        rates = (channels, config.state_dim)
-        self.decay_rate = reader.read(f"{prefix}.A_log", rates, rows=own, dtype=torch.float32).exp()
-        self.skip = reader.read(f"{prefix}.D", rates[:1], rows=own, dtype=torch.float32)
-        self.kernels = recurrence_kernels(reader.backend)
-        self.convolution = InputConvolution(self.conv, self.conv_bias)
-        self.rule, shape = ScanRule(self.decay_rate, self.skip), (hidden_size, channels)
-        self.out_proj = RowParallelLinear(
-            reader, f"{prefix}.out_proj", shape, own, group, has_bias=config.has_bias
-        )
-
-    def _read_convolution(self, reader: CheckpointReader, name: str, own: range) -> None:
-        config = self.config
-        shape = (config.num_channels, 1, config.kernel_size)
-        self.conv = reader.read(f"{name}.weight", shape, rows=own).squeeze(1).clone()
-        self.conv_bias: Tensor | None = None
-        if config.has_conv_bias:
-            self.conv_bias = reader.read(f"{name}.bias", shape[:1], rows=own)
+        self.decay_rate = source.rates("A_log", count, config.state_dim, rows=own).exp()
+        self.skip = source.rates("D", count, rows=own)
+        self.rule = ScanRule(self.decay_rate, self.skip)
+        self.out_proj = source.output_projection("out_proj", count, own, has_bias=has_bias)
 
     @property
     def _sizes(self) -> tuple[int, int, int]:
@@ -75,23 +50,15 @@ class SelectiveScanLayer(nn.Module):
         config = self.config
         return config.step_rank, config.state_dim, config.state_dim
 
-    def forward(
-        self,
-        x: Tensor,  # [T, hidden_size]
-        residual: Tensor | None,  # [T, hidden_size]
-        states: StatePool,
-        layer: int,
-        plan: AnyStatePlan,
-    ) -> Tensor:
-        """Return [T, hidden_size], plus the residual if given. layer: its index in the pool."""
-        rows = self.kernels.replay(x, states, layer, plan)
+    def run(self, x: Tensor, states: LayerStates) -> Tensor:
+        """See RecurrentLayer."""
+        rows = self.kernels.replay(x, states)
         values, gates = self.in_proj(rows).chunk(2, 1)
-        mixed = self.kernels.convolve(values, self.convolution, states, layer, plan)
+        mixed = self.kernels.convolve(values, self.convolution, states)
         of_values = self._project(mixed.to(x.dtype))
-        found = self.kernels.run_scan(mixed, *of_values, self.rule, states, layer, plan)
-        outputs = found * F.silu(plan.of_hidden(gates).float())
-        output: Tensor = self.out_proj(outputs.to(x.dtype), residual)
-        return output
+        found = self.kernels.run_scan(mixed, *of_values, self.rule, states)
+        outputs = found * F.silu(states.plan.of_hidden(gates).float())
+        return outputs.to(x.dtype)
 
     def _project(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return steps, B and C of values [N, channels]; a collective call."""

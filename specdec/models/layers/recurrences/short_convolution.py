@@ -2,56 +2,32 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from specdec.kernels.recurrence import recurrence_kernels
-from specdec.kernels.reference.recurrent.recurrence import AnyStatePlan, InputConvolution
-from specdec.kernels.reference.state_pool import StatePool
-from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.kernels.reference.recurrent.recurrence import LayerStates
 from specdec.models.config.recurrent import ShortConvolution
-from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear, weight_parts
-from specdec.models.weights.checkpoint import CheckpointReader
+from specdec.models.layers.linear import weight_parts
+from specdec.models.layers.recurrences.recurrent_layer import LayerSource, RecurrentLayer
 
 
-class ShortConvolutionLayer(nn.Module):
+class ShortConvolutionLayer(RecurrentLayer):
     """Convolution of this rank's channels, multiplied by a gate before it and by one after it."""
 
-    def __init__(
-        self,
-        config: ShortConvolution,
-        hidden_size: int,
-        reader: CheckpointReader,
-        prefix: str,
-        own: range,
-        group: TensorParallelGroup,
-    ) -> None:
+    def __init__(self, config: ShortConvolution, source: LayerSource) -> None:
         """Read the weights of own channels."""
-        super().__init__()
-        sizes, rows = [config.num_channels] * 3, [own] * 3
-        parts = weight_parts(prefix, ("in_proj",), sizes, rows, has_bias=config.has_bias)
-        self.in_proj = ColumnParallelLinear(reader, hidden_size, parts)
-        shape = (config.num_channels, 1, config.kernel_size)
-        self.conv = reader.read(f"{prefix}.conv.weight", shape, rows=own).squeeze(1).clone()
-        self.conv_bias: Tensor | None = None
-        if config.has_bias:
-            self.conv_bias = reader.read(f"{prefix}.conv.bias", shape[:1], rows=own)
-        self.kernels = recurrence_kernels(reader.backend)
-        self.convolution = InputConvolution(self.conv, self.conv_bias, activates=False)
-        out_shape = (hidden_size, config.num_channels)
-        self.out_proj = RowParallelLinear(
-            reader, f"{prefix}.out_proj", out_shape, own, group, has_bias=config.has_bias
+        super().__init__(source)
+        own, count, has_bias = source.own, config.num_channels, config.has_bias
+        parts = weight_parts(source.prefix, ("in_proj",), [count] * 3, [own] * 3, has_bias=has_bias)
+        self.in_proj = source.input_projection(parts)
+        shape = (count, config.kernel_size)
+        self.convolution = source.convolution(
+            "conv", shape, [own], has_bias=has_bias, activates=False
         )
+        self.out_proj = source.output_projection("out_proj", count, own, has_bias=has_bias)
 
-    def forward(
-        self,
-        x: Tensor,  # [T, hidden_size]
-        residual: Tensor | None,  # [T, hidden_size]
-        states: StatePool,
-        layer: int,
-        plan: AnyStatePlan,
-    ) -> Tensor:
-        """Return [T, hidden_size], plus the residual if given. layer: its index in the pool."""
+    def run(self, x: Tensor, states: LayerStates) -> Tensor:
+        """See RecurrentLayer."""
         gate, output_gate, values = self.in_proj(x).chunk(3, -1)
-        mixed = self.kernels.convolve(gate * values, self.convolution, states, layer, plan)
-        output: Tensor = self.out_proj(output_gate * plan.of_tokens(mixed).to(x.dtype), residual)
-        return output
+        mixed = self.kernels.convolve(gate * values, self.convolution, states)
+        gated: Tensor = output_gate * states.plan.of_tokens(mixed).to(x.dtype)
+        return gated

@@ -4,65 +4,47 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from specdec.kernels.recurrence import recurrence_kernels
-from specdec.kernels.reference.recurrent.recurrence import AnyStatePlan, DeltaRule, InputConvolution
-from specdec.kernels.reference.state_pool import StatePool
-from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.kernels.reference.recurrent.recurrence import DeltaRule, LayerStates
 from specdec.models.config.recurrent import StateSpace
-from specdec.models.layers.linear import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    WeightPart,
-    weight_parts,
-)
+from specdec.models.layers.linear import WeightPart, weight_parts
+from specdec.models.layers.recurrences.recurrent_layer import LayerSource, RecurrentLayer
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.sharding import head_rows
 
 
-class StateSpaceLayer(nn.Module):
+class StateSpaceLayer(RecurrentLayer):
     """The recurrence of this rank's heads, whose outputs are gated and normalized by group."""
 
-    def __init__(
-        self,
-        config: StateSpace,
-        hidden_size: int,
-        norm_eps: float,
-        reader: CheckpointReader,
-        prefix: str,
-        own: range,
-        group: TensorParallelGroup,
-    ) -> None:
+    def __init__(self, config: StateSpace, source: LayerSource) -> None:
         """Read the weights of own heads, and those of B and C of all groups."""
-        super().__init__()
-        self.config, self.num_heads, self.group = config, len(own), group
-        self.norm_eps, self.values = norm_eps, len(own) * config.head_dim
-        values, rows = config.num_heads * config.head_dim, head_rows(own, config.head_dim)
-        parts = _parts(config, prefix, rows, own)
-        self.in_proj = ColumnParallelLinear(reader, hidden_size, parts)
-        self._read_convolution(reader, prefix, rows)
+        super().__init__(source)
+        own, reader = source.own, source.reader
+        self.config, self.num_heads, self.group = config, len(own), source.group
+        self.norm_eps, self.values = source.norm_eps, len(own) * config.head_dim
+        num_values, rows = config.num_heads * config.head_dim, head_rows(own, config.head_dim)
+        self.in_proj = source.input_projection(_parts(config, source.prefix, rows, own))
+        channels = num_values + 2 * config.group_channels
+        self.convolution = source.convolution(
+            "conv1d",
+            (channels, config.kernel_size),
+            [rows, range(num_values, channels)],
+            has_bias=config.has_conv_bias,
+        )
         self.decay_rate, self.skip, self.dt_bias = (
-            reader.read(f"{prefix}.{name}", (config.num_heads,), rows=own, dtype=torch.float32)
-            for name in ("A_log", "D", "dt_bias")
+            source.rates(name, config.num_heads, rows=own) for name in ("A_log", "D", "dt_bias")
         )
         self.decay_rate.exp_()
         self.norm: Tensor | None = None
         if config.has_norm:
-            self.norm = reader.read(f"{prefix}.norm.weight", (values,), rows=rows)
+            self.norm = source.read("norm.weight", (num_values,), rows)
         self.scales = self._scales(reader) if set(config.scales) != {1.0} else None
         per_group = config.num_heads // config.num_groups
         self.groups = torch.tensor([head // per_group for head in own], device=reader.device)
-        self.kernels = recurrence_kernels(reader.backend)
-        self.convolution = InputConvolution(self.conv, self.conv_bias)
         self.rule = self._rule(config, own.start)
-        self.out_proj = RowParallelLinear(
-            reader,
-            f"{prefix}.out_proj",
-            (hidden_size, values),
-            rows,
-            group,
-            has_bias=config.has_output_bias,
+        self.out_proj = source.output_projection(
+            "out_proj", num_values, rows, has_bias=config.has_output_bias
         )
 
     def _scales(self, reader: CheckpointReader) -> Tensor:
@@ -72,35 +54,13 @@ class StateSpaceLayer(nn.Module):
         factors = [factor for factor, size in pairs for _ in range(size)]
         return torch.tensor(factors, dtype=reader.dtype, device=reader.device)
 
-    def _read_convolution(self, reader: CheckpointReader, prefix: str, rows: range) -> None:
-        """Read the weights of the values in `rows`, and of B and C."""
-        config = self.config
-        first = config.num_heads * config.head_dim
-        channels = first + 2 * config.group_channels
-        parts, shape = (rows, range(first, channels)), (channels, 1, config.kernel_size)
-        name = f"{prefix}.conv1d"
-        found = [reader.read(f"{name}.weight", shape, rows=part).squeeze(1) for part in parts]
-        self.conv, self.conv_bias = torch.cat(found), None
-        if config.has_conv_bias:
-            biases = [reader.read(f"{name}.bias", shape[:1], rows=part) for part in parts]
-            self.conv_bias = torch.cat(biases)
-
-    def forward(
-        self,
-        x: Tensor,  # [T, hidden_size]
-        residual: Tensor | None,  # [T, hidden_size]
-        states: StatePool,
-        layer: int,
-        plan: AnyStatePlan,
-    ) -> Tensor:
-        """Return [T, hidden_size], plus the residual if given. layer: its index in the pool."""
+    def run(self, x: Tensor, states: LayerStates) -> Tensor:
+        """See RecurrentLayer."""
         projected = self._project(x)
         gates, inputs = projected[:, : self.values], projected[:, self.values :]
-        mixed = self.kernels.convolve(inputs, self.convolution, states, layer, plan)
-        found = self.kernels.run_delta(mixed, self.rule, states, layer, plan)
-        outputs = self._normalize(found.flatten(1), gates)
-        output: Tensor = self.out_proj(outputs.to(x.dtype), residual)
-        return output
+        mixed = self.kernels.convolve(inputs, self.convolution, states)
+        found = self.kernels.run_delta(mixed, self.rule, states)
+        return self._normalize(found.flatten(1), gates).to(x.dtype)
 
     def _project(self, x: Tensor) -> Tensor:
         """Return gates, values, B, C and steps, [T, local outputs]."""
@@ -118,7 +78,7 @@ class StateSpaceLayer(nn.Module):
             query=self.values + config.group_channels,
             key=self.values,
             value=0,
-            decay=len(self.conv),
+            decay=len(self.convolution.weight),
             share=None,
             rate=self.decay_rate,
             bias=self.dt_bias,

@@ -15,6 +15,7 @@ from specdec.kernels.reference.recurrent.recurrence import (
     DeltaRule,
     HeadNorm,
     InputConvolution,
+    LayerStates,
     ScanRule,
 )
 from specdec.kernels.reference.state_pool import StatePool
@@ -125,14 +126,14 @@ class Runs:
         return self.run_plan(plan, inputs)
 
     def run_plan(self, plan, inputs):
-        layer, kernels = self.layer, self._kernels
-        mixed = kernels.convolve(inputs, layer.convolution, self.pool, 0, plan)
+        layer, kernels, states = self.layer, self._kernels, LayerStates(self.pool, 0, plan)
+        mixed = kernels.convolve(inputs, layer.convolution, states)
         if layer.rule is None:
             return plan.of_tokens(mixed)
         if isinstance(layer.rule, DeltaRule):
-            return kernels.run_delta(mixed, layer.rule, self.pool, 0, plan)
+            return kernels.run_delta(mixed, layer.rule, states)
         parameters = [mixed @ each for each in layer.parameters]
-        return kernels.run_scan(mixed, *parameters, layer.rule, self.pool, 0, plan)
+        return kernels.run_scan(mixed, *parameters, layer.rule, states)
 
 
 def chunk(slot, start, length, guesses=0):
