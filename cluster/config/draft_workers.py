@@ -97,12 +97,19 @@ class DraftWorkersConfig(ReceiptConfig):
         most, fewest = self.max_draft_workers, self.min_draft_workers
         if most is not None and most < fewest:
             raise InvalidValueError("max_draft_workers", most, f"at least {fewest}, the minimum")
-        unused: tuple[str, ...] = ("min_draft_workers", "target_draft_utilization")
-        condition = "unless max_draft_workers is given"
-        if most is not None:
-            unused = ("replicas_per_draft_worker",)
-            condition = "with max_draft_workers: each worker has a seat for every replica"
-        for name in unused:
+        unused = dict[str, str]()
+        if most is None:
+            names = "min_draft_workers", "target_draft_utilization"
+            unused = dict.fromkeys(names, "unless max_draft_workers is given")
+        else:
+            unused["replicas_per_draft_worker"] = (
+                "with max_draft_workers: each worker has a seat for every replica"
+            )
+            if most == fewest:
+                unused["target_draft_utilization"] = (
+                    "where max_draft_workers is min_draft_workers: their number is fixed"
+                )
+        for name, condition in unused.items():
             if (value := getattr(self, name)) != getattr(DraftWorkersConfig, name):
                 raise InvalidValueError(name, value, f"left out {condition}")
 

@@ -51,8 +51,6 @@ _DRAIN_POLL_S, _NUM_DRAIN_POLLS = 0.1, 40
 class DraftPoolReplica:
     """A shared draft worker. Its constructor returns when the worker is warm."""
 
-    _worker: SharedDraftWorker | None = None
-
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: Mapping[str, Any], found: FoundByDriver | None
     ) -> None:
@@ -97,30 +95,28 @@ class DraftPoolReplica:
         worker.wait_until_warm()
         self._worker = worker
 
-    async def report(self) -> WorkerReport | None:
-        """Describe this worker; None until it is warm."""
-        if self._worker is None:
-            return None
+    async def report(self) -> WorkerReport:
+        """Describe this worker."""
         place = self._name, self._address, self._port
         return WorkerReport(*place, self._num_blocks, self._seat_bytes, self._worker.load())
 
     async def admit_if_addressed(self, name: str, request: SeatRequest) -> Seat | None:
         """Return a seat at this worker; None if another one is meant, or there is none."""
-        if name != self._name or self._worker is None:
+        if name != self._name:
             return None
         return await asyncio.to_thread(self._worker.admit, request)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the load for cluster.serve.autoscaling; Serve calls this every few seconds."""
-        return {LOAD: 0.0 if self._worker is None else self._worker.load().utilization}
+        return {LOAD: self._worker.load().utilization}
 
     async def __del__(self) -> None:
         """End the worker when its Routers have left it; Serve calls this when the replica stops.
 
         They no longer see its reports then, and take seats at other workers.
         """
-        if self._worker is None:
-            return
+        if not hasattr(self, "_worker"):
+            return  # stopped while it starts
         for _ in range(_NUM_DRAIN_POLLS):
             if not self._worker.load().num_taken:
                 break

@@ -78,6 +78,11 @@ def test_a_worker_of_a_pool_has_a_seat_for_every_replica():
             {"max_draft_workers": 2, "replicas_per_draft_worker": 2},
             "replicas_per_draft_worker is 2.*a seat for every replica",
         ),
+        (
+            DRAFT,
+            {"min_draft_workers": 2, "max_draft_workers": 2, "target_draft_utilization": 0.5},
+            "target_draft_utilization is 0.5.*their number is fixed",
+        ),
         (DRAFT, {"max_draft_workers": 2, "target_draft_utilization": 0}, "above 0"),
         (DRAFT, {"max_draft_workers": 2, "target_draft_utilization": 1}, "below 1"),
         (DRAFT, {"max_draft_workers": 6}, r"max_draft_workers is 6.*number of replicas \(5\)"),

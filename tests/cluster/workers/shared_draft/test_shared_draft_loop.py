@@ -154,6 +154,7 @@ def test_a_router_that_dies_leaves_no_state(tiny_model_dir, worker, routers):
 def test_an_answer_to_a_router_that_has_left_holds_up_no_other(tiny_model_dir, worker, routers):
     """As after SIGCONT: a Router leaves a worker that is stopped in its step."""
     leaving, staying = routers()
+    wait_until(lambda: not worker.loop._running)  # it has answered the last message of `staying`
     worker.pause()
     leaving._group.begin(DraftStep(1, (), (), (), (), ()))
     wait_until(lambda: worker.loop._running)
