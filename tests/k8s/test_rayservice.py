@@ -67,6 +67,11 @@ def test_the_tables_of_the_head_are_in_a_redis_where_one_is_given():
     }
 
 
+def test_the_tables_of_the_head_are_on_a_volume_where_one_has_a_size():
+    found = cluster(render(VALUE_SETS["volume of the head"]))["gcsFaultToleranceOptions"]
+    assert found == {"backend": "rocksdb", "storage": {"size": "2Gi", "storageClassName": "fast"}}
+
+
 def test_replicas_are_fixed_or_autoscaled():
     fixed = args_of(with_model(replicas=3))
     assert fixed["num_replicas"] == 3

@@ -266,6 +266,26 @@ BY_A_TEMPLATE = {
         {"ray": {"gcsFaultTolerance": {"password": {"name": "redis"}}}},
         "write HOST:PORT of the Redis, or remove password.name",
     ),
+    "a utilization of a pool that is not scaled": (
+        with_model(
+            replicas=2,
+            speculativeConfig=DRAFT,
+            draft={"minWorkers": 2, "maxWorkers": 2, "targetUtilization": 0.5},
+        ),
+        "the number of workers is fixed; leave it out",
+    ),
+    "a volume beside a Redis": (
+        {"ray": {"gcsFaultTolerance": {"redisAddress": "redis:6379", "volume": {"size": "1Gi"}}}},
+        "remove one of both",
+    ),
+    "a storage class without a volume": (
+        {"ray": {"gcsFaultTolerance": {"volume": {"storageClassName": "fast"}}}},
+        "write a size, such as 1Gi",
+    ),
+    "a volume for a Ray that has no RocksDB": (
+        {"ray": {"version": "2.56.1", "gcsFaultTolerance": {"volume": {"size": "1Gi"}}}},
+        "use 2.57.0 or later, or a Redis",
+    ),
     "a Redis that no pod may reach": (
         {
             "ray": {"gcsFaultTolerance": {"redisAddress": "redis:6379"}},

@@ -143,6 +143,9 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         },
         "networkPolicy": {"redis": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]},
     },
+    "volume of the head": {
+        "ray": {"gcsFaultTolerance": {"volume": {"size": "2Gi", "storageClassName": "fast"}}}
+    },
     "ray secret": {"ray": {"authSecretName": "ray", "version": "2.61.0"}},
     "ray open": {
         "ray": {"authMode": "disabled"},

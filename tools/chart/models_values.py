@@ -51,7 +51,7 @@ class Draft(Values):
     target_utilization: float = Field(
         0.7,
         gt=0,
-        le=1,
+        lt=1,
         description="Part of the time that a worker of the pool drafts; one is added above it",
     )
 

@@ -6,7 +6,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from tools.chart.kinds import Count, KubernetesObject, Labels, Resources, SecretKey, Values
+from tools.chart.kinds import (
+    Count,
+    KubernetesObject,
+    Labels,
+    OptionalName,
+    Resources,
+    SecretKey,
+    Values,
+)
 
 
 class Scheduling(Values):
@@ -109,22 +117,40 @@ class RedisPassword(SecretKey):
     key: str = Field("password", description="Key in the Secret", min_length=1)
 
 
+class GcsVolume(Values):
+    """A volume of the head pod, which KubeRay claims for each Ray cluster and deletes with it."""
+
+    size: str = Field(
+        "",
+        pattern=r"^([1-9][0-9]*[KMGT]i)?$",
+        description="Size, such as 1Gi; empty: no volume. Alpha: needs KubeRay 1.7 with the "
+        "feature gate GCSFaultToleranceEmbeddedStorage; an older one ignores it",
+    )
+    storage_class_name: OptionalName = Field(
+        "",
+        description="Storage class whose volumes the nodes of a new head can attach; empty for the "
+        "default one",
+    )
+
+
 class GcsFaultTolerance(Values):
-    """A Redis for the tables of Ray's global control store, which then outlive the head pod.
+    """A place for the tables of Ray's global control store, which then outlive the head pod.
 
     Replicas keep running while KubeRay replaces a head pod that is lost. Each Ray cluster has its
-    own key prefix there, and KubeRay removes its keys when the cluster is deleted.
+    own key prefix in a Redis, and KubeRay removes its keys when the cluster is deleted.
     """
 
     redis_address: str = Field(
         "",
         pattern=r"^((rediss?://)?[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?:[0-9]{1,5})?$",
         description="HOST:PORT of a Redis, with prefix rediss:// for TLS; empty: a lost head pod "
-        "ends the cluster. `networkPolicy.redis` must include it. KubeRay 1.7's store without "
-        "Redis, which is alpha, is not offered",
+        "ends the cluster. `networkPolicy.redis` must include it",
     )
     password: RedisPassword = Field(
         default_factory=RedisPassword, description="Password of the Redis"
+    )
+    volume: GcsVolume = Field(
+        default_factory=GcsVolume, description="Volume in place of a Redis, for RocksDB"
     )
 
 

@@ -52,6 +52,9 @@ the value, and ends with the fix.
 {{- if and (gt $maxWorkers (include "specdec.mostReplicas" $model | int)) (lt (int $model.draft.minWorkers) $maxWorkers) -}}
 {{- fail (printf "%s.draft.maxWorkers: %d is more than the number of replicas (%s); lower it, or add replicas" $at $maxWorkers (include "specdec.mostReplicas" $model)) -}}
 {{- end -}}
+{{- if and (ne (toString $model.draft.targetUtilization) "0.7") (eq (int $model.draft.minWorkers) $maxWorkers) -}}
+{{- fail (printf "%s.draft.targetUtilization: with minWorkers = maxWorkers (%d) the number of workers is fixed; leave it out, or raise maxWorkers" $at $maxWorkers) -}}
+{{- end -}}
 {{- if gt $perWorker 1 -}}
 {{- fail (printf "%s.draft.maxWorkers: %d cannot be combined with replicasPerWorker; write 1 there" $at $maxWorkers) -}}
 {{- end -}}
@@ -240,6 +243,15 @@ the value, and ends with the fix.
 {{- with .Values.ray.gcsFaultTolerance -}}
 {{- if and .password.name (not .redisAddress) -}}
 {{- fail "ray.gcsFaultTolerance.redisAddress: required with a password; write HOST:PORT of the Redis, or remove password.name" -}}
+{{- end -}}
+{{- if and .volume.size .redisAddress -}}
+{{- fail "ray.gcsFaultTolerance.volume.size: the tables are in the Redis of redisAddress; remove one of both" -}}
+{{- end -}}
+{{- if and .volume.storageClassName (not .volume.size) -}}
+{{- fail "ray.gcsFaultTolerance.volume.size: required with storageClassName; write a size, such as 1Gi" -}}
+{{- end -}}
+{{- if and .volume.size $.Values.ray.version (semverCompare "< 2.57.0" $.Values.ray.version) -}}
+{{- fail (printf "ray.gcsFaultTolerance.volume.size: Ray %s (ray.version) cannot keep its tables there; use 2.57.0 or later, or a Redis" $.Values.ray.version) -}}
 {{- end -}}
 {{- if and .redisAddress $.Values.networkPolicy.enabled (not $.Values.networkPolicy.redis) -}}
 {{- fail "networkPolicy.redis: no peer is allowed, so Ray could not reach ray.gcsFaultTolerance.redisAddress; write the peers, such as [{podSelector: {matchLabels: {app: redis}}}]" -}}
