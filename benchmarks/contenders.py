@@ -18,17 +18,20 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.resolve import resolve
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.proposers import DraftModelProposer, Proposer, make_proposer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
 from specdec.worker import (
+    HeadFiles,
     LocalDraftWorker,
     LocalTarget,
     TargetModelRunner,
     load_draft_runner,
     load_runner,
+    load_served_head,
 )
 
 _BLOCK_SIZE = 16
@@ -103,7 +106,7 @@ class EngineContender:
 
     def measure(self, workload: Workload) -> Measurement:
         """Run a workload step by step."""
-        engine, params = self._engines[workload.method], greedy_params(workload)
+        engine, params = self._engines[workload.method], params_of(workload)
         requests = [
             EngineRequest(prompt, params, request_id=str(index), seed=0)
             for index, prompt in enumerate(workload.prompts)
@@ -131,7 +134,7 @@ class EngineContender:
     def _engine(self, name: str) -> Engine:
         method = make_method(name, self._settings.num_speculative_tokens)
         config = replace(self._config, speculation=method.config)
-        target = LocalTarget(self._runner if name == NO_METHOD else self._new_runner())
+        target = LocalTarget(self._runner_of(name, method.config))
         return Engine(
             config,
             self._model,
@@ -141,13 +144,20 @@ class EngineContender:
             method.policy(target, config),
         )
 
-    def _new_runner(self) -> TargetModelRunner:
+    def _runner_of(self, name: str, speculation: SpeculativeConfig | None) -> TargetModelRunner:
         """Return a runner of the same model, with its own KV and sequences."""
+        if name == NO_METHOD:
+            return self._runner
+        head = None
+        if speculation is not None and speculation.head and speculation.head.model:
+            files = HeadFiles(resolve(speculation.head.model))
+            head = load_served_head(files, self._model, self._runner.model)
         return TargetModelRunner(
             self._runner.model,
             self._runner.group,
             self._config,
             vocab_size=self._runner.vocab_size,
+            head=head,
         )
 
     def _draft_model(self, config: SpeculativeConfig | None) -> Proposer | None:
@@ -242,7 +252,7 @@ class ServiceContender:
 
     def measure(self, workload: Workload) -> Measurement:
         """Run a workload."""
-        params = greedy_params(workload)
+        params = params_of(workload)
         calls = [Call(prompt, params) for prompt in workload.prompts]
         seconds, answers = timed_streams(self._address, calls, workload.num_open)
         return Measurement(
@@ -254,10 +264,11 @@ class ServiceContender:
         )
 
 
-def greedy_params(workload: Workload) -> SamplingParams:
-    """Return greedy parameters, with speculation as configured or disabled for NO_METHOD."""
+def params_of(workload: Workload) -> SamplingParams:
+    """Return parameters with speculation as configured, or disabled for NO_METHOD."""
     return SamplingParams(
-        temperature=0,
+        temperature=workload.temperature,
+        seed=0,
         max_tokens=workload.max_tokens,
         ignore_eos=True,
         speculation=SpeculationOptions(enabled=workload.method != NO_METHOD),

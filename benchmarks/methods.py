@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from benchmarks.workloads import NO_METHOD
+from benchmarks.workloads import MODEL, NO_METHOD
 from specdec.config.engine import EngineConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.speculation.policy.cost_model import CostModel
@@ -68,6 +68,9 @@ _MAKERS: Mapping[str, Callable[[int], Method]] = MappingProxyType(
                 first="suffix",
                 suffix_decoding_max_cached_requests=0,
             )
+        ),
+        "eagle3": lambda count: Method(
+            SpeculativeConfig.of("eagle3", count, model=f"{MODEL}-eagle3")
         ),
         "auto": lambda count: Method(
             SpeculativeConfig.of(

@@ -18,6 +18,11 @@ SUITES = ("edit", "humaneval", "gsm8k", "mt_bench")
 
 _TYPICAL_TOKENS = 70
 
+_OF_MT_BENCH = (
+    "writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities",
+)  # fmt: skip
+"""Categories of Spec-Bench's first suite; the others are suites of their own."""
+
 
 @dataclass(frozen=True)
 class BenchmarkPrompt:
@@ -30,13 +35,19 @@ class BenchmarkPrompt:
 
 def add_prompts_option(parser: argparse.ArgumentParser) -> None:
     """Add the option `--prompts`."""
-    parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        default=DEFAULT_PATH,
+        help="JSON lines file, or question.jsonl of Spec-Bench",
+    )
 
 
 def load_prompts(path: Path, tokenizer: Tokenizer, closing: str = "") -> list[BenchmarkPrompt]:
     """Read a JSON lines file of objects with `id`, `suite` and `turns`, in file order.
 
-    `closing` is appended to each turn, to create a similar prompt.
+    Or the questions of Spec-Bench (Xia et al. 2024, arXiv 2401.07851). `closing` is appended to
+    each turn, to create a similar prompt.
     """
     lines = path.read_text(encoding="utf-8").split("\n")
     return [_encode(json.loads(line), tokenizer, closing) for line in lines if line.strip()]
@@ -51,11 +62,15 @@ def of_similar_length(prompts: Sequence[BenchmarkPrompt], count: int) -> list[tu
 def by_suite(
     prompts: Sequence[BenchmarkPrompt], suites: Sequence[str], num_each: int
 ) -> dict[str, list[tuple[int, ...]]]:
-    """Return the first prompts of each suite. Raises InvalidValueError for an empty suite."""
-    found = {
-        suite: [each.token_ids for each in prompts if each.suite == suite][:num_each]
-        for suite in suites
-    }
+    """Return prompts at equal distances in each suite. Raises InvalidValueError for an empty one.
+
+    Spec-Bench's first suite is sorted by category.
+    """
+    found = dict[str, list[tuple[int, ...]]]()
+    for suite in suites:
+        own = [each.token_ids for each in prompts if each.suite == suite]
+        count = min(num_each, len(own))
+        found[suite] = [own[index * len(own) // count] for index in range(count)]
     for suite, own in found.items():
         if not own:
             known = sorted({prompt.suite for prompt in prompts})
@@ -65,4 +80,7 @@ def by_suite(
 
 def _encode(record: dict[str, Any], tokenizer: Tokenizer, closing: str) -> BenchmarkPrompt:
     token_ids = tokenizer.encode_chat([ChatMessage("user", record["turns"][0] + closing)])
+    if "question_id" in record:
+        suite = "mt_bench" if record["category"] in _OF_MT_BENCH else record["category"]
+        return BenchmarkPrompt(str(record["question_id"]), suite, tuple(token_ids))
     return BenchmarkPrompt(record["id"], record["suite"], tuple(token_ids))

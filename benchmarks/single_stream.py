@@ -4,6 +4,7 @@ The engine runs in process, and all methods share one copy of the model. They ta
 prompt; each round uses another prompt of the suite, so `--rounds` is the number of prompts.
 
     python -m benchmarks.single_stream [--quantization int8] [--output FILE]
+    python -m benchmarks.single_stream --prompts question.jsonl [--temperature 1]
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import partial
 from benchmarks.contenders import EngineContender, EngineSettings
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.methods import METHODS, NUM_SPECULATIVE_TOKENS
-from benchmarks.prompts import SUITES, add_prompts_option, by_suite, load_prompts
+from benchmarks.prompts import add_prompts_option, by_suite, load_prompts
 from benchmarks.report_file import add_output, command_line, write_report, write_text
 from benchmarks.rounds import Case, add_round_options, measure_rounds, warm_up
 from benchmarks.summary import (
@@ -61,6 +62,7 @@ class SingleStreamReport:
     settings: EngineSettings
     num_rounds: int
     max_tokens: int
+    temperature: float
     rows: tuple[Row, ...]
     ratios: tuple[Ratio, ...]
     num_other_outputs: Mapping[str, int]
@@ -122,10 +124,15 @@ def measure(options: argparse.Namespace, command: str) -> SingleStreamReport:
     """Load the model in its own process, and measure in rounds."""
     directory = resolve(MODEL)
     prompts = load_prompts(options.prompts, Tokenizer(directory))
+    suites = options.suites or tuple(dict.fromkeys(each.suite for each in prompts))
     methods = tuple(dict.fromkeys((NO_METHOD, *options.methods)))
     cases = [
-        Case(case_name(suite, method), "engine", one_by_one(own, options.max_tokens, method))
-        for suite, own in by_suite(prompts, options.suites, options.rounds).items()
+        Case(
+            case_name(suite, method),
+            "engine",
+            one_by_one(own, options.max_tokens, method, options.temperature),
+        )
+        for suite, own in by_suite(prompts, suites, options.rounds).items()
         for method in methods
     ]
     settings = EngineSettings(
@@ -142,13 +149,14 @@ def measure(options: argparse.Namespace, command: str) -> SingleStreamReport:
         settings=settings,
         num_rounds=options.rounds,
         max_tokens=options.max_tokens,
+        temperature=options.temperature,
         rows=tuple(summarize(name, each) for name, each in measured.items()),
-        ratios=compare_all(comparisons(options.suites, methods), measured),
+        ratios=compare_all(comparisons(suites, methods), measured),
         num_other_outputs={
             case_name(suite, method): num_other_outputs(
                 measured, case_name(suite, method), case_name(suite, NO_METHOD)
             )
-            for suite in options.suites
+            for suite in suites
             for method in methods
         },
     )
@@ -158,9 +166,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmarks.single_stream", description="Compare drafting methods on one stream."
     )
-    parser.add_argument("--suites", nargs="+", default=SUITES)
+    parser.add_argument("--suites", nargs="+", help="default: those of the prompts")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=_METHODS)
     parser.add_argument("--num-speculative-tokens", type=int, default=NUM_SPECULATIVE_TOKENS)
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--dtype", choices=DTYPE_BYTES, default="float32")
     parser.add_argument("--quantization", choices=CPU_QUANTIZATION_METHODS)
     add_prompts_option(parser)

@@ -16,9 +16,9 @@ NO_METHOD = "none"
 
 @dataclass(frozen=True)
 class Workload:
-    """One prompt per stream, continued greedily by exactly `max_tokens` tokens.
+    """One prompt per stream, continued by exactly `max_tokens` tokens.
 
-    method: a drafting method known to the contender.
+    method: a drafting method known to the contender. temperature: above 0 all have the same seed.
     num_streams: number of open streams; a new one starts when one ends. None opens all at once.
     """
 
@@ -26,6 +26,7 @@ class Workload:
     max_tokens: int
     method: str = NO_METHOD
     num_streams: int | None = None
+    temperature: float = 0.0
 
     @property
     def num_open(self) -> int:
@@ -84,10 +85,15 @@ class Contender(Protocol):
 
 
 def one_by_one(
-    prompts: Sequence[tuple[int, ...]], max_tokens: int, method: str = NO_METHOD
+    prompts: Sequence[tuple[int, ...]],
+    max_tokens: int,
+    method: str = NO_METHOD,
+    temperature: float = 0.0,
 ) -> tuple[Workload, ...]:
     """Return one workload of one stream per prompt."""
-    return tuple(Workload((prompt,), max_tokens, method) for prompt in prompts)
+    return tuple(
+        Workload((prompt,), max_tokens, method, temperature=temperature) for prompt in prompts
+    )
 
 
 def all_at_once(

@@ -8,7 +8,14 @@ in `cluster.workers`.
 from specdec.kernels.cpu import native_library_fault
 from specdec.kernels.tensor_parallel import Rendezvous
 from specdec.worker.draft_model_runner import DraftModelRunner
-from specdec.worker.loading import HeadFiles, RankModel, load_draft_runner, load_runner, load_warm
+from specdec.worker.loading import (
+    HeadFiles,
+    RankModel,
+    load_draft_runner,
+    load_runner,
+    load_served_head,
+    load_warm,
+)
 from specdec.worker.local import LocalDraftWorker, LocalTarget
 from specdec.worker.model_runner import ModelRunner
 from specdec.worker.profiler import StepProfiler
@@ -29,6 +36,7 @@ __all__ = [
     "TargetModelRunner",
     "load_draft_runner",
     "load_runner",
+    "load_served_head",
     "load_warm",
     "native_library_fault",
 ]

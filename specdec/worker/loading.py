@@ -145,7 +145,7 @@ def _load_target(
     model = _load_model(spec, model_config, group)
     adapters = RankAdapters.enabled(model, config.adapters)
     on_device = _uses_device(spec, model, "decodes")
-    head = None if spec.head is None else _load_head(spec.head, model_config, model)
+    head = None if spec.head is None else load_served_head(spec.head, model_config, model)
     target = TargetModelRunner(
         model,
         group,
@@ -176,7 +176,8 @@ def _states_of(
     return decoder.enable_states(max_num_seqs, max_guesses, num_snapshots)
 
 
-def _load_head(files: HeadFiles, model_config: ModelConfig, model: Decoder) -> ServedHead:
+def load_served_head(files: HeadFiles, model_config: ModelConfig, model: Decoder) -> ServedHead:
+    """Load a draft head beside a target that is loaded."""
     found = files.read(model_config)
     load = partial(_load_version, found, files, model)
     return ServedHead(load_head(found, model, files.quantization), load)

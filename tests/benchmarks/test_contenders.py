@@ -6,15 +6,17 @@ from benchmarks.contenders import EngineContender, EngineSettings, StepProfile
 from benchmarks.methods import METHODS, make_method
 from benchmarks.workloads import NO_METHOD, Workload
 
+OF_ANY_MODEL = tuple(each for each in METHODS if each != "eagle3")
+"""Without the head of the demo model."""
 PROMPTS = ((5, 6, 7, 5, 6, 7, 5, 6), (9, 8, 7), (1, 2, 3, 1, 2))
 
 
 @pytest.fixture(scope="module")
 def contender(tiny_model_dir):
-    return EngineContender(tiny_model_dir, EngineSettings(methods=METHODS, num_blocks=16))
+    return EngineContender(tiny_model_dir, EngineSettings(methods=OF_ANY_MODEL, num_blocks=16))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OF_ANY_MODEL)
 def test_all_methods_generate_equal_tokens(contender, method):
     plain = contender.measure(Workload(PROMPTS, 12))
     drafted = contender.measure(Workload(PROMPTS, 12, method))
