@@ -1,7 +1,7 @@
 """The service of the chaos suite on two Ray nodes, and the faults of their network and of Ray.
 
-The target is on the head, its draft model on the second node. With a redis-server or valkey-server
-on the path, GCS stores its tables there: Ray's fault tolerance of GCS.
+The target is on the head, its draft model on the second node. GCS keeps its tables on the disk of
+the head: Ray's fault tolerance of GCS.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import psutil
 
 from tests.chaos.faults import DRAFT_WORKER, SPARE_WORKER, Fault, Kill, Site, Stop, Toggle, Victim
 from tests.e2e.link import Condition, Link
-from tests.e2e.two_nodes import HEAD_OUTSIDE, Cluster, cluster, joined_service, redis_server
+from tests.e2e.two_nodes import HEAD_OUTSIDE, Cluster, cluster, joined_service
 
 MIN_S, MAX_S = 5.0, 15.0
 MAX_PARTITION_S = 5.0
@@ -37,13 +37,11 @@ FLAGS += ["--speculative-config", _DRAFT]
 @contextmanager
 def two_nodes(model: Path, log: Path) -> Iterator[Victim]:
     """Run the service on two nodes."""
-    redis = redis_server()
     with (
-        cluster(redis) as made,
+        cluster(keeps_tables=True) as made,
         joined_service(made, log, "--model", str(model), *FLAGS),
     ):
-        faults = [*_faults(made), *([LostGcs(made)] if redis else [])]
-        yield Victim(made, f"{HEAD_OUTSIDE}:9000", f"http://{HEAD_OUTSIDE}:8000", faults)
+        yield Victim(made, f"{HEAD_OUTSIDE}:9000", f"http://{HEAD_OUTSIDE}:8000", _faults(made))
 
 
 def _faults(made: Cluster) -> list[Fault]:
@@ -51,6 +49,7 @@ def _faults(made: Cluster) -> list[Fault]:
         LinkFault("partition", made.link, Condition(loss=1.0), 1.0, MAX_PARTITION_S),
         LinkFault("30 % loss", made.link, Condition(loss=0.3)),
         LinkFault("500 ms delay", made.link, Condition(delay_s=0.5)),
+        LostGcs(made),
         LostNode(made),
         Kill(DRAFT_WORKER),
         Kill(SPARE_WORKER),
@@ -101,7 +100,7 @@ class LostNode(Fault):
 
 @dataclass(frozen=True)
 class LostGcs(Fault):
-    """SIGKILL of GCS, which is then started again with its tables in Redis."""
+    """SIGKILL of GCS, which is then started again with its tables."""
 
     cluster: Cluster
     name = "kill -9 GCS"

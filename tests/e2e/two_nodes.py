@@ -22,7 +22,7 @@ from tests.e2e.link import Condition, Link, link
 HEAD, WORKER = "10.77.0.1", "10.77.0.2"
 OUTSIDE, HEAD_OUTSIDE = "10.78.0.1", "10.78.0.2"
 """Addresses of a second link, between this namespace and the head, for clients."""
-PORT, REDIS_PORT = 6399, 6398
+PORT = 6399
 INTERFACE = "sd0"
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
@@ -101,10 +101,10 @@ def _kill(processes: list[psutil.Process]) -> None:
 
 
 @contextmanager
-def cluster(redis: str | None = None) -> Iterator[Cluster]:
+def cluster(*, keeps_tables: bool = False) -> Iterator[Cluster]:
     """Run a head with the label role=target, and a worker with role=draft.
 
-    redis: program for the tables of GCS (Ray's fault tolerance of GCS); None for GCS's memory.
+    keeps_tables: on the disk of the head, for a GCS that is started again.
     """
     tag = secrets.token_hex(3)
     directory = Path(tempfile.mkdtemp(prefix="sd-"))  # Ray's sockets need a short path
@@ -115,10 +115,12 @@ def cluster(redis: str | None = None) -> Iterator[Cluster]:
         made = Cluster(head, worker, _environment(), directory, connected)
         stack.callback(subprocess.run, ["ip", "link", "del", f"sd{tag}"], capture_output=True)
         _connect(made, f"sd{tag}")
-        external = stack.enter_context(_redis(made, redis)) if redis else {}
+        tables = {}
+        if keeps_tables:
+            tables = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(directory / "gcs")}
         arguments = ["--head", f"--port={PORT}", "--include-dashboard=false"]
         arguments += ["--temp-dir", str(made.directory)]
-        _start(made, made.head, *arguments, "--labels=role=target", ip=HEAD, **external)
+        _start(made, made.head, *arguments, "--labels=role=target", ip=HEAD, **tables)
         made.start_worker()
         yield made
 
@@ -163,23 +165,6 @@ def _connect(made: Cluster, outside: str) -> None:
     subprocess.run(["ip", "link", "set", outside, "up"], check=True)
     made.run(made.head, "ip", "addr", "add", f"{HEAD_OUTSIDE}/24", "dev", "outside")
     made.run(made.head, "ip", "link", "set", "outside", "up")
-
-
-def redis_server() -> str | None:
-    """Return the program of a Redis, if one is installed."""
-    return shutil.which("redis-server") or shutil.which("valkey-server")
-
-
-@contextmanager
-def _redis(made: Cluster, program: str) -> Iterator[dict[str, str]]:
-    """Run a Redis on the head; yield the variables of Ray for it."""
-    command = [program, "--bind", HEAD, "--port", str(REDIS_PORT), "--protected-mode", "no"]
-    command += ["--save", "", "--appendonly", "no", "--dir", str(made.directory)]
-    with subprocess.Popen(made.command(made.head, *command), stdout=subprocess.DEVNULL) as running:
-        try:
-            yield {"RAY_REDIS_ADDRESS": f"{HEAD}:{REDIS_PORT}"}
-        finally:
-            running.kill()
 
 
 def _start(made: Cluster, namespace: str, *flags: str, ip: str, **variables: str) -> None:
