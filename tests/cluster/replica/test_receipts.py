@@ -37,7 +37,7 @@ from tests.cluster.serving import serve
 from tests.specdec.engines import engine_config, local_engine
 from tests.specdec.receipts import SteppedReplayer
 
-SAMPLED = SamplingParams(temperature=1.0, max_tokens=12, n=2)
+SAMPLED = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True, n=2)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -1,3 +1,4 @@
+# Modules: specdec.models.layers.recurrences.recurrent_layer
 # Modules: specdec.models.layers.recurrences.recurrent
 # Modules: specdec.models.layers.recurrences.gated_delta
 # Modules: specdec.models.layers.recurrences.short_convolution
