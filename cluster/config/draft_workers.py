@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.config.receipts import ReceiptConfig
+from cluster.config.replicas import ReplicaConfig
 from specdec.config.fields import Limit, optional, setting, whole_number
 from specdec.types.errors import InvalidValueError
 
@@ -17,7 +17,7 @@ _UTILIZATION = Limit("above 0 and below 1", _is_utilization, kind=float, brief="
 
 
 @dataclass(frozen=True)
-class DraftWorkersConfig(ReceiptConfig):
+class DraftWorkersConfig(ReplicaConfig):
     """Configuration of a model with the draft workers of its replicas.
 
     With replicas_per_draft_worker the number of workers is fixed, and each has as many seats. With
@@ -46,11 +46,6 @@ class DraftWorkersConfig(ReceiptConfig):
         _UTILIZATION,
         "Part of the time that shared draft workers compute, above which one is added",
     )
-
-    @property
-    def most_replicas(self) -> int:
-        """Number of replicas at the highest load."""
-        raise NotImplementedError
 
     @property
     def shares_draft_workers(self) -> bool:

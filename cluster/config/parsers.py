@@ -1,4 +1,4 @@
-"""Names of routing policies, formats of tool calls, and parsers of reasoning."""
+"""Names of formats of tool calls, and parsers of reasoning."""
 
 from __future__ import annotations
 
@@ -17,5 +17,4 @@ ToolFormatName = Literal[
     "gpt_oss",
 ]
 ToolCallParserName = Literal["auto", ToolFormatName]
-RoutingPolicy = Literal["prefix", "power_of_two", "random"]
 ReasoningParserName = Literal["none", "deepseek_r1", "qwen3", "granite", "gpt_oss"]

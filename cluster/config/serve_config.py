@@ -15,12 +15,12 @@ from cluster.config.front_ends import FRONT_ENDS, front_end_count
 from cluster.config.lora_modules import LORA_MODULES, canonical_lora_modules, read_lora_modules
 from cluster.config.model_name import default_name
 from cluster.config.network import HOSTS, MAX_MODEL_CHARS, is_loopback
-from cluster.config.parsers import ReasoningParserName, RoutingPolicy, ToolCallParserName
+from cluster.config.parsers import ReasoningParserName, ToolCallParserName
 from cluster.config.service_checks import (
     check_cluster,
+    check_ingress,
     check_lora_modules,
     check_ports_and_tls,
-    check_replicas,
     check_startup_adapters,
     check_tracing,
     check_training,
@@ -81,37 +81,6 @@ class ServeConfig(DraftWorkersConfig):
         whole_number(-1000, 0),
         "Most urgent priority that a request may have on a service without API keys; with keys, "
         "each has its own min_priority, by default 0",
-    )
-    num_replicas: int = setting(
-        1, whole_number(1, 1024), "Number of replicas; more than one needs --ingress serve"
-    )
-    min_replicas: int = setting(
-        1, whole_number(1, 1024), "Minimum number of replicas when autoscaling with max_replicas"
-    )
-    max_replicas: int | None = setting(
-        None,
-        optional(whole_number(1, 1024)),
-        "Maximum number of replicas; enables autoscaling and needs --ingress serve",
-        "no autoscaling",
-    )
-    target_requests_per_replica: float = setting(
-        32.0,
-        POSITIVE,
-        "Target number of running and waiting requests per replica; the autoscaler adds a replica "
-        "above it",
-    )
-    upscale_delay_s: float = setting(
-        10.0, NOT_NEGATIVE, "Seconds of sustained high load before a replica is added"
-    )
-    downscale_delay_s: float = setting(
-        120.0, NOT_NEGATIVE, "Seconds of sustained low load before a replica is removed"
-    )
-    routing_policy: RoutingPolicy = setting(
-        "prefix",
-        one_of(*get_args(RoutingPolicy)),
-        "How Ray Serve's proxies choose a replica: prefix prefers one that has computed the "
-        "beginning of the prompt, within a bound on its load; power_of_two takes the one of two "
-        "with fewer open requests",
     )
     drain_timeout_s: float = setting(
         10.0,
@@ -327,16 +296,6 @@ class ServeConfig(DraftWorkersConfig):
         return LogConfig(self.log_level, self.log_format)
 
     @property
-    def fewest_replicas(self) -> int:
-        """Number of replicas at the lowest load."""
-        return self.num_replicas if self.max_replicas is None else self.min_replicas
-
-    @property
-    def most_replicas(self) -> int:
-        """Number of replicas at the highest load."""
-        return self.max_replicas or self.num_replicas
-
-    @property
     def num_spare_ranks(self) -> int:
         """See LLMConfig."""
         if self.draft_model is None or not self.spare_draft_worker or self.shares_draft_workers:
@@ -371,7 +330,7 @@ class ServeConfig(DraftWorkersConfig):
         check_verifiers(self)
         check_tracing(self)
         check_training(self)
-        check_replicas(self)
+        check_ingress(self)
         check_cluster(self)
 
     def _check_adapters(self) -> None:

@@ -56,9 +56,6 @@ class Settings(Protocol):
     def num_replicas(self) -> int: ...
 
     @property
-    def min_replicas(self) -> int: ...
-
-    @property
     def max_replicas(self) -> int | None: ...
 
     @property
@@ -158,17 +155,8 @@ def _can_trace() -> bool:
         return False
 
 
-def check_replicas(config: Settings) -> None:
-    """Check the number of replicas, fixed or scaled, and that several have a shared ingress."""
-    if config.max_replicas is None and config.min_replicas != 1:
-        limit = "left out unless max_replicas is given; num_replicas sets a fixed number"
-        raise InvalidValueError("min_replicas", config.min_replicas, limit)
-    if config.max_replicas is not None and config.num_replicas != 1:
-        limit = "left out where max_replicas is given; set min_replicas instead"
-        raise InvalidValueError("num_replicas", config.num_replicas, limit)
-    if config.max_replicas is not None and config.max_replicas < config.min_replicas:
-        limit = f"at least min_replicas ({config.min_replicas})"
-        raise InvalidValueError("max_replicas", config.max_replicas, limit)
+def check_ingress(config: Settings) -> None:
+    """Check that several replicas have a shared ingress."""
     if config.ingress == "embedded" and (config.max_replicas or config.num_replicas > 1):
         limit = "serve for several replicas: embedded servers would all listen on the same ports"
         raise InvalidValueError("ingress", config.ingress, limit)

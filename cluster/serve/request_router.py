@@ -14,7 +14,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from cluster.api.base.routing_hint import RoutingHint
-from cluster.config.parsers import RoutingPolicy
+from cluster.config.replicas import RoutingPolicy
 from cluster.serve.replica_choice import ReplicaChooser
 
 KV_CACHE_TOKENS = "kv_cache_tokens"

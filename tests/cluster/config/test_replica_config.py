@@ -1,4 +1,4 @@
-# Modules: cluster.config.draft_workers
+# Modules: cluster.config.draft_workers, cluster.config.replicas
 """Settings of replicas, and of the draft workers that they share."""
 
 import pytest
