@@ -115,6 +115,8 @@ class EngineConfig:
         which are then at most max_row_guesses.
     state_bytes: of the states of a sequence in recurrent layers. num_snapshots: of such states, for
         the prefix cache. snapshot_interval: KV blocks between those of a long prompt.
+    most_padding_tokens: padding of a step up to which the target pads rows to the longest, where a
+        GPU runs it; 0 on a CPU, which never does.
     """
 
     max_model_len: int
@@ -137,6 +139,7 @@ class EngineConfig:
     state_bytes: int = 0
     num_snapshots: int = 0
     snapshot_interval: int = LEAST_SNAPSHOT_INTERVAL
+    most_padding_tokens: int = 0
 
     def __post_init__(self) -> None:
         require_range("max_model_len", self.max_model_len, 1, 2**24)
@@ -151,6 +154,7 @@ class EngineConfig:
         require_range("max_prefill_tokens", self.max_prefill_tokens, 1, 2**20)
         require_range("num_snapshots", self.num_snapshots, 0, 2**31)
         require_range("snapshot_interval", self.snapshot_interval, 1, 2**31)
+        require_range("most_padding_tokens", self.most_padding_tokens, 0, 2**63)
         blocks_of_longest = -(-self.max_model_len // self.block_size)
         require_range("num_blocks", self.num_blocks, blocks_of_longest, 2**31)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specdec.config.engine import LEAST_SNAPSHOT_INTERVAL, DraftLimits, EngineConfig
+from specdec.config.gpu.graph_sizes import most_padding_tokens
 from specdec.config.llm import LLMConfig
 from specdec.engine.memory.gpu_memory import divide_gpu, divide_gpus
 from specdec.engine.memory.host_memory import divide_host, divide_hosts
@@ -118,6 +119,9 @@ def _engine_config(
         state_bytes=pool.state_bytes,
         num_snapshots=pool.num_snapshots(num_blocks),
         snapshot_interval=pool.snapshot_interval or LEAST_SNAPSHOT_INTERVAL,
+        most_padding_tokens=(
+            most_padding_tokens(pool.model.hidden_size) if config.device == "cuda" else 0
+        ),
     )
 
 

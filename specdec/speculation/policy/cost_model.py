@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 from specdec.speculation.policy.cost_table import CostTable
 from specdec.types.drafts.draft_decision import DraftAhead, DraftShape, chain
@@ -78,6 +79,13 @@ def _bounded(value: float, most: float) -> float:
     return max(-most, min(most, value))
 
 
+class _Kind(NamedTuple):
+    """Kind of steps that share a correction. is_divided: whether some have fewer drafts."""
+
+    shape: DraftShape
+    is_divided: bool = False
+
+
 @dataclass
 class StepSeconds(Additive):
     """Seconds of observed steps, and those that the table has for them, by number of drafts.
@@ -111,23 +119,33 @@ class CostModel:
     """
 
     def __init__(
-        self, table: CostTable, ahead: CostTable | None = None, drafting: CostTable | None = None
+        self,
+        table: CostTable,
+        ahead: CostTable | None = None,
+        drafting: CostTable | None = None,
+        *,
+        verification: CostTable | None = None,
+        most_padding_tokens: int = 0,
     ) -> None:
         """table: of whole steps, drafts included.
 
         ahead: of steps whose drafts were made ahead; None where none are. drafting: of making
-            drafts alone.
+            drafts alone; None where that was not measured.
+        verification: of steps that make no drafts, where these take time; None where they take
+            none. most_padding_tokens: as in EngineConfig.
         """
         self._table = table
-        self._ahead = ahead
+        self._ahead = ahead or table
         self._drafting = drafting
+        self._verification = verification or table
+        self._most_padding = most_padding_tokens
         self._log_machine: float | None = None  # correction of all steps: its logarithm
         self._machine_at_s = -math.inf
         self._of_drafting = _Cell()  # beyond that of all steps
-        self._last: tuple[DraftShape, _Cell] | None = None  # of the last median
+        self._last: tuple[_Kind, _Cell] | None = None  # of the last median
         self._num_compared_left = 0  # medians that are compared with the shape before
-        self._cells: dict[DraftShape, dict[int, _Cell]] = {}  # by shape, then by range
-        self._nearest: dict[tuple[DraftShape, int], _Cell | None] = {}  # the same kinds, and others
+        self._cells: dict[_Kind, dict[int, _Cell]] = {}  # by kind, then by range of batch sizes
+        self._nearest: dict[tuple[_Kind, int], _Cell | None] = {}  # the same kinds, and others
         self.observed = StepSeconds()
 
     def observe(
@@ -149,14 +167,14 @@ class CostModel:
             return
         if drafted_s > 0:
             self._observe_drafting(num_decoding, shape, drafted_s, now_s)
-        by_range = self._cells.setdefault(shape, {})
-        cell = by_range.setdefault(range_of(num_decoding), _Cell())
+        kind = self._kind(num_decoding, shape, num_rows)
+        cell = self._cells.setdefault(kind, {}).setdefault(range_of(num_decoding), _Cell())
         profiled_s = self.profiled_s(num_decoding, shape, num_rows)
         self.observed.add(shape.num_draft_tokens, seconds, profiled_s)
         expected_s = profiled_s + self._drafting_error_s(num_decoding, shape)
         ratio = cell.median_of(seconds / expected_s, now_s)
         if ratio is not None:
-            self._learn(num_decoding, shape, math.log(ratio), now_s, seconds)
+            self._learn(num_decoding, kind, math.log(ratio), now_s, seconds)
 
     def _observe_drafting(
         self, num_decoding: int, shape: DraftShape, drafted_s: float, now_s: float
@@ -180,7 +198,7 @@ class CostModel:
         return math.expm1(log_factor) * self.draft_s(num_decoding, shape)
 
     def _learn(
-        self, num_decoding: int, shape: DraftShape, log_ratio: float, now_s: float, step_s: float
+        self, num_decoding: int, kind: _Kind, log_ratio: float, now_s: float, step_s: float
     ) -> None:
         """Divide the error of an estimate between all steps and those of its kind.
 
@@ -188,26 +206,26 @@ class CostModel:
         after another shape it is that of the kind, since the machine was just measured.
         """
         index = range_of(num_decoding)
-        cell = self._cells[shape][index]
-        of_shape = self._log_of_shape(index, shape, now_s)
+        cell = self._cells[kind][index]
+        log_kind = self._log_of_kind(index, kind, now_s)
         if cell.log_factor is None:
             self._nearest.clear()
         is_fresh = now_s - self._machine_at_s < max(_FRESH_S, _FRESH_STEPS * step_s)
-        of_machine, of_kind = self._rates(shape, cell, is_fresh=is_fresh)
+        of_machine, of_kind = self._rates(kind, cell, is_fresh=is_fresh)
         self._machine_at_s = now_s
         if self._log_machine is None:
             self._log_machine = _bounded(log_ratio, _MAX_LOG_FACTOR)
             cell.learn(0.0, now_s)
             return
-        error = _bounded(log_ratio - self._log_machine - of_shape, _MAX_LOG_ERROR)
+        error = _bounded(log_ratio - self._log_machine - log_kind, _MAX_LOG_ERROR)
         log_machine = self._log_machine + of_machine * error
         self._log_machine = _bounded(log_machine, _MAX_LOG_FACTOR)
-        cell.learn(of_shape + of_kind * error, now_s)
+        cell.learn(log_kind + of_kind * error, now_s)
 
-    def _rates(self, shape: DraftShape, cell: _Cell, *, is_fresh: bool) -> tuple[float, float]:
+    def _rates(self, kind: _Kind, cell: _Cell, *, is_fresh: bool) -> tuple[float, float]:
         """Return the parts of an error that correct all steps, and those of its kind."""
-        last, self._last = self._last, (shape, cell)
-        if last is None or last[0] != shape:
+        last, self._last = self._last, (kind, cell)
+        if last is None or last[0] != kind:
             self._num_compared_left = _NUM_COMPARED if is_fresh else 0
         is_compared = self._num_compared_left > 0
         self._num_compared_left -= is_compared
@@ -217,14 +235,24 @@ class CostModel:
             return 0.0, _COMPARED_RATE
         return _MACHINE_RATE, 0.0 if last is not None and last[1] is cell else _SHAPE_RATE
 
-    def is_observed(self, num_decoding: int, shape: DraftShape) -> bool:
-        """Return whether steps of this shape have corrected the table for such a batch."""
-        return self.is_known(num_decoding, shape, -math.inf)
+    def is_observed(
+        self, num_decoding: int, shape: DraftShape, num_rows: float | None = None
+    ) -> bool:
+        """Return whether steps of this kind have corrected the table for such a batch.
 
-    def is_known(self, num_decoding: int, shape: DraftShape, now_s: float) -> bool:
+        num_rows: see `observe`.
+        """
+        return self.is_known(num_decoding, shape, -math.inf, num_rows)
+
+    def is_known(
+        self, num_decoding: int, shape: DraftShape, now_s: float, num_rows: float | None = None
+    ) -> bool:
         """Return whether they have done so in the last minutes."""
-        cell = self._cells.get(shape, {}).get(range_of(num_decoding))
-        return cell is not None and cell.log_factor is not None and now_s - cell.at_s < _KNOWN_S
+        kind = self._kind(num_decoding, shape, num_rows)
+        cell = self._cells.get(kind, {}).get(range_of(num_decoding))
+        if cell is None or cell.log_factor is None:
+            return False
+        return now_s - cell.at_s < _KNOWN_S
 
     def least_step_s(self, num_decoding: int, shape: DraftShape, now_s: float) -> float:
         """Return the seconds of a step that are expected, or profiled if these are fewer.
@@ -239,7 +267,8 @@ class CostModel:
         """Return the expected seconds of a step. num_rows: see `observe`."""
         drafting_s = self._drafting_error_s(num_decoding, shape)
         expected_s = self.profiled_s(num_decoding, shape, num_rows) + drafting_s
-        return expected_s * self._factor(num_decoding, shape, now_s)
+        kind = self._kind(num_decoding, shape, num_rows)
+        return expected_s * self._factor(num_decoding, kind, now_s)
 
     def profile_error(self, num_decoding: int, shape: DraftShape, now_s: float) -> float | None:
         """Return the expected seconds of a step over the profiled ones; None before any step."""
@@ -259,7 +288,7 @@ class CostModel:
         num_rows = num_decoding * (1 + num_draft_tokens)
         table = self._table
         added_s = table.pass_s(num_rows + num_prompt_tokens) - table.pass_s(num_rows)
-        return added_s * self._factor(num_decoding, chain(0), now_s)
+        return added_s * self._factor(num_decoding, _Kind(chain(0)), now_s)
 
     def draft_s(self, num_decoding: int, shape: DraftShape) -> float:
         """Return the profiled seconds of making drafts that a step waits for."""
@@ -272,33 +301,50 @@ class CostModel:
     ) -> float:
         """Return the seconds that the table of the start has for a step. num_rows: see `observe`.
 
-        Fewer rows cost what as many draft tokens of each sequence do, so the drafts have to be
-        made in no time: those of lookups.
+        Fewer rows are verified in less time; the drafts are made at the length of the shape. What
+        rows save is a difference within one table, and at most what that has for them, however the
+        noise of two measurements differs.
         """
-        table, count = self._table, shape.num_draft_tokens
-        if shape.ahead is not DraftAhead.OFF and self._ahead is not None:
-            table = self._ahead
-        return table.step_s(num_decoding, count if num_rows is None else num_rows)
+        count = shape.num_draft_tokens
+        table = self._table if shape.ahead is DraftAhead.OFF else self._ahead
+        whole_s = table.step_s(num_decoding, count)
+        if num_rows is None or not self._kind(num_decoding, shape, num_rows).is_divided:
+            return whole_s
+        verified_s = min(whole_s, self._verification.step_s(num_decoding, count))
+        fewer_s = self._verification.step_s(num_decoding, num_rows)
+        return whole_s - max(0.0, verified_s - fewer_s)
 
-    def _factor(self, num_decoding: int, shape: DraftShape, now_s: float) -> float:
+    def _kind(self, num_decoding: int, shape: DraftShape, num_rows: float | None) -> _Kind:
+        """Return the kind of a step: with fewer rows that of equal lengths, where these are padded.
+
+        A device also pads to the sizes of its graphs, so that it may run other steps by rows.
+        """
+        if num_rows is None or not self._most_padding:
+            return _Kind(shape, num_rows is not None)
+        num_padding = num_decoding * (shape.num_draft_tokens - num_rows)
+        return _Kind(shape, num_padding > self._most_padding)
+
+    def _factor(self, num_decoding: int, kind: _Kind, now_s: float) -> float:
         """Return the correction of a step."""
-        of_shape = self._log_of_shape(range_of(num_decoding), shape, now_s)
-        return math.exp((self._log_machine or 0.0) + of_shape)
+        log_kind = self._log_of_kind(range_of(num_decoding), kind, now_s)
+        return math.exp((self._log_machine or 0.0) + log_kind)
 
-    def _log_of_shape(self, wanted: int, shape: DraftShape, now_s: float) -> float:
+    def _log_of_kind(self, wanted: int, kind: _Kind, now_s: float) -> float:
         """Return the correction of the nearest kind of steps: its logarithm, 0 without one."""
-        kind = shape, wanted
-        if kind not in self._nearest:
-            self._nearest[kind] = self._nearest_cell(*kind)
-        cell = self._nearest[kind]
+        place = kind, wanted
+        if place not in self._nearest:
+            self._nearest[place] = self._nearest_cell(*place)
+        cell = self._nearest[place]
         return 0.0 if cell is None else cell.estimate(now_s)
 
-    def _nearest_cell(self, shape: DraftShape, wanted: int) -> _Cell | None:
+    def _nearest_cell(self, kind: _Kind, wanted: int) -> _Cell | None:
         """Return the nearest cell with a correction."""
+        shape = kind.shape
         known = [
             (
-                each.ahead is not shape.ahead,
-                abs(each.num_draft_tokens - shape.num_draft_tokens),
+                each.shape.ahead is not shape.ahead,
+                abs(each.shape.num_draft_tokens - shape.num_draft_tokens),
+                each.is_divided != kind.is_divided,
                 abs(index - wanted),
                 cell,
             )
@@ -306,7 +352,7 @@ class CostModel:
             for index, cell in by_range.items()
             if cell.log_factor is not None
         ]
-        return min(known, key=lambda each: each[:3])[3] if known else None
+        return min(known, key=lambda each: each[:-1])[-1] if known else None
 
 
 def range_of(num_decoding: int) -> int:

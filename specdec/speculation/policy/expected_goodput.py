@@ -166,9 +166,20 @@ class ExpectedGoodput:
 
     def _step_s(self, now_s: float, num_decoding: int, shape: DraftShape) -> float:
         """Return the expected seconds of a step, of the slots of the shape."""
+        return self.costs.step_s(num_decoding, shape, now_s, self._num_rows(shape))
+
+    def _num_rows(self, shape: DraftShape) -> float | None:
+        """Return the draft tokens of a sequence by the plan of a shape; None for all."""
         plan = self.slots.plan(shape)
-        num_rows = None if plan is None or plan.rule is None else plan.num_rows
-        return self.costs.step_s(num_decoding, shape, now_s, num_rows)
+        return None if plan is None or plan.rule is None else plan.num_rows
+
+    def is_known(self, now_s: float, num_decoding: int, shape: DraftShape) -> bool:
+        """Return whether steps of the shape, as planned, were observed in the last minutes."""
+        return self.costs.is_known(num_decoding, shape, now_s, self._num_rows(shape))
+
+    def is_observed(self, num_decoding: int, shape: DraftShape) -> bool:
+        """Return whether they ever were."""
+        return self.costs.is_observed(num_decoding, shape, self._num_rows(shape))
 
     def most(self, now_s: float, num_decoding: int, shape: DraftShape) -> float:
         """Return the tokens per second of a shape if all drafts were accepted."""
@@ -182,11 +193,11 @@ class ExpectedGoodput:
 
         False where steps of the shape were observed.
         """
-        if self.costs.is_known(num_decoding, shape, now_s):
+        if self.is_known(now_s, num_decoding, shape):
             return False
-        [tokens] = self.acceptance.expected_tokens([shape], now_s)
+        [tokens] = self._tokens(now_s, [shape])
         plain_s = self.costs.step_s(num_decoding, chain(0), now_s)
-        added_s = self.costs.step_s(num_decoding, shape, now_s) - plain_s
+        added_s = self._step_s(now_s, num_decoding, shape) - plain_s
         return num_decoding * tokens > least * (plain_s + added_s / _MOST_OVERESTIMATED)
 
     def least_gain(self, now_s: float, num_decoding: int, shape: DraftShape) -> float:

@@ -30,6 +30,7 @@ is the budget of the measurement, in seconds."""
 
 _ENGINE_BUDGET_S = 1.0
 _VERIFICATION_BUDGET_S = 2.0
+_LEFT_OUT_BUDGET_S = 1.0
 _DRAFTING_BUDGET_S = 1.0
 
 
@@ -45,7 +46,7 @@ def make_policy(
     text: tuple[int, ...] = (),
     draft_text: tuple[int, ...] = (),
 ) -> SpeculationPolicy | None:
-    """Return the policy; None where nothing drafts. Goodput first profiles, up to four seconds.
+    """Return the policy; None where nothing drafts. Goodput first profiles for 3 to 6 seconds.
 
     `target` and the draft worker must not have sequences yet. control: the present settings.
     measure_draft: passes the draft worker to the profiler; None without a draft model.
@@ -56,9 +57,9 @@ def make_policy(
         return None
     choosers: Mapping[str | None, GoodputChooser] = {}
     if speculation.chosen_policy == "goodput":
-        models = target, measure_draft, draft_limits
-        costs = measure_costs(speculation, config, *models, measure_engine, text, draft_text)
-        choosers = _choosers(speculation, costs)
+        models = target, measure_draft, draft_limits, measure_engine, text, draft_text
+        costs = measure_costs(speculation, config, *models, divides_slots=speculation.divides_slots)
+        choosers = _choosers(speculation, costs, config.most_padding_tokens)
     return SpeculationPolicy(
         control,
         time.monotonic,
@@ -76,11 +77,13 @@ def make_policy(
 
 
 def _choosers(
-    speculation: SpeculativeConfig, costs: Mapping[str | None, MethodCosts]
+    speculation: SpeculativeConfig,
+    costs: Mapping[str | None, MethodCosts],
+    most_padding_tokens: int,
 ) -> dict[str | None, GoodputChooser]:
     divides_slots = speculation.divides_slots
     return {
-        name: GoodputChooser(each.model(), divides_slots=divides_slots)
+        name: GoodputChooser(each.model(most_padding_tokens), divides_slots=divides_slots)
         for name, each in costs.items()
     }
 
@@ -88,17 +91,20 @@ def _choosers(
 class MethodCosts(NamedTuple):
     """Costs of the steps of a method.
 
-    whole: with drafts. ahead: where a draft model has made the drafts ahead; None without one.
-    drafting: of these drafts alone.
+    whole: with drafts. ahead, drafting, verification: as in CostModel.
     """
 
     whole: CostTable
     ahead: CostTable | None = None
     drafting: CostTable | None = None
+    verification: CostTable | None = None
 
-    def model(self) -> CostModel:
+    def model(self, most_padding_tokens: int) -> CostModel:
         """Return a model of these costs, which has observed no step."""
-        return CostModel(self.whole, self.ahead, self.drafting)
+        costs = self.whole, self.ahead, self.drafting
+        return CostModel(
+            *costs, verification=self.verification, most_padding_tokens=most_padding_tokens
+        )
 
 
 def _max_adaptive_tokens(speculation: SpeculativeConfig) -> int:
@@ -115,10 +121,13 @@ def measure_costs(
     measure_engine: MeasureEngine,
     text: tuple[int, ...] = (),
     draft_text: tuple[int, ...] = (),
+    *,
+    divides_slots: bool = False,
 ) -> dict[str | None, MethodCosts]:
     """Return the seconds of steps with each method, and with all together (None).
 
-    The arguments are those of `make_policy`.
+    divides_slots: whether to measure what draft tokens that are left out save. The other arguments
+    are those of `make_policy`.
     """
     chosen = speculation.num_speculative_tokens, speculation.num_draft_tree_tokens
     most = max(*chosen, _max_adaptive_tokens(speculation))
@@ -126,32 +135,50 @@ def measure_costs(
     engine = measure_engine(most, _ENGINE_BUDGET_S)
     num_held = most if speculation.holds_drafts else 0
 
-    def verification(profiler: CostProfiler) -> CostTable:
-        costs = profiler.verification(target, _VERIFICATION_BUDGET_S)
+    def verification(profiler: CostProfiler, budget_s: float) -> CostTable:
+        costs = profiler.verification(target, budget_s)
         overlaps = config.async_scheduling
         return with_engine(costs, engine, overlaps=overlaps, num_held_drafts=num_held)
 
-    tables: dict[DraftPlace, MethodCosts] = {}
-    if speculation.rank_drafters:
-        tables[DraftPlace.TARGET] = MethodCosts(verification(replace(profiler, with_head=True)))
-    if not tables or len(speculation.drafters) > 1:
-        tables[DraftPlace.ENGINE] = MethodCosts(verification(profiler))
+    tables = _costs_of_target(speculation, profiler, verification, divides_slots=divides_slots)
     if measure_draft is not None and draft_limits is not None:
         limits, budget_s = draft_limits, _DRAFTING_BUDGET_S
         drafting = measure_draft(lambda worker: profiler.drafting(worker, limits, budget_s))
         of_lookups = tables[DraftPlace.ENGINE].whole
         tables[DraftPlace.DRAFT_WORKER] = _costs_with_worker(of_lookups, drafting)
-    whole = tables.get(_main_place(speculation)) or tables[DraftPlace.ENGINE]
-    logger.info("ms of a step: %s", whole.whole.describe())
-    by_method: dict[str | None, MethodCosts] = {None: whole}
-    by_method |= {each.name: tables.get(each.place, whole) for each in speculation.drafters}
+    main = tables.get(_main_place(speculation)) or tables[DraftPlace.ENGINE]
+    logger.info("ms of a step: %s", main.whole.describe())
+    by_method: dict[str | None, MethodCosts] = {None: main}
+    by_method |= {each.name: tables.get(each.place, main) for each in speculation.drafters}
     return by_method
+
+
+def _costs_of_target(
+    speculation: SpeculativeConfig,
+    profiler: CostProfiler,
+    verification: Callable[[CostProfiler, float], CostTable],
+    *,
+    divides_slots: bool,
+) -> dict[DraftPlace, MethodCosts]:
+    """Return the costs of steps without a draft worker. verification: measures for some seconds."""
+    on_ranks = speculation.rank_drafters
+    tables, undrafted = dict[DraftPlace, MethodCosts](), None
+    if on_ranks != speculation.drafters:
+        undrafted = verification(profiler, _VERIFICATION_BUDGET_S)
+        tables[DraftPlace.ENGINE] = MethodCosts(undrafted)
+    elif divides_slots:
+        undrafted = verification(profiler, _LEFT_OUT_BUDGET_S)
+    if on_ranks:
+        whole = verification(replace(profiler, with_head=True), _VERIFICATION_BUDGET_S)
+        tables[DraftPlace.TARGET] = MethodCosts(whole, verification=undrafted)
+    return tables
 
 
 def _costs_with_worker(of_lookups: CostTable, drafting: CostTable | None) -> MethodCosts:
     if drafting is None:
         return MethodCosts(of_lookups)
-    return MethodCosts(with_drafting(of_lookups, drafting), of_lookups, drafting)
+    whole = with_drafting(of_lookups, drafting)
+    return MethodCosts(whole, of_lookups, drafting, verification=of_lookups)
 
 
 def _main_place(speculation: SpeculativeConfig) -> DraftPlace:

@@ -82,7 +82,7 @@ class GoodputChooser:
         self._margin = margin
         self._entry_margin = entry_margin
         self._inertia = Inertia(costs, dwell_s)
-        self._reviews = Reviews(costs, review_s)
+        self._reviews = Reviews(self._expected, review_s)
         self._chosen: DraftShape | None = None
         self._probe = Probe(0.0)
         self._num_decoding = 1  # of the present step
@@ -273,7 +273,7 @@ class GoodputChooser:
         goodputs = self.goodputs(now_s, num_decoding, shapes)
         best = max(range(len(shapes)), key=lambda index: (goodputs[index], -index))
         base = self._base(num_decoding, shapes, goodputs)
-        is_known = not base and self._costs.is_known(num_decoding, shapes[best], now_s)
+        is_known = not base and self._expected.is_known(now_s, num_decoding, shapes[best])
         is_entry = (not base or self._is_paused) and not is_known
         margin = self._entry_margin if is_entry else self._margin
         if goodputs[best] <= goodputs[base] * (1 + margin):
@@ -322,7 +322,7 @@ class GoodputChooser:
         assert chosen is not None
         if self._has_prompts or not chosen.num_draft_tokens:
             return False
-        is_known = self._costs.is_observed(num_decoding, chain(0))
+        is_known = self._expected.is_observed(num_decoding, chain(0))
         if is_known or not self._reviews.has_evidence(num_decoding, chosen):
             return False
         return self._expected.least_gain(now_s, num_decoding, chosen) < gain

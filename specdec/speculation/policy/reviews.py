@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from specdec.speculation.policy.cost_model import CostModel, range_of
+from specdec.speculation.policy.cost_model import range_of
+from specdec.speculation.policy.expected_goodput import ExpectedGoodput
 from specdec.types.drafts.draft_decision import DraftShape
 
 _LEAST_DRAFTS = 16
@@ -19,9 +20,9 @@ class Reviews:
     a batch may leave a range in each step and return to it in the next.
     """
 
-    def __init__(self, costs: CostModel, period_s: float) -> None:
-        """costs: as the caller corrects them. period_s: longest time between reviews."""
-        self._costs = costs
+    def __init__(self, expected: ExpectedGoodput, period_s: float) -> None:
+        """Set the evidence, which the caller updates, and the longest time between reviews."""
+        self._expected = expected
         self._period_s = period_s
         self._at_s = 0.0
         self._range = -1  # of batch sizes
@@ -39,7 +40,7 @@ class Reviews:
         """Return whether there is evidence of cost and acceptance of the chosen drafts."""
         if self._num_drafts[range_of(num_decoding)] < _LEAST_DRAFTS:
             return False
-        return self._costs.is_observed(num_decoding, chosen)
+        return self._expected.is_observed(num_decoding, chosen)
 
     def note(self, now_s: float, num_decoding: int, chosen: DraftShape) -> None:
         """Record a review."""

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from specdec.config.engine import EngineConfig
+from specdec.config.gpu.graph_sizes import most_padding_tokens
 from specdec.config.llm import LLMConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.memory.host_memory import draft_bytes_without_kv
@@ -287,6 +288,13 @@ def test_async_scheduling_in_one_process_is_for_gpus(model):
         config = LLMConfig(model="tiny", device=device, dtype="float32", speculative_config=None)
         plan = memory_plan(config, Models(model), 16 * GIB, in_process=True)
         assert plan.engine.async_scheduling == runs_ahead
+
+
+def test_a_gpu_pads_steps_by_less_than_launches_cost(model):
+    for device, most in (("cpu", 0), ("cuda", most_padding_tokens(model.hidden_size))):
+        config = LLMConfig(model="tiny", device=device, dtype="float32", speculative_config=None)
+        plan = memory_plan(config, Models(model), 16 * GIB)
+        assert plan.engine.most_padding_tokens == most
 
 
 def test_pools_on_separate_nodes_are_independent(model, drafting):

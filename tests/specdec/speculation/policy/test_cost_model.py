@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from specdec.speculation.policy.cost_model import CostModel
 from specdec.speculation.policy.cost_table import CostTable
-from specdec.types.drafts.draft_decision import chain
+from specdec.types.drafts.draft_decision import DraftAhead, chain
 from specdec.types.errors import InvalidValueError
 
 TABLE = CostTable((1, 4, 16), (0, 2), ((0.01, 0.02), (0.02, 0.03), (0.08, 0.15)))
@@ -185,3 +185,69 @@ def test_a_table_is_described_in_one_line():
     table = CostTable((1, 8), (0, 2), ((0.01, 0.0125), (0.02, 0.03)))
     text = "batch 1: 0 drafts 10.0, 2 drafts 12.5; batch 8: 0 drafts 20.0, 2 drafts 30.0"
     assert table.describe() == text
+
+
+@pytest.mark.parametrize(
+    ("verification", "num_rows", "seconds"),
+    [(None, 4, 0.06), (None, 2, 0.04), (((0.02, 0.03),), 4, 0.06), (((0.02, 0.03),), 0, 0.05)],
+    ids=["lookups, all", "lookups, half", "a model, all", "a model, none"],
+)
+def test_rows_that_are_left_out_save_no_drafting(verification, num_rows, seconds):
+    counts = (0, 4)
+    plain = verification and CostTable((4,), counts, verification)
+    costs = CostModel(CostTable((4,), counts, ((0.02, 0.06),)), verification=plain)
+    assert costs.step_s(4, chain(4), 0.0, num_rows) == pytest.approx(seconds)
+    assert costs.step_s(4, chain(4), 0.0) == pytest.approx(0.06)
+
+
+def test_steps_with_slots_left_out_are_corrected_apart():
+    """They may take as long as the others, where a device pads rows to the longest."""
+    costs = CostModel(CostTable((4,), (0, 4), ((0.02, 0.06),)))
+    for index in range(200):
+        num_rows = 2.0 if index // 20 % 2 else None
+        costs.observe(4, chain(4), 0.06, 0.01 * index, num_rows=num_rows)
+    assert costs.step_s(4, chain(4), 2.0) == pytest.approx(0.06, rel=0.05)
+    assert costs.step_s(4, chain(4), 2.0, 2.0) == pytest.approx(0.06, rel=0.05)
+
+
+def test_padded_steps_cost_as_much_as_equal_ones():
+    """Rows save nothing, and what such steps take corrects those with equal lengths."""
+    costs = CostModel(CostTable((4,), (0, 4), ((0.02, 0.06),)), most_padding_tokens=8)
+    assert costs.step_s(4, chain(4), 0.0, 2.0) == pytest.approx(0.06)
+    assert costs.step_s(4, chain(4), 0.0, 1.75) == pytest.approx(0.0375)
+    for _ in range(5):
+        costs.observe(4, chain(4), 0.06, 0.0, num_rows=3.0)
+    assert costs.is_known(4, chain(4), 0.0)
+
+
+@pytest.mark.parametrize(("num_rows", "other"), [(None, 1.5), (1.5, None), (2.0, None)])
+def test_a_kind_of_steps_is_known_by_its_own(num_rows, other):
+    """Also where a step that may leave out slots has all of them."""
+    costs = CostModel(TABLE)
+    for _ in range(5):
+        costs.observe(4, chain(2), 0.03, 0.0, num_rows=num_rows)
+    assert costs.is_known(4, chain(2), 0.0, num_rows)
+    assert costs.is_observed(4, chain(2), num_rows)
+    assert not costs.is_known(4, chain(2), 0.0, other)
+    assert not costs.is_observed(4, chain(2), other)
+
+
+@pytest.mark.parametrize("noise", [0.5, 0.9, 1.5, 3.0])
+def test_rows_save_at_most_what_one_table_has_for_them(noise):
+    """Whatever the other table has: both are noisy."""
+    counts = (0, 4)
+    verification = CostTable((4,), counts, ((noise * 0.02, noise * 0.05),))
+    costs = CostModel(CostTable((4,), counts, ((0.02, 0.06),)), verification=verification)
+    saved_s = 0.06 - costs.step_s(4, chain(4), 0.0, 2)
+    assert 0.0 <= saved_s <= noise * 0.015 + 1e-9
+
+
+def test_steps_with_drafts_ahead_cost_what_their_table_has():
+    """Without one, drafts ahead are those of a method that makes others in the step."""
+    whole, verification = (CostTable((4,), (0, 4), ((0.02, each),)) for each in (0.06, 0.03))
+    ahead = chain(4).with_ahead(DraftAhead.CONTINUING)
+    for costs, seconds in (
+        (CostModel(whole, verification=verification), 0.06),
+        (CostModel(whole, verification, verification=verification), 0.03),
+    ):
+        assert costs.step_s(4, ahead, 0.0) == pytest.approx(seconds)

@@ -2,12 +2,16 @@
 
 import pytest
 
+from specdec.config.engine import DraftLimits
 from specdec.config.speculation.method_config import DraftPlace
 from specdec.config.speculation.speculative import SpeculativeConfig
+from specdec.engine.executor import Drafting
+from specdec.engine.memory.memory_plan import MemoryPlan
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.speculation.policy.cost_profiler import CostProfiler, TargetCosts
 from specdec.speculation.policy.cost_table import CostTable
-from specdec.speculation.policy.factory import _main_place, make_policy
-from specdec.types.drafts.draft_decision import DecisionReason
+from specdec.speculation.policy.factory import _main_place, make_policy, measure_costs
+from specdec.types.drafts.draft_decision import DecisionReason, DraftAhead, chain
 from specdec.worker import LocalTarget, load_runner
 from tests.specdec.engines import engine_config
 
@@ -85,6 +89,76 @@ def test_the_engine_overlaps_the_drafts_that_the_ranks_hold(make, monkeypatch, k
     make(speculation)
     assert {count for _, count in found} == {num_held}
     assert speculation.holds_drafts == (num_held > 0)
+
+
+EAGLE3_CASCADE = {
+    "method": "eagle3",
+    "model": "head",
+    "fallback": {"method": "draft_model", "async_drafting": "auto"},
+}
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Return what was measured: whether with a head, and the budget. Milliseconds: 16 and 11."""
+    found = []
+
+    def verification(profiler, target, budget_s):
+        found.append((profiler.with_head, budget_s))
+        drafted_s = 0.016 if profiler.with_head else 0.011
+        steps = CostTable((1,), (0, 3), ((0.010, drafted_s),))
+        return TargetCosts(steps, steps)
+
+    monkeypatch.setattr(CostProfiler, "verification", verification)
+    return found
+
+
+def measure(keys, **options):
+    """Return the costs by method, with a draft model that takes 2 ms for 3 tokens."""
+    speculation = SpeculativeConfig.of(**keys)
+    config = engine_config(speculation=speculation)
+    limits = DraftLimits(num_blocks=64, block_size=16, max_model_len=64, max_catch_up_tokens=64)
+    models = None, lambda function: CostTable((1,), (1, 3), ((0.001, 0.002),)), limits
+    if speculation.draft_model is None:
+        models = None, None, None
+    return measure_costs(speculation, config, *models, no_time, **options)
+
+
+@pytest.mark.parametrize("divides_slots", [False, True])
+def test_a_head_drafts_beside_drafts_ahead(measured, divides_slots):
+    costs = measure(EAGLE3_CASCADE, divides_slots=divides_slots)
+    shapes = [chain(3).with_ahead(each) for each in DraftAhead]
+    found = {
+        name: [each.model(0).step_s(1, shape, 0.0) for shape in shapes]
+        for name, each in costs.items()
+    }
+    with_head, of_model = [0.016] * 3, [0.013, 0.011, 0.011]
+    for name, seconds in {None: with_head, "eagle3": with_head, "draft_model": of_model}.items():
+        assert found[name] == pytest.approx(seconds), name
+
+
+@pytest.mark.parametrize(
+    ("keys", "divides_slots", "budgets"),
+    [
+        (HEAD, False, {(True, 2.0)}),
+        (HEAD, True, {(True, 2.0), (False, 1.0)}),
+        ({**HEAD, "first": "ngram"}, True, {(True, 2.0), (False, 2.0)}),
+        (EAGLE3_CASCADE, True, {(True, 2.0), (False, 2.0)}),
+        ({"method": "draft_model"}, True, {(False, 2.0)}),
+        ({"method": "ngram"}, True, {(False, 2.0)}),
+    ],
+)
+def test_the_steps_of_a_method_have_the_whole_budget(measured, keys, divides_slots, budgets):
+    """Those that only show what a head's rows save have half of it, if these may be left out."""
+    measure(keys, divides_slots=divides_slots)
+    assert set(measured) == budgets
+    assert len(measured) == len(budgets)
+
+
+def test_the_trial_of_a_head_measures_only_its_steps(measured):
+    config = engine_config(speculation=SpeculativeConfig.of(**HEAD))
+    Drafting(MemoryPlan(config, None), None, None).measure_costs(None, no_time, ())
+    assert measured == [(True, 2.0)]
 
 
 def test_without_speculation_there_is_no_policy(make):
