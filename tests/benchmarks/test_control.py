@@ -10,6 +10,7 @@ from benchmarks.control import (
     ACCEPTANCE,
     CURVES,
     LEAST_OFF_SHARE,
+    LEAST_SLOT_GAIN,
     MOST_REGRET,
     STREAMS,
     Settings,
@@ -34,6 +35,12 @@ def test_auto_is_close_to_the_best_fixed_number(curve, acceptance, num_streams):
     result = measure(curve, acceptance, num_streams, settings)
     assert result.regret <= MOST_REGRET
     assert result.off_share >= LEAST_OFF_SHARE
+
+
+def test_the_regret_is_that_of_equal_lengths():
+    """Where slots that are left out would gain, auto is not better than the best fixed number."""
+    result = measure("gpu", "5.04 of 7", 32, Settings(num_rounds=1, round_s=10.0, round_steps=200))
+    assert result.regret > -0.005
 
 
 def wrong_tables():
@@ -67,12 +74,20 @@ def test_sequences_have_the_acceptance_length_on_average():
 def test_json_page_and_chart_are_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(control, "CURVES", {"cpu": CURVES["cpu"]})
     monkeypatch.setattr(control, "STREAMS", STREAMS[:2])
+    monkeypatch.setattr(control, "SLOT_STREAMS", (32,))
+    monkeypatch.setattr(control, "DRAFT_S", {"head": 0.0003})
     path = tmp_path / "control.json"
     status = control.main(["--rounds", "2", "--round-s", "5", "--output", str(path)])
     report, summary = json.loads(path.read_text()), json.loads(capsys.readouterr().out)
     assert len(report["results"]) == 2 * len(ACCEPTANCE) == summary["num_cases"]
-    assert {key: report[key] for key in ("regret", "off_share")}.items() <= summary.items()
+    assert len(report["slots_left_out"]) == 2
+    assert {
+        each: report[each] for each in ("regret", "off_share", "slots")
+    }.items() <= summary.items()
     is_met = report["regret"] <= MOST_REGRET and report["off_share"] >= LEAST_OFF_SHARE
-    assert status == (not is_met)
-    assert path.with_suffix(".md").read_text().count("\n| cpu |") == len(ACCEPTANCE)
+    assert status == (not (is_met and report["slots"] >= LEAST_SLOT_GAIN))
+    page = path.with_suffix(".md").read_text()
+    assert page.count("\n| cpu |") == len(ACCEPTANCE)
+    gains = [f"| {each['gain']:.3f} |" for each in report["slots_left_out"]]
+    assert [line[-9:] for line in page.splitlines() if line.startswith("| head, 0.3 ms")] == gains
     assert path.with_suffix(".svg").read_text().count("<circle") == 2 * len(ACCEPTANCE) + 3

@@ -73,7 +73,7 @@ class SpeculativeConfig:
         adaptive_length_lower_below: as in LengthRule.
     batch_budget: whether the draft tokens of a step are divided over its sequences by expected
         survival (`types.drafts.draft_survival`) with the sum of equal numbers. A head that is the
-        only drafter adds its confidences. None: those of the engine's lookups may be left out.
+        only drafter adds its confidences. None: policy goodput may leave out some of chains.
     batch_budget_max: longest draft of a sequence with batch_budget.
     speculation_threshold: largest number of decoding requests to draft for, until an operator
         changes it; None for 32, or 256 with policy goodput, which measures the effect of the load.
@@ -295,9 +295,8 @@ class SpeculativeConfig:
 
     @property
     def divides_slots(self) -> bool:
-        """Return whether the policy may leave out draft tokens of the engine's lookups."""
-        is_free = self.batch_budget is None and not self.adaptive_length
-        return is_free and all(each.place is DraftPlace.ENGINE for each in self.drafters)
+        """Return whether the policy may leave out draft tokens of single sequences."""
+        return self.batch_budget is None and not self.adaptive_length
 
     @property
     def holds_drafts(self) -> bool:

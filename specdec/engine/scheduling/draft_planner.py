@@ -82,11 +82,15 @@ class DraftPlanner:
         num_guesses_left = draft_budget(self._max_num_batched_tokens, len(sequences))
         if most is not None:
             num_guesses_left = min(num_guesses_left, most)
-        shares = self._shares(sequences, num_guesses_left)
+        wanted = [self._max_draft_tokens(seq) for seq in sequences]
+        worth = self._worth_their_rows(sequences, wanted)
+        shares = self._shares(sequences, worth, num_guesses_left)
         num_left = num_guesses_left - sum(shares)
         rows = []
         for index, (seq, share) in enumerate(zip(sequences, shares, strict=True)):
-            rows.append(self._row(seq, share, num_left // (len(sequences) - index)))
+            num_left_out = wanted[index] - worth[index] if share == worth[index] else 0
+            num_own = num_left // (len(sequences) - index)
+            rows.append(self._row(seq, share, num_own, num_left_out))
             num_left -= rows[-1].num_lookahead_tokens
         return rows
 
@@ -158,14 +162,15 @@ class DraftPlanner:
         num_slots = row.seq.num_tokens + row.num_draft_tokens + 1 + shape.num_head_slots
         return min(num_slots, self._max_model_len)
 
-    def _shares(self, sequences: collections.abc.Sequence[Sequence], budget: int) -> list[int]:
+    def _shares(
+        self, sequences: collections.abc.Sequence[Sequence], wanted: list[int], budget: int
+    ) -> list[int]:
         """Divide at most `budget` draft tokens among the sequences.
 
         Only earlier steps decide, as rejection sampling requires.
         """
-        wanted = [self._max_draft_tokens(seq) for seq in sequences]
         if self._longest_share is None:
-            return share_budget(self._worth_their_rows(sequences, wanted), budget)
+            return share_budget(wanted, budget)
         rates = [
             self._acceptance_rates(seq, self._share_limit(seq, count))
             for seq, count in zip(sequences, wanted, strict=True)
@@ -186,12 +191,6 @@ class DraftPlanner:
             for seq, count in zip(sequences, wanted, strict=True)
         ]
 
-    def num_left_out(self, row: ScheduledRow) -> int:
-        """Return how many draft tokens of a planned row are not worth their rows."""
-        wanted = [self._max_draft_tokens(row.seq)]
-        [worth] = self._worth_their_rows([row.seq], wanted)
-        return wanted[0] - worth if worth == row.num_draft_tokens else 0
-
     def _acceptance_rates(self, seq: Sequence, limit: int) -> list[float]:
         """Return the rates of `share_by_survival` of at most `limit` draft tokens."""
         draft = seq.head_draft if self._has_confidences and seq.constraint is None else None
@@ -209,7 +208,9 @@ class DraftPlanner:
             return wanted
         return min(self._longest_share, self._num_useful_guesses(seq))
 
-    def _row(self, seq: Sequence, num_drafts: int, num_left: int) -> ScheduledRow:
+    def _row(
+        self, seq: Sequence, num_drafts: int, num_left: int, num_left_out: int
+    ) -> ScheduledRow:
         """Return a row whose lookahead fits into `num_left` guesses; without drafts it has none.
 
         num_left: this sequence's even share of the guess budget that all drafts have left.
@@ -219,7 +220,9 @@ class DraftPlanner:
             num_useful = min(num_left, self._num_useful_guesses(seq) - num_drafts)
             num_lookahead = max(0, min(self._lookahead_window, num_useful))
         max_depth = self._decision.shape.depth if self._may_draft_tree(seq) else None
-        return ScheduledRow(seq, 1, num_drafts, num_lookahead, max_depth=max_depth)
+        return ScheduledRow(
+            seq, 1, num_drafts, num_lookahead, max_depth=max_depth, num_left_out=num_left_out
+        )
 
     def _max_draft_tokens(self, seq: Sequence) -> int:
         """Return how many draft tokens step, settings and request allow."""

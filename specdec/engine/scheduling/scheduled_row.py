@@ -19,6 +19,7 @@ class ScheduledRow(NamedTuple):
         RowDrafting.
     max_depth: where its draft may be a tree, most draft tokens that follow each other; None for a
         chain.
+    num_left_out: further draft tokens that the decision allows, and that are not worth their rows.
     """
 
     seq: Sequence
@@ -29,6 +30,7 @@ class ScheduledRow(NamedTuple):
     max_depth: int | None = None
     next_draft_depth: int = 0
     num_lookup: int = 0
+    num_left_out: int = 0
 
     @classmethod
     def of_prompt(

@@ -33,6 +33,7 @@ from specdec.types.drafts.draft_decision import (
     tree,
 )
 from specdec.types.drafts.draft_tree import chain_of
+from specdec.types.drafts.slot_rule import KEPT_EVIDENCE
 from specdec.types.messages import StepRow
 from specdec.types.reports.stats import STRUCTURED_OUTPUT, Counts
 
@@ -306,9 +307,10 @@ class Speculator:
         if self._length_rule is not None and seq.draft_length is not None and not is_tree:
             seq.draft_length = self._length_rule.after(seq.draft_length, depth, num_accepted)
         num_requested = self._drafting.num_requested.get(seq.seq_id, 0)
-        if self._has_batch_budget or (self._divides_slots and not is_tree):
-            seq.acceptance = seq.acceptance.after(num_requested, num_accepted)
+        if self._divides_slots and not is_tree:
+            seq.acceptance = seq.acceptance.after(num_requested, num_accepted, KEPT_EVIDENCE)
         if self._has_batch_budget:
+            seq.acceptance = seq.acceptance.after(num_requested, num_accepted)
             seq.confidence = seq.confidence.after(self._confidences(seq, depth), num_accepted)
         if self._drafting.num_left_out is not None:  # they count as rejected
             num_requested += self._drafting.num_left_out.get(seq.seq_id, 0)

@@ -61,18 +61,7 @@ class StepDrafts:
             self._recorder.record_ahead(work.began_at_s, work.seconds)
         if drafting.has_waited:
             drafting = replace(drafting, waited_s=seconds)
-        return self._with_left_out(drafting, eligible, decision)
-
-    def _with_left_out(
-        self, drafting: Drafting, rows: list[ScheduledRow], decision: Decision
-    ) -> Drafting:
-        """Return the drafting of `rows` with the draft tokens that the decision leaves out."""
-        if decision.slots is None:
-            return drafting
-        planner = self._scheduler.draft_planner
-        return replace(
-            drafting, num_left_out={row.seq.seq_id: planner.num_left_out(row) for row in rows}
-        )
+        return _with_left_out(drafting, eligible, decision)
 
     def order_ahead(self, rows: Rows, decision: Decision) -> None:
         """Have the draft model go on after the rows that the target runs now."""
@@ -109,7 +98,7 @@ class StepDrafts:
         if scheduled and decision.num_draft_tokens:
             eligible = self._eligible(scheduled)
             drafting = self._speculator.propose_ahead(eligible)
-            drafting = drafting and self._with_left_out(drafting, eligible, decision)
+            drafting = drafting and _with_left_out(drafting, eligible, decision)
         if drafting is None:
             return [], NO_DRAFTING
         return rows_ahead(scheduled, anticipated, drafting, self._max_model_len), drafting
@@ -138,3 +127,10 @@ class StepDrafts:
             and seq.prediction.has_place(seq.token_ids)
             for seq, _ in rows
         )
+
+
+def _with_left_out(drafting: Drafting, rows: list[ScheduledRow], decision: Decision) -> Drafting:
+    """Return the drafting of `rows` with the draft tokens that the decision leaves out."""
+    if decision.slots is None:
+        return drafting
+    return replace(drafting, num_left_out={row.seq.seq_id: row.num_left_out for row in rows})

@@ -8,15 +8,15 @@ differ by more than chance, all have the same length.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from specdec.speculation.policy.cost_model import range_of
 from specdec.types.drafts.draft_decision import DraftAhead, DraftShape
 from specdec.types.drafts.draft_survival import AcceptanceHistory
-from specdec.types.drafts.slot_rule import SlotRule, num_surviving
-from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
+from specdec.types.drafts.slot_rule import SlotRule, survivals
 
 _LEAST_SURVIVALS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7)
 _LEAST_GAIN = 1.02
@@ -31,17 +31,11 @@ _HALF_LIFE_S = 10.0
 _LEAST_SEQUENCES = 4
 _LEAST_ACCEPTED = 1e-3
 
-_LEAST_WEIGHT, _MOST_WEIGHT = 2.0, 6.5
+_LEAST_WEIGHT, _MOST_WEIGHT = 2.0, 12.0
 """Bounds of the weight of the common rate; beyond, sequences hardly differ."""
 
 _SPREAD_RATE = 0.1
 """Part of the error of the sequences' spread that a division corrects."""
-
-_RATE_STEPS = 20
-"""Acceptance rates are rounded to 1 / _RATE_STEPS, below 1, so that few of them differ."""
-
-_Length = tuple[float, int, int]
-"""An acceptance rate, the number of sequences with it, and the length of their drafts."""
 
 
 class SlotPlan(NamedTuple):
@@ -106,46 +100,42 @@ class SlotBudget:
         if prior is None:
             self._measured.clear()
             return
-        rates = self._rates(prior)
-        lengths = {least: _lengths(rates, least) for least in _LEAST_SURVIVALS}
-        everything = [(rate, count, MAX_NUM_SPECULATIVE_TOKENS) for rate, count in rates.items()]
-        in_force = everything if rule is None else lengths[rule.least_survival]
+        table = _SlotTable(self._histories, prior, max(shape.depth for shape in tokens))
+        least_in_force = 0.0 if rule is None else rule.least_survival
         kept = math.pow(0.5, elapsed_s / _HALF_LIFE_S)
         for shape, expected in tokens.items():
             if shape.num_draft_tokens < 1 or shape.is_tree or shape.ahead is not DraftAhead.OFF:
                 continue
-            now, _ = _accepted(in_force, shape.depth)
+            now = table.slots(shape.depth, least_in_force).num_accepted
             measured = max(_LEAST_ACCEPTED, self._measured.get(shape, now))
             self._measured[shape] = measured = kept * measured + (1 - kept) * now
-            self._plans[shape] = self._best(
-                shape, everything, lengths, prior, (expected - 1) / measured, step_s
-            )
+            scale = (expected - 1) / measured
+            self._plans[shape] = self._best(shape, table, prior, scale, step_s)
 
     def _best(
         self,
         shape: DraftShape,
-        everything: Sequence[_Length],
-        lengths: Mapping[float, Sequence[_Length]],
-        prior: tuple[float, float],
+        table: _SlotTable,
+        prior: AcceptanceHistory,
         scale: float,
         step_s: Callable[[DraftShape, float | None], float],
     ) -> SlotPlan:
         """Return the plan with the highest goodput. scale: accepted tokens over their estimate."""
-        most, num_all = _accepted(everything, shape.depth)
-        best = SlotPlan(None, num_all, scale * most)
+        whole = table.slots(shape.depth, 0.0)
+        best = SlotPlan(None, whole.num_rows, scale * whole.num_accepted)
         least = _LEAST_GAIN * (1 + best.num_accepted) / step_s(shape, None)
-        for survival, of_rates in lengths.items():
-            accepted, num_rows = _accepted(of_rates, shape.depth)
-            if num_rows in (0.0, num_all):
+        for least_survival in _LEAST_SURVIVALS:
+            kept = table.slots(shape.depth, least_survival)
+            if kept.num_rows in (0.0, whole.num_rows):
                 continue
-            goodput = (1 + scale * accepted) / step_s(shape, num_rows)
+            goodput = (1 + scale * kept.num_accepted) / step_s(shape, kept.num_rows)
             if goodput > least:
-                rule = SlotRule(survival, *prior)
-                best, least = SlotPlan(rule, num_rows, scale * accepted), goodput
+                rule = SlotRule(least_survival, prior)
+                best, least = SlotPlan(rule, kept.num_rows, scale * kept.num_accepted), goodput
         return best
 
-    def _prior(self) -> tuple[float, float] | None:
-        """Return common rate and its weight; None where sequences do not differ, or are few.
+    def _prior(self) -> AcceptanceHistory | None:
+        """Return the prior of a sequence's rate; None where they do not differ, or are few.
 
         The spread of their rates is estimated by the method of moments for beta-binomial counts.
         """
@@ -163,27 +153,41 @@ class SlotBudget:
         if self._spread <= 0 or chance <= 0:
             return None
         weight = max(_LEAST_WEIGHT, chance / self._spread - 1)
-        return (rate, weight) if weight < _MOST_WEIGHT else None
-
-    def _rates(self, prior: tuple[float, float]) -> Counter[float]:
-        """Return the sequences by their acceptance rate."""
-        rule = SlotRule(0.5, *prior)
-        return Counter(
-            min(_RATE_STEPS - 1, round(_RATE_STEPS * rule.rate_of(each))) / _RATE_STEPS
-            for each in self._histories
-        )
+        return AcceptanceHistory(weight, weight * rate) if weight < _MOST_WEIGHT else None
 
 
-def _lengths(rates: Counter[float], least_survival: float) -> list[_Length]:
-    return [(rate, count, num_surviving(rate, least_survival)) for rate, count in rates.items()]
+class _Slots(NamedTuple):
+    """Draft tokens of a sequence, and those of them that are accepted, on average."""
+
+    num_rows: float
+    num_accepted: float
 
 
-def _accepted(lengths: Sequence[_Length], depth: int) -> tuple[float, float]:
-    """Return the expected accepted tokens and the draft tokens of a sequence, on average."""
-    accepted, num_rows, num_sequences = 0.0, 0, 0
-    for rate, count, length in lengths:
-        length = min(length, depth)
-        num_sequences += count
-        num_rows += count * length
-        accepted += count * rate * (1 - rate**length) / (1 - rate)
-    return accepted / num_sequences, num_rows / num_sequences
+class _SlotTable:
+    """Slots of all sequences by draft position and by the least survival that they have."""
+
+    def __init__(
+        self, histories: Sequence[AcceptanceHistory], prior: AcceptanceHistory, depth: int
+    ) -> None:
+        num_bins = 1 + len(_LEAST_SURVIVALS)
+        self._num_sequences = len(histories)
+        rows = [[0] * num_bins for _ in range(depth)]
+        accepted = [[0.0] * num_bins for _ in range(depth)]
+        for history in histories:
+            for position, own in enumerate(survivals(history, prior, depth)):
+                place = bisect_right(_LEAST_SURVIVALS, own)
+                rows[position][place] += 1
+                accepted[position][place] += own
+        self._rows, self._accepted = _sums(rows), _sums(accepted)
+
+    def slots(self, depth: int, least_survival: float) -> _Slots:
+        """Return the slots of the first positions with at least one of `_LEAST_SURVIVALS`, or 0."""
+        place = bisect_right(_LEAST_SURVIVALS, least_survival)
+        found = (each[depth - 1][place] for each in (self._rows, self._accepted))
+        return _Slots(*(each / self._num_sequences for each in found))
+
+
+def _sums(table: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return the sums over the first positions and the last bins."""
+    by_bin = [list(accumulate(reversed(row)))[::-1] for row in table]
+    return [list(map(sum, zip(*by_bin[: count + 1], strict=True))) for count in range(len(by_bin))]

@@ -32,15 +32,15 @@ class AcceptanceHistory:
     num_verified: float = 0.0
     num_accepted: float = 0.0
 
-    def after(self, num_asked: int, num_accepted: int) -> AcceptanceHistory:
+    def after(self, num_asked: int, num_accepted: int, kept: float = _DECAY) -> AcceptanceHistory:
         """Return the history after a step in which `num_asked` tokens were to be drafted.
 
         Those after the first rejected one are no evidence. A draft that ended before counts as
-        rejected there: its proposer had nothing likely.
+        rejected there: its proposer had nothing likely. kept: share of the evidence before.
         """
         num_verified = min(num_asked, num_accepted + 1)
         return AcceptanceHistory(
-            _DECAY * self.num_verified + num_verified, _DECAY * self.num_accepted + num_accepted
+            kept * self.num_verified + num_verified, kept * self.num_accepted + num_accepted
         )
 
     @property

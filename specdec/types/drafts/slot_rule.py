@@ -6,33 +6,44 @@ docs/speculation.md for the proof that this is lossless with every verifier.
 
 from __future__ import annotations
 
-from math import log
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from specdec.types.drafts.draft_survival import AcceptanceHistory
+
+KEPT_EVIDENCE = 0.95
+"""Share of the evidence about a sequence that a step keeps: half of it is gone after 14 steps."""
 
 
 class SlotRule(NamedTuple):
     """Least survival of a draft token, and the prior of the rate by which it is estimated.
 
-    least_survival: above 0 and below 1. rate, weight: of the prior, see `rate_of`.
+    least_survival: above 0 and below 1. prior: see `survivals`.
     """
 
     least_survival: float
-    rate: float
-    weight: float
-
-    def rate_of(self, history: AcceptanceHistory) -> float:
-        """Return a sequence's acceptance rate: its own, and the prior with a weight in tokens."""
-        accepted = history.num_accepted + self.weight * self.rate
-        return accepted / (history.num_verified + self.weight)
+    prior: AcceptanceHistory
 
     def length(self, history: AcceptanceHistory, most: int) -> int:
         """Return how many draft tokens survive often enough, at most `most`."""
-        rate = self.rate_of(history)
-        return min(most, num_surviving(rate, self.least_survival)) if rate < 1 else most
+        length = 0
+        for survival in survivals(history, self.prior, most):
+            if survival < self.least_survival:
+                break
+            length += 1
+        return length
 
 
-def num_surviving(rate: float, least_survival: float) -> int:
-    """Return the length up to which a draft is accepted with a probability of `least_survival`."""
-    return int(log(least_survival) / log(rate) + 1e-9) if rate > 0 else 0
+def survivals(history: AcceptanceHistory, prior: AcceptanceHistory, most: int) -> Iterator[float]:
+    """Yield the probability that each of the first `most` draft tokens is accepted.
+
+    The acceptance rate of a sequence has a beta distribution, by the counts of the prior, which are
+    above 0, and its own. What is not known about the rate adds to the survival of later tokens,
+    which only sequences with a high rate reach.
+    """
+    accepted = history.num_accepted + prior.num_accepted
+    verified = history.num_verified + prior.num_verified
+    survival = 1.0
+    for index in range(most):
+        survival *= (accepted + index) / (verified + index)
+        yield survival

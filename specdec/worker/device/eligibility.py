@@ -44,7 +44,8 @@ class HostReason(Enum):
     NEXT_DRAFTS = "longer next drafts than the device makes, or any where nothing drafts there"
     NEXT_TREES = "more next trees than the step after this one has room for"
     NEXT_TREE_SIZE = "a next tree with more nodes or levels than configured"
-    PROMPTS = "prompts or rows of very different lengths, on a rank that launches no such steps"
+    PROMPTS = "prompts, on a rank that launches no steps with these"
+    ROW_LENGTHS = "rows of very different lengths, on such a rank"
     STEP_TOKENS = "more tokens than max_num_batched_tokens"
     ATTENTION = "more tokens or longer sequences than the attention takes in one such pass"
     PLACES = "no free place for a sequence among those that the device holds"
@@ -143,7 +144,7 @@ class StepEligibility:
         if not self._planner.is_ragged(columns):
             return None
         if not self._launcher.runs_ragged:
-            return HostReason.PROMPTS
+            return HostReason.PROMPTS if columns.has_prompts else HostReason.ROW_LENGTHS
         if columns.num_tokens > self._limits.max_step_tokens:
             return HostReason.STEP_TOKENS
         fits = self._model.fits_ragged(columns.num_tokens, num_blocks(states))

@@ -1,9 +1,10 @@
-"""Steps on the device in which some row has a chunk of a prompt: one pass over the tokens of all.
+"""Steps on the device whose rows have different lengths: one pass over the tokens of all.
 
+Some row has a chunk of a prompt, or the numbers of draft tokens differ by more than padding costs.
 Prompts, decodes and drafts stand one after the other, without padding between them. Around the
 pass a few operators, which are launched one by one, spread the packed rows over their tokens, and
-gather the hidden states of the last known tokens and the drafts into the shape of a step without
-prompts. So sampling, verification and their graphs are those of every step.
+gather the hidden states of the last known tokens and the drafts into the shape of a step of equal
+rows. So sampling, verification and their graphs are those of every step.
 """
 
 from __future__ import annotations

@@ -349,3 +349,13 @@ def test_wrong_configurations_get_one_clear_line(mapping, message):
 def test_what_decides_below_which_threshold(mapping, policy, threshold):
     read = read_speculation(mapping)
     assert (read.chosen_policy, read.control.threshold) == (policy, threshold)
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "medusa"])
+@pytest.mark.parametrize(
+    ("keys", "divides"),
+    [({}, True), ({"batch_budget": False}, False), ({"adaptive_length": True}, False)],
+)
+def test_slots_are_left_out_unless_lengths_are_decided_otherwise(method, keys, divides):
+    keys = keys if method == "ngram" else {**keys, "model": "./drafter"}
+    assert SpeculativeConfig.of(method, **keys).divides_slots is divides

@@ -17,6 +17,7 @@ from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.drafts.draft_decision import Decision, DecisionReason, chain
+from specdec.types.drafts.draft_survival import AcceptanceHistory
 from specdec.types.drafts.slot_rule import SlotRule
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling.sampling_params import SERVED_VERIFIERS, VERIFIERS, SpeculationOptions
@@ -250,7 +251,8 @@ class Dividing(GoodputChooser):
     """Drafts none, one or two tokens of a sequence, by those that were accepted before."""
 
     def choose(self, now_s, num_decoding, shapes, prompts):
-        return Decision(chain(2), DecisionReason.GOODPUT, slots=SlotRule(0.4, 0.5, 1.0))
+        rule = SlotRule(0.4, AcceptanceHistory(1.0, 0.5))
+        return Decision(chain(2), DecisionReason.GOODPUT, slots=rule)
 
 
 def dividing_policy():
@@ -267,9 +269,11 @@ def methods_and_verifiers():
         "draft_model": LOSSLESS,
         "draft_model while it is sure": ["rejection"],
         "draft_model, budget": ["block"],
+        "draft_model, slots": ["rejection"],
         "draft_model, outcomes": ["rejection"],
         "medusa": ["block"],
         "medusa, budget": ["coupled"],
+        "medusa, slots": ["block"],
     }
     for method, verifier in product(quick, LOSSLESS):
         marks = () if verifier in quick[method] else pytest.mark.slow
@@ -285,7 +289,7 @@ def test_texts_have_the_distribution_of_transformers(
     if method.startswith("medusa"):
         has_budget = method == "medusa, budget"
         speculation = SpeculativeConfig.of(
-            "medusa", 2, model=str(medusa_dir), batch_budget=has_budget
+            "medusa", 2, model=str(medusa_dir), batch_budget=has_budget or None
         )
         config, head = replace(config, speculation=speculation), HeadFiles(medusa_dir)
     elif method == "draft_model, budget":
@@ -303,7 +307,7 @@ def test_texts_have_the_distribution_of_transformers(
     if method == "draft_model, outcomes":
         proposer = draft_model(near_model_dir, num_blocks=2000)
         proposer._ahead.planner.end_step = lambda **_: None  # four outcomes, whatever the machine
-    policy = dividing_policy() if method == "ngram, slots" else None
+    policy = dividing_policy() if method.endswith(", slots") else None
     engine = local_engine(tiny_model_dir, config, proposer=proposer, policy=policy, head=head)
     asked = [
         request(

@@ -20,6 +20,7 @@ from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.drafts.draft_survival import AcceptanceHistory
+from specdec.types.drafts.slot_rule import KEPT_EVIDENCE
 
 _STEPS_OF_SEQUENCE = 100
 
@@ -161,7 +162,7 @@ class SyntheticService:
             num_slots=None if decision.slots is None else num_rows,
         )
         self.expected_tokens += num_decoding + sum(map(expected_accepted, rates))
-        step_s = self.curve.step_s(num_decoding, max(lengths, default=0), drafted, num_rows)
+        step_s = self.curve.step_s(num_decoding, count, drafted, num_rows)
         self.expected_s += step_s
         noise = 1 + self._noise * self._random.random()
         if self._random.random() < 0.01:
@@ -172,7 +173,7 @@ class SyntheticService:
         for (length, found), num_alike in Counter(zip(lengths, accepted, strict=True)).items():
             policy.observe_rows(num_alike, count, length, found)
         for row, (length, found) in enumerate(zip(lengths, accepted, strict=True)):
-            self._histories[row] = self._histories[row].after(length, found)
+            self._histories[row] = self._histories[row].after(length, found, KEPT_EVIDENCE)
         policy.end_step(lambda: self._histories[:num_decoding])
         self.num_steps += 1
         return count
@@ -214,10 +215,16 @@ def auto_policy(
     threshold: int = 256,
     full_batch: int = 1,
     *,
+    verification: CostTable | None = None,
+    most_padding_tokens: int = 0,
     divides_slots: bool = False,
 ) -> SpeculationPolicy:
-    """Return the default policy: goodput, with a threshold that never limits it."""
-    chooser = GoodputChooser(CostModel(table), divides_slots=divides_slots)
+    """Return the default policy: goodput, with a threshold that never limits it.
+
+    table, verification, most_padding_tokens: as in CostModel.
+    """
+    costs = CostModel(table, verification=verification, most_padding_tokens=most_padding_tokens)
+    chooser = GoodputChooser(costs, divides_slots=divides_slots)
     control = SpeculationControl("auto", threshold, most)
     return SpeculationPolicy(control, clock, choosers={None: chooser}, full_batch=full_batch)
 

@@ -91,6 +91,24 @@ def test_the_engine_overlaps_the_drafts_that_the_ranks_hold(make, monkeypatch, k
     assert speculation.holds_drafts == (num_held > 0)
 
 
+@pytest.mark.parametrize(
+    ("keys", "left_out_s"),
+    [(HEAD, 1.25), ({**HEAD, "batch_budget": False}, 1.0), ({**HEAD, "first": "ngram"}, 1.25)],
+)
+def test_slots_that_a_head_leaves_out_save_verification_alone(make, monkeypatch, keys, left_out_s):
+    """Only where they may be left out is the verification measured without the head."""
+
+    def verification(profiler, target, budget_s):
+        steps = CostTable((1,), (0, 3), ((1.0, 1.75 if profiler.with_head else 1.5),))
+        return TargetCosts(steps, steps)
+
+    monkeypatch.setattr(CostProfiler, "verification", verification)
+    policy = make(SpeculativeConfig.of(**keys))
+    costs = policy._choosers["medusa"]._costs
+    assert costs.step_s(1, chain(3), 0.0) == pytest.approx(1.75)
+    assert costs.step_s(1, chain(3), 0.0, 0) == pytest.approx(left_out_s)
+
+
 EAGLE3_CASCADE = {
     "method": "eagle3",
     "model": "head",

@@ -5,24 +5,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.types.drafts.draft_survival import AcceptanceHistory
-from specdec.types.drafts.slot_rule import SlotRule
+from specdec.types.drafts.slot_rule import SlotRule, survivals
 
-RULE = SlotRule(least_survival=0.25, rate=0.5, weight=4.0)
+PRIOR = AcceptanceHistory(4.0, 2.0)
+RULE = SlotRule(0.25, PRIOR)
 
 
 @pytest.mark.parametrize(
     ("num_verified", "num_accepted", "length"),
-    [(0, 0, 2), (96, 78, 6), (96, 93, 8), (96, 8, 0), (96, 23, 1), (96, 100, 8)],
+    [(0, 0, 2), (96, 78, 6), (96, 94, 8), (96, 8, 0), (96, 24, 1), (1, 1, 3), (1, 0, 1)],
 )
 def test_a_draft_goes_on_while_its_survival_is_large_enough(num_verified, num_accepted, length):
-    """Powers of 0.5, 0.8, 0.95, 0.1, 0.25 and a rate above 1 are compared with 0.25."""
+    """Products of (2 + accepted + n) / (4 + verified + n) are compared with 0.25."""
     assert RULE.length(AcceptanceHistory(num_verified, num_accepted), 8) == length
+
+
+def test_survival_is_the_mean_of_powers_of_the_rate():
+    """Of a beta distribution with the parameters 3 and 2, as the prior and one accepted token."""
+    moments = [3 / 5, 3 * 4 / (5 * 6), 3 * 4 * 5 / (5 * 6 * 7)]
+    assert [*survivals(AcceptanceHistory(1.0, 1.0), PRIOR, 3)] == pytest.approx(moments)
+    known = survivals(AcceptanceHistory(8000.0, 4000.0), PRIOR, 3)
+    assert [*known] == pytest.approx([0.5, 0.25, 0.125], rel=1e-3)
 
 
 @given(st.floats(0.01, 0.9), st.floats(0.0, 50.0), st.floats(0.0, 1.0), st.integers(0, 32))
 def test_the_last_token_survives_often_enough_and_the_next_one_does_not(least, count, share, most):
-    rule, history = SlotRule(least, 0.5, 4.0), AcceptanceHistory(count, share * count)
-    length, rate = rule.length(history, most), rule.rate_of(history)
+    history = AcceptanceHistory(count, share * count)
+    length = SlotRule(least, PRIOR).length(history, most)
+    found = [*survivals(history, PRIOR, most + 1)]
     assert 0 <= length <= most
-    assert rate**length >= least * (1 - 1e-6)
-    assert length == most or rate ** (length + 1) < least * (1 + 1e-6)
+    assert all(each >= least for each in found[:length])
+    assert length == most or found[length] < least

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from specdec.config.speculation.speculative import SpeculativeConfig
+from specdec.speculation.policy.cost_model import CostModel
+from specdec.speculation.policy.cost_table import CostTable
+from specdec.types.drafts.draft_decision import chain
 from specdec.types.messages import (
     PENDING_TOKEN,
     BlockTableDelta,
@@ -107,6 +110,9 @@ def test_limits_of_launcher_model_and_buffers(runner, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(steps._launcher, "_ragged", None)
         assert reason(runner, [CHUNK]) is HostReason.PROMPTS
+        patch.setattr(steps._planner, "_most_padding", 0)
+        unequal = [DECODE, drafted(NUM_DRAFTS, seq_id=1)]
+        assert reason(runner, unequal) is HostReason.ROW_LENGTHS
     with monkeypatch.context() as patch:
         patch.setattr(steps._model, "fits_ragged", lambda *sizes: False)
         assert reason(runner, [CHUNK]) is HostReason.ATTENTION
@@ -121,8 +127,18 @@ def test_limits_of_launcher_model_and_buffers(runner, monkeypatch):
     assert reason(runner, [DECODE]) is HostReason.PLACES
 
 
+@pytest.mark.parametrize("most_padding", [2, 3])
+def test_the_cost_of_a_step_has_the_devices_rule_for_padding(runner, monkeypatch, most_padding):
+    planner, rows = runner.device_steps.eligibility._planner, [DECODE, drafted(3, seq_id=1)]
+    monkeypatch.setattr(planner, "_most_padding", most_padding)
+    table = CostTable((2,), (0, 3), ((1.0, 2.0),))
+    costs = CostModel(table, most_padding_tokens=most_padding)
+    is_cheaper = costs.step_s(2, chain(3), 0.0, 1.5) < costs.step_s(2, chain(3), 0.0)
+    assert is_cheaper == planner.is_ragged(StepColumns(rows)) == (most_padding < 3)
+
+
 def test_every_reason_is_reached():
-    limits = {"PROMPTS", "ATTENTION", "SCORED_TOKENS", "NEXT_TREE_SIZE", "PLACES"}
+    limits = {"PROMPTS", "ROW_LENGTHS", "ATTENTION", "SCORED_TOKENS", "NEXT_TREE_SIZE", "PLACES"}
     assert {each.name for each in CASES} | limits == {each.name for each in HostReason}
 
 
