@@ -29,7 +29,7 @@ def list_adapters(as_json: bool, **connection: Any) -> None:
 
 @lora.command("load", short_help="Load an adapter.")
 @click.argument("name")
-@click.argument("path")
+@click.argument("path", default="")
 @click.option(
     "--replace",
     "replaces",
@@ -39,7 +39,7 @@ def list_adapters(as_json: bool, **connection: Any) -> None:
 @click.option(
     "--draft-path",
     default="",
-    help="An adapter of the draft model, with which it drafts for the requests of this adapter.",
+    help="An adapter of the draft model or head, with which it drafts for the requests of NAME.",
 )
 @order_flags
 def load(
@@ -53,6 +53,7 @@ def load(
 ) -> None:
     """Load the adapter at PATH, a directory in PEFT's layout or a Hub id, under NAME.
 
+    Without PATH, the model itself answers requests for NAME, and --draft-path drafts for them.
     Requests select it with NAME as their model. The service must have been started with
     --enable-lora. A replica that starts later has the adapters of --lora-modules only.
     """
@@ -60,7 +61,7 @@ def load(
 
     order = AdapterOrder.load(
         name,
-        portable_name(path),
+        path and portable_name(path),
         replaces=replaces,
         replica_id=replica_id,
         draft_path=draft_path and portable_name(draft_path),

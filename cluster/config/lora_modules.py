@@ -20,8 +20,8 @@ _TEXT = (
 def read_lora_modules(value: object) -> tuple[AdapterOrder, ...]:
     """Return the orders to load adapters.
 
-    value: text of pairs name=path, separated by commas, or of JSON objects with name, path and
-    perhaps draft_path; a list of either; a mapping from names to paths. None for none. An existing
+    value: text of pairs name=path, separated by commas, or of JSON objects with name and path or
+    draft_path or both; a list of either; a mapping from names to paths. None for none. An existing
     path becomes absolute.
 
     Raises InvalidValueError.
@@ -40,8 +40,8 @@ def read_lora_modules(value: object) -> tuple[AdapterOrder, ...]:
 def canonical_lora_modules(value: object) -> str | None:
     """Return a value as JSON text with absolute paths; None for no adapters."""
     modules = [
-        {"name": each.name, "path": each.path}
-        | ({"draft_path": each.draft_path} if each.draft_path else {})
+        {"name": each.name}
+        | {name: path for name in ("path", "draft_path") if (path := getattr(each, name))}
         for each in read_lora_modules(value)
     ]
     return json.dumps(modules) if modules else None
@@ -85,9 +85,9 @@ def _modules_in_text(text: str) -> list[_Module]:
 def _module_of(module: Mapping[str, Any]) -> _Module:
     """Return vLLM's object; its `base_model_name` has no effect, and `draft_path` is not vLLM's."""
     unknown = module.keys() - {"name", "path", "draft_path", "base_model_name"}
-    if unknown or not all(isinstance(module.get(each), str) for each in ("name", "path")):
+    if unknown or not isinstance(module.get("name"), str):
         raise InvalidValueError("lora_modules", dict(module), _TEXT)
-    return _Module(module["name"], module["path"], module.get("draft_path", ""))
+    return _Module(module["name"], module.get("path", ""), module.get("draft_path", ""))
 
 
 def _absolute(path: object) -> str:

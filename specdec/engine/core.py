@@ -16,6 +16,7 @@ from specdec.engine.loaded.adapters import Adapters
 from specdec.engine.loaded.drafter_versions import DrafterVersions
 from specdec.engine.memory.memory_plan import memory_plan
 from specdec.engine.metrics.metrics import Metrics, StepRecorder
+from specdec.engine.models.model_limits import draft_adapter_fault
 from specdec.engine.models.model_resolution import Models, with_resolved_dtype
 from specdec.engine.orders.adapter_control import AdapterControl
 from specdec.engine.orders.drafter_control import DrafterControl
@@ -59,7 +60,7 @@ class EngineCore(Generic[Config]):
             self.config, models, target_bytes, draft_bytes, in_process=in_process
         )
         self.metrics = Metrics()
-        self._head = models.head
+        self._models = models
         limits = self.plan.engine.adapters
         self.adapters = None if limits is None else Adapters(limits.max_loaded)
         speculation = config.speculative_config
@@ -100,8 +101,8 @@ class EngineCore(Generic[Config]):
         )
         adapters = self._load_adapters(engine, executor, drafting.model)
         drafters = None
-        if versions is not None and self._head is not None:
-            drafters = DrafterControl(engine, versions, self._head)
+        if versions is not None and self._models.head is not None:
+            drafters = DrafterControl(engine, versions, self._models.head)
         return LoadedEngine(
             engine, executor, self.metrics, self.settings, drafters, adapters, acceptance
         )
@@ -114,15 +115,14 @@ class EngineCore(Generic[Config]):
         if limits is None or self.adapters is None:
             return None
         self.adapters.drafter = draft_model
-        control = AdapterControl(
-            engine, self.adapters, limits, self.config.request_name, self.plan.draft
-        )
+        fault = draft_adapter_fault(self.config, self._models.draft)
+        control = AdapterControl(engine, self.adapters, limits, self.config.request_name, fault)
         executor.measure(lambda _: control.load_all(orders))
         return control
 
     def _drafter_versions(self) -> DrafterVersions | None:
         """Return the versions of the draft head, the configured one alone; None without a head."""
-        config, head = self.config.head, self._head
+        config, head = self.config.head, self._models.head
         if config is None or head is None:
             return None
         name = config.model or self.config.model
@@ -134,7 +134,7 @@ class EngineCore(Generic[Config]):
 
         Returns None where it was not measured. Logs a warning where it is low.
         """
-        if self._head is None:
+        if self._models.head is None:
             return None
         probe = HeadProbe(self.plan.engine, tokenizer, self.model.eos_token_ids)
         try:
@@ -147,7 +147,7 @@ class EngineCore(Generic[Config]):
         if result.is_sound:
             logger.info("draft head: %s", result.describe())
             return result.acceptance
-        causes = likely_causes(result, self._head, self.config.model)
+        causes = likely_causes(result, self._models.head, self.config.model)
         logger.warning(
             "draft head: %s%s; %s. The head was %s",
             result.describe(),
@@ -155,7 +155,7 @@ class EngineCore(Generic[Config]):
             "; ".join(causes)
             or "it may belong to another target, or its layers, norms or rope "
             "differ from what its files were taken for",
-            self._head.describe()[0],
+            self._models.head.describe()[0],
         )
         return result.acceptance
 

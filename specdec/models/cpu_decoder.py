@@ -69,6 +69,7 @@ class NativeDecoder:
         del limits
         model, kernel = self.torch_decoder, self._kernel
         if kernel.adapters is None:
+            assert "_drafter" not in vars(self), "whole drafts were asked for before adapters"
             kernel.adapters = {}
         return NativeAdapters(cast(_Layers, model.layers), model.dtype, kernel.adapters)
 
@@ -139,7 +140,9 @@ class NativeDecoder:
             target_tokens=self._draft_tokens.data_ptr(),
         )
         max_positions, all_reduce = kernel.max_positions, kernel.all_reduce
-        return DraftHeadKernel(kernel.library, struct, max_positions, all_reduce)
+        drafter = DraftHeadKernel(kernel.library, struct, max_positions, all_reduce)
+        drafter.adapters = kernel.adapters
+        return drafter
 
     @cached_property
     def _draft_tokens(self) -> Tensor:

@@ -102,13 +102,16 @@ class WholeDraftDecoder(Decoder, Protocol):
 
     @property
     def can_draft(self) -> bool:
-        """Return whether `draft` is available on this rank, and equally on all others."""
+        """Return whether `draft` is available on this rank, and equally on all others.
+
+        Where adapters can be loaded, `enable_adapters` comes first.
+        """
         ...
 
     def draft(
         self, batch: ForwardBatch, kv_cache: Tensor, counts: Sequence[int], params: SampleParams
     ) -> list[list[int]]:
-        """Run a batch without adapters, and draft `counts` tokens after each of B sequences.
+        """Run a batch, and draft `counts` tokens after each of B sequences.
 
         The KV of all of them but the last is written after the batch's. The tokens are the argmax
         of logits, without temperature; else of logits / temperature, cut by top_k, top_p and min_p,

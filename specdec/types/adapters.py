@@ -38,8 +38,9 @@ class LoRARequest:
     """An adapter for requests of an `LLM`, under vLLM's names.
 
     lora_name: identifies it. lora_int_id: at least 1; no other adapter may have the same, as in
-    vLLM. lora_path: a directory in PEFT's layout, or a Hub id; empty for an adapter that is loaded.
-    draft_lora_path: likewise, of its counterpart for the draft model; empty for none.
+    vLLM. lora_path: a directory in PEFT's layout, or a Hub id. draft_lora_path: likewise, of its
+    counterpart for the draft model or head; empty for none. Without lora_path it drafts for the
+    model itself. Both are empty for an adapter that is loaded.
 
     Raises InvalidValueError.
     """
@@ -57,9 +58,11 @@ class LoRARequest:
             check_adapter_path("lora_path", self.lora_path)
         if self.draft_lora_path:
             check_adapter_path("draft_lora_path", self.draft_lora_path)
-            if not self.lora_path:
-                limit = "left out, or given with lora_path"
-                raise InvalidValueError("draft_lora_path", self.draft_lora_path, limit)
+
+    @property
+    def has_paths(self) -> bool:
+        """Return whether it can be loaded."""
+        return bool(self.lora_path or self.draft_lora_path)
 
 
 class AdapterState(StrEnum):
@@ -89,13 +92,18 @@ class AdapterFile:
     """An adapter for the ranks of a model to load.
 
     adapter_id: as in StepRow; no other adapter of the engine ever has it. source, directory: as in
-    AdapterSource.
+    AdapterSource; empty where the model itself runs. draft_source, draft_directory: likewise, of
+    its counterpart for the model's draft head; empty for none. is_reloaded: whether the ranks of a
+    target that was replaced had it; the version that its counterpart is for may be loaded later.
     """
 
     adapter_id: int
     name: str
     source: str
     directory: str
+    draft_source: str = ""
+    draft_directory: str = ""
+    is_reloaded: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,7 @@ class AdapterInfo:
 
     source: as in AdapterFile. rank: the largest of its modules. num_requests: choices of requests
     that have not ended. speculation: drafts that were verified with it. draft_source: of its
-    counterpart for the draft model; empty for none.
+    counterpart for the draft model or head; empty for none.
     """
 
     name: str
@@ -133,10 +141,11 @@ class AdapterReport:
 class AdapterOrder:
     """Load or unload an adapter; without a name it is a question for the adapters.
 
-    path: a directory in PEFT's layout or a Hub id to load; empty to unload the adapter. replaces:
-    whether an adapter of that name is replaced; its running requests complete with the old one.
-    replica_id: empty for all replicas. draft_path: like path, of the counterpart with which the
-    draft model drafts for the adapter's requests; empty for the draft model as it is.
+    path: a directory in PEFT's layout or a Hub id to load. replaces: whether an adapter of that
+    name is replaced; its running requests complete with the old one. replica_id: empty for all
+    replicas. draft_path: like path, of the counterpart with which the draft model or head drafts
+    for the adapter's requests; empty for the drafter as it is. With draft_path alone the model
+    itself answers them; with neither path the adapter is unloaded.
 
     Raises InvalidValueError.
     """
@@ -155,19 +164,23 @@ class AdapterOrder:
             check_adapter_path("path", self.path)
         if self.draft_path:
             check_adapter_path("draft_path", self.draft_path)
-        if (self.path or self.replaces) and not self.name:
+        if (self.loads or self.replaces) and not self.name:
             raise InvalidValueError("name", "", "given with a path")
-        if self.replaces and not self.path:
+        if self.replaces and not self.loads:
             raise InvalidValueError("path", "", "given where an adapter is replaced")
-        if self.draft_path and not self.path:
-            raise InvalidValueError("path", "", "given with a draft_path")
+
+    @property
+    def loads(self) -> bool:
+        """Return whether it loads an adapter."""
+        return bool(self.path or self.draft_path)
 
     @classmethod
-    def load(cls, name: str, path: str, **more: Any) -> Self:
-        """Return an order to load an adapter. Raises InvalidValueError without name or path."""
+    def load(cls, name: str, path: str = "", *, draft_path: str = "", **more: Any) -> Self:
+        """Return an order to load an adapter. Raises InvalidValueError without name or paths."""
         check_adapter_name("name", name)
-        check_adapter_path("path", path)
-        return cls(name=name, path=path, **more)
+        if not draft_path:
+            check_adapter_path("path", path)
+        return cls(name=name, path=path, draft_path=draft_path, **more)
 
     @classmethod
     def of(cls, lora: LoRARequest) -> Self:

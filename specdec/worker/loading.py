@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from specdec.worker.batch.draft_grammars import DraftGrammars
 from specdec.worker.device.decoder import DeviceDecoder
 from specdec.worker.device.step_graphs import CudaGraphs
 from specdec.worker.draft_model_runner import DraftModelRunner
+from specdec.worker.head.adapters import HeadAdapters
 from specdec.worker.head.cascade import CascadeRunner
 from specdec.worker.head.lookup import LookupRunner
 from specdec.worker.target_model_runner import ServedHead, TargetModelRunner
@@ -143,9 +144,13 @@ def _load_target(
 ) -> TargetModelRunner:
     model_config = ModelConfig.from_directory(spec.directory, spec.options)
     model = _load_model(spec, model_config, group)
-    adapters = RankAdapters.enabled(model, config.adapters)
+    has_adapters = config.adapters is not None and spec.head is not None
+    head_adapters = HeadAdapters(model.dtype) if has_adapters and spec.device == CPU else None
+    adapters = RankAdapters.enabled(model, config.adapters, head_adapters)
     on_device = _uses_device(spec, model, "decodes")
-    head = None if spec.head is None else load_served_head(spec.head, model_config, model)
+    head = None
+    if spec.head is not None:
+        head = load_served_head(spec.head, model_config, model, head_adapters)
     target = TargetModelRunner(
         model,
         group,
@@ -176,11 +181,22 @@ def _states_of(
     return decoder.enable_states(max_num_seqs, max_guesses, num_snapshots)
 
 
-def load_served_head(files: HeadFiles, model_config: ModelConfig, model: Decoder) -> ServedHead:
-    """Load a draft head beside a target that is loaded."""
+def load_served_head(
+    files: HeadFiles,
+    model_config: ModelConfig,
+    model: Decoder,
+    adapters: HeadAdapters | None = None,
+) -> ServedHead:
+    """Load a draft head beside a target that is loaded. adapters: of the head, if any."""
     found = files.read(model_config)
-    load = partial(_load_version, found, files, model)
-    return ServedHead(load_head(found, model, files.quantization), load)
+
+    def load(config: HeadConfig) -> DraftHead:
+        head = load_head(config, model, files.quantization)
+        if adapters is not None:
+            adapters.serve(head, config)
+        return head
+
+    return ServedHead(load(found), partial(_load_version, found, files, load))
 
 
 def _runs_on_device(spec: RankModel) -> bool:
@@ -222,7 +238,10 @@ def _graphs(spec: RankModel, model: Decoder, head: DraftHead | None = None) -> C
 
 
 def _load_version(
-    served: HeadConfig, files: HeadFiles, target: Decoder, directory: Path
+    served: HeadConfig,
+    files: HeadFiles,
+    load: Callable[[HeadConfig], DraftHead],
+    directory: Path,
 ) -> DraftHead:
     """Load another version of the head `served`, which was read from `files`.
 
@@ -232,7 +251,7 @@ def _load_version(
     found = files.read(served.target, directory)
     found.require_sizes_of(served)
     require_finite(found)
-    return load_head(found, target, files.quantization)
+    return load(found)
 
 
 def _load_draft(

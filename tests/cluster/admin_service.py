@@ -108,13 +108,13 @@ class Adapters:
 
     async def __call__(self, order: AdapterOrder) -> tuple[AdapterReport, ...]:
         self.orders.append(order)
-        if order.name and not order.path and order.name != "sql":
+        if order.name and not order.loads and order.name != "sql":
             raise UnknownModelError(order.name, "sql")
-        if order.name == "sql" and order.path and not order.replaces:
+        if order.name == "sql" and order.loads and not order.replaces:
             raise InvalidValueError("lora_name", "sql", "a name that no loaded adapter has")
         drafts = SpeculationStats(100, 300, 120)
         adapters = [AdapterInfo("sql", "org/sql", 16, AdapterState.READY, 2, 500, drafts)]
-        if order.path:
+        if order.loads:
             adapters.append(
                 AdapterInfo(
                     order.name, order.path, 8, AdapterState.READY, draft_source=order.draft_path

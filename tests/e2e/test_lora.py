@@ -1,5 +1,6 @@
 """LoRA adapters of the real service, on two ranks: selected by name, loaded and unloaded live."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -7,7 +8,8 @@ import pytest
 
 from specdec import LLM, SamplingParams
 from tests.e2e.conftest import ALWAYS_DRAFT, running_service
-from tests.specdec.adapters import adapter_dir, merged_dir
+from tests.specdec.adapters import HEAD_MODULES, adapter_dir, merged_dir
+from tests.specdec.heads import fitted_medusa_dir
 from tests.specdec.llm.models import arguments
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -92,3 +94,26 @@ def test_adapters_have_the_texts_of_merged_models_while_they_come_and_go(
     assert names(service) == ["tiny", "first"]
     with pytest.raises(httpx.HTTPStatusError, match="404"):
         completions(service, "second")
+
+
+def test_an_adapter_of_a_draft_head(tiny_model_dir, adapters, expected, tmp_path):
+    """On two ranks, with the adapter of the target and alone."""
+    head = fitted_medusa_dir(tiny_model_dir, tmp_path / "head", PROMPTS)
+    draft = str(adapter_dir(tmp_path / "draft", head, modules=HEAD_MODULES))
+    speculation = {"method": "medusa", "model": str(head), "policy": "threshold"}
+    flags = ["--tensor-parallel-size", "2", "--max-model-len", "256", "--enable-lora"]
+    flags += ["--served-model-name", "tiny", "--max-loras", "2"]
+    flags += ["--speculative-config", json.dumps(speculation)]
+    with running_service(tiny_model_dir, tmp_path / "log", *flags) as service:
+        first = str(adapters["first"])
+        for body in ({"lora_name": "both", "lora_path": first}, {"lora_name": "alone"}):
+            loaded = order(service, "load", **body, draft_lora_path=draft)
+            assert loaded.status_code == 200, loaded.text
+        assert completions(service, "both") == expected["first"]
+        assert completions(service, "alone") == expected["tiny"]
+        refused = order(service, "load", lora_name="wrong", draft_lora_path=first)
+        assert "is not a linear layer of the draft head's layers" in refused.text
+        replicas = httpx.get(f"{service.http_url}/v1/admin/adapters").json()["replicas"]
+        for info, source in zip(replicas[0]["adapters"], (first, ""), strict=True):
+            assert (info["source"], info["draft_source"]) == (source, draft)
+            assert info["speculation"]["num_drafts"] > 0

@@ -10,6 +10,12 @@ from safetensors.torch import load_file, save_file
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 ALL_LINEAR = ATTENTION + MLP
+HEAD_MODULES = (
+    *ALL_LINEAR,
+    *("fc", "eh_proj", ".linear", ".res_connection"),
+    *(f"{name}.{index}" for name in ("layers", "speculator.proj") for index in range(5)),
+)
+"""Linear layers of draft heads in their published layouts."""
 
 
 def adapter_dir(

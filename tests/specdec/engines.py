@@ -52,6 +52,8 @@ from specdec.worker import (
     load_runner,
 )
 
+Adapter = Path | None
+
 
 def engine_config(num_draft_tokens: int = 0, **changes: object) -> EngineConfig:
     """Return a configuration with small limits; 0 draft tokens: no speculation."""
@@ -110,12 +112,9 @@ def local_engine(
 
 
 def load_adapter(
-    engine: Engine, name: str, path: Path, *, replaces: bool = False, draft: Path | None = None
+    engine: Engine, name: str, path: Adapter, *, replaces: bool = False, draft: Adapter = None
 ) -> int:
-    """Load an adapter on a local target, after a step in flight; return its id.
-
-    draft: its counterpart for the draft model.
-    """
+    """Load an adapter, and its counterpart, on a local target after a step; return its id."""
     adapters = engine.adapters
     assert adapters is not None
     own, counterpart = (each and AdapterSource(str(each), str(each)) for each in (path, draft))

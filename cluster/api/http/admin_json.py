@@ -58,7 +58,7 @@ def drafters_json(reports: Iterable[DrafterReport]) -> str:
 
 
 def read_adapter_order(body: bytes) -> AdapterOrder:
-    """Parse an order to load an adapter, or without a path to unload it.
+    """Parse an order to load an adapter, or without paths to unload it.
 
     Raise InvalidValueError.
     """
@@ -70,13 +70,14 @@ def read_adapter_order(body: bytes) -> AdapterOrder:
 def read_load(body: bytes) -> AdapterOrder:
     """Parse the body of vLLM's /v1/load_lora_adapter. Raise InvalidValueError.
 
-    `draft_lora_path` is not vLLM's: an adapter for the draft model.
+    `draft_lora_path` is not vLLM's: an adapter for the draft model or head.
     """
     names = ("lora_name", "lora_path", "draft_lora_path")
     given = _read_names(body, (*names, "load_inplace"))
     name, path, draft_path = (_text(given, each) for each in names)
     check_adapter_name("lora_name", name)
-    check_adapter_path("lora_path", path)
+    if path or not draft_path:
+        check_adapter_path("lora_path", path)
     if draft_path:
         check_adapter_path("draft_lora_path", draft_path)
     replaces = given.get("load_inplace", False)

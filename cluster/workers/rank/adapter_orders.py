@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from cluster.workers.group_spec import AdapterSource
 from cluster.workers.messages.adapter_messages import load_report, order_in
@@ -18,6 +17,5 @@ def execute_adapter_order(runner: ModelRunner, rank: int, frames: Frames) -> Ite
     if isinstance(order, int):
         runner.adapters.unload(order)
         return
-    source = AdapterSource(order.source, Path(order.directory))
-    fault = runner.adapters.load(order, source.here)
+    fault = runner.adapters.load(order, lambda *source: AdapterSource(*source).here())
     yield load_report(rank, order.adapter_id, fault)

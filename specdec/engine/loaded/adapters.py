@@ -27,13 +27,16 @@ MAX_COUNTED_NAMES = 64
 
 OTHER_ADAPTERS = "other"
 
+NO_SOURCE = AdapterSource("", "")
+
 
 @dataclass(eq=False)
 class _Adapter:
     """An adapter.
 
-    draft: its counterpart for the draft model. is_loaded: whether all ranks of the target have it.
-    is_retired: whether it lost its name.
+    draft: its counterpart for a draft model. is_loaded: whether all ranks of the target have it.
+    is_retired: whether it lost its name. has_counterpart: whether the ranks load that of their head
+    with it; not once this has failed after a restart.
     """
 
     file: AdapterFile
@@ -41,6 +44,7 @@ class _Adapter:
     rank: int
     is_loaded: bool = False
     is_retired: bool = False
+    has_counterpart: bool = True
     num_generated_tokens: int = 0
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
 
@@ -50,7 +54,12 @@ class _Adapter:
 
     @property
     def draft_source(self) -> str:
-        return "" if self.draft is None else self.draft.source
+        return self.file.draft_source if self.draft is None else self.draft.source
+
+    @property
+    def sources(self) -> tuple[str, str]:
+        """What it and its counterpart were loaded from; empty for a part that it does not have."""
+        return self.file.source, self.draft_source
 
     @property
     def state(self) -> AdapterState:
@@ -81,7 +90,8 @@ class Adapters:
     def __init__(self, max_loaded: int, drafter: AdapterDrafter | None = None) -> None:
         """max_loaded: adapters that the ranks hold at most, those being unloaded included.
 
-        drafter: loads the counterparts of adapters; None where no draft model can.
+        drafter: loads the counterparts of adapters; None where no draft model can: the ranks of the
+        target then load them for its head.
         """
         self.ids: Mapping[str, int] = {}
         self.drafter = drafter
@@ -97,7 +107,7 @@ class Adapters:
     def load(
         self,
         name: str,
-        target: AdapterSource,
+        target: AdapterSource | None,
         rank: int,
         *,
         replaces: bool,
@@ -105,8 +115,8 @@ class Adapters:
     ) -> int:
         """Order an adapter, which is named as soon as all ranks have it; return its id.
 
-        draft: its counterpart for the draft model. Raises InvalidValueError for a name that is
-        taken, unless it `replaces` that adapter, and where no more adapters fit.
+        target: None where the model itself runs. draft: its counterpart. Raises InvalidValueError
+        for a name that is taken, unless it `replaces` that adapter, and where no more adapters fit.
         """
         present = (each for each in self._adapters.values() if not each.is_retired)
         if not replaces and any(each.file.name == name for each in present):
@@ -115,8 +125,12 @@ class Adapters:
             limit = f"at most {self._max_loaded} (max_cpu_loras); unload one first"
             raise InvalidValueError("loaded adapters", len(self._adapters) + 1, limit)
         adapter_id, self._next_id = self._next_id, self._next_id + 1
-        file = AdapterFile(adapter_id, name, target.source, target.directory)
-        counterpart = None if draft is None else replace(file, **vars(draft))
+        own, part = target or NO_SOURCE, draft or NO_SOURCE
+        file, counterpart = AdapterFile(adapter_id, name, own.source, own.directory), None
+        if self.drafter is None:
+            file = replace(file, draft_source=part.source, draft_directory=part.directory)
+        elif draft is not None:
+            counterpart = replace(file, **vars(draft))
         self._adapters[adapter_id] = _Adapter(file, counterpart, rank)
         return adapter_id
 
@@ -148,8 +162,7 @@ class Adapters:
         adapter_id = self.ids.get(name)
         if adapter_id is None:
             return None
-        adapter = self._adapters[adapter_id]
-        return adapter.file.source, adapter.draft_source
+        return self._adapters[adapter_id].sources
 
     def hold(self, name: str) -> int:
         """Keep a named adapter on the ranks until `let_go`; return its id."""
@@ -213,6 +226,8 @@ class Adapters:
                 fault = self._load_on(target, adapter)
             if fault is None:
                 break
+            if fault and self._leaves_out_counterpart(adapter, fault):
+                continue
             if fault:
                 self._fail(adapter, fault)
                 return [adapter.adapter_id]
@@ -236,7 +251,7 @@ class Adapters:
         """Load an adapter on the target; return as `collect_adapter_load` does."""
         if self._loading is None:
             self._loading = adapter.adapter_id
-            target.begin_adapter_load(adapter.file)
+            target.begin_adapter_load(self._ordered(adapter))
         fault = target.collect_adapter_load()
         if fault is not None:
             self._loading = None
@@ -244,11 +259,31 @@ class Adapters:
             target.unload_adapter(adapter.adapter_id)  # other ranks may have it
         return fault
 
+    def _ordered(self, adapter: _Adapter) -> AdapterFile:
+        """Return what the ranks are to load."""
+        file = replace(adapter.file, is_reloaded=not self._is_new(adapter))
+        if adapter.has_counterpart:
+            return file
+        return replace(file, draft_source="", draft_directory="")
+
+    def _leaves_out_counterpart(self, adapter: _Adapter, fault: str) -> bool:
+        """Return whether a failed reload goes on without the counterpart for the ranks' head.
+
+        It changes no token: requests keep their adapter, and the head drafts as it is.
+        """
+        has_other = bool(adapter.file.draft_source) and adapter.has_counterpart
+        if not has_other or self._is_new(adapter):
+            return False
+        adapter.has_counterpart = False
+        text = "adapter %s is loaded again without its counterpart for the draft head: %s"
+        logger.warning(text, adapter.file.name, fault)
+        return True
+
     def restart(self) -> None:
         """Follow the replacement of the target, whose ranks have no adapters: load all again."""
         self._loading = None
         for adapter in self._adapters.values():
-            adapter.is_loaded = False
+            adapter.is_loaded, adapter.has_counterpart = False, True
 
     def record(self, adapter_id: int, num_tokens: int, drafted: int, accepted: int) -> None:
         """Count the tokens that a step has added to a sequence, and its verified draft."""
@@ -303,7 +338,9 @@ class Adapters:
         """Name an adapter that all ranks have, in place of another one of its name."""
         adapter_id, name, is_new = adapter.adapter_id, adapter.file.name, self._is_new(adapter)
         adapter.is_loaded = True
-        logger.info("adapter %s is loaded from %s", name, adapter.file.source)
+        logger.info(
+            "adapter %s is loaded from %s", name, " and ".join(filter(None, adapter.sources))
+        )
         if not is_new:
             return  # the target had to load it again
         replaced = self.ids.get(name)

@@ -9,7 +9,7 @@ from specdec.config.quantization import (
     GPU_QUANTIZATION_METHODS,
     QuantizationMethod,
 )
-from specdec.engine.models.model_limits import draft_adapter_limits
+from specdec.engine.models.model_limits import draft_adapter_fault, draft_adapter_limits
 from specdec.engine.models.model_resolution import Models
 from specdec.models.config.extra_weights import adapter_bytes, copied_bytes
 from specdec.models.config.families.native_recurrence import as_kept
@@ -131,7 +131,9 @@ def extra_weight_bytes(config: LLMConfig, models: Models) -> int:
     size = config.tensor_parallel_size
     adapters = _adapter_bytes(config, models.target, config.adapter_limits, size)
     copies = copied_bytes(models.target, config.resolved_dtype, size, config.quantization_method)
-    return _head_weight_bytes(config, models) + adapters + copies
+    return (
+        _head_weight_bytes(config, models) + _head_adapter_bytes(config, models) + adapters + copies
+    )
 
 
 def extra_draft_bytes(config: LLMConfig, models: Models) -> int:
@@ -154,6 +156,20 @@ def _adapter_bytes(
     rank = limits.max_rank if config.device == "cpu" else limits.device_rank
     each = adapter_bytes(model, rank, config.resolved_dtype, num_ranks)
     return limits.max_loaded * each
+
+
+def _head_adapter_bytes(config: LLMConfig, models: Models) -> int:
+    """Return the bytes of the adapters of a draft head that the ranks hold at most.
+
+    Each version has them in the layout of its products, and ranks keep them for later versions.
+    """
+    limits, head = config.adapter_limits, models.head
+    has_none = models.draft is not None or bool(draft_adapter_fault(config, None))
+    if limits is None or head is None or has_none:
+        return 0
+    each = head.adapter_bytes(limits.max_rank, config.resolved_dtype)
+    num_copies = (head.max_loaded_versions + 1) * config.tensor_parallel_size
+    return limits.max_loaded * num_copies * each
 
 
 def _head_weight_bytes(config: LLMConfig, models: Models) -> int:

@@ -106,6 +106,26 @@ def draft_adapter_limits(config: LLMConfig, draft: ModelConfig) -> AdapterLimits
     return config.adapter_limits if has_adapters else None
 
 
+def draft_adapter_fault(config: LLMConfig, draft: ModelConfig | None) -> str:
+    """Return why no counterpart of an adapter can be loaded; empty where the drafter takes some.
+
+    draft: the draft model, if there is one: it takes them, also beside a head.
+    """
+    if draft is not None:
+        takes_some = draft_adapter_limits(config, draft) is not None
+        return "" if takes_some else "the draft model takes no adapters; see docs/lora.md"
+    if config.head is None:
+        return "no draft model or head is configured, which could load it"
+    on_cpu = config.device == "cpu"
+    return "" if on_cpu else "draft heads take adapters on a CPU alone; see docs/lora.md"
+
+
+def require_draft_adapters(draft_path: str, fault: str) -> None:
+    """Raise InvalidValueError for a counterpart, if there is a `draft_adapter_fault`."""
+    if draft_path and fault:
+        raise InvalidValueError("draft_path", draft_path, f"left out: {fault}")
+
+
 def _check_varied(config: LLMConfig) -> None:
     """Raise InvalidValueError for a setting that layers of different shapes do not have."""
     reason = "layers of different shapes run by torch on a CPU alone"

@@ -6,10 +6,9 @@ shapes of adapters and the tokenizer are read here, no weights.
 
 from __future__ import annotations
 
-from specdec.config.engine import AdapterLimits
 from specdec.config.llm import LLMConfig
 from specdec.engine.models.checkpoint_lint import require_loadable
-from specdec.engine.models.model_limits import draft_adapter_limits
+from specdec.engine.models.model_limits import draft_adapter_fault, require_draft_adapters
 from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.models.config.decoder_tensors import linear_layers
 from specdec.models.config.model_config import ModelConfig
@@ -29,32 +28,38 @@ def check_target(config: LLMConfig, progress: Progress) -> ModelDirectories:
     model = ModelConfig.from_directory(directory, options)
     check_tokenizer(directory)
     require_loadable(directory, model)
-    if (limits := config.adapter_limits) is not None:
-        for order in config.startup_adapters:
-            _check_adapter(order.path, model, limits, progress)
+    for order in config.startup_adapters:
+        if order.path:
+            files = _read_adapter(config, order.path, progress)
+            if model.transformers is None:
+                files.require_modules(linear_layers(model))
     return ModelDirectories(directory, None, None, options)
 
 
 def check_draft_model(config: LLMConfig, directories: ModelDirectories, progress: Progress) -> None:
-    """Check the files of a draft model, if there is one, and of its counterparts of adapters.
+    """Check the files of a draft model, if there is one, and of the counterparts of adapters.
 
-    Those of a head are checked where they are resolved. Raises as `check_target` does.
+    Those of a head are checked where they are resolved. Raises as `check_target` does, and
+    InvalidValueError for a counterpart that no drafter takes.
     """
     directory = directories.draft
-    if directory is None:
+    if directory is not None and directory != directories.target:
+        require_loadable(directory, ModelConfig.from_directory(directory))
+    paths = [order.draft_path for order in config.startup_adapters if order.draft_path]
+    if not paths:
         return
-    model = ModelConfig.from_directory(directory)
-    if directory != directories.target:
-        require_loadable(directory, model)
-    paths = (order.draft_path for order in config.startup_adapters if order.draft_path)
-    if (limits := draft_adapter_limits(config, model)) is not None:
-        for path in paths:
-            _check_adapter(path, model, limits, progress)
+    models = directories.configs()
+    fault = draft_adapter_fault(config, models.draft)
+    for path in paths:
+        require_draft_adapters(path, fault)
+        files = _read_adapter(config, path, progress)
+        if models.draft is not None:
+            files.require_modules(linear_layers(models.draft))
+        elif models.head is not None:
+            files.require_modules(models.head.adapted_layers(), "draft head's layers")
 
 
-def _check_adapter(
-    path: str, model: ModelConfig, limits: AdapterLimits, progress: Progress
-) -> None:
-    files = AdapterFiles.read(resolve_adapter(path, progress), limits.max_rank)
-    if model.transformers is None:
-        files.require_modules(linear_layers(model))
+def _read_adapter(config: LLMConfig, path: str, progress: Progress) -> AdapterFiles:
+    limits = config.adapter_limits
+    assert limits is not None, "adapters to load where none are enabled"
+    return AdapterFiles.read(resolve_adapter(path, progress), limits.max_rank)

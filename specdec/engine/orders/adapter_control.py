@@ -10,10 +10,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from specdec.config.engine import AdapterLimits, DraftLimits
+from specdec.config.engine import AdapterLimits
 from specdec.engine.engine import Engine
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.loaded.adapters import Adapters
+from specdec.engine.models.model_limits import require_draft_adapters
 from specdec.models.lora.peft import AdapterFiles
 from specdec.models.resolve import portable_name, resolve_adapter
 from specdec.types.adapters import AdapterOrder, AdapterReport, AdapterSource, LoRARequest
@@ -46,14 +47,15 @@ def require_adapters(adapters: T | None) -> T:
 class _Checked:
     """An adapter whose files were read. rank: its largest. draft: its counterpart, if any."""
 
-    target: AdapterSource
+    target: AdapterSource | None
     rank: int
-    draft: AdapterSource | None = None
+    draft: AdapterSource | None
 
     @property
     def sources(self) -> tuple[str, str]:
         """See `Adapters.sources_of`."""
-        return self.target.source, "" if self.draft is None else self.draft.source
+        target, draft = (each.source if each else "" for each in (self.target, self.draft))
+        return target, draft
 
 
 class AdapterControl:
@@ -65,18 +67,18 @@ class AdapterControl:
         adapters: Adapters,
         limits: AdapterLimits,
         base_model: str,
-        draft: DraftLimits | None = None,
+        draft_fault: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """adapters: those of the engine. base_model: its name, which no adapter may have.
 
-        draft: limits of the draft model; None where there is none.
+        draft_fault: why no counterpart can be loaded; empty where the drafter takes some.
         """
         self._engine = engine
         self._adapters = adapters
         self._limits = limits
         self._base_model = base_model
-        self._draft = draft
+        self._draft_fault = draft_fault
         self._clock = clock
         self._lock = asyncio.Lock()  # of the event loop below
         self._lock_loop: asyncio.AbstractEventLoop | None = None
@@ -91,7 +93,7 @@ class AdapterControl:
         ModelNotFoundError and UnsupportedModelError for files that cannot be used, and
         NotReadyError while the ranks still load after LOAD_TIMEOUT_S.
         """
-        if order.path:
+        if order.loads:
             await self._load(order, thread)
         elif order.name:
             await thread.call(lambda: self._unload(order.name))
@@ -154,14 +156,14 @@ class AdapterControl:
         _require_loaded(order.name, fault)
 
     def _checked(self, order: AdapterOrder) -> _Checked:
-        """Find and read the files of an adapter, and of its counterpart for the draft model."""
+        """Find and read the files of an adapter, and of its counterpart."""
         if order.name == self._base_model:
             raise InvalidValueError("lora_name", order.name, "different from the model's name")
-        if order.draft_path:
-            self._require_draft(order.draft_path)
-        target, rank = self._found(order.path)
-        draft = self._found(order.draft_path)[0] if order.draft_path else None
-        return _Checked(target, rank, draft)
+        require_draft_adapters(order.draft_path, self._draft_fault)
+        paths = order.path, order.draft_path
+        target, draft = (self._found(path) if path else None for path in paths)
+        rank = (target or draft or (None, 0))[1]
+        return _Checked(target and target[0], rank, draft and draft[0])
 
     def _found(self, path: str) -> tuple[AdapterSource, int]:
         """Return an adapter, with its source in any working directory, and its rank."""
@@ -169,16 +171,6 @@ class AdapterControl:
         directory = resolve_adapter(source, _log)
         rank = AdapterFiles.read(directory, self._limits.max_rank).rank
         return AdapterSource(source, str(directory)), rank
-
-    def _require_draft(self, path: str) -> None:
-        """Raise InvalidValueError where no draft model can load an adapter."""
-        if self._draft is None:
-            limit = "left out: no draft model is configured, which could load it"
-        elif self._draft.adapters is None:
-            limit = "left out: the draft model takes no adapters; see docs/lora.md"
-        else:
-            return
-        raise InvalidValueError("draft_path", path, limit)
 
     # These are called on the engine's thread, or before there is one.
 
@@ -211,10 +203,10 @@ class AdapterControl:
         """
         name, present = lora.lora_name, self._adapters.sources_of(lora.lora_name)
         if present is None:
-            if not lora.lora_path:
+            if not lora.has_paths:
                 raise UnknownModelError(name, *self._adapters.ids)
             return False
-        if lora.lora_path and (lora.lora_path, lora.draft_lora_path) != present:
+        if lora.has_paths and (lora.lora_path, lora.draft_lora_path) != present:
             given = " and ".join(filter(None, (lora.lora_path, lora.draft_lora_path)))
             limit = f"{' and '.join(filter(None, present))}, which {name} was loaded from"
             raise InvalidValueError("lora_path", given, limit)

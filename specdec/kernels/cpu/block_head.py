@@ -131,4 +131,4 @@ class BlockHeadKernel(HeadKernel):
 
     def _arrays(self, pairs: ForwardBatch) -> BatchArrays:
         """Return a batch whose draft blocks have rotary positions."""
-        return BatchArrays(pairs, self.max_positions - self._head.draft_block_size)
+        return BatchArrays(pairs, self.max_positions - self._head.draft_block_size, self.adapters)

@@ -181,7 +181,10 @@ AllReduce = SharedMemory | Callable[[Tensor], object]
 
 
 class ModelKernel:
-    """Calls with the weights of one rank. Not thread-safe: they share a workspace."""
+    """Calls with the weights of one rank. Not thread-safe: they share a workspace.
+
+    adapters: those that are loaded, by id, which may change between passes; None where none can be.
+    """
 
     def __init__(
         self,
@@ -199,6 +202,7 @@ class ModelKernel:
         self.model = model
         self.max_positions = max_positions
         self.all_reduce = all_reduce
+        self.adapters: dict[int, LoraArrays] | None = None
         self._failure: BaseException | None = None
         if isinstance(all_reduce, SharedMemory):
             model.communicator = all_reduce.communicator
@@ -250,10 +254,7 @@ class ModelKernel:
 
 
 class DecoderKernel(ModelKernel):
-    """Forward pass of one rank of a decoder.
-
-    adapters: those that are loaded, by id, which may change between passes; None where none can be.
-    """
+    """Forward pass of one rank of a decoder."""
 
     def __init__(
         self,
@@ -264,7 +265,6 @@ class DecoderKernel(ModelKernel):
     ) -> None:
         """See ModelKernel."""
         super().__init__(library, model, max_positions, all_reduce)
-        self.adapters: dict[int, LoraArrays] | None = None
         structs, count = (ctypes.POINTER(DecoderStruct), ctypes.POINTER(BatchStruct)), c_int64
         kv, taps = ctypes.POINTER(KvCacheStruct), ctypes.POINTER(_TapsStruct)
         declare(

@@ -95,7 +95,7 @@ class DraftHeadKernel(HeadKernel):
         features: [T, hidden_size]. states_of: indices of pairs; None for the last one of
         each sequence. Raises as `call` does.
         """
-        batch = BatchArrays(pairs, self.max_positions)
+        batch = BatchArrays(pairs, self.max_positions, self.adapters)
         features = self.features_of(batch, features)
         wanted = array("i", pairs.last_tokens if states_of is None else states_of)
         hidden, next_features = torch.empty(2, len(wanted), features.shape[1], device="cpu")
@@ -135,7 +135,8 @@ class DraftHeadKernel(HeadKernel):
         """
         assert self.can_draft
         assert len(counts) == pairs.num_sequences
-        batch, drafts = BatchArrays(pairs, self.max_positions), DraftArrays(counts, params)
+        batch = BatchArrays(pairs, self.max_positions, self.adapters)
+        drafts = DraftArrays(counts, params)
         assert (features is not None) == bool(self._head.reads_features)
         read = None if features is None else self.features_of(batch, features)
         for chunk, count in zip(pairs.chunks, counts, strict=True):

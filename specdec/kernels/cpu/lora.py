@@ -49,7 +49,8 @@ class LoraLayerStruct(ctypes.Structure):
     """The updates of one decoder layer."""
 
     _fields_ = (
-        *((name, LoraUpdateStruct) for name in ("qkv", "output", "gate_up", "down", "query_up")),
+        *((name, LoraUpdateStruct) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, LoraUpdateStruct) for name in ("query_up", "fusion")),
         ("expansion", LatentUpdateStruct),
     )
 
@@ -80,13 +81,14 @@ class LoraArrays:
 def run_structs(
     runs: Sequence[AdapterRun], adapters: Mapping[int, LoraArrays]
 ) -> ctypes.Array[AdapterRunStruct]:
-    """Return the runs of a batch; `adapters` must hold those of all runs, and outlive the result.
+    """Return the runs of a batch, without those of adapters that update no layer.
 
-    Raises KeyError for an adapter that is not loaded.
+    `adapters` must hold those of all runs, and outlive the result. Raises KeyError for an adapter
+    that is not loaded.
     """
-    structs = (AdapterRunStruct * len(runs))()
-    for struct, run in zip(structs, runs, strict=True):
-        adapter = adapters[run.adapter_id]
+    found = [(run, adapter) for run in runs if (adapter := adapters[run.adapter_id]).width]
+    structs = (AdapterRunStruct * len(found))()
+    for struct, (run, adapter) in zip(structs, found, strict=True):
         struct.layers = ctypes.cast(adapter.layers, ctypes.POINTER(LoraLayerStruct))
         struct.width, struct.begin, struct.end = adapter.width, run.begin, run.end
     return structs

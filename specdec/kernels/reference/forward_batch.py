@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -74,6 +74,25 @@ class AdapterRun(NamedTuple):
     adapter_id: int
     begin: int
     end: int
+
+
+def adapter_runs(tokens: Iterable[tuple[int, int]]) -> list[AdapterRun]:
+    """Return the longest runs of tokens with an adapter, in order.
+
+    tokens: the adapter id of consecutive tokens of a flat batch, and their number.
+    """
+    runs: list[AdapterRun] = []
+    end = 0
+    for adapter_id, count in tokens:
+        begin, end = end, end + count
+        if adapter_id == BASE_MODEL or not count:
+            continue
+        last = runs[-1] if runs else None
+        if last is not None and last.end == begin and last.adapter_id == adapter_id:
+            runs[-1] = last._replace(end=end)
+        else:
+            runs.append(AdapterRun(adapter_id, begin, end))
+    return runs
 
 
 class SlotMove(NamedTuple):
@@ -162,18 +181,7 @@ class ForwardBatch:
         Any order of the sequences is right. Where those of an adapter are adjacent, as the engine
         sends them, its matrices are read once.
         """
-        runs: list[AdapterRun] = []
-        end = 0
-        for chunk in self.chunks:
-            begin, end = end, end + len(chunk.token_ids)
-            if chunk.adapter_id == BASE_MODEL:
-                continue
-            last = runs[-1] if runs else None
-            if last is not None and last.end == begin and last.adapter_id == chunk.adapter_id:
-                runs[-1] = last._replace(end=end)
-            else:
-                runs.append(AdapterRun(chunk.adapter_id, begin, end))
-        return runs
+        return adapter_runs((chunk.adapter_id, len(chunk.token_ids)) for chunk in self.chunks)
 
     @cached_property
     def num_tokens(self) -> int:

@@ -7,11 +7,14 @@ and gives the sizes that a memory plan needs. It imports no torch for safetensor
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specdec.config.engine import DTYPE_BYTES, DTypeName
 from specdec.config.quantization import QuantizationMethod
+from specdec.models.config.decoder_tensors import linear_layers
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.drafters.token_map import TOKEN_MAP_KEY, read_token_map
 from specdec.models.heads.formats import speculators
@@ -20,9 +23,15 @@ from specdec.models.heads.formats.layers import with_window
 from specdec.models.heads.formats.shape import HeadShape, Reading
 from specdec.models.heads.formats.source import HeadSource, TensorNames, read_fields
 from specdec.models.heads.formats.whole_model import WholeModelShape
+from specdec.models.weights.fingerprint import files_fingerprint
+from specdec.models.weights.tensor_headers import module_name
+from specdec.models.weights.weight_files import read_headers
 from specdec.types.drafters import MAX_LOADED_VERSIONS
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.types.validation import require_range
+
+_UNADAPTED = re.compile(r"norm|experts|\.mlp\.gate\.|^(emb|ln\.|lm_head|head\.|markov_head\.)")
+"""Tensors without adapters: norms, experts and routers, rows of tokens, Markov heads."""
 
 
 def stores_features(device: str) -> bool:
@@ -132,6 +141,14 @@ class HeadConfig:
         """The model that the head was trained for, if its files name one."""
         return self.reading.target_name
 
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the weight files with the head's tensors.
+
+        It is that of `weights_fingerprint`, unless the files are the target's.
+        """
+        own = {*self.names.stored.values()}
+        return files_fingerprint(each for each in self.files if own & {*read_headers((each,))})
+
     def require_sizes_of(self, served: HeadConfig) -> None:
         """Raise UnsupportedModelError where this head cannot take the place of `served`.
 
@@ -160,6 +177,20 @@ class HeadConfig:
             for name, shape in self._loaded_tensors().items()
             if len(shape) <= 2 and name in self.names
         )
+
+    def adapter_bytes(self, rank: int, dtype: DTypeName) -> int:
+        """Return the memory of an adapter of all `adapted_layers`, whole on a rank."""
+        return rank * sum(map(sum, self.adapted_layers().values())) * DTYPE_BYTES[dtype]
+
+    def adapted_layers(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes of the layers that adapters may update, by their names in the files."""
+        if (model := self.shape.whole_model) is not None:
+            return linear_layers(model)
+        return {
+            module_name(self.names.stored[name]): shape
+            for name, shape in self.shape.tensors().items()
+            if name.endswith(".weight") and len(shape) == 2 and not _UNADAPTED.search(name)
+        }
 
     def _loaded_tensors(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the tensors in memory: of output heads only rows that can draft."""

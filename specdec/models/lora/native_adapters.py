@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from specdec.kernels.backend import KernelBackend
 from specdec.kernels.cpu import MatrixStruct
 from specdec.kernels.cpu.lora import (
     HeadUpdateStruct,
@@ -17,12 +17,23 @@ from specdec.kernels.cpu.lora import (
     LoraLayerStruct,
     LoraUpdateStruct,
 )
-from specdec.models.layers.decoder_layer import Attention, DecoderLayer
+from specdec.models.layers.decoder_layer import Attention
 from specdec.models.layers.latent_attention import LatentAttention
 from specdec.models.layers.latent_expansion import LatentExpansion
-from specdec.models.layers.matrix import NativeMatrix, make_matrix
+from specdec.models.layers.linear import RowParallelLinear
 from specdec.models.layers.mlp import MLP
-from specdec.models.lora.updates import Linear, LowRankUpdate, by_half
+from specdec.models.layers.recurrences.recurrent_layer import RecurrentLayer
+from specdec.models.lora.updates import Linear, LowRankUpdate, by_half, native_update
+
+
+class AdaptedLayer(Protocol):
+    """A layer of a decoder or a draft head."""
+
+    @property
+    def mixer(self) -> Attention | LatentAttention | RecurrentLayer: ...
+
+    @property
+    def mlp(self) -> nn.Module: ...
 
 
 class NativeAdapters:
@@ -33,27 +44,36 @@ class NativeAdapters:
     """
 
     def __init__(
-        self, layers: Sequence[DecoderLayer], dtype: torch.dtype, loaded: dict[int, LoraArrays]
+        self,
+        layers: Sequence[AdaptedLayer],
+        dtype: torch.dtype,
+        loaded: dict[int, LoraArrays],
+        fusion: RowParallelLinear | None = None,
     ) -> None:
-        """dtype: the model's. loaded: arrays by adapter id, which change here for a kernel."""
+        """dtype: the model's. loaded: arrays by adapter id, which change here for a kernel.
+
+        fusion: of a draft head, the projection that makes the input of its first layer.
+        """
         self.dtype = dtype
-        self._layers = layers
+        self._by_layer = [list(_linears_by_name(layer)) for layer in layers]
+        if fusion is not None:
+            self._by_layer[0].append(("fusion", fusion))
         self._loaded = loaded
 
     @property
     def linears(self) -> Sequence[Linear]:
         """See AdapterStore."""
-        return [linear for layer in self._layers for _, linear in _linears_by_name(layer)]
+        return [linear for layer in self._by_layer for _, linear in layer]
 
     def set(self, adapter_id: int, updates: Mapping[Linear, LowRankUpdate]) -> None:
         """See AdapterStore."""
         kept: list[object] = []
-        structs = (LoraLayerStruct * len(self._layers))()
-        for struct, layer in zip(structs, self._layers, strict=True):
-            for name, linear in _linears_by_name(layer):
+        structs = (LoraLayerStruct * len(self._by_layer))()
+        for struct, layer in zip(structs, self._by_layer, strict=True):
+            for name, linear in layer:
                 if (update := updates.get(linear)) is not None:
                     setattr(struct, name, _struct(linear, update, kept))
-        width = max(_width(linear, update) for linear, update in updates.items())
+        width = max((_width(linear, update) for linear, update in updates.items()), default=0)
         self._loaded[adapter_id] = LoraArrays(structs, width, tuple(kept))
 
     def drop(self, adapter_id: int) -> None:
@@ -61,7 +81,7 @@ class NativeAdapters:
         self._loaded.pop(adapter_id, None)
 
 
-def _linears_by_name(layer: DecoderLayer) -> Iterator[tuple[str, Linear]]:
+def _linears_by_name(layer: AdaptedLayer) -> Iterator[tuple[str, Linear]]:
     """Yield the linear layers of a decoder layer by their names in LoraLayerStruct.
 
     Experts have none: an adapter cannot update them.
@@ -118,8 +138,6 @@ def _update_struct(update: LowRankUpdate, kept: list[object]) -> LoraUpdateStruc
 
 def _packed(weight: Tensor, kept: list[object]) -> MatrixStruct:
     """Return the packed struct of a weight [out_features, in_features], which `kept` owns."""
-    shape = (weight.shape[0], weight.shape[1])
-    matrix = make_matrix([weight.contiguous()], shape, torch.float32, backend=KernelBackend.CPU)
-    assert isinstance(matrix, NativeMatrix)
+    matrix = native_update(weight)
     kept.append(matrix)
     return matrix.native

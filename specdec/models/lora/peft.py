@@ -11,21 +11,27 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from specdec.models.weights.tensor_headers import TensorHeaders, require_values, text_name
+from specdec.models.weights.fingerprint import files_fingerprint
+from specdec.models.weights.tensor_headers import TensorHeaders, module_name, require_values
 from specdec.models.weights.weight_files import read_headers
 from specdec.types.errors import UnsupportedModelError
 
 CONFIG_FILE = "adapter_config.json"
+HEAD_KEY = "head_sha256"
+"""Key of the configuration beside PEFT's; see AdapterFiles."""
 WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+
+T = TypeVar("T")
 
 _MAX_CONFIG_BYTES = 2**20
 _LARGEST = 2**24
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 _MATRIX = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
+_DIGEST = re.compile("([0-9a-f]{64})?")
 _MODULE = re.compile(r"\^?\w+(\.\w+)*")
 _OF_HEAD = re.compile(r"^(fc|midlayer|eagle_module|medusa_head|(model\.)?mtp)(\.|$)|(^|\.)eh_proj$")
 """Modules of published draft heads that no target has; `specdec.models.heads.formats`."""
@@ -58,7 +64,8 @@ class AdapterFiles:
     ranks, scales: by module of the model, such as `model.layers.0.self_attn.q_proj`; the update of
     its weight is scale * B A with A [rank, in_features] and B [out_features, rank].
     shapes: of both matrices, by module: A's, then B's. names: of the tensors, likewise.
-    Modules have the names of a text model's tensors (`text_name`).
+    Modules have the names of a text model's tensors (`text_name`). head_sha256: fingerprint of the
+    weights of the draft head that it was made for, which `specdec train` records; else empty.
     """
 
     directory: Path
@@ -67,9 +74,10 @@ class AdapterFiles:
     scales: Mapping[str, float]
     shapes: Mapping[str, tuple[tuple[int, int], tuple[int, int]]]
     names: Mapping[str, tuple[str, str]]
+    head_sha256: str = ""
 
     @classmethod
-    def read(cls, directory: Path, max_rank: int) -> AdapterFiles:
+    def read(cls, directory: Path, max_rank: int = _LARGEST) -> AdapterFiles:
         """Read an adapter whose ranks are at most `max_rank`.
 
         Raises UnsupportedModelError, in one line, for files that are missing, malformed, or hold
@@ -96,29 +104,51 @@ class AdapterFiles:
             {own[module]: scale for module, scale in scales.items()},
             {own[module]: shape for module, shape in shapes.items()},
             {own[module]: pair for module, pair in names.items()},
+            config.head_sha256,
         )
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the configuration and the weights."""
+        return files_fingerprint([self.directory / CONFIG_FILE, self.weights])
 
     @property
     def rank(self) -> int:
         """The largest rank of a module."""
         return max(self.ranks.values())
 
-    def require_modules(self, known: Mapping[str, tuple[int, ...]]) -> None:
+    def renamed(self, names: Mapping[str, str]) -> AdapterFiles:
+        """Return the adapter with other names of modules, where `names` has such."""
+
+        def of_modules(values: Mapping[str, T]) -> dict[str, T]:
+            return {names.get(module, module): value for module, value in values.items()}
+
+        return replace(
+            self,
+            ranks=of_modules(self.ranks),
+            scales=of_modules(self.scales),
+            shapes=of_modules(self.shapes),
+            names=of_modules(self.names),
+        )
+
+    def require_modules(
+        self, known: Mapping[str, tuple[int, ...]], owner: str = "model's decoder layers"
+    ) -> None:
         """Raise UnsupportedModelError unless each module is one of these with the same shape.
 
-        known: [out_features, in_features] of the linear layers of the decoder layers, by name.
+        known: [out_features, in_features] of the linear layers of the owner, by name.
         """
         for module, (down, up) in self.shapes.items():
             shape = known.get(module)
             if shape is None and _OF_HEAD.search(module):
                 raise UnsupportedModelError(
-                    f"{self.directory}: {module} is a module of a draft head, which takes "
-                    "no adapter; merge it into the head and load that as a version (docs/lora.md)"
+                    f"{self.directory}: {module} is a module of a draft head, whose adapter is "
+                    "given as draft_path (docs/lora.md)"
                 )
             if shape is None:
                 raise UnsupportedModelError(
-                    f"{self.directory}: {module} is not a linear layer of the model's "
-                    f"decoder layers, such as {next(iter(known))}"
+                    f"{self.directory}: {module} is not a linear layer of the {owner}, "
+                    f"{_such_as(known)}"
                 )
             if (up[0], down[1]) != shape:
                 raise UnsupportedModelError(
@@ -138,6 +168,7 @@ class _PeftConfig:
     target_modules: tuple[str, ...] | None
     rank_pattern: Mapping[str, Any]
     alpha_pattern: Mapping[str, Any]
+    head_sha256: str
 
     @classmethod
     def read(cls, path: Path) -> _PeftConfig:
@@ -156,6 +187,7 @@ class _PeftConfig:
             _target_modules(path, values.get("target_modules")),
             _pattern(path, values, "rank_pattern"),
             _pattern(path, values, "alpha_pattern"),
+            _digest(path, values, HEAD_KEY),
         )
 
     def require_rank(self, module: str, rank: int) -> None:
@@ -208,7 +240,7 @@ def _matrices(
         match = _MATRIX.fullmatch(name)
         if match is None:
             raise UnsupportedModelError(f"{path}: tensor {name} is not a LoRA matrix of a layer")
-        module = match["module"].removeprefix(_PREFIX)
+        module = match["module"].removeprefix(PREFIX)
         if module.rpartition(".")[2] in _VOCABULARY:
             raise UnsupportedModelError(
                 f"{path}: {module} has an adapter; only the linear layers of decoder layers may"
@@ -230,7 +262,7 @@ def _matrices(
 
 def _own_names(path: Path, modules: Iterable[str]) -> dict[str, str]:
     """Return the name that a text model has for each module of a file."""
-    found = {each: text_name(f"{each}.weight").removesuffix(".weight") for each in modules}
+    found = {each: module_name(f"{each}.weight") for each in modules}
     twice = [own for own, count in Counter(found.values()).items() if count > 1]
     if twice:
         raise UnsupportedModelError(f"{path}: {twice[0]} has two names in the file")
@@ -253,6 +285,21 @@ def _number(path: Path, values: Mapping[str, Any], key: str, lowest: int | None 
         wanted = "a number" if lowest is None else f"a whole number of at least {lowest}"
         raise UnsupportedModelError(f"{path}: {key} is {_short(value)}; it must be {wanted}")
     return float(value)
+
+
+def _digest(path: Path, values: Mapping[str, Any], key: str) -> str:
+    """Return a SHA-256; empty without one."""
+    value = values.get(key, "")
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        raise UnsupportedModelError(
+            f"{path}: {key} is {_short(value)}; it must be 64 hexadecimal digits in lower case"
+        )
+    return value
+
+
+def _such_as(names: Iterable[str]) -> str:
+    first = next(iter(names), None)
+    return "which has none" if first is None else f"such as {first}"
 
 
 def _flag(path: Path, values: Mapping[str, Any], key: str) -> bool:

@@ -13,7 +13,7 @@ from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch
 from specdec.kernels.reference.state_pool import StatePlan
 from specdec.models.layers.latent_expansion import HeadMatrices, LatentExpansion
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear
-from specdec.models.layers.matrix import Matrix
+from specdec.models.layers.matrix import FullMatrix, Matrix, NativeMatrix
 from specdec.models.layers.mixture import SparseMLP
 from specdec.models.layers.recurrences.selective_scan import SelectiveScanLayer
 from specdec.models.lora.updated_matrix import UpdatedMatrix
@@ -23,6 +23,7 @@ from specdec.models.lora.updates import (
     Linear,
     LowRankUpdate,
     by_half,
+    native_update,
 )
 
 
@@ -40,20 +41,17 @@ class _Pass:
 
 @dataclass(frozen=True)
 class _Update:
-    """A LowRankUpdate in the layout of its products, like FullMatrix."""
+    """A LowRankUpdate in the layout of its products."""
 
-    shrink: Tensor  # [inputs, sum of ranks]
-    expansions: tuple[tuple[Expansion, Tensor], ...]  # weights [ranks, outputs]
-
-    @classmethod
-    def of(cls, update: LowRankUpdate, dtype: torch.dtype, device: torch.device) -> _Update:
-        """Return an update of activations in `dtype` on `device`."""
-        expansions = ((each, each.weight.t().to(device, dtype)) for each in update.expansions)
-        return cls(update.shrink.t().to(device, dtype), tuple(expansions))
+    shrink: Matrix  # [sum of ranks, inputs]
+    expansions: tuple[tuple[Expansion, Matrix], ...]  # [outputs, ranks]
 
 
 class AdaptedMatrix(UpdatedMatrix):
-    """A weight matrix, and the updates of it by adapters, each for the rows of its sequences."""
+    """A weight matrix, and the updates of it by adapters, each for the rows of its sequences.
+
+    Updates of a native matrix are native: a row's result is the same bits in any batch.
+    """
 
     def __init__(self, base: Matrix, current: _Pass) -> None:
         super().__init__(base)
@@ -62,7 +60,8 @@ class AdaptedMatrix(UpdatedMatrix):
 
     def set(self, adapter_id: int, update: LowRankUpdate) -> None:
         """Add the update of an adapter."""
-        self._updates[adapter_id] = _Update.of(update, self._pass.dtype, self._pass.device)
+        expansions = ((each, self._matrix(each.weight)) for each in update.expansions)
+        self._updates[adapter_id] = _Update(self._matrix(update.shrink), tuple(expansions))
 
     def drop(self, adapter_id: int) -> None:
         """Forget the update of an adapter, if there is one."""
@@ -75,10 +74,16 @@ class AdaptedMatrix(UpdatedMatrix):
             if update is None:
                 continue  # the adapter leaves this layer as it is
             own = slice(run.begin, run.end)
-            hidden = x[own] @ update.shrink
-            for expansion, weight in update.expansions:
-                y[own, expansion.outputs] += hidden[:, expansion.ranks] @ weight
+            hidden = update.shrink.multiply(x[own])
+            for expansion, matrix in update.expansions:
+                y[own, expansion.outputs] += matrix.multiply(hidden[:, expansion.ranks])
         return y
+
+    def _matrix(self, weight: Tensor) -> Matrix:
+        if isinstance(self.base, NativeMatrix):
+            return native_update(weight)
+        shape = (weight.shape[0], weight.shape[1])
+        return FullMatrix([weight.to(self._pass.device)], shape, self._pass.dtype)
 
 
 class AdaptedHeadMatrices:
@@ -139,7 +144,7 @@ class TorchAdapters:
     def __init__(self, layers: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
         """Let the linear layers in `layers` take adapters. dtype, device: of the activations."""
         self.dtype = dtype
-        self._ids: set[int] = set()
+        self._ids: dict[int, bool] = {}  # whether the adapter updates a layer
         self._pass = _Pass(dtype, device)
         self._hidden, self._inputs = _Pass(dtype, device), _Pass(dtype, device)
         scans = scans_of(layers)
@@ -160,15 +165,27 @@ class TorchAdapters:
 
         plan: of its recurrences, which also run replayed inputs.
         """
-        runs = batch.adapter_runs
-        assert self._ids.issuperset(run.adapter_id for run in runs), "an adapter is not loaded"
-        self._pass.runs = runs
-        if plan is not None:
-            self._hidden.runs, self._inputs.runs = plan.hidden_runs(batch), plan.input_runs(batch)
+        with self.running_rows(batch.adapter_runs):
+            if plan is not None:
+                self._hidden.runs = plan.hidden_runs(batch)
+                self._inputs.runs = plan.input_runs(batch)
+            try:
+                yield
+            finally:
+                self._hidden.runs = self._inputs.runs = ()
+
+    @contextmanager
+    def running_rows(self, runs: Sequence[AdapterRun]) -> Iterator[None]:
+        """Select the adapters of the rows of some layers; see `running`."""
+        self._pass.runs = self.updating(runs)
         try:
             yield
         finally:
-            self._pass.runs = self._hidden.runs = self._inputs.runs = ()
+            self._pass.runs = ()
+
+    def updating(self, runs: Sequence[AdapterRun]) -> list[AdapterRun]:
+        """Return the runs of adapters that update a layer."""
+        return [run for run in runs if self._ids[run.adapter_id]]
 
     def begin_device_pass(self, places: Tensor | None) -> None:
         """Let the pass that follows run without adapters, as all passes on a device do here."""
@@ -177,13 +194,13 @@ class TorchAdapters:
 
     def set(self, adapter_id: int, updates: Mapping[Linear, LowRankUpdate]) -> None:
         """See AdapterStore."""
-        self._ids.add(adapter_id)
+        self._ids[adapter_id] = bool(updates)
         for linear, update in updates.items():
             self._adapted[linear].set(adapter_id, update)
 
     def drop(self, adapter_id: int) -> None:
         """See AdapterStore."""
-        self._ids.discard(adapter_id)
+        self._ids.pop(adapter_id, None)
         for adapted in self._adapted.values():
             adapted.drop(adapter_id)
 

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specdec.kernels.backend import KernelBackend
 from specdec.models.layers.latent_expansion import LatentExpansion
 from specdec.models.layers.linear import (
     ColumnParallelLinear,
@@ -21,6 +22,7 @@ from specdec.models.layers.linear import (
     RowParallelLinear,
     in_order,
 )
+from specdec.models.layers.matrix import NativeMatrix, make_matrix
 from specdec.models.lora.peft import AdapterFiles
 from specdec.models.weights.pickled_tensors import PickledTensors
 from specdec.models.weights.stored_tensors import StoredTensors, TensorSource
@@ -74,6 +76,14 @@ def by_half(update: LowRankUpdate, layer: LatentExpansion) -> tuple[HeadUpdate, 
     return HeadUpdate(keys.transpose(1, 2), down.transpose(1, 2)), HeadUpdate(down, values)
 
 
+def native_update(weight: Tensor) -> NativeMatrix:
+    """Return a matrix [out_features, in_features] of an update for the native kernels."""
+    shape = (weight.shape[0], weight.shape[1])
+    matrix = make_matrix([weight.contiguous()], shape, torch.float32, backend=KernelBackend.CPU)
+    assert isinstance(matrix, NativeMatrix)
+    return matrix
+
+
 class AdapterStore(Protocol):
     """The adapters in the memory of one rank of a decoder, with which tokens of a pass may run."""
 
@@ -88,7 +98,7 @@ class AdapterStore(Protocol):
         ...
 
     def set(self, adapter_id: int, updates: Mapping[Linear, LowRankUpdate]) -> None:
-        """Add an adapter under an id that no other one has; `updates` holds at least one."""
+        """Add an adapter under an id that no other one has; without updates it changes nothing."""
         ...
 
     def drop(self, adapter_id: int) -> None:
@@ -96,15 +106,20 @@ class AdapterStore(Protocol):
         ...
 
 
-def load_adapter(store: AdapterStore, adapter_id: int, files: AdapterFiles) -> None:
-    """Read this rank's part of an adapter and add it.
+def load_adapter(store: AdapterStore, adapter_id: int, files: AdapterFiles | None) -> None:
+    """Read this rank's part of an adapter and add it; None for one that changes nothing.
 
     Raises UnsupportedModelError, and adds nothing, for files that do not fit the decoder.
     """
+    store.set(adapter_id, {} if files is None else read_updates(store, files))
+
+
+def read_updates(store: AdapterStore, files: AdapterFiles) -> dict[Linear, LowRankUpdate]:
+    """Read this rank's part of an adapter; raises as `load_adapter` does."""
     reader = AdapterReader(files, store.dtype)
     reader.require_modules(store.linears)
     found = ((linear, reader.update_of(linear)) for linear in store.linears)
-    store.set(adapter_id, {linear: each for linear, each in found if each is not None})
+    return {linear: each for linear, each in found if each is not None}
 
 
 class AdapterReader:

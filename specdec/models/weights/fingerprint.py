@@ -18,16 +18,17 @@ def weights_fingerprint(directory: Path) -> str:
     It reads them once in a process, unless they change. Raises UnsupportedModelError for a
     directory without weights.
     """
-    return _fingerprint(find_weight_files(directory))
+    return files_fingerprint(find_weight_files(directory))
 
 
 def model_fingerprint(directory: Path) -> str:
     """Return the SHA-256 of a model's weights, configuration and tokenizer; see the weights'."""
     others = [directory / name for name in _OTHER_FILES if (directory / name).is_file()]
-    return _fingerprint([*find_weight_files(directory), *others])
+    return files_fingerprint([*find_weight_files(directory), *others])
 
 
-def _fingerprint(paths: Iterable[Path]) -> str:
+def files_fingerprint(paths: Iterable[Path]) -> str:
+    """Return the SHA-256 of the names and contents of some files, likewise."""
     whole = hashlib.sha256()
     for path in sorted(paths):
         status = path.stat()

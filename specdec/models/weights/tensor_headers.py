@@ -129,6 +129,11 @@ def text_name(name: str) -> str:
     return name
 
 
+def module_name(weight: str) -> str:
+    """Return the name that a text model has for the module of a weight."""
+    return text_name(weight).removesuffix(".weight")
+
+
 def require_tensor(
     tensors: HeaderSource, name: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...]
 ) -> str:

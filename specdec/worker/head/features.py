@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.reference.forward_batch import (
+    AdapterRun,
     ForwardBatch,
     Indices,
     SlotMove,
@@ -87,16 +88,19 @@ class HeadFeatures:
             self.write()
 
     @torch.inference_mode()
-    def read(self, slots: Sequence[int]) -> Tensor:
-        """Return the features [len(slots), feature_size] of the tokens in slots."""
+    def read(self, slots: Sequence[int], runs: Sequence[AdapterRun] = ()) -> Tensor:
+        """Return the features [len(slots), feature_size] of the tokens in slots.
+
+        runs: the adapters of these tokens, which stored features do not have.
+        """
         if not self._head.feature_size:
             return torch.empty(len(slots), 0)
         if not self._stores_features and (states := self._newest_states(slots)) is not None:
-            return self._head.features(states.to(self._dtype))
+            return self._head.features(states.to(self._dtype), runs)
         self.write()
         assert self._slots is not None, "no pass has run"
         rows = self._slots[torch.tensor(slots, device=self._slots.device)]
-        return rows if self._stores_features else self._head.features(rows)
+        return rows if self._stores_features else self._head.features(rows, runs)
 
     @torch.inference_mode()
     def move(self, moves: Sequence[SlotMove]) -> None:

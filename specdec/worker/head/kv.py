@@ -15,8 +15,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, slots_of
-from specdec.types.messages import StepInput, StepRow
+from specdec.kernels.reference.forward_batch import (
+    Chunk,
+    ForwardBatch,
+    adapter_runs,
+    slots_of,
+)
+from specdec.types.messages import BASE_MODEL, StepInput, StepRow
 from specdec.worker.batch.batch_state import BatchState
 from specdec.worker.head.features import HeadFeatures
 
@@ -25,13 +30,15 @@ from specdec.worker.head.features import HeadFeatures
 class _Progress:
     """A sequence on the head.
 
-    token_ids: all that are known. num_computed: slots before it have their pair's KV, from the
-    first that has a pair on; None until the first row gives the number of cached tokens.
+    token_ids: all that are known. adapter_id: as in StepRow. num_computed: slots before it have
+    their pair's KV, from the first that has a pair on; None until the first row gives the number of
+    cached tokens.
     blocks_end: slot after the blocks that it has written; in those, slots that no pair was computed
     for are known to have no KV.
     """
 
     token_ids: list[int]
+    adapter_id: int = BASE_MODEL
     num_computed: int | None = None
     blocks_end: int = 0
 
@@ -149,14 +156,17 @@ class HeadKv:
     def pairs(self, seq_id: int, count: int) -> Chunk:
         """Return the first `count` missing pairs of a sequence."""
         start = self._first_missing(seq_id)
-        token_ids = self._sequences[seq_id].token_ids[start : start + count]
-        return Chunk(token_ids, start, self._batch_state.block_table(seq_id))
+        progress, table = self._sequences[seq_id], self._batch_state.block_table(seq_id)
+        token_ids = progress.token_ids[start : start + count]
+        return Chunk(token_ids, start, table, adapter_id=progress.adapter_id)
 
     def features_of(self, chunks: Sequence[Chunk]) -> Tensor:
         """Return the features [T, feature_size] that belong to pairs: of the tokens before them."""
         if not self._first_slot:
             return self.features.read(())
-        return self.features.read([slot for each in chunks for slot in self._slots_before(each)])
+        slots = [slot for each in chunks for slot in self._slots_before(each)]
+        runs = adapter_runs((each.adapter_id, len(each.token_ids)) for each in chunks)
+        return self.features.read(slots, runs)
 
     def note_computed(self, seq_id: int, pairs: Chunk) -> None:
         """Record that the KV of `pairs` is written."""
@@ -188,6 +198,7 @@ class HeadKv:
         table = self._batch_state.block_table(row.seq_id)
         if progress.num_computed is None:
             progress.num_computed = self._num_shared(table, row.num_computed_tokens)
+        progress.adapter_id = row.adapter_id
         progress.follow(row)
         first = max(row.num_computed_tokens, progress.num_computed)
         for index in range(first // self._block_size, -(-row.end // self._block_size)):

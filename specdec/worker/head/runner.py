@@ -224,7 +224,8 @@ class HeadRunner:
             if draft.is_complete:
                 continue
             drafts.append(draft)
-            chunks.append(Chunk(own[-1:], draft.num_tokens - 1, table))
+            slot, adapter_id = draft.num_tokens - 1, row.adapter_id
+            chunks.append(Chunk(own[-1:], slot, table, adapter_id=adapter_id))
             path = row.accepted_drafts(own[:-1])
             offset = path[-1] + 1 if path else 0  # of the last accepted draft after the base
             last.append(starts[row.seq_id] + row.num_known_tokens - 1 + offset)

@@ -12,6 +12,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from tests.specdec.adapters import adapter_dir
+from tests.specdec.heads import fitted_medusa_dir
 from tests.specdec.models.tiny_gguf import write_gguf
 
 
@@ -354,3 +355,26 @@ def an_adapter_of_unknown_layers(place):
 def adapters_that_are_not_enabled(place):
     adapter = adapter_dir(place.tmp / "adapter", place.tiny)
     return [place.tiny, "--lora-modules", f"sql={adapter}"]
+
+
+def counterpart(path):
+    return "--enable-lora", "--lora-modules", json.dumps({"name": "sql", "draft_path": str(path)})
+
+
+@mistake(r"draft_path .* must be left out: no draft model or head is configured")
+def a_counterpart_without_a_drafter(place):
+    flags = drafting(method="ngram")
+    return [place.tiny, *flags, *counterpart(adapter_dir(place.tmp / "adapter", place.tiny))]
+
+
+@mistake(r"is updated as .* the model.s weight has shape .* made for another model")
+def a_counterpart_of_another_draft_model(place):
+    flags = drafting(method="draft_model", model=str(place.tiny))
+    return [place.tiny, *flags, *counterpart(adapter_dir(place.tmp / "adapter", place.narrow))]
+
+
+@mistake(r"is not a linear layer of the draft head's layers, such as blocks\.0\.layers\.0")
+def a_counterpart_of_another_head(place):
+    head = fitted_medusa_dir(place.tiny, place.tmp / "head", [list(range(3, 20))])
+    flags = drafting(method="medusa", model=str(head))
+    return [place.tiny, *flags, *counterpart(adapter_dir(place.tmp / "adapter", place.tiny))]

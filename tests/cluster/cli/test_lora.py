@@ -51,6 +51,7 @@ def test_list(command):
             ["load", "chat", "org/chat", "--draft-path", "org/draft"],
             AdapterOrder.load("chat", "org/chat", draft_path="org/draft"),
         ),
+        (["load", "fast", "--draft-path", "org/d"], AdapterOrder.load("fast", draft_path="org/d")),
         (["unload", "sql"], AdapterOrder.unload("sql")),
         (["unload", "sql", "--replica", "r2"], AdapterOrder.unload("sql", replica_id="r2")),
     ],

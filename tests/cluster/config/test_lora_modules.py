@@ -38,8 +38,15 @@ def test_forms(value):
         [{"name": "sql", "path": "org/sql", "draft_path": "org/draft"}],
     ],
 )
-def test_a_counterpart_for_the_draft_model(value):
+def test_a_counterpart_for_the_drafter(value):
     orders = (AdapterOrder.load("sql", "org/sql", draft_path="org/draft"),)
+    assert read_lora_modules(value) == orders
+    assert read_lora_modules(canonical_lora_modules(value)) == orders
+
+
+def test_a_counterpart_alone():
+    orders = (AdapterOrder.load("fast", draft_path="org/draft"),)
+    value = '{"name": "fast", "draft_path": "org/draft"}'
     assert read_lora_modules(value) == orders
     assert read_lora_modules(canonical_lora_modules(value)) == orders
 

@@ -1,14 +1,19 @@
 # Modules: specdec.speculation.proposers.draft_adapters
 """Adapters of a draft model: they raise acceptance and change no token, alone and in a batch."""
 
+from dataclasses import replace
 from itertools import cycle
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from specdec.config.engine import AdapterLimits, DraftLimits
+from specdec.config.engine import AdapterLimits
+from specdec.config.llm import LLMConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
+from specdec.engine.models.model_limits import draft_adapter_fault
 from specdec.engine.orders.adapter_control import AdapterControl
+from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.block_manager import root_key
 from specdec.speculation.proposers import draft_model as draft_model_module
 from specdec.speculation.proposers.cross_vocab.vocab_adapter import EqualIds
@@ -235,8 +240,8 @@ def test_a_counterpart_that_arrives_later_is_used_from_then_on(tiny_model_dir, a
     assert num_drafted - num_accepted <= 3, "all but the draft that was in flight"
 
 
-def control_of(engine, draft):
-    return AdapterControl(engine, engine.adapters, LIMITS, "tiny", draft)
+def control_of(engine, draft_fault=""):
+    return AdapterControl(engine, engine.adapters, LIMITS, "tiny", draft_fault)
 
 
 def test_a_counterpart_of_another_shape_is_refused_by_the_name_of_its_module(
@@ -245,7 +250,7 @@ def test_a_counterpart_of_another_shape_is_refused_by_the_name_of_its_module(
     engine, drafter = drafting_engine(tiny_model_dir, {})
     other = tiny_llama_dir(tmp_path / "other", layers=1, hidden=96, heads=4)
     wrong = adapter_dir(tmp_path / "wrong", other)
-    control = control_of(engine, drafter._limits)
+    control = control_of(engine)
     text = r"adapter a cannot be loaded: draft model: .*model\.layers\.0\.\S+ is updated as \["
     with pytest.raises(UnsupportedModelError, match=text):
         control.load_all([AdapterOrder.load("a", str(adapters["a"]), draft_path=str(wrong))])
@@ -261,20 +266,33 @@ def test_a_counterpart_of_another_shape_is_refused_by_the_name_of_its_module(
 
 
 @pytest.mark.parametrize(
-    ("draft", "reason"),
+    ("speculation", "draft", "reason"),
     [
-        (None, "no draft model is configured"),
-        (DraftLimits(20, 4, 80, 16), "the draft model takes no adapters"),
+        (None, None, "no draft model or head is configured"),
+        (None, "varied", "the draft model takes no adapters"),
+        ("medusa", None, "draft heads take adapters on a CPU alone"),
     ],
 )
-def test_a_counterpart_is_refused_without_a_draft_model_for_it(
-    tiny_model_dir, adapters, draft, reason
+def test_a_counterpart_is_refused_without_a_drafter_for_it(
+    tiny_model_dir, adapters, speculation, draft, reason
 ):
     engine = local_engine(tiny_model_dir, engine_config(adapters=LIMITS))
     path = str(adapters["a"])
+    values = {"model": "m", "device": "cuda", "enable_lora": True}
+    if speculation:
+        values |= {"speculative_config": {"method": speculation, "model": "head"}}
+    model = draft and replace(ModelConfig.from_directory(tiny_model_dir), varied=Mock())
+    fault = draft_adapter_fault(LLMConfig.from_mapping(values), model)
     with pytest.raises(InvalidValueError, match=f"draft_path is .* must be left out: {reason}"):
-        control_of(engine, draft).load_all([AdapterOrder.load("a", path, draft_path=path)])
+        control_of(engine, fault).load_all([AdapterOrder.load("a", path, draft_path=path)])
     assert engine.adapter_infos() == ()
+
+
+def test_a_draft_model_takes_the_counterparts_beside_a_head_on_a_gpu(tiny_model_dir):
+    speculation = {"method": "medusa", "model": "head"}
+    values = {"model": "m", "device": "cuda", "enable_lora": True}
+    config = LLMConfig.from_mapping({**values, "speculative_config": speculation})
+    assert not draft_adapter_fault(config, ModelConfig.from_directory(tiny_model_dir))
 
 
 def test_no_draft_ahead_follows_a_text_that_a_load_has_kept_from_the_drafter(

@@ -90,8 +90,11 @@ def test_an_adapter_of_the_draft_model(tiny_model_dir, adapters, expected):
         assert info.speculation.acceptance_rate == 1
         with pytest.raises(InvalidValueError, match="which sql was loaded from"):
             llm.generate(PROMPT, PARAMS, False, lora_request=adapters["sql"])
-    with pytest.raises(InvalidValueError, match=r"draft_lora_path is .* given with lora_path"):
-        LoRARequest("sql", 1, draft_lora_path=path)
+        alone = LoRARequest("alone", 2, draft_lora_path=path)
+        assert tokens(llm.generate(PROMPT, PARAMS, False, lora_request=alone)) == [expected["base"]]
+        [_, info] = llm.list_loras()
+        assert (info.source, info.draft_source) == ("", path)
+        assert info.speculation.acceptance_rate < 1
 
 
 def test_requests_that_are_refused(tiny_model_dir, adapters, tmp_path):

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.device_batch import AnyDeviceBatch, DeviceBatch
-from specdec.kernels.reference.forward_batch import ForwardBatch
+from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch
 from specdec.kernels.reference.sample_rows import SampleParams
+from specdec.models.lora.updates import AdapterStore
 from specdec.types.drafts.draft_tree import Parents
 
 HeadState = Any
@@ -89,11 +90,19 @@ class DraftHead(Protocol):
         """Allocate a zeroed pool of `num_slots` pairs (whole blocks); None without KV layers."""
         ...
 
-    def features(self, states: Tensor) -> Tensor:
+    def enable_adapters(self, dtype: torch.dtype) -> AdapterStore:
+        """Return where adapters of the head are loaded; call it once, before the first pass.
+
+        Each pair then runs with the adapter of its chunk, as do the drafts after it; no pass of
+        fixed shape does. dtype: of the activations.
+        """
+        ...
+
+    def features(self, states: Tensor, runs: Sequence[AdapterRun] = ()) -> Tensor:
         """Return the features [T, feature_size] of a forward pass of the target.
 
         states: [T, len(taps), hidden_size]; without taps the final normed hidden states,
-        [T, hidden_size].
+        [T, hidden_size]. runs: the adapters of the T tokens.
         """
         ...
 

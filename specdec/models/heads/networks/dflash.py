@@ -18,8 +18,15 @@ from torch import Tensor, nn
 from specdec.kernels import Rotation
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import AnyDeviceBatch, DeviceBatch
-from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, on_device
+from specdec.kernels.reference.forward_batch import (
+    AdapterRun,
+    Chunk,
+    ForwardBatch,
+    adapter_runs,
+    on_device,
+)
 from specdec.models.heads.formats.dflash import DFlashShape
+from specdec.models.heads.networks.adapted import AdaptedNetwork
 from specdec.models.heads.networks.base import FIRST_SLOT, DeviceDrafts, HeadCapabilities
 from specdec.models.heads.networks.layers import HeadAttention, decoder_layer
 from specdec.models.heads.networks.markov import MarkovHead, MarkovState
@@ -66,7 +73,7 @@ class _Context:
     masks: dict[_Visibility, Tensor | None]
 
 
-class DFlashHead(nn.Module):
+class DFlashHead(AdaptedNetwork):
     """One rank of a DFlash or DSpark head, a DeviceBlockHead."""
 
     capabilities = HeadCapabilities(on_device=DeviceDrafts.BLOCKS)
@@ -110,15 +117,21 @@ class DFlashHead(nn.Module):
     def device(self) -> torch.device:
         return self.attention.device
 
+    @property
+    def adapted_parts(self) -> nn.Module:
+        """See AdaptedNetwork: all but the Markov head, whose kernels take none."""
+        return nn.ModuleList([self.fc, self.layers])
+
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """See DraftHead."""
         return self.attention.new_kv_cache(num_slots)
 
     @torch.inference_mode()
-    def features(self, states: Tensor) -> Tensor:
+    def features(self, states: Tensor, runs: Sequence[AdapterRun] = ()) -> Tensor:
         """See DraftHead."""
         inputs = concatenated(states, self.shape.layers_read)
-        features: Tensor = self.feature_norm(self.fc(inputs.to(self.attention.dtype)))
+        with self.running(runs):
+            features: Tensor = self.feature_norm(self.fc(inputs.to(self.attention.dtype)))
         return features
 
     @torch.inference_mode()
@@ -129,10 +142,13 @@ class DFlashHead(nn.Module):
         assert kv_cache is not None
         positions = on_device(pairs.positions, self.device)
         slots = on_device(pairs.slot_mapping, self.device)
-        self._store_context(positions, slots, features, kv_cache)
+        with self.running(pairs.adapter_runs):
+            self._store_context(positions, slots, features, kv_cache)
         if not num_draft_tokens:
             return None
-        outputs = self._run_blocks(pairs.chunks, kv_cache)[:, :num_draft_tokens]
+        size = self.shape.block_size
+        with self.running(adapter_runs((chunk.adapter_id, size) for chunk in pairs.chunks)):
+            outputs = self._run_blocks(pairs.chunks, kv_cache)[:, :num_draft_tokens]
         return self.state_of(pairs, outputs, self._block_logits(outputs))
 
     def state_of(self, pairs: ForwardBatch, outputs: Tensor, logits: Tensor) -> BlockState:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
+from specdec.kernels.reference.forward_batch import AdapterRun
 from specdec.models.heads.formats.eagle3 import Eagle3Shape
 from specdec.models.heads.networks.layers import HeadAttention, LayerPass, decoder_layer
 from specdec.models.heads.networks.projection import SharedInputLinear
@@ -73,7 +76,7 @@ class FirstLayer(nn.Module):
             self.token_norm = RMSNorm(reader, f"{prefix}.input_layernorm.weight", size, eps)
         self.feature_norm = RMSNorm(reader, f"{prefix}.hidden_norm.weight", size, eps)
         self.norm_before_residual = shape.norm_before_residual
-        self.attention = Attention(
+        self.mixer = Attention(
             decoder, reader, f"{prefix}.self_attn", heads, target.group, 2 * size
         )
         self.mlp_norm = RMSNorm(reader, f"{prefix}.post_attention_layernorm.weight", size, eps)
@@ -89,7 +92,7 @@ class FirstLayer(nn.Module):
     ) -> Tensor:
         """Return [T, hidden_size]."""
         normed = self.feature_norm(features)
-        x = self.attention(
+        x = self.mixer(
             torch.cat([self.token_norm(embedded), normed], dim=1),
             normed if self.norm_before_residual else features,
             layer_pass.rotation,
@@ -127,10 +130,11 @@ class Eagle3Head(RecurrentHead):
         self.recycles_norm = shape.recycles_norm
 
     @torch.inference_mode()
-    def features(self, states: Tensor) -> Tensor:
+    def features(self, states: Tensor, runs: Sequence[AdapterRun] = ()) -> Tensor:
         """See DraftHead."""
         dtype = self.attention.dtype
-        features: Tensor = self.projection(states.to(dtype))
+        with self.running(runs):
+            features: Tensor = self.projection(states.to(dtype))
         return features
 
     def run(

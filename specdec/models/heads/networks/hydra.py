@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.kernels.reference.forward_batch import ForwardBatch, on_device
+from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch, on_device
 from specdec.models.heads.formats.hydra import HydraShape
+from specdec.models.heads.networks.adapted import AdaptedNetwork, RowState
 from specdec.models.heads.networks.base import DeviceDrafts, HeadCapabilities
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.heads.networks.target import TargetRank
 from specdec.models.layers.linear import VocabHead
 from specdec.models.weights.checkpoint import CheckpointReader
-
-
-@dataclass(frozen=True)
-class HydraState:
-    """inputs: [B, (i + 2) * hidden_size] of head i: feature, then embeddings in order."""
-
-    inputs: Tensor
 
 
 class ResidualLayer(nn.Module):
@@ -69,8 +62,11 @@ class BiasedHead(nn.Module):
         return logits if self.bias is None else logits + self.bias
 
 
-class HydraHeads(nn.Module):
-    """One rank of Hydra heads, a DraftHead without KV."""
+class HydraHeads(AdaptedNetwork):
+    """One rank of Hydra heads, a DraftHead without KV.
+
+    Its state is [B, (i + 2) * hidden_size] of head i: feature, then embeddings in order.
+    """
 
     num_kv_layers = 0
     reads_drafts = True
@@ -100,41 +96,45 @@ class HydraHeads(nn.Module):
     def new_kv_cache(self, num_slots: int) -> None:
         """See DraftHead."""
 
-    def features(self, states: Tensor) -> Tensor:
+    def features(self, states: Tensor, runs: Sequence[AdapterRun] = ()) -> Tensor:
         """See DraftHead."""
+        del runs
         return states.to(self.dtype)
 
     @torch.inference_mode()
     def begin(
         self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
-    ) -> HydraState:
+    ) -> RowState:
         """See DraftHead."""
-        return self.begin_on_device(features, on_device(pairs.input_ids, self.device))
+        state = RowState.of(features.to(self.dtype), pairs)
+        return self._appended(state, on_device(pairs.input_ids, self.device))
 
-    def begin_on_device(self, features: Tensor, token_ids: Tensor) -> HydraState:
+    def begin_on_device(self, features: Tensor, token_ids: Tensor) -> RowState:
         """See DeviceStateHead."""
-        return self._appended(features.to(self.dtype), token_ids)
+        return self._appended(RowState(features.to(self.dtype)), token_ids)
 
     @torch.inference_mode()
-    def logits(self, state: HydraState, index: int) -> Tensor:
+    def logits(self, state: RowState, index: int) -> Tensor:
         """See DraftHead."""
-        logits: Tensor = self.lm_heads[index](self.blocks[index](state.inputs))
+        with self.running(state.runs):
+            hidden = self.blocks[index](state.values)
+        logits: Tensor = self.lm_heads[index](hidden)
         return logits
 
     @torch.inference_mode()
-    def advance(self, state: HydraState, token_ids: Sequence[int], index: int) -> HydraState:
+    def advance(self, state: RowState, token_ids: Sequence[int], index: int) -> RowState:
         """See DraftHead."""
         tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.device)
         return self.advance_on_device(state, tokens, index)
 
-    def advance_on_device(self, state: HydraState, token_ids: Tensor, index: int) -> HydraState:
+    def advance_on_device(self, state: RowState, token_ids: Tensor, index: int) -> RowState:
         """See DeviceStateHead."""
-        return self._appended(state.inputs, token_ids)
+        return self._appended(state, token_ids)
 
-    def select(self, state: HydraState, rows: Sequence[int]) -> HydraState:
+    def select(self, state: RowState, rows: Sequence[int]) -> RowState:
         """See DraftHead."""
-        return HydraState(state.inputs[list(rows)])
+        return state.select(rows)
 
-    def _appended(self, inputs: Tensor, token_ids: Tensor) -> HydraState:
-        embedded = self.embed_tokens(token_ids)
-        return HydraState(torch.cat([inputs, embedded.to(inputs.dtype)], dim=1))
+    def _appended(self, state: RowState, token_ids: Tensor) -> RowState:
+        inputs, embedded = state.values, self.embed_tokens(token_ids)
+        return state._replace(values=torch.cat([inputs, embedded.to(inputs.dtype)], dim=1))

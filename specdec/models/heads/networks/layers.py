@@ -88,7 +88,7 @@ class UnnormalizedLayer(nn.Module):
     ) -> None:
         super().__init__()
         heads = decoder.head_shards(target.group.size)[target.group.rank]
-        self.attention = Attention(decoder, reader, f"{prefix}.self_attn", heads, target.group)
+        self.mixer = Attention(decoder, reader, f"{prefix}.self_attn", heads, target.group)
         name = f"{prefix}.post_attention_layernorm.weight"
         self.mlp_norm = RMSNorm(reader, name, decoder.hidden_size, decoder.rms_norm_eps)
         self.mlp = MLP(decoder, reader, f"{prefix}.mlp", target.group)
@@ -102,7 +102,7 @@ class UnnormalizedLayer(nn.Module):
         plan: AttentionPlan,
     ) -> Tensor:
         """Return [T, hidden_size]."""
-        x = self.attention(x, x, rotation, kv_cache, attention, plan)
+        x = self.mixer(x, x, rotation, kv_cache, attention, plan)
         output: Tensor = self.mlp(self.mlp_norm(x), x)
         return output
 

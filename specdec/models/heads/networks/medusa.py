@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.kernels.reference.forward_batch import ForwardBatch
+from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch
 from specdec.models.heads.formats.medusa import MedusaShape
+from specdec.models.heads.networks.adapted import AdaptedNetwork, RowState
 from specdec.models.heads.networks.base import DeviceDrafts, HeadCapabilities
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.heads.networks.target import TargetRank
@@ -41,7 +42,7 @@ class ResidualBlock(nn.Module):
         return x
 
 
-class MedusaHeads(nn.Module):
+class MedusaHeads(AdaptedNetwork):
     """One rank of Medusa heads, a DraftHead without KV."""
 
     num_kv_layers = 0
@@ -77,38 +78,41 @@ class MedusaHeads(nn.Module):
     def new_kv_cache(self, num_slots: int) -> None:
         """See DraftHead."""
 
-    def features(self, states: Tensor) -> Tensor:
+    def features(self, states: Tensor, runs: Sequence[AdapterRun] = ()) -> Tensor:
         """See DraftHead."""
+        del runs
         return states.to(self.dtype)
 
     @torch.inference_mode()
     def begin(
         self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
-    ) -> Tensor:
+    ) -> RowState:
         """Return the features, [B, hidden_size]: each head reads them on demand."""
-        return features.to(self.dtype)
+        return RowState.of(features.to(self.dtype), pairs)
 
-    def begin_on_device(self, features: Tensor, token_ids: Tensor) -> Tensor:
+    def begin_on_device(self, features: Tensor, token_ids: Tensor) -> RowState:
         """See DeviceStateHead."""
-        return features.to(self.dtype)
+        return RowState(features.to(self.dtype))
 
     @torch.inference_mode()
-    def logits(self, state: Tensor, index: int) -> Tensor:
+    def logits(self, state: RowState, index: int) -> Tensor:
         """See DraftHead."""
-        logits: Tensor = self.lm_heads[index](self.blocks[index](state))
+        with self.running(state.runs):
+            hidden = self.blocks[index](state.values)
+        logits: Tensor = self.lm_heads[index](hidden)
         return logits
 
-    def advance(self, state: Tensor, token_ids: Sequence[int], index: int) -> Tensor:
+    def advance(self, state: RowState, token_ids: Sequence[int], index: int) -> RowState:
         """Return the same state: no head reads the drafts before it."""
         return state
 
-    def advance_on_device(self, state: Tensor, token_ids: Tensor, index: int) -> Tensor:
+    def advance_on_device(self, state: RowState, token_ids: Tensor, index: int) -> RowState:
         """See DeviceStateHead."""
         return state
 
-    def select(self, state: Tensor, rows: Sequence[int]) -> Tensor:
+    def select(self, state: RowState, rows: Sequence[int]) -> RowState:
         """See DraftHead."""
-        return state[list(rows)]
+        return state.select(rows)
 
 
 def _read_target_ids(

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.kernels.reference.forward_batch import ForwardBatch, on_device
+from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch, on_device
 from specdec.models.heads.formats.mlp_speculator import MlpSpeculatorShape
+from specdec.models.heads.networks.adapted import AdaptedNetwork, RowState
 from specdec.models.heads.networks.base import DeviceDrafts, HeadCapabilities
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.heads.networks.target import TargetRank
@@ -23,7 +24,7 @@ from specdec.models.weights.checkpoint import CheckpointReader
 _EPS = 1e-6
 
 
-class MlpSpeculator(nn.Module):
+class MlpSpeculator(AdaptedNetwork):
     """One rank of an MLP speculator, a DraftHead without KV; its state is [B, inner_size]."""
 
     num_kv_layers = 0
@@ -57,50 +58,56 @@ class MlpSpeculator(nn.Module):
     def new_kv_cache(self, num_slots: int) -> None:
         """See DraftHead."""
 
-    def features(self, states: Tensor) -> Tensor:
+    def features(self, states: Tensor, runs: Sequence[AdapterRun] = ()) -> Tensor:
         """See DraftHead."""
+        del runs
         return states.to(self.dtype)
 
     @torch.inference_mode()
     def begin(
         self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
-    ) -> Tensor:
+    ) -> RowState:
         """See DraftHead."""
-        return self.begin_on_device(features, on_device(pairs.input_ids, self.device))
+        state = RowState.of(features, pairs)
+        return self._begin(state, on_device(pairs.input_ids, self.device))
 
-    def begin_on_device(self, features: Tensor, token_ids: Tensor) -> Tensor:
+    def begin_on_device(self, features: Tensor, token_ids: Tensor) -> RowState:
         """See DeviceStateHead."""
-        state = features.to(self.dtype)
+        return self._begin(RowState(features), token_ids)
+
+    def _begin(self, state: RowState, token_ids: Tensor) -> RowState:
+        values = state.values.to(self.dtype)
         if self.scales_input:
-            state = _scaled(state) / math.sqrt(2)
-        return self._next(state, token_ids, 0)
+            values = _scaled(values) / math.sqrt(2)
+        return self._next(state._replace(values=values), token_ids, 0)
 
     @torch.inference_mode()
-    def logits(self, state: Tensor, index: int) -> Tensor:
+    def logits(self, state: RowState, index: int) -> Tensor:
         """See DraftHead."""
-        logits: Tensor = _item(self.lm_heads, index)(state)
+        logits: Tensor = _item(self.lm_heads, index)(state.values)
         return logits
 
     @torch.inference_mode()
-    def advance(self, state: Tensor, token_ids: Sequence[int], index: int) -> Tensor:
+    def advance(self, state: RowState, token_ids: Sequence[int], index: int) -> RowState:
         """See DraftHead."""
         tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.device)
         return self.advance_on_device(state, tokens, index)
 
-    def advance_on_device(self, state: Tensor, token_ids: Tensor, index: int) -> Tensor:
+    def advance_on_device(self, state: RowState, token_ids: Tensor, index: int) -> RowState:
         """See DeviceStateHead."""
         return self._next(state, token_ids, index + 1)
 
-    def select(self, state: Tensor, rows: Sequence[int]) -> Tensor:
+    def select(self, state: RowState, rows: Sequence[int]) -> RowState:
         """See DraftHead."""
-        return state[list(rows)]
+        return state.select(rows)
 
-    def _next(self, state: Tensor, token_ids: Tensor, index: int) -> Tensor:
+    def _next(self, state: RowState, token_ids: Tensor, index: int) -> RowState:
         """Return the state of head `index`; token_ids: [B], those before its draft."""
-        projected = _item(self.projections, index)(state)
+        with self.running(state.runs):
+            projected = _item(self.projections, index)(state.values)
         embedded = _item(self.embeddings, index)(token_ids)
         mixed = torch.add(projected, embedded.to(projected.dtype), alpha=self.token_scale)
-        return F.gelu(_item(self.norms, index)(mixed))
+        return state._replace(values=F.gelu(_item(self.norms, index)(mixed)))
 
 
 class StateNorm(nn.Module):

@@ -12,13 +12,14 @@ from functools import cached_property
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdec.kernels.cpu import MatrixStruct, native_library
 from specdec.kernels.cpu.decoder import LayerStruct
 from specdec.kernels.cpu.draft_head import DraftHeadKernel, DraftHeadStruct, PairStates
-from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
+from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch
 from specdec.kernels.reference.sample_rows import SampleParams
+from specdec.models.heads.networks.adapted import JoinedAdapters
 from specdec.models.heads.networks.base import FIRST_SLOT, FrontierNodes, HeadCapabilities
 from specdec.models.heads.networks.eagle3 import Eagle3Head, FirstLayer
 from specdec.models.heads.networks.fused import FusedHead
@@ -29,9 +30,12 @@ from specdec.models.layers.decoder_layer import DecoderLayer
 from specdec.models.layers.mixture import SparseMLP
 from specdec.models.layers.mlp import MLP
 from specdec.models.layers.rotary import RotaryEmbedding
+from specdec.models.lora.native_adapters import NativeAdapters
+from specdec.models.lora.updates import AdapterStore
 from specdec.models.native_weights import NativeWeights, all_reduce_of, native_matrix
 
 TorchHead = Eagle3Head | FusedHead
+_Layer = DecoderLayer | FirstLayer | UnnormalizedLayer
 
 
 @dataclass(frozen=True)
@@ -87,9 +91,18 @@ class NativeHead:
         assert num_slots % block_size == 0
         return self._kernel.new_kv_cache(num_slots // block_size, block_size, attention.dtype)
 
-    def features(self, states: Tensor) -> Tensor:
+    def enable_adapters(self, dtype: torch.dtype) -> AdapterStore:
         """See DraftHead."""
-        return self.torch_head.features(states)
+        head, self._kernel.adapters = self.torch_head, {}
+        fusion = head.fc.linear if isinstance(head, FusedHead) else None
+        native = NativeAdapters(_layers_of(head), dtype, self._kernel.adapters, fusion)
+        if isinstance(head, FusedHead):
+            return native
+        return JoinedAdapters(head.adapt(head.projection, dtype), native)
+
+    def features(self, states: Tensor, runs: Sequence[AdapterRun] = ()) -> Tensor:
+        """See DraftHead."""
+        return self.torch_head.features(states, runs)
 
     def begin(
         self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
@@ -97,7 +110,7 @@ class NativeHead:
         """See DraftHead."""
         assert kv_cache is not None
         states = self._kernel.forward(pairs, features, kv_cache)
-        places = tuple(Place(chunk.end, chunk.block_table) for chunk in pairs.chunks)
+        places = tuple(map(Place.after, pairs.chunks))
         return NativeHeadState(states, places, pairs.block_size, kv_cache)
 
     def logits(self, state: NativeHeadState, index: int) -> Tensor:
@@ -110,8 +123,7 @@ class NativeHead:
     ) -> NativeHeadState:
         """See DraftHead."""
         chunks = [
-            Chunk([token], place.slot, place.block_table)
-            for token, place in zip(token_ids, state.places, strict=True)
+            place.chunk([token]) for token, place in zip(token_ids, state.places, strict=True)
         ]
         batch = ForwardBatch(chunks, state.block_size)
         return self.begin(batch, state.pairs.features, state.kv_cache, 0)
@@ -171,22 +183,23 @@ class NativeHead:
         return struct
 
     def _layers(self, head: TorchHead) -> list[LayerStruct]:
-        layers = list(cast(Sequence[nn.Module], head.layers))
-        if isinstance(head, Eagle3Head):
-            layers.insert(0, head.first_layer)
         windows, rotary = head.attention.windows, head.attention.rotary
         return [
-            self._layer(each, rotary, window) for each, window in zip(layers, windows, strict=True)
+            self._layer(each, rotary, window)
+            for each, window in zip(_layers_of(head), windows, strict=True)
         ]
 
-    def _layer(self, layer: nn.Module, rotary: RotaryEmbedding, window: int | None) -> LayerStruct:
-        assert isinstance(layer, DecoderLayer | FirstLayer | UnnormalizedLayer)
-        attention = layer.mixer if isinstance(layer, DecoderLayer) else layer.attention
+    def _layer(self, layer: _Layer, rotary: RotaryEmbedding, window: int | None) -> LayerStruct:
         return self._weights.layer(
-            attention,
+            layer.mixer,
             layer.mlp_norm,
             cast(MLP | SparseMLP, layer.mlp),
             input_norm=layer.input_norm if isinstance(layer, DecoderLayer) else None,
             rotary=rotary,
             window=window,
         )
+
+
+def _layers_of(head: TorchHead) -> list[_Layer]:
+    layers = list(cast(Sequence[_Layer], head.layers))
+    return [head.first_layer, *layers] if isinstance(head, Eagle3Head) else layers

@@ -21,14 +21,17 @@ from specdec.kernels.cpu.block_head import (
     MarkovStruct,
 )
 from specdec.kernels.cpu.decoder import LayerStruct
-from specdec.kernels.reference.forward_batch import ForwardBatch
+from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch
 from specdec.kernels.reference.sample_rows import SampleParams
+from specdec.models.heads.networks.adapted import JoinedAdapters
 from specdec.models.heads.networks.base import FIRST_SLOT, HeadCapabilities
 from specdec.models.heads.networks.dflash import BlockState, DFlashHead
 from specdec.models.heads.networks.markov import MarkovHead
 from specdec.models.heads.networks.vocabulary import has_ascending_tokens, own_target_tokens
 from specdec.models.layers.decoder_layer import DecoderLayer
 from specdec.models.layers.mlp import MLP
+from specdec.models.lora.native_adapters import NativeAdapters
+from specdec.models.lora.updates import AdapterStore
 from specdec.models.native_weights import (
     NativeWeights,
     all_reduce_of,
@@ -80,9 +83,16 @@ class NativeDFlashHead:
         assert num_slots % block_size == 0
         return self._kernel.new_kv_cache(num_slots // block_size, block_size, dtype)
 
-    def features(self, states: Tensor) -> Tensor:
+    def enable_adapters(self, dtype: torch.dtype) -> AdapterStore:
         """See DraftHead."""
-        return self.torch_head.features(states)
+        head, self._kernel.adapters = self.torch_head, {}
+        layers = cast(Sequence[DecoderLayer], head.layers)
+        native = NativeAdapters(layers, dtype, self._kernel.adapters)
+        return JoinedAdapters(head.adapt(head.fc, dtype), native)
+
+    def features(self, states: Tensor, runs: Sequence[AdapterRun] = ()) -> Tensor:
+        """See DraftHead."""
+        return self.torch_head.features(states, runs)
 
     @torch.inference_mode()
     def begin(

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from specdec.kernels.cpu import native_library
 from specdec.kernels.cpu.medusa import MedusaKernel
-from specdec.kernels.reference.forward_batch import ForwardBatch
+from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch
 from specdec.models.heads.networks.base import HeadCapabilities
 from specdec.models.heads.networks.medusa import MedusaHeads, ResidualBlock
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.layers.linear import VocabHead
+from specdec.models.lora.updates import AdapterStore
 from specdec.models.native_weights import NativeWeights, native_matrix
 
 
@@ -59,17 +60,34 @@ class NativeMedusaHeads:
     def new_kv_cache(self, num_slots: int) -> None:
         """See DraftHead."""
 
-    def features(self, states: Tensor) -> Tensor:
+    def enable_adapters(self, dtype: torch.dtype) -> AdapterStore:
         """See DraftHead."""
-        return self.torch_heads.features(states)
+        return self.torch_heads.enable_adapters(dtype)
+
+    def features(self, states: Tensor, runs: Sequence[AdapterRun] = ()) -> Tensor:
+        """See DraftHead."""
+        return self.torch_heads.features(states, runs)
 
     def begin(
         self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
     ) -> Tensor:
-        """Return the logits of `num_draft_tokens` heads."""
+        """Return the logits of `num_draft_tokens` heads; torch computes rows with an adapter."""
         assert self.max_draft_tokens is not None
         count = min(max(num_draft_tokens, 1), self.max_draft_tokens)
-        return self._kernel.logits(features.float(), count)
+        is_adapted = torch.zeros(len(features), dtype=torch.bool, device="cpu")
+        for run in self.torch_heads.updating(pairs.adapter_runs):
+            is_adapted[run.begin : run.end] = True
+        if not is_adapted.any():
+            return self._kernel.logits(features.float(), count)
+        logits = torch.empty(count, len(features), self.vocab_size, device="cpu")
+        if not is_adapted.all():
+            logits[:, ~is_adapted] = self._kernel.logits(features[~is_adapted].float(), count)
+        adapted = self.torch_heads.begin(pairs, features, None, count).select(
+            is_adapted.nonzero().flatten().tolist()
+        )
+        for index in range(count):
+            logits[index, is_adapted] = self.torch_heads.logits(adapted, index)
+        return logits
 
     def logits(self, state: Tensor, index: int) -> Tensor:
         """See DraftHead."""

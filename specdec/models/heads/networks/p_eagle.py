@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.device_batch import DeviceBatch
-from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
+from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch
 from specdec.models.heads.formats.eagle3 import Eagle3Shape
 from specdec.models.heads.networks.base import DeviceDrafts, HeadCapabilities
 from specdec.models.heads.networks.eagle3 import Eagle3Head
@@ -53,8 +53,8 @@ class ParallelEagleHead(Eagle3Head):
         self.shape = shape
         self.mask_token_id = shape.mask_token_id
         hidden = reader.tensors.slice("mask_hidden").to(reader.device, reader.dtype)
-        with torch.inference_mode():
-            self.mask_feature = self.projection.project(hidden.reshape(1, -1))
+        self.mask_hidden = hidden.reshape(1, -1)
+        self.mask_feature = self._project_mask(())
 
     @torch.inference_mode()
     def begin(
@@ -115,6 +115,23 @@ class ParallelEagleHead(Eagle3Head):
         masked = selected.masked
         return replace(selected, masked=None if masked is None else masked[list(rows)])
 
+    @torch.inference_mode()
+    def _project_mask(self, adapter_ids: Sequence[int]) -> Tensor:
+        """Return the feature of a mask token: a row for each adapter, or one without any."""
+        with self.running([AdapterRun(each, i, i + 1) for i, each in enumerate(adapter_ids)]):
+            return self.projection.project(self.mask_hidden.expand(len(adapter_ids) or 1, -1))
+
+    def _mask_features(self, count: int, runs: Sequence[AdapterRun]) -> Tensor:
+        """Return the features [count, hidden_size] of mask tokens. runs: their adapters."""
+        features, adapted = self.mask_feature.expand(count, -1), self.updating(runs)
+        if not adapted:
+            return features
+        features = features.clone()
+        own = self._project_mask([run.adapter_id for run in adapted])
+        for run, feature in zip(adapted, own, strict=True):
+            features[run.begin : run.end] = feature
+        return features
+
     def _run_masks(self, state: ParallelState) -> Tensor:
         """Return the outputs of all mask tokens, [B, num_draft_tokens - 1, hidden_size].
 
@@ -123,11 +140,10 @@ class ParallelEagleHead(Eagle3Head):
         wanted = state.num_draft_tokens - 1
         rooms = [len(each.block_table) * state.block_size - each.slot for each in state.places]
         counts = [min(wanted, room) for room in rooms]
-        chunks = [
-            Chunk([self.mask_token_id] * count, place.slot, place.block_table)
-            for count, place in zip(counts, state.places, strict=True)
-        ]
-        features = self.mask_feature.expand(sum(counts), -1)
-        output = self.run_pairs(ForwardBatch(chunks, state.block_size), features, state.kv_cache)
+        pairs = zip(counts, state.places, strict=True)
+        chunks = [place.chunk([self.mask_token_id] * count) for count, place in pairs]
+        batch = ForwardBatch(chunks, state.block_size)
+        features = self._mask_features(sum(counts), batch.adapter_runs)
+        output = self.run_pairs(batch, features, state.kv_cache)
         steps = torch.arange(wanted, device=self.device)
         return torch.stack([own[steps.clamp_max(len(own) - 1)] for own in output.split(counts)])

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdec.kernels.reference.device_batch import AnyDeviceBatch
-from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, on_device
+from specdec.kernels.reference.forward_batch import AdapterRun, Chunk, ForwardBatch, on_device
+from specdec.models.heads.networks.adapted import AdaptedNetwork
 from specdec.models.heads.networks.base import DeviceDrafts, FrontierNodes, HeadCapabilities
 from specdec.models.heads.networks.layers import HeadAttention, LayerPass
 from specdec.models.layers.linear import VocabEmbedding, VocabHead
@@ -19,10 +20,23 @@ from specdec.models.layers.norm import RMSNorm
 
 
 class Place(NamedTuple):
-    """Where the next pair of a sequence is stored; of a tree, its first node."""
+    """Where the next pair of a sequence is stored; of a tree, its first node.
+
+    adapter_id: with which it runs.
+    """
 
     slot: int
     block_table: Sequence[int]
+    adapter_id: int
+
+    @classmethod
+    def after(cls, chunk: Chunk) -> Place:
+        """Return the place after the pairs of a sequence."""
+        return cls(chunk.end, chunk.block_table, chunk.adapter_id)
+
+    def chunk(self, token_ids: Sequence[int]) -> Chunk:
+        """Return the pairs of tokens from here on."""
+        return Chunk(token_ids, self.slot, self.block_table, adapter_id=self.adapter_id)
 
 
 def tree_chunks(trees: Sequence[FrontierNodes], places: Sequence[Place]) -> list[Chunk]:
@@ -31,8 +45,8 @@ def tree_chunks(trees: Sequence[FrontierNodes], places: Sequence[Place]) -> list
     for tree in trees:
         place = places[tree.rows[0]]
         num_before = len(tree.parents) - len(tree.token_ids)
-        start = place.slot + num_before
-        chunks.append(Chunk(tree.token_ids, start, place.block_table, tree.parents))
+        chunk = place._replace(slot=place.slot + num_before).chunk(tree.token_ids)
+        chunks.append(chunk._replace(parents=tree.parents))
     return chunks
 
 
@@ -77,7 +91,7 @@ class PassHead(ABC):
         assert kv_cache is not None
         output = self.run_pairs(pairs, features, kv_cache)
         last = on_device(pairs.cu_seqlens_q[1:] - 1, self.device)
-        places = tuple(Place(chunk.end, chunk.block_table) for chunk in pairs.chunks)
+        places = tuple(map(Place.after, pairs.chunks))
         return RecurrentState(output[last], places, pairs.block_size, kv_cache)
 
     @torch.inference_mode()
@@ -91,8 +105,7 @@ class PassHead(ABC):
     ) -> RecurrentState:
         """See DraftHead."""
         chunks = [
-            Chunk([token], place.slot, place.block_table)
-            for token, place in zip(token_ids, state.places, strict=True)
+            place.chunk([token]) for token, place in zip(token_ids, state.places, strict=True)
         ]
         features = self.next_features(state.output)
         output = self.run_pairs(ForwardBatch(chunks, state.block_size), features, state.kv_cache)
@@ -117,7 +130,7 @@ class PassHead(ABC):
         return replace(state, output=state.output[list(rows)], places=places)
 
 
-class RecurrentHead(nn.Module, PassHead):
+class RecurrentHead(AdaptedNetwork, PassHead):
     """One rank of a head whose passes make the feature for the next token, a DraftHead.
 
     Subclasses set these fields, and implement `run`.
@@ -154,8 +167,9 @@ class RecurrentHead(nn.Module, PassHead):
         """See DraftHead."""
         return self.attention.new_kv_cache(num_slots)
 
-    def features(self, states: Tensor) -> Tensor:
+    def features(self, states: Tensor, runs: Sequence[AdapterRun] = ()) -> Tensor:
         """Return the final hidden states: heads that read other layers override this."""
+        del runs
         return states.to(self.attention.dtype)
 
     @abstractmethod
@@ -189,4 +203,6 @@ class RecurrentHead(nn.Module, PassHead):
         """See PassHead."""
         features = features.to(self.attention.dtype)
         embedded = self.embed_tokens(on_device(pairs.input_ids, self.device))
-        return self.run(embedded, features, self.attention.begin_pass(pairs), kv_cache)
+        layer_pass = self.attention.begin_pass(pairs)
+        with self.running(pairs.adapter_runs):
+            return self.run(embedded, features, layer_pass, kv_cache)

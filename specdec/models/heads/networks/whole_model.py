@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.device_batch import AnyDeviceBatch
-from specdec.kernels.reference.forward_batch import ForwardBatch
+from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch
 from specdec.kernels.reference.sample_rows import SampleParams
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.heads.formats.whole_model import WholeModelShape
@@ -17,6 +17,7 @@ from specdec.models.heads.networks.base import DeviceDrafts, HeadCapabilities
 from specdec.models.heads.networks.recurrent import PassHead
 from specdec.models.heads.networks.target import TargetRank
 from specdec.models.llama import CausalDecoder
+from specdec.models.lora.updates import AdapterStore
 from specdec.models.weights.checkpoint import CheckpointReader, open_checkpoint
 
 
@@ -57,8 +58,14 @@ class WholeModelHead(PassHead):
         """See DraftHead."""
         return self.decoder.new_kv_cache(num_slots)
 
-    def features(self, states: Tensor) -> Tensor:
+    def enable_adapters(self, dtype: torch.dtype) -> AdapterStore:
         """See DraftHead."""
+        del dtype  # the decoder's
+        return self.decoder.enable_adapters()
+
+    def features(self, states: Tensor, runs: Sequence[AdapterRun] = ()) -> Tensor:
+        """See DraftHead."""
+        del runs
         return states[:, :0]
 
     def next_features(self, output: Tensor) -> Tensor:

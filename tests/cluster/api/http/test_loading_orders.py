@@ -68,10 +68,13 @@ async def test_vllms_routes_for_adapters(http, admin):
     body = {"lora_name": "sql", "lora_int_id": 3}
     response = await http.post("/v1/unload_lora_adapter", json=body)
     assert response.text == "Success: LoRA adapter 'sql' unloaded."
+    body = {"lora_name": "fast", "draft_lora_path": "org/draft"}
+    assert (await http.post("/v1/load_lora_adapter", json=body)).status_code == 200
     assert admin.orders.adapter.orders == [
         AdapterOrder.load("chat", "org/chat"),
         AdapterOrder.load("sql", "org/chat", replaces=True),
         AdapterOrder.unload("sql"),
+        AdapterOrder.load("fast", draft_path="org/draft"),
     ]
 
 
@@ -82,7 +85,7 @@ async def test_vllms_routes_for_adapters(http, admin):
         ("/v1/admin/adapters", {"name": 3}, 400, "name"),
         ("/v1/admin/adapters", {"name": "a", "path": "x" * 1025}, 400, "path"),
         ("/v1/admin/adapters", {"name": "a", "file": "x"}, 400, "field"),
-        ("/v1/admin/adapters", {"name": "a", "draft_path": "x"}, 400, "path"),
+        ("/v1/admin/adapters", {"draft_path": "x"}, 400, "name"),
         ("/v1/admin/adapters", {"name": "a", "path": "x", "draft_path": "\n"}, 400, "draft_path"),
         ("/v1/load_lora_adapter", {"lora_path": "/a"}, 400, "lora_name"),
         ("/v1/load_lora_adapter", {"lora_name": "a"}, 400, "lora_path"),

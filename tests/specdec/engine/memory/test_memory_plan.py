@@ -12,12 +12,15 @@ from specdec.config.llm import LLMConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.memory.host_memory import draft_bytes_without_kv
 from specdec.engine.memory.memory_plan import memory_plan
+from specdec.engine.memory.weight_memory import extra_weight_bytes
 from specdec.engine.models.model_limits import draft_adapter_limits
 from specdec.engine.models.model_resolution import Models
 from specdec.models.config.extra_weights import adapter_bytes
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.heads.config import HeadConfig
 from specdec.speculation.proposers import proposer_memory
 from specdec.types.errors import InvalidValueError, OutOfMemoryError
+from tests.specdec.heads import NUM_HEADS, fitted_medusa_dir
 
 GIB = 2**30
 
@@ -242,6 +245,17 @@ def test_adapters_of_both_models_are_counted(model):
     assert both - alone == config.adapter_limits.max_loaded * size
 
 
+def test_adapters_of_a_head_are_counted_for_all_its_versions(model, tiny_model_dir, tmp_path):
+    head = fitted_medusa_dir(tiny_model_dir, tmp_path, [list(range(3, 20))])
+    models = Models(model, None, HeadConfig.from_directory(head, model))
+    config = LLMConfig(speculative_config=SpeculativeConfig.of("medusa", model="m"))
+    adapted = dataclasses.replace(config, enable_lora=True)
+    of_head = (models.head.max_loaded_versions + 1) * NUM_HEADS * 16 * 2 * model.hidden_size * 4
+    added = extra_weight_bytes(adapted, models) - extra_weight_bytes(config, models)
+    each = added / adapted.adapter_limits.max_loaded
+    assert each - of_head == adapter_bytes(model, 16, "float32")
+
+
 def test_the_confidence_threshold_is_part_of_the_draft_limits(model):
     speculation = SpeculativeConfig.of("draft_model", draft_confidence_threshold=0.4)
     config = LLMConfig(speculative_config=speculation)
@@ -293,8 +307,7 @@ def test_async_scheduling_in_one_process_is_for_gpus(model):
 def test_a_gpu_pads_steps_by_less_than_launches_cost(model):
     for device, most in (("cpu", 0), ("cuda", most_padding_tokens(model.hidden_size))):
         config = LLMConfig(model="tiny", device=device, dtype="float32", speculative_config=None)
-        plan = memory_plan(config, Models(model), 16 * GIB)
-        assert plan.engine.most_padding_tokens == most
+        assert memory_plan(config, Models(model), 16 * GIB).engine.most_padding_tokens == most
 
 
 def test_pools_on_separate_nodes_are_independent(model, drafting):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from specdec.kernels.cpu import native_library
+from specdec.kernels.cpu.lora import LoraArrays, LoraLayerStruct, run_structs
 from specdec.kernels.reference.forward_batch import AdapterRun, Chunk, ForwardBatch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.cpu_decoder import NativeDecoder
@@ -288,3 +289,10 @@ def test_runs_join_neighbours_of_the_same_adapter():
 def test_all_linear_layers_are_covered(adapters):
     files = AdapterFiles.read(adapters[0], 64)
     assert {module.split(".", 3)[3] for module in files.ranks} == set(ALL_LINEAR)
+
+
+def test_kernels_get_no_runs_of_adapters_that_update_no_layer():
+    layers = (LoraLayerStruct * 1)()
+    runs = [AdapterRun(1, 0, 2), AdapterRun(2, 2, 5)]
+    found = run_structs(runs, {1: LoraArrays(layers, 0), 2: LoraArrays(layers, 8)})
+    assert [(each.width, each.begin, each.end) for each in found] == [(8, 2, 5)]

@@ -186,7 +186,7 @@ def test_missing_and_damaged_files(adapter, tmp_path):
         *(
             (
                 {f"base_model.model.{name}.lora_{s}.weight": torch.ones(4, 4) for s in "AB"},
-                f"{name} is a module of a draft head, which takes no adapter",
+                f"{name} is a module of a draft head, whose adapter is",
             )
             for name in ("fc", "midlayer.self_attn.q_proj", "model.layers.61.eh_proj")
         ),
@@ -226,3 +226,26 @@ def test_values_that_overflow_in_the_models_dtype(model_dir, adapter):
             UnsupportedModelError, match=r"lora_B\.weight has NaN or Inf in float16"
         ):
             load_adapter(store, 1, files)
+
+
+@pytest.mark.parametrize("value", ["", "0" * 64, 7, None, "0" * 63, "A" * 64, "x" * 64])
+def test_the_fingerprint_of_a_head(adapter, value):
+    rewrite(adapter, head_sha256=value)
+    if value in ("", "0" * 64):
+        assert AdapterFiles.read(adapter).head_sha256 == value
+    else:
+        text = f"head_sha256 is {value!r}; it must be 64 hexadecimal digits in lower case"
+        assert text in refusal(adapter)
+
+
+def test_the_fingerprint_covers_scales_and_weights(adapter):
+    found = {AdapterFiles.read(adapter).fingerprint}
+    found.add(AdapterFiles.read(rewrite(adapter, lora_alpha=5)).fingerprint)
+    halved = rewrite(adapter, lambda tensors: {name: each / 2 for name, each in tensors.items()})
+    found.add(AdapterFiles.read(halved).fingerprint)
+    assert len(found) == 3
+
+
+def test_no_layer_takes_adapters(adapter):
+    with pytest.raises(UnsupportedModelError, match="layers of the owner, which has none"):
+        AdapterFiles.read(adapter).require_modules({}, "layers of the owner")

@@ -19,7 +19,7 @@ class Head:
     def __init__(self, factor=1.0):
         self.factor, self.num_calls = factor, 0
 
-    def features(self, states):
+    def features(self, states, runs=()):
         self.num_calls += 1
         return self.factor * states.flatten(1).sum(1, keepdim=True)
 

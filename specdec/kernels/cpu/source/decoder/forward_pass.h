@@ -85,8 +85,10 @@ class ForwardPass {
   void project(const Matrix& matrix, const float* inputs, int64_t stride, ThreadTeam team) {
     const Activations rows = {inputs, stride, batch_.num_tokens, matrix_scratch_};
     quantize_rows(matrix, rows, team);
-    gemm(matrix, rows, residual_, model_.hidden_size, Store::kOverwrite, team);
-    all_reduce(batch_.num_tokens * model_.hidden_size, residual_, team);
+    const int64_t size = model_.hidden_size;
+    gemm(matrix, rows, residual_, size, Store::kOverwrite, team);
+    adapters_->adapt({0, &LoraLayer::fusion}, {0, batch_.num_tokens}, rows, residual_, size, team);
+    all_reduce(batch_.num_tokens * size, residual_, team);
   }
 
   // Run the layers. first_input: what the first layer projects to queries, keys and values,

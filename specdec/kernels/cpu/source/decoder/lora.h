@@ -4,8 +4,11 @@
 // order, so it is the same bits alone and in any batch.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <vector>
 
+#include "attention/batch.h"
 #include "gemm/matrix.h"
 
 namespace specdec {
@@ -42,6 +45,7 @@ struct LatentUpdate {
 struct LoraLayer {
   LoraUpdate qkv, output, gate_up, down;
   LoraUpdate query_up;     // of latent attention, from the latent of queries
+  LoraUpdate fusion;       // of the first layer of a draft head: what makes its input
   LatentUpdate expansion;  // of latent attention
 };
 
@@ -50,6 +54,36 @@ struct AdapterRun {
   const LoraLayer* layers;  // [num_layers]
   int64_t width;            // the most products with A of a token in a layer
   int64_t begin, end;
+};
+
+// The runs of a batch whose tokens run with the adapters of those of another batch.
+class AdapterRuns {
+ public:
+  // Add `count` tokens, which run with the adapter of a token of `batch`.
+  void add(const Batch& batch, int64_t token, int64_t count) {
+    const int64_t begin = num_tokens_;
+    num_tokens_ += count;
+    const AdapterRun* const end = batch.adapter_runs + batch.num_adapter_runs;
+    const AdapterRun* const run = std::find_if(batch.adapter_runs, end, [&](const AdapterRun& each) {
+      return each.begin <= token && token < each.end;
+    });
+    if (run == end) return;
+    if (!runs_.empty() && runs_.back().end == begin && runs_.back().layers == run->layers) {
+      runs_.back().end = num_tokens_;
+    } else {
+      runs_.push_back({run->layers, run->width, begin, num_tokens_});
+    }
+  }
+
+  // Give the runs to a batch, which this must outlive unchanged.
+  void set(Batch& batch) const {
+    batch.adapter_runs = runs_.data();
+    batch.num_adapter_runs = runs_.size();
+  }
+
+ private:
+  std::vector<AdapterRun> runs_;
+  int64_t num_tokens_ = 0;
 };
 
 }  // namespace specdec

@@ -12,10 +12,12 @@
 
 namespace specdec {
 
-// One linear layer of one decoder layer, which adapters may update.
+// One linear layer of one decoder layer, which adapters may update. Outputs before first_output are
+// those of projections that are not computed.
 struct LoraTarget {
   int64_t layer;
   LoraUpdate LoraLayer::* linear;
+  int64_t first_output = 0;
 };
 
 // The halves of the expansion of latents.
@@ -41,8 +43,9 @@ class LoraPass {
     hidden_ = arena.allocate_floats(batch.num_tokens * width_);
   }
 
-  // Add the updates of a linear layer by the adapters of `tokens` to its output y. rows: its input.
-  // Both begin with the first of the tokens. Two stages for all adapters, none without any.
+  // Add the updates of a linear layer by the adapters of `tokens` to its output y, whose columns
+  // begin with first_output. rows: its input. The rows of both begin with the first of the tokens.
+  // Two stages for all adapters, none without any.
   void adapt(LoraTarget target, Range tokens, const Activations& rows, float* y, int64_t y_stride,
              ThreadTeam team) const {
     if (batch_.num_adapter_runs == 0) return;
@@ -58,9 +61,10 @@ class LoraPass {
                          width_, Store::kOverwrite});
       for (int64_t part = 0; part < update.num_expansions; ++part) {
         const LoraExpansion& each = update.expansions[part];
+        if (each.first_output < target.first_output) continue;
         expansions.push_back({&each.weight, hidden + each.first_rank, width_, count,
-                              y + first * y_stride + each.first_output, y_stride,
-                              Store::kAccumulate});
+                              y + first * y_stride + each.first_output - target.first_output,
+                              y_stride, Store::kAccumulate});
       }
     }
     gemm_grouped(shrinks.data(), shrinks.size(), team);

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "base/arena.h"
 #include "decoder/decoder.h"
+#include "decoder/lora_pass.h"
 #include "decoder/rope_and_cache.h"
 #include "gemm/packed_layout.h"
 
@@ -25,6 +27,7 @@ class ContextPass {
     Arena arena(memory);
     projected_ = arena.allocate_floats(num_tokens_ * stride());
     matrix_scratch_ = arena.allocate(matrix_scratch_bytes());
+    adapters_.emplace(batch, arena);
     memory_bytes_ = arena.used();
   }
 
@@ -33,13 +36,16 @@ class ContextPass {
   // Write the KV of all layers. inputs: [num_tokens, hidden_size].
   void run(const float* inputs, ThreadTeam team) {
     const Range heads = {model_.num_heads, num_all_heads()};
-    float* const keys = projected_ + heads.begin * model_.head_dim - first_output();
+    const int64_t first_key = heads.begin * model_.head_dim;
+    float* const keys = projected_ + first_key - first_output();
     for (int64_t index = 0; index < model_.num_layers; ++index) {
       const Layer& layer = model_.layers[index];
       const Matrix projection = kv_projection(layer);
       const Activations rows = {inputs, projection.in_features, num_tokens_, matrix_scratch_};
       quantize_rows(projection, rows, team);
       gemm(projection, rows, projected_, stride(), Store::kOverwrite, team);
+      const LoraTarget keys_and_values = {index, &LoraLayer::qkv, first_key};
+      adapters_->adapt(keys_and_values, {0, num_tokens_}, rows, keys, stride(), team);
       const KvLayer kv = kv_of_layer(model_, cache_, {}, block_size_, index);
       rope_and_cache_.run(layer, kv, heads, keys, stride(), nullptr, team);
     }
@@ -50,6 +56,7 @@ class ContextPass {
   int64_t num_tokens_, block_size_;
   KvCache cache_;
   RopeAndCache rope_and_cache_;
+  std::optional<LoraPass> adapters_;
   int64_t memory_bytes_;
   float* projected_;  // [num_tokens, stride]: keys and values of a layer, from first_output on
   void* matrix_scratch_;

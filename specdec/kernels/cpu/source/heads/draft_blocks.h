@@ -8,6 +8,7 @@
 
 #include "attention/batch.h"
 #include "attention/kv_cache.h"
+#include "decoder/lora.h"
 #include "heads/block_head.h"
 
 namespace specdec {
@@ -34,6 +35,7 @@ class DraftBlocks {
     batch_.query_starts = query_starts_.data();
     batch_.context_lens = context_lens_.data();
     batch_.block_tables = table_addresses_.data();
+    adapters_.set(batch_);
   }
   DraftBlocks(const DraftBlocks&) = delete;  // the batch points to its members
 
@@ -52,6 +54,7 @@ class DraftBlocks {
   std::vector<std::vector<int32_t>> block_tables_;
   std::vector<const int32_t*> table_addresses_;
   std::vector<BlockCopy> copies_;
+  AdapterRuns adapters_;
   Batch batch_;
 
   void add(const BlockHead& head, const Batch& pairs, int64_t sequence) {
@@ -60,6 +63,7 @@ class DraftBlocks {
     input_ids_.push_back(pairs.input_ids[pairs.query_starts[sequence + 1] - 1]);
     input_ids_.insert(input_ids_.end(), size - 1, head.mask_token);
     context_lens_.push_back(context + size);
+    adapters_.add(pairs, pairs.query_starts[sequence], size);
     const int32_t* const table = pairs.block_tables[sequence];
     const int64_t num_full = context / pairs.block_size, num_left = context % pairs.block_size;
     if (num_left) copies_.push_back({table[num_full], num_cache_blocks_ + num_extra_blocks_});

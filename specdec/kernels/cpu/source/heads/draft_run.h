@@ -23,6 +23,7 @@ struct DraftStep {
   std::vector<int64_t> followers;  // rows of the next step, or -1
   std::vector<int32_t> input_ids, query_starts, context_lens;
   std::vector<const int32_t*> block_tables;
+  AdapterRuns adapters;  // of a step after the first one
   Batch batch;
 };
 
@@ -105,6 +106,7 @@ class DraftRun {
       step.query_starts.push_back(row);
       step.context_lens.push_back(pairs.context_lens[sequence] + index);
       step.block_tables.push_back(pairs.block_tables[sequence]);
+      step.adapters.add(pairs, pairs.query_starts[sequence], 1);
     }
     const int64_t num_rows = step.sequences.size();
     step.query_starts.push_back(num_rows);
@@ -115,6 +117,7 @@ class DraftRun {
     step.batch.query_starts = step.query_starts.data();
     step.batch.context_lens = step.context_lens.data();
     step.batch.block_tables = step.block_tables.data();
+    step.adapters.set(step.batch);
   }
 
   // Compute the logits of the step's rows.
