@@ -37,7 +37,7 @@ def export(
         _write_published(drafter, directory, dtype)
     config = {**drafter.config(), "torch_dtype": dtype}
     for name, content in {**drafter.files(), "config.json": config, "card.json": card}.items():
-        _write_json(directory / name, content)
+        write_json(directory / name, content)
 
 
 def _write_published(drafter: Drafter, directory: Path, dtype: WeightDtype) -> None:
@@ -46,27 +46,29 @@ def _write_published(drafter: Drafter, directory: Path, dtype: WeightDtype) -> N
         tensors |= read_base(shared.base, shared.directory, getattr(torch, dtype))
         for name, content in shared.base.read_files(shared.directory).items():
             write_atomically(directory / name, content)
-    _write_tensors(directory / "model.safetensors", tensors, getattr(torch, dtype))
+    write_tensors(directory / "model.safetensors", tensors, getattr(torch, dtype))
 
 
 def _write_packed(drafter: Drafter, directory: Path, dtype: WeightDtype) -> None:
     shared = drafter.shared()
     info = PackedInfo(dtype, None if shared is None else shared.base)
     # Scales, norms and other vectors are small, and stay as they are.
-    _write_tensors(directory / PACKED_TENSORS, pack(_on_host(drafter)), torch.float32)
-    _write_json(directory / PACKED_FILE, info.to_json())
+    write_tensors(directory / PACKED_TENSORS, pack(_on_host(drafter)), torch.float32)
+    write_json(directory / PACKED_FILE, info.to_json())
 
 
 def _on_host(drafter: Drafter) -> dict[str, Tensor]:
     return {name: each.cpu() for name, each in drafter.tensors().items()}
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """Write tensors in safetensors, floating-point ones in `dtype`; replace the file atomically."""
     stored = {name: _stored(each, dtype) for name, each in tensors.items()}
     write_atomically(path, save(stored, {"format": "pt"}))
 
 
-def _write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON; replace the file atomically."""
     indent = 2 if isinstance(content, Mapping) else None
     text = json.dumps(content, ensure_ascii=False, indent=indent) + "\n"
     write_atomically(path, text.encode())

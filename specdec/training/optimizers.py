@@ -32,10 +32,10 @@ class Optimizers:
 
     def __init__(self, config: TrainingConfig, module: nn.Module) -> None:
         self._config = config
-        named = list(module.named_parameters())
-        matrices = [each for name, each in named if each.ndim == 2 and not _is_outer(name)]
+        named = [pair for pair in module.named_parameters() if pair[1].requires_grad]
+        matrices = [each for name, each in named if each.ndim == 2 and not is_outer(name)]
         vectors = [each for _, each in named if each.ndim < 2]
-        outer = [each for name, each in named if each.ndim == 2 and _is_outer(name)]
+        outer = [each for name, each in named if each.ndim == 2 and is_outer(name)]
         rate, decay = config.learning_rate, config.weight_decay
         self._optimizers: list[torch.optim.Optimizer] = []
         if config.optimizer == "muon" and matrices:
@@ -86,6 +86,6 @@ class Optimizers:
             optimizer.load_state_dict({**content, "state": state})
 
 
-def _is_outer(name: str) -> bool:
+def is_outer(name: str) -> bool:
     """Return whether a matrix is an embedding or an output head."""
     return "_head" in name or "embedding" in name

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.lora.peft import AdapterFiles
 from specdec.models.resolve import portable_name, resolve
 from specdec.models.weights.checkpoint import CPU
 from specdec.models.weights.fingerprint import model_fingerprint
@@ -33,7 +35,8 @@ class TrainingFiles:
     model: the target; an alias, a directory or a Hub id. corpora: of its answers, one or more, see
     `specdec.training.data.corpus`. output: of checkpoints and the exported drafter.
     num_samples: the first ones of the only corpus, which may be growing; None for all it has now.
-    start: directory of an exported head of the same method to train further; None for a new one.
+    start: directory of an exported head of the same method to train further, or of which to train
+    an adapter; None for a new one. adapter: directory of one of the target, with which it answered.
     """
 
     model: str
@@ -41,14 +44,19 @@ class TrainingFiles:
     output: Path
     num_samples: int | None = None
     start: Path | None = None
+    adapter: Path | None = None
 
 
-def draft_vocabulary_size(method: str, wanted: int | None, directory: Path) -> int:
+def draft_vocabulary_size(config: TrainingConfig, wanted: int | None, directory: Path) -> int:
     """Return the number of draft tokens for the target in a directory.
 
     wanted: None for the default, at most the target's. Raises InvalidValueError for a size that the
-    method or the target rules out, before there are samples.
+    method, the target or the head of an adapter rules out, before there are samples.
     """
+    method = config.method
+    if wanted is not None and config.lora_rank is not None:
+        limit = "left out: an adapter has the draft tokens of its head"
+        raise InvalidValueError("draft_vocab_size", wanted, limit)
     vocab_size = ModelConfig.from_directory(directory).vocab_size
     if drafter_class(method).has_reduced_vocabulary:
         size = min(DEFAULT_DRAFT_VOCAB_SIZE, vocab_size) if wanted is None else wanted
@@ -58,6 +66,17 @@ def draft_vocabulary_size(method: str, wanted: int | None, directory: Path) -> i
         limit = f"left out, or {vocab_size}, the target's: {method} has no draft vocabulary"
         raise InvalidValueError("draft_vocab_size", wanted, limit)
     return vocab_size
+
+
+def require_trainable(
+    config: TrainingConfig, start: Path | None, draft_vocab_size: int | None, directory: Path
+) -> None:
+    """Raise what `open_run` raises for a drafter that cannot be trained, before there are samples.
+
+    directory: of the target.
+    """
+    draft_vocabulary_size(config, draft_vocab_size, directory)
+    _read_start(start, config)
 
 
 def open_run(
@@ -76,14 +95,17 @@ def open_run(
     Raises InvalidValueError, CorpusError, ModelNotFoundError and UnsupportedModelError.
     """
     directory = resolve(files.model, progress=show)
-    size = draft_vocabulary_size(config.method, draft_vocab_size, directory)
+    size = draft_vocabulary_size(config, draft_vocab_size, directory)
     samples = _read_samples(files, directory)
     vocab_size = ModelConfig.from_directory(directory).vocab_size
     train, held_out = samples.split(config.held_out, config.seed)
-    vocabulary = ReducedVocabulary.of_counts(
-        token_counts(train, vocab_size), size, _special_tokens(directory)
-    )
-    coverage = vocabulary.coverage(token_counts(held_out, vocab_size))
+    start, counts = _read_start(files.start, config), token_counts(train, vocab_size)
+    if start is not None and config.lora_rank is not None:
+        vocabulary = ReducedVocabulary(np.array(start.token_ids(vocab_size)))
+    else:
+        vocabulary = ReducedVocabulary.of_counts(counts, size, _special_tokens(directory))
+    size, counts = len(vocabulary.token_ids), token_counts(held_out, vocab_size)
+    coverage = vocabulary.coverage(counts)
     show(
         f"{len(train)} samples with {train.num_tokens} tokens to train on, {len(held_out)} held "
         f"out; {size} draft tokens cover {coverage:.1%} of their answers"
@@ -91,24 +113,24 @@ def open_run(
     evaluated = list(held_out[: config.max_held_out_samples])
     card = _card(samples, precision)
     card |= {"num_trained_samples": len(train), "num_evaluated_samples": len(evaluated)}
-    card |= {"draft_vocab_size": size}
-    start = _start(files, config)
-    if start is not None:
-        card |= {"start_sha256": start.digest}
+    card |= {"draft_vocab_size": size} | ({"start_sha256": start.digest} if start else {})
     data = Data(list(train), evaluated, vocabulary.token_ids.tolist(), card)
     longest = max(len(each.token_ids) for each in samples)
-    target = Target(directory, longest, precision, portable_name(files.model), device)
+    name = portable_name(files.model)
+    target = Target(directory, longest, precision, name, device, files.adapter)
     return Trainer(config, target, data, files.output, start=start)
 
 
-def _start(files: TrainingFiles, config: TrainingConfig) -> ExportedHead | None:
+def _read_start(start: Path | None, config: TrainingConfig) -> ExportedHead | None:
     """Read the head to train further, which must be one of these settings."""
-    if files.start is None:
+    if start is None:
+        if config.lora_rank is not None:
+            raise InvalidValueError("start", None, "given: the head that the adapter is of")
         return None
-    exported = ExportedHead(files.start)
+    exported = ExportedHead(start)
     for name, stored in exported.settings.items():
         if (wanted := getattr(config, name)) != stored:
-            raise InvalidValueError(name, wanted, f"{stored!r}, as in {files.start}")
+            raise InvalidValueError(name, wanted, f"{stored!r}, as in {start}")
     return exported
 
 
@@ -117,10 +139,16 @@ def _read_samples(files: TrainingFiles, directory: Path) -> Corpus:
     if files.num_samples is not None and len(files.corpora) > 1:
         raise InvalidValueError("num_samples", files.num_samples, "left out with several corpora")
     names = ", ".join(map(str, files.corpora))
-    corpus = Corpus.join([Corpus.open(each) for each in files.corpora])
+    corpora = [Corpus.open(each) for each in files.corpora]
+    corpus = Corpus.join(corpora)
     if model_fingerprint(directory) != corpus.info.target_hash:
         limit = f"{corpus.info.target}, which answered in {names}"
         raise InvalidValueError("model", files.model, limit)
+    adapter_hash = None if files.adapter is None else AdapterFiles.read(files.adapter).fingerprint
+    for path, each in zip(files.corpora, corpora, strict=True):
+        if each.info.plan.get("adapter_sha256") != adapter_hash:
+            limit = f"that which answered in {path}, if any"
+            raise InvalidValueError("adapter", files.adapter, limit)
     needed = max(2, files.num_samples or 0)
     if len(corpus) < needed:
         raise CorpusError(f"{names} has {len(corpus)} samples so far; {needed} are needed")

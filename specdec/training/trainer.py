@@ -22,15 +22,16 @@ from specdec.training.data.batches import Batch, BatchOrder
 from specdec.training.data.config import TrainingConfig
 from specdec.training.data.corpus import Sample
 from specdec.training.data.target import Target
-from specdec.training.drafters.base import drafter_class
+from specdec.training.drafters.base import Drafter, drafter_class
 from specdec.training.export import export
+from specdec.training.head_adapter import HeadAdapter
 from specdec.training.objective import Objective
 from specdec.training.optimizers import Optimizers
 from specdec.training.warm_start import ExportedHead
 from specdec.types.errors import InvalidValueError
 
-HEAD = "head"
-"""The folder of a run's directory with the exported drafter: the best by held-out length."""
+HEAD, ADAPTER = "head", "adapter"
+"""Folders of a run with the exported drafter, or adapter: the best by held-out length."""
 _LOSS_INTERVAL = {"cpu": 1, "cuda": 20}
 """Steps between two readings of losses by device: to read one is to wait for a GPU."""
 
@@ -130,7 +131,8 @@ class Trainer:
     ) -> None:
         """Make the drafter.
 
-        start: head whose weights it begins with, and which it must surpass to be exported.
+        start: head whose weights it begins with, and which it must surpass to be exported; that of
+        an adapter.
 
         Raises InvalidValueError where the directory has another run, or nothing can be held out.
         """
@@ -140,10 +142,7 @@ class Trainer:
         self._config, self._target, self._data = config, target, data
         self._directory, self._clock = directory, clock
         token_ids = torch.tensor(list(data.token_ids), dtype=torch.int64)
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(config.seed)
-            drafter = drafter_class(config.method)(target, token_ids, config)
-        self.drafter = drafter.to(target.device)
+        self.drafter, self._adapter = _new_drafter(config, target, token_ids, start)
         self._objective = Objective(config, target, token_ids)
         self._optimizers = Optimizers(config, self.drafter)
         self.order = BatchOrder(
@@ -157,7 +156,6 @@ class Trainer:
         self._evaluation: Evaluation | None = None
         self._start_digest = start.digest if start is not None else None
         if not self._load() and start is not None:
-            start.copy_to(self.drafter)
             self._best = self.evaluate().mean_length
 
     @property
@@ -166,8 +164,8 @@ class Trainer:
 
     @property
     def head_directory(self) -> Path:
-        """The folder with the exported drafter."""
-        return self._directory / HEAD
+        """The folder with the exported drafter, or its adapter."""
+        return self._directory / (HEAD if self._adapter is None else ADAPTER)
 
     @property
     def best(self) -> float:
@@ -262,12 +260,15 @@ class Trainer:
             self.export()
 
     def export(self) -> None:
-        """Write the drafter of the present step to the folder `HEAD`."""
+        """Write the drafter of the present step, or its adapter, to `head_directory`."""
         evaluation = self._evaluation.as_json() if self._evaluation else None
         run = {"step": self.step, "num_steps": self.num_steps, **asdict(self._config)}
         card = {**self._data.card, "training": run, "held_out": evaluation}
         dtype, layout = self._config.export_dtype, self._config.export_layout
-        export(self.drafter, self.head_directory, dtype, card, layout)
+        if self._adapter is not None:
+            self._adapter.export(self.head_directory, dtype, card)
+        else:
+            export(self.drafter, self.head_directory, dtype, card, layout)
 
     @cached_property
     def _run_id(self) -> dict[str, Any]:
@@ -278,6 +279,8 @@ class Trainer:
         digest.update(repr(list(self._data.token_ids)).encode())
         target = {f"target_{name}": each for name, each in asdict(self._target.precision).items()}
         run = {**asdict(self._config), **target, "data": digest.hexdigest()}
+        if self._target.adapter_hash:
+            run |= {"adapter": self._target.adapter_hash}
         return run if self._start_digest is None else run | {"start": self._start_digest}
 
     def _save(self) -> None:
@@ -302,3 +305,18 @@ class Trainer:
         self._best = float(checkpoint.progress["best"])
         self._best_step = int(checkpoint.progress["best_step"])
         return True
+
+
+def _new_drafter(
+    config: TrainingConfig, target: Target, token_ids: Tensor, start: ExportedHead | None
+) -> tuple[Drafter, HeadAdapter | None]:
+    """Return a drafter with the weights of `start`, if given, and the adapter that is trained."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(config.seed)
+        drafter = drafter_class(config.method)(target, token_ids, config).to(target.device)
+        if start is not None:
+            start.copy_to(drafter)
+        if config.lora_rank is None:
+            return drafter, None
+        assert start is not None, "an adapter of no head"
+        return drafter, HeadAdapter(drafter, start, config.lora_rank)

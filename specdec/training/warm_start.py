@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specdec.config.speculation.methods import head_methods
 from specdec.models.heads.config import head_method_of
+from specdec.models.weights.fingerprint import weights_fingerprint
 from specdec.training.drafters.base import TRAINED_METHODS, Drafter
 from specdec.types.errors import UnsupportedModelError
 
@@ -27,13 +28,14 @@ _DEPTHS = frozenset({"num_heads", "n_predict"})
 class ExportedHead:
     """The files of a head in the layout in which `specdec train` exports it.
 
-    tensors: as stored. settings: the fields of TrainingConfig that the files determine: the method,
-    and what their layout fixes of draft tokens and sizes.
+    directory: of the files. tensors: as stored. fingerprint: that of a served head.
+    settings: the fields of TrainingConfig that the files determine: the method, and what their
+    layout fixes of draft tokens and sizes.
     """
 
     def __init__(self, directory: Path) -> None:
         """Read the files. Raises UnsupportedModelError for those of another method or layout."""
-        self._directory = directory
+        self.directory = directory
         method = head_method_of(directory)
         if method not in TRAINED_METHODS:
             trained = ", ".join(sorted(head_methods().keys() & set(TRAINED_METHODS)))
@@ -42,6 +44,7 @@ class ExportedHead:
             config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
             self.settings = {"method": method, **_sizes(config)}
             self.tensors = load_file(directory / _TENSORS)
+            self.fingerprint = weights_fingerprint(directory)
         except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
             self._refuse(repr(error))
 
@@ -61,7 +64,7 @@ class ExportedHead:
     @property
     def digest(self) -> str:
         """The SHA-256 of the tensors' file."""
-        return hashlib.sha256((self._directory / _TENSORS).read_bytes()).hexdigest()
+        return hashlib.sha256((self.directory / _TENSORS).read_bytes()).hexdigest()
 
     @torch.no_grad()
     def copy_to(self, drafter: Drafter) -> None:
@@ -96,7 +99,7 @@ class ExportedHead:
         return own, places[own]
 
     def _refuse(self, reason: str) -> NoReturn:
-        raise UnsupportedModelError(f"{self._directory} cannot be trained further: {reason}")
+        raise UnsupportedModelError(f"{self.directory} cannot be trained further: {reason}")
 
 
 def _sizes(config: dict[str, Any]) -> dict[str, Any]:

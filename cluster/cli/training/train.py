@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     from specdec.training.trainer import Evaluation, Progress, Trainer
 
+DEFAULT_LORA_RANK = 16
+"""The largest rank that a service loads by default."""
 _LOG_INTERVAL_S = 30.0
 _SHORT_LENGTH = 2.0
 """A head with 1.83 was slower than no drafts on a CPU (docs/training.md)."""
@@ -58,6 +60,8 @@ _TEXTS = {
         "depth": "Draft tokens after each position that are trained.",
         "num_layers": "Decoder layers.  [default: 2 of dspark and dflash, 3 of draft_model]",
         "markov_rank": "Rank of the Markov head of dspark.  [default: 64]",
+        "lora_rank": "Rank of an adapter of the head in --start, which is trained instead of the "
+        "head.  [default: 16 with --adapter]",
         "export_dtype": "Data type of the exported weights.",
         "export_layout": "Packed is small: matrices in int8, without what the target has.",
     },
@@ -139,7 +143,12 @@ target_precision_flags = combine_flags(
 @click.option(
     "--start",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory of an exported head of the same method, to train it further.",
+    help="Directory of an exported head of the same method, to train it or an adapter of it.",
+)
+@click.option(
+    "--adapter",
+    help="LoRA adapter of MODEL, a directory or a Hub id, with which it answers. An adapter of the "
+    "head in --start is trained, to be loaded with it.",
 )
 @click.option(
     "--draft-vocab-size",
@@ -170,6 +179,7 @@ def train(
     corpora: tuple[Path, ...],
     num_samples: int | None,
     start: Path | None,
+    adapter: str | None,
     draft_vocab_size: int | None,
     dtype: WeightDtype | None,
     quantization: QuantizationMethod | None,
@@ -182,28 +192,27 @@ def train(
     """Train a drafter for MODEL on its own answers.
 
     MODEL first answers the prompts of a file, or prompts that it writes itself. The best drafter so
-    far is in OUTPUT/head, for --speculative-config. A run that was interrupted continues when the
-    same command is started again.
+    far is in OUTPUT/head, for --speculative-config; an adapter in OUTPUT/adapter, for specdec lora
+    load --draft-path. A run that was interrupted continues when the same command is started again.
     """
-    from specdec.models.resolve import resolve
+    from specdec.models.resolve import resolve, resolve_adapter
     from specdec.training.data.target import TargetPrecision
     from specdec.training.device import training_device, use_device
-    from specdec.training.run import TrainingFiles, draft_vocabulary_size, open_run
+    from specdec.training.run import TrainingFiles, open_run, require_trainable
 
     _set_threads(threads)
-    trains_on, config = training_device(device), _config(settings)
+    of_target = None if adapter is None else resolve_adapter(adapter, print_stderr)
+    trains_on, config = training_device(device), _config(settings, has_adapter=adapter is not None)
     precision = TargetPrecision.on(trains_on, dtype, quantization, kernels)
-    directory = resolve(model, progress=print_stderr)
-    draft_vocabulary_size(config.method, draft_vocab_size, directory)  # before an hour of answers
+    require_trainable(config, start, draft_vocab_size, resolve(model, progress=print_stderr))
     if corpora:
         _require_defaults(settings)
-    settings |= precision.as_settings() | {"seed": config.seed}
+    settings |= precision.as_settings() | {"seed": config.seed, "adapter": str(of_target or "")}
     corpora = corpora or (_corpus(model, output, trains_on, settings),)
     use_device(trains_on)
-    files = TrainingFiles(model, corpora, output, num_samples, start)
+    files = TrainingFiles(model, corpora, output, num_samples, start, of_target)
     trainer = open_run(files, config, precision, draft_vocab_size, print_stderr, trains_on)
-    _run(trainer)
-    _show_result(trainer, as_json=as_json)
+    _run(trainer, as_json=as_json)
 
 
 def _set_threads(threads: int | None) -> None:
@@ -213,10 +222,11 @@ def _set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _run(trainer: Trainer) -> None:
+def _run(trainer: Trainer, *, as_json: bool) -> None:
     if trainer.step:
         print_stderr(f"continuing after step {trainer.step} of {trainer.num_steps}")
     trainer.run(Reporter(time.monotonic, print_stderr))
+    _show_result(trainer, as_json=as_json)
 
 
 def _warn_of_short_drafts(trainer: Trainer) -> None:
@@ -232,15 +242,20 @@ def _show_result(trainer: Trainer, *, as_json: bool) -> None:
     _warn_of_short_drafts(trainer)
     if as_json:
         state = {"step": trainer.step, "best_accepted_length": trainer.best}
-        show_json({"head": str(trainer.head_directory), **state})
+        show_json({trainer.head_directory.name: str(trainer.head_directory), **state})
     else:
         click.echo(trainer.head_directory)
 
 
-def _config(settings: dict[str, Any]) -> TrainingConfig:
-    """Remove the fields of TrainingConfig from the flags. Raises InvalidValueError."""
+def _config(settings: dict[str, Any], *, has_adapter: bool) -> TrainingConfig:
+    """Remove the fields of TrainingConfig from the flags. Raises InvalidValueError.
+
+    has_adapter: whether an adapter is trained by default.
+    """
     from specdec.training.drafters.base import drafter_class
 
+    if has_adapter and settings["lora_rank"] is None:
+        settings["lora_rank"] = DEFAULT_LORA_RANK
     config = TrainingConfig(
         **{each.name: settings.pop(each.name) for each in fields(TrainingConfig)}
     )

@@ -110,15 +110,22 @@ _precision_flags = combine_flags(
 @click.argument("model")
 @click.argument("directory", type=_DIRECTORY)
 @corpus_flags
+@click.option("--adapter", help="LoRA adapter of MODEL, a directory or a Hub id, that answers.")
 @_precision_flags
 @json_flag
-def train_data(model: str, directory: Path, as_json: bool, **flags: Any) -> None:
+def train_data(
+    model: str, directory: Path, adapter: str | None, as_json: bool, **flags: Any
+) -> None:
     """Make a corpus of MODEL's own answers in DIRECTORY, for training a drafter.
 
     The prompts come from a JSON lines file (strings, or objects with "prompt" or "turns"), or MODEL
     writes them. A run that was interrupted continues when the same command is started again, and
     extends the corpus with more answers or self-written prompts.
     """
+    from specdec.models.resolve import resolve_adapter
+
+    if adapter is not None:
+        flags["adapter"] = str(resolve_adapter(adapter, print_stderr))
     progress = make_corpus(model, directory, **flags)
     if as_json:
         names = ("num_samples", "num_answer_tokens", "num_skipped")

@@ -38,6 +38,7 @@ class TrainingConfig:
         token alone, and evaluated with this many.
     num_layers: decoder layers, where a method may have any number; None for its default.
     markov_rank: of dspark's Markov head; None for the default.
+    lora_rank: of an adapter, which is trained of a head that stays as it is; None to train all.
     num_epochs: passes over the samples; training ends earlier by `patience`.
     batch_tokens: tokens of prompts and answers in a step; a longer sample fills a separate step.
     max_anchors: positions of a sample after which a step drafts, drawn at random if it has more.
@@ -59,6 +60,7 @@ class TrainingConfig:
     depth: int = 4
     num_layers: int | None = None
     markov_rank: int | None = None
+    lora_rank: int | None = None
     num_epochs: int = 4
     batch_tokens: int = 2048
     max_anchors: int = 512
@@ -91,6 +93,9 @@ class TrainingConfig:
         require_range("depth", self.depth, 1, 16)
         self._check_size("num_layers", 64)
         self._check_size("markov_rank", 4096)
+        if self.lora_rank is not None:
+            require_range("lora_rank", self.lora_rank, 1, 256)
+            require_choice("export_layout", self.export_layout, ("published",))
         for name in _COUNTS:
             require_range(name, getattr(self, name), 1, _LARGEST)
         require_range("learning_rate", self.learning_rate, 1e-9, 1)

@@ -25,12 +25,14 @@ from specdec.config.hardware import resolved_device
 from specdec.llm import AsyncLLM, RequestOutput
 from specdec.llm.concurrency import run_workers
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.lora.peft import AdapterFiles
 from specdec.models.resolve import resolve
 from specdec.models.weights.fingerprint import model_fingerprint
 from specdec.text.tokenizer import Tokenizer
 from specdec.training.data.corpus import CorpusInfo, CorpusWriter, Sample
 from specdec.training.data.prompts import PromptRecord
 from specdec.training.data.self_written import UsablePrompts, UserTurn
+from specdec.types.adapters import LoRARequest
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling.sampling_params import SEED_LIMIT, SamplingParams
 from specdec.types.validation import require_range
@@ -54,7 +56,8 @@ _LOG_INTERVAL_S = 30.0  # of the progress where stderr is not a terminal
 class GenerationConfig:
     """Settings of a corpus that is generated.
 
-    model: the target, as for `specdec.LLM`. quantization, dtype, kernels: its precision. device:
+    model: the target, as for `specdec.LLM`. adapter: directory of one with which it answers; empty
+        for none. quantization, dtype, kernels: its precision. device:
         auto, cpu or cuda; once made, cpu or cuda.
     temperatures: each request draws one of them, by the seed.
     max_new_tokens: of an answer; longer ones are cut.
@@ -68,6 +71,7 @@ class GenerationConfig:
     """
 
     model: str
+    adapter: str = ""
     quantization: str = "none"
     dtype: str = None  # type: ignore[assignment] # here and below: `_DEFAULTS_BY_DEVICE`
     device: str = "cpu"
@@ -97,6 +101,10 @@ class GenerationConfig:
 
     def llm_arguments(self) -> dict[str, Any]:
         """Return the arguments of the engine. Nothing drafts: in a large batch that costs time."""
+        lora: dict[str, Any] = {}
+        if self.adapter:
+            rank = AdapterFiles.read(Path(self.adapter)).rank
+            lora = {"enable_lora": True, "max_lora_rank": rank}
         return {
             "model": self.model,
             "quantization": None if self.quantization == "none" else self.quantization,
@@ -108,6 +116,7 @@ class GenerationConfig:
             "max_queue_len": _OPEN_PER_PLACE * self.max_num_seqs,
             "speculative_config": None,
             "stream_interval": self.max_new_tokens,
+            **lora,
             **self.engine,
         }
 
@@ -199,6 +208,7 @@ class Conversations:
     ) -> None:
         """user_turn: of the chat template; None where all prompts come from a file."""
         self._llm = llm
+        self._lora = LoRARequest("adapter", 1, config.adapter) if config.adapter else None
         self._tokenizer = tokenizer
         self._max_new_tokens = config.max_new_tokens
         self._user_turn = user_turn
@@ -217,7 +227,7 @@ class Conversations:
                 seed=(request.seed + place) % SEED_LIMIT,
             )
             try:
-                output = await _final(self._llm.chat(messages, params, output_kind="final_only"))
+                output = await self._final(self._llm.chat, messages, params)
             except InvalidValueError:  # the conversation exceeds the context length
                 break
             answer = output.outputs[0]
@@ -231,16 +241,18 @@ class Conversations:
         assert self._user_turn is not None, "a self-written prompt without the user's turn"
         params = self._user_turn.sampling_params(request.seed)
         begin = self._user_turn.before(request.prefix, self._tokenizer)
-        output = await _final(self._llm.generate(begin, params, output_kind="final_only"))
+        output = await self._final(self._llm.generate, begin, params)
         choice = output.outputs[0]
         text = request.prefix + choice.text
         usable = self._usable.accept(text, has_ended=choice.finish_reason == "stop")
         return () if usable is None else (usable,)
 
-
-async def _final(stream: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
-    [output] = [each async for each in stream]
-    return output
+    async def _final(
+        self, ask: Callable[..., AsyncGenerator[RequestOutput, None]], *arguments: Any
+    ) -> RequestOutput:
+        stream = ask(*arguments, output_kind="final_only", lora_request=self._lora)
+        [output] = [each async for each in stream]
+        return output
 
 
 class ShardBuffer:
@@ -355,6 +367,8 @@ def corpus_info(
         "max_new_tokens": config.max_new_tokens,
         "seed": config.seed,
     }
+    if config.adapter:
+        plan["adapter_sha256"] = AdapterFiles.read(Path(config.adapter)).fingerprint
     if config.prompt_prefixes:
         plan["prompt_prefixes_sha256"] = _digest(config.prompt_prefixes)
     return CorpusInfo(

@@ -31,12 +31,16 @@ from specdec.models.layers.linear import transform_logits
 from specdec.models.layers.matrix import Matrix, make_matrix
 from specdec.models.llama import CausalDecoder
 from specdec.models.loading import Decoder, load_model
+from specdec.models.lora.peft import AdapterFiles
+from specdec.models.lora.updates import load_adapter
 from specdec.models.weights.checkpoint import CPU, open_checkpoint
 from specdec.training.data.batches import Batch
 from specdec.training.data.whole_samples import use_whole_samples
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
+from specdec.types.messages import BASE_MODEL
 
 _BLOCK_SIZE = 16
+_ADAPTER_ID = BASE_MODEL + 1
 _ROPE_FIELDS = (
     "rope_theta",
     "rope_scaling",
@@ -116,6 +120,7 @@ class OutputRows:
 class Target:
     """A loaded target.
 
+    adapter_hash: fingerprint of the adapter with which it runs; empty without one.
     embedding: [vocab_size, hidden_size] float32 on the host. lm_head: the same shape, the same
     tensor if tied; it is not quantized. `output_rows` computes the logits that are served.
     """
@@ -127,26 +132,20 @@ class Target:
         precision: TargetPrecision,
         name: str | None = None,
         device: torch.device = CPU,
+        adapter: Path | None = None,
     ) -> None:
         """Load the target for samples of up to `max_model_len` tokens.
 
         name: by which `resolve` finds it everywhere; None for the path of the directory. device: of
-        the decoder, its hidden states and `output_rows`. Raises as `load_model` does.
+        the decoder, its hidden states and `output_rows`. adapter: directory of one with which it
+        runs. Raises as `load_model` and `load_adapter` do.
         """
         self.directory, self.precision, self.device = directory, precision, device
         self.name = name or str(directory.resolve())
         self.config = _read_config(directory)
-        self.decoder: Decoder = load_model(
-            directory,
-            self.config,
-            TensorParallelGroup(),
-            dtype=DTYPES[precision.dtype],
-            max_model_len=max_model_len,
-            block_size=_BLOCK_SIZE,
-            quantization=precision.quantization,
-            device=device,
-            kernels=precision.kernels,
-        )
+        self.decoder = self._load_decoder(max_model_len)
+        self._adapter_id = BASE_MODEL if adapter is None else _ADAPTER_ID
+        self.adapter_hash = "" if adapter is None else self._load_adapter(adapter)
         self._reader = open_checkpoint(directory, torch.float32)
         shape = (self.config.vocab_size, self.config.hidden_size)
         self.embedding = self.weight(_EMBEDDING, shape)
@@ -157,6 +156,26 @@ class Target:
         decoder, is_on_gpu = self.decoder, device.type != "cpu"
         is_whole = is_on_gpu and isinstance(decoder, CausalDecoder) and use_whole_samples(decoder)
         self._has_cache = not is_whole
+
+    def _load_decoder(self, max_model_len: int) -> Decoder:
+        precision = self.precision
+        return load_model(
+            self.directory,
+            self.config,
+            TensorParallelGroup(),
+            dtype=DTYPES[precision.dtype],
+            max_model_len=max_model_len,
+            block_size=_BLOCK_SIZE,
+            quantization=precision.quantization,
+            device=self.device,
+            kernels=precision.kernels,
+        )
+
+    def _load_adapter(self, directory: Path) -> str:
+        """Load the adapter with which all tokens run; return its fingerprint."""
+        files = AdapterFiles.read(directory)
+        load_adapter(self.decoder.enable_adapters(), self._adapter_id, files)
+        return files.fingerprint
 
     @property
     def layer_fields(self) -> dict[str, Any]:
@@ -240,7 +259,8 @@ class Target:
         for span in batch.spans:
             count = -(-span.num_tokens // _BLOCK_SIZE)
             table = array("i", range(num_blocks, num_blocks + count))
-            chunks.append(Chunk(token_ids[span.tokens], 0, table))
+            chunk = Chunk(token_ids[span.tokens], 0, table, adapter_id=self._adapter_id)
+            chunks.append(chunk)
             num_blocks += count
         num_slots = num_blocks * _BLOCK_SIZE if self._has_cache else 1
         if num_slots > self._num_slots:

@@ -64,6 +64,6 @@ class MedusaDrafter(Drafter):
         """See Drafter."""
         tensors = {"lm_head.weight": self.lm_head.weight.detach(), "token_map": self.token_ids}
         for index, block in enumerate(self.blocks):
-            for name, value in block.named_parameters():
-                tensors[f"blocks.{index}.layers.0.{name}"] = value.detach()
+            for name in ("weight", "bias"):
+                tensors[f"blocks.{index}.layers.0.{name}"] = getattr(block, name).detach()
         return tensors

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -94,7 +94,7 @@ class MlpSpeculatorDrafter(Drafter):
             "ln.0.bias": self.norm_bias,
         }
         for index, projection in enumerate(self.projections):
-            tensors[f"proj.{index}.weight"] = projection.get_parameter("weight")
+            tensors[f"proj.{index}.weight"] = cast(nn.Linear, projection).weight
         return {f"speculator.{name}": each.detach() for name, each in tensors.items()}
 
 

@@ -1,14 +1,37 @@
 """A small target that was trained on a text, and samples of what it writes."""
 
+from dataclasses import replace
+
 import torch
 from transformers import LlamaForCausalLM
 
+from specdec.config.speculation.methods import trained_drafters
+from specdec.training.data.config import TrainingConfig
 from specdec.training.data.corpus import Sample
 from specdec.training.data.target import Target, TargetPrecision
+from specdec.training.drafters.base import drafter_class
+from specdec.training.trainer import Data, Trainer
 from tests.specdec.tiny import TEXT
 from tests.specdec.trained import byte_level, trained_llama_dir
 
 NUM_PROMPTS = 24
+CONFIG = TrainingConfig(
+    depth=3, num_epochs=2, batch_tokens=128, held_out=0.2, evaluate_every=4, export_dtype="float32"
+)
+
+
+def exported(method, target, directory, samples, num_epochs=1):
+    """Train a head briefly and return its trainer."""
+    has_layers = "num_layers" in trained_drafters()[method].sizes
+    config = replace(
+        CONFIG, method=method, num_epochs=num_epochs, num_layers=1 if has_layers else None
+    )
+    size = target.config.vocab_size
+    ids = range(0, size, 2) if drafter_class(method).has_reduced_vocabulary else range(size)
+    trainer = Trainer(config, target, Data(samples[4:], samples[:4], list(ids), {}), directory)
+    trainer.run(lambda progress: None)
+    trainer.export()
+    return trainer
 
 
 def small_target(directory):

@@ -16,15 +16,18 @@ from cluster.cli.output import print_stderr
 from cluster.cli.training.train import Reporter, _corpus, _warn_of_short_drafts, progress_line
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import method_of
+from specdec.models.lora.peft import AdapterFiles
 from specdec.models.resolve import resolve
 from specdec.models.weights.fingerprint import model_fingerprint
 from specdec.training.acceptance import Acceptance
+from specdec.training.checkpoint import Checkpoint
 from specdec.training.data import generation
 from specdec.training.data.corpus import Corpus, CorpusInfo, CorpusWriter, Sample
 from specdec.training.drafters.base import TRAINED_METHODS
 from specdec.training.trainer import Evaluation, Progress
 from specdec.types.errors import InvalidValueError
 from tests.clock import Clock
+from tests.specdec.adapters import adapter_dir
 
 EVALUATION = Evaluation(7, {0.0: Acceptance(10, 15, (8, 4), (10, 9))})
 PROGRESS = Progress(7, 20, 1.25, 812.4, 3723.0, None)
@@ -132,6 +135,29 @@ def test_a_run_ends_with_a_head_and_is_not_repeated(train, tmp_path):
     assert again.exit_code == 0, again.output
     assert f"continuing after step {content['step']}" in again.stderr
     assert again.stdout.strip() == content["head"]
+
+
+def test_an_adapter_of_a_head_follows_that_of_the_target(tiny_model_dir, train, prompts, tmp_path):
+    head, adapter = train().stdout.strip(), adapter_dir(tmp_path / "adapter", tiny_model_dir)
+    flags = ["--adapter", adapter, "--prompts", prompts, "--max-new-tokens", 8]
+    flags += ["--learning-rate", 0.02, "--evaluate-every", 1]
+    result = invoke(tiny_model_dir, tmp_path / "adapted", *flags)
+    assert result.exit_code == 1
+    assert "start is None; it must be given: the head that the adapter is of" in result.stderr
+    assert not (tmp_path / "adapted").exists(), "it fails before there are answers"
+    flags += ["--start", head]
+    result = invoke(tiny_model_dir, tmp_path / "adapted", *flags, "--draft-vocab-size", 100)
+    assert result.exit_code == 1
+    assert "draft_vocab_size is 100; it must be left out: an adapter has the" in result.stderr
+    assert not (tmp_path / "adapted").exists(), "it fails before there are answers"
+    result = invoke(tiny_model_dir, tmp_path / "adapted", *flags, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["adapter"] == str(tmp_path / "adapted" / "adapter")
+    state = Checkpoint.load(tmp_path / "adapted")
+    assert state.run["lora_rank"] == 16
+    assert state.run["adapter"] == AdapterFiles.read(adapter).fingerprint
+    info = Corpus.open(tmp_path / "adapted" / "corpus").info
+    assert info.plan["adapter_sha256"] == state.run["adapter"]
 
 
 @pytest.mark.parametrize(("layout", "num_layers"), [("published", 1), ("packed", 1), ("packed", 2)])
