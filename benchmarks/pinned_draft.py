@@ -38,7 +38,7 @@ def draft_spec(
         tensor_parallel_size=1,
         limits=limits,
         num_replicas=1,
-        bundle_index=0,
+        bundles=(0,),
         transport="ipc",
         start_timeout_s=_START_TIMEOUT_S,
         step_timeout_s=_STEP_TIMEOUT_S,

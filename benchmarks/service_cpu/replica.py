@@ -22,6 +22,7 @@ from benchmarks.service_cpu.device import ClockedRunner
 from cluster.config.serve_config import ServeConfig
 from cluster.serve import application
 from cluster.serve.deployment import RouterReplica
+from cluster.workers.group_spec import Peers
 from cluster.workers.groups import target_group
 from cluster.workers.groups.roles import TARGET
 from cluster.workers.rank.actor import TargetWorker
@@ -34,7 +35,7 @@ from specdec.worker import TargetModelRunner
 class ClockedWorker(TargetWorker):
     """A rank whose device computes nothing; everything else is that of the service."""
 
-    def _load(self) -> ModelWorker:
+    def _load(self, peers: Peers) -> ModelWorker:
         runner = cast("TargetModelRunner", ClockedRunner(self._spec.model.directory))
         steps = TargetSteps(runner, self._rank)
         freeze_heap()

@@ -67,7 +67,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("start_timeout_s", "drain_timeout_s"),
             *("spare_draft_worker", "replicas_per_draft_worker", "min_draft_workers"),
             *("max_draft_workers", "target_draft_utilization", "transport", "ray_address"),
-            *("target_labels", "draft_labels"),
+            *("target_labels", "draft_labels", "target_placement"),
         ),
         "Network": (
             *("ingress", "frontends", "host", "http_port", "grpc_port", "http_max_body_mib"),

@@ -165,6 +165,13 @@ class ServeConfig(DraftWorkersConfig):
         "role=target,zone=a",
         "any node",
     )
+    target_placement: Literal["strict_pack", "pack", "spread"] = setting(
+        "strict_pack",
+        one_of("strict_pack", "pack", "spread"),
+        "Placement of the target's ranks, in Ray's terms: strict_pack puts all on one node; pack "
+        "on few nodes, where one has too few GPUs; spread on many nodes, where one has too little "
+        "memory or too few cores. Between nodes steps take longer",
+    )
     draft_labels: str | None = setting(
         None,
         LABELS,

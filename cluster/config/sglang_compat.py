@@ -62,6 +62,7 @@ ALWAYS: Mapping[str, Always] = MappingProxyType(
         ),
         "enable_torch_compile": Always(True, "the kernels are compiled already", takes_any=True),
         "dp_size": Always(1, "set num_replicas instead"),
+        "nnodes": Always(1, "the nodes are those of Ray; set target_placement to pack or spread"),
         "pp_size": Always(1, "pipeline parallelism is not supported; set tensor_parallel_size"),
         "enable_metrics": Always(True, "metrics are always available at /metrics"),
         "grammar_backend": Always(

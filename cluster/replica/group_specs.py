@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.config.serve_config import ServeConfig
-from cluster.workers.ray.resources import DRAFT_BUNDLE, TARGET_BUNDLE, gpus_per_rank
+from cluster.workers.ray.resources import draft_bundle, gpus_per_rank, target_bundles
 from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DraftLimits, EngineConfig
 from specdec.config.quantization import QuantizationMethod
 from specdec.engine.models.model_resolution import ModelDirectories
@@ -88,6 +88,7 @@ def _group_spec(
 
     is_target = isinstance(limits, EngineConfig)
     timeout_s = config.step_timeout_s
+    bundles = target_bundles(config) if is_target else [draft_bundle(config)]
     return GroupSpec(
         name=name,
         model=ModelSource(model, directory),
@@ -98,7 +99,7 @@ def _group_spec(
         tensor_parallel_size=size,
         limits=limits,
         num_replicas=num_sharing,
-        bundle_index=TARGET_BUNDLE if is_target else DRAFT_BUNDLE,
+        bundles=tuple(bundles[rank % len(bundles)] for rank in range(size)),
         transport=None if config.transport == "auto" else config.transport,
         start_timeout_s=config.start_timeout_s,
         step_timeout_s=timeout_s if is_target else min(timeout_s, _DRAFT_TIMEOUT_S),

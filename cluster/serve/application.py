@@ -23,6 +23,7 @@ from cluster.workers.ray.resources import (
     FoundByDriver,
     bundle_labels,
     placement_bundles,
+    placement_strategy,
 )
 from specdec.engine.models.model_detection import with_detected_models
 
@@ -46,8 +47,7 @@ def make_application(config: ServeConfig, found: FoundByDriver | None = None) ->
     """Bind both deployments to a configuration, with the resources of a replica.
 
     found: None lets each replica locate its models. When deployed again with another configuration,
-    Serve updates one replica at a time. The placement group packs its bundles on few nodes; the
-    ranks of a bundle are on one node.
+    Serve updates one replica at a time. The ranks of a bundle are on one node.
     """
     if found is None:
         config = with_detected_models(config, log_progress, downloads=False)
@@ -57,7 +57,7 @@ def make_application(config: ServeConfig, found: FoundByDriver | None = None) ->
         ray_actor_options={"num_cpus": CPUS_PER_ROUTER},
         placement_group_bundles=placement_bundles(config),
         placement_group_bundle_label_selector=bundle_labels(config),
-        placement_group_strategy="PACK",
+        placement_group_strategy=placement_strategy(config),
         num_replicas=config.num_replicas if config.max_replicas is None else None,
         autoscaling_config=autoscaling_config(config),
         request_router_config=request_router_config(config.routing_policy),

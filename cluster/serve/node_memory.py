@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -14,11 +17,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from cluster.config.serve_config import ServeConfig
 from cluster.control.peers import ROUTER, our_applications
 from cluster.workers.ray.resources import (
-    DRAFT_BUNDLE,
-    TARGET_BUNDLE,
     ReplicaMemory,
+    draft_bundle,
     nodes_for,
-    placement_bundles,
+    target_bundles,
 )
 from specdec.config.hardware import available_memory_bytes, smallest_gpu_bytes
 
@@ -45,13 +47,18 @@ def replica_memory(
     nodes = placement_group_table(placement)["bundles_to_node_id"]
     if config.device == "cuda":
         shares = NodeShares(1, 1)  # no other replica has the GPUs of this one
-    target_bytes = _bundle_bytes(config, placement, TARGET_BUNDLE, nodes) // shares.target
-    draft_node = nodes.get(DRAFT_BUNDLE)
-    is_shared = config.shares_gpu or config.device == "cpu"
-    if draft_node is None or (is_shared and draft_node == nodes[TARGET_BUNDLE]):
-        return ReplicaMemory(target_bytes)
-    draft_bytes = _bundle_bytes(config, placement, DRAFT_BUNDLE, nodes) // shares.draft
-    return ReplicaMemory(target_bytes, draft_bytes)
+    target, draft = target_bundles(config), draft_bundle(config)
+    has_own_memory = len(target) > 1 or not (config.shares_gpu or config.device == "cpu")
+    is_apart = draft in nodes and (has_own_memory or nodes[draft] != nodes[target[0]])
+    bundles = [*target, draft] if is_apart else target
+    with ThreadPoolExecutor(len(bundles)) as pool:
+        found = [*pool.map(partial(_bundle_bytes, config, placement, nodes), bundles)]
+    if config.device == "cpu":  # where bundles have equal parts of the memory of their node
+        sharing = Counter(nodes[each] for each in bundles)
+        found = [size // sharing[nodes[each]] for each, size in zip(bundles, found, strict=True)]
+    num_parts = len(target) if config.device == "cpu" else 1
+    target_bytes = num_parts * min(found[: len(target)]) // shares.target
+    return ReplicaMemory(target_bytes, found[-1] // shares.draft if is_apart else None)
 
 
 def node_shares(config: ServeConfig, own_application: str) -> NodeShares:
@@ -61,15 +68,18 @@ def node_shares(config: ServeConfig, own_application: str) -> NodeShares:
     and the replicas that they may still add are not known here.
     """
     num_replicas = config.most_replicas + _num_other_replicas(own_application)
-    nodes, num_bundles = ray.nodes(), len(placement_bundles(config))
+    nodes = ray.nodes()
 
-    def share(bundle: int) -> int:
-        num_nodes = len(nodes_for(config, bundle, nodes)) if bundle < num_bundles else 0
-        return -(-num_replicas // max(1, num_nodes))
+    def share(bundles: int, *, is_draft: bool) -> int:
+        """Return the replicas on a node, if each has its bundles on as many nodes as possible."""
+        num_nodes = max(1, len(nodes_for(config, nodes, is_draft=is_draft)))
+        return -(-num_replicas * min(bundles, num_nodes) // num_nodes)
 
+    of_target = share(len(target_bundles(config)), is_draft=False)
     if config.shares_draft_workers:
-        return _with_shared_workers(config, nodes, share(TARGET_BUNDLE))
-    return NodeShares(share(TARGET_BUNDLE), share(DRAFT_BUNDLE))
+        return _with_shared_workers(config, nodes, of_target)
+    has_draft = config.draft_model is not None
+    return NodeShares(of_target, share(1, is_draft=True) if has_draft else of_target)
 
 
 def _with_shared_workers(
@@ -77,8 +87,8 @@ def _with_shared_workers(
 ) -> NodeShares:
     """Return the shares where replicas share draft workers, which may be on the targets' nodes."""
     of_targets, of_drafts = (
-        {node["NodeID"] for node in nodes_for(config, bundle, nodes)}
-        for bundle in (TARGET_BUNDLE, DRAFT_BUNDLE)
+        {node["NodeID"] for node in nodes_for(config, nodes, is_draft=is_draft)}
+        for is_draft in (False, True)
     )
     of_draft = -(-config.num_shared_draft_workers // max(1, len(of_drafts)))
     if of_targets.isdisjoint(of_drafts):
@@ -96,7 +106,7 @@ def _num_other_replicas(own_application: str) -> int:
 
 
 def _bundle_bytes(
-    config: ServeConfig, placement: PlacementGroup, bundle: int, nodes: dict[int, str]
+    config: ServeConfig, placement: PlacementGroup, nodes: dict[int, str], bundle: int
 ) -> int:
     if config.device == "cpu" and nodes[bundle] == ray.get_runtime_context().get_node_id():
         return available_memory_bytes()

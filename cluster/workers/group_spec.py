@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.observability.logs import LogConfig
-from cluster.workers.transport.transport import Transport
+from cluster.workers.transport.transport import Endpoint, Transport
 from specdec.config.engine import (
     DEFAULT_MODEL_OPTIONS,
     DraftLimits,
@@ -79,7 +79,8 @@ class GroupSpec:
     where the device is cuda; it uses at most one.
     limits: EngineConfig for a target, DraftLimits for a draft model.
     num_replicas: groups like this one that share the cores of a node.
-    bundle_index: of the placement group. transport: None uses ipc on this node and tcp to others.
+    bundles: indices into the placement group, by rank. transport: None uses ipc on this node and
+    tcp to others.
     vocabulary: tokens that a draft model shares with the target, where their vocabularies differ.
     head: the draft head beside a target, if any. disable_custom_all_reduce: whether ranks on GPUs
     sum by NCCL alone.
@@ -94,7 +95,7 @@ class GroupSpec:
     tensor_parallel_size: int
     limits: EngineConfig | DraftLimits
     num_replicas: int
-    bundle_index: int
+    bundles: tuple[int, ...]
     transport: Transport | None
     start_timeout_s: float
     step_timeout_s: float
@@ -115,5 +116,23 @@ class RankPlace:
     """
 
     address: str
+    node: str
     pid: int
     visible_devices: str | None
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Where the ranks of a group are, as one of them needs it.
+
+    num_local: ranks on its node, itself included. If some are on others: `endpoints` at the ranks
+    before it, or on GPUs `store`, the address and port at which rank 0 serves their rendezvous.
+    """
+
+    num_local: int = 1
+    endpoints: tuple[Endpoint, ...] = ()
+    store: tuple[str, int] | None = None
+
+
+ALONE = Peers()
+"""Of a single rank."""

@@ -21,15 +21,15 @@ _GATHERED_BYTES = 2**24
 """Part of a tensor that is gathered from every rank at once, to be summed in order."""
 
 
-class Collectives(Protocol):
-    """Collective communication between the ranks of a group.
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+class Exchange(Protocol):
+    """Exchange of tensors between the ranks of a group.
 
     Every rank must call the same collectives in the same order. Calls raise RuntimeError when a
     peer dies.
     """
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Sum `tensor` over the ranks, in place."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every rank's `tensor` (equal shapes) to [size, *tensor.shape]."""
@@ -42,6 +42,13 @@ class Collectives(Protocol):
 
     def describe(self) -> str:
         """Return how tensors are exchanged, for the log."""
+
+
+class Collectives(Exchange, Protocol):
+    """Collective communication between the ranks of a group."""
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum `tensor` over the ranks, in place."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +117,14 @@ class OrderedCollectives:
     """Collectives whose sums add the ranks in order, whatever the size of a tensor is.
 
     So the bits of a row depend neither on its batch nor on the topology of the GPUs. Numbers are
-    added one after the other in the type of the tensor. memory: None where there is none; the ranks
-    then gather what they sum.
+    added one after the other, in the type of the tensor as symmetric memory does. memory: None
+    where there is none; the ranks then gather what they sum. is_wide: whether 16-bit numbers that
+    were gathered are added in float32 and rounded once, as in shared memory between CPUs.
     """
 
-    others: Collectives
+    others: Exchange
     memory: SymmetricMemory | None = None
+    is_wide: bool = False
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Sum `tensor` over the ranks in place, in their order."""
@@ -132,9 +141,10 @@ class OrderedCollectives:
             return
         for part in flat.split(_GATHERED_BYTES // flat.element_size()):
             first, *others = self.others.all_gather(part)
+            total = first.float() if self.is_wide and first.dtype in _NARROW else first
             for other in others:
-                first += other
-            part.copy_(first)
+                total += other
+            part.copy_(total)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """See Collectives."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from specdec.kernels.collectives import (
     Collectives,
@@ -69,7 +70,8 @@ class Rendezvous:
 
     device: device type. directory: shared by all ranks and private to them, initially empty.
     timeout: limit for the ranks to join, and for each collective. is_custom: whether GPUs may sum
-    in one shot. is_ordered: whether the sums of GPUs have to add the ranks in order.
+    in one shot. is_ordered: whether the sums of GPUs have to add the ranks in order. store: where
+    ranks on the GPUs of several nodes meet, instead of the directory; None where one node has all.
     """
 
     rank: int
@@ -79,13 +81,14 @@ class Rendezvous:
     timeout: timedelta
     is_custom: bool = True
     is_ordered: bool = False
+    store: Store | None = None
 
     def join(self) -> TensorParallelGroup:
         """Join the group; returns when every rank has joined. Call it once per process.
 
-        Ranks on GPUs use NCCL, and sum small tensors in one shot where all of them can. Ranks on
-        the CPUs of one node use shared memory if all of them have the native kernels. Other ranks
-        use Gloo.
+        Ranks on GPUs use NCCL, and on one node sum small tensors in one shot where all of them can.
+        Ranks on the CPUs of one node use shared memory if all of them have the native kernels.
+        Other ranks use Gloo.
         """
         if self.size == 1:
             return TensorParallelGroup()
@@ -100,7 +103,8 @@ class Rendezvous:
         """
         device = torch.device("cuda", torch.cuda.current_device())
         group = self._process_group("cpu:gloo,cuda:nccl", "NCCL", device)
-        return gpu_collectives(group, device, is_custom=self.is_custom, is_ordered=self.is_ordered)
+        is_custom = self.is_custom and self.store is None
+        return gpu_collectives(group, device, is_custom=is_custom, is_ordered=self.is_ordered)
 
     def _on_cpus(self) -> Collectives:
         group = self._process_group("gloo", "Gloo")
@@ -118,7 +122,8 @@ class Rendezvous:
     ) -> ProcessGroupCollectives:
         dist.init_process_group(
             backend,
-            init_method=f"file://{self.directory / 'rendezvous'}",
+            store=self.store,
+            init_method=f"file://{self.directory / 'rendezvous'}" if self.store is None else None,
             rank=self.rank,
             world_size=self.size,
             timeout=self.timeout,

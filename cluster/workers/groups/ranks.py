@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.config.secrets import SECRET_VARIABLES
-from cluster.workers.group_spec import GroupSpec, RankPlace
+from cluster.workers.group_spec import GroupSpec, Peers, RankPlace
 from cluster.workers.rank.actor import Worker
 from cluster.workers.ray.resources import CPUS_PER_WORKER
 from cluster.workers.transport.transport import CurveKeys, Endpoint, StepSocket, Transport, connect
@@ -91,19 +92,25 @@ class Ranks:
         self._runs: list[Any] = []  # one reference a rank
         self._is_spare = bool(replaces)
         self._places: list[RankPlace] = []
-        options = ray.remote(actor).options(
+        self._workers = [
+            self._actor(actor, placement, bundle).remote(
+                spec, rank, self._directory, replaces[rank] if replaces else None
+            )
+            for rank, bundle in enumerate(spec.bundles)
+        ]
+
+    def _actor(self, actor: type[Worker], placement: PlacementGroup, bundle: int) -> Any:
+        """Return the actor's class with the options of a rank in this bundle."""
+        spec = self._spec
+        return ray.remote(actor).options(
             num_cpus=0 if self._is_spare else CPUS_PER_WORKER,
             num_gpus=0 if self._is_spare or spec.device == "cpu" else spec.gpus_per_rank,
             max_restarts=0,
             runtime_env={"env_vars": RANK_ENVIRONMENT},
             scheduling_strategy=PlacementGroupSchedulingStrategy(
-                placement, placement_group_bundle_index=spec.bundle_index
+                placement, placement_group_bundle_index=bundle
             ),
         )
-        self._workers = [
-            options.remote(spec, rank, self._directory, replaces[rank] if replaces else None)
-            for rank in range(spec.tensor_parallel_size)
-        ]
 
     @classmethod
     def opened(
@@ -132,21 +139,39 @@ class Ranks:
 
     def open(self, timeout_s: float) -> None:
         """Wait until the actors are placed, and open their sockets. Raises TimeoutError."""
-        try:
-            places = [worker.place.remote() for worker in self._workers]
-            self._places = ray.get(places, timeout=timeout_s)
-            bound = [
-                worker.bind.remote(self._transport(place.address), self._keys.public)
-                for worker, place in zip(self._workers, self._places, strict=True)
-            ]
-            self._endpoints = ray.get(bound, timeout=timeout_s)
-        except GetTimeoutError as error:
-            raise TimeoutError(f"was not placed within {timeout_s} s") from error
+        opening = _Opening(timeout_s)
+        places = [worker.place.remote() for worker in self._workers]
+        self._places = opening.get(places, "was not placed")
+        bound = [
+            worker.bind.remote(self._transport(place.address), self._keys.public)
+            for worker, place in zip(self._workers, self._places, strict=True)
+        ]
+        self._endpoints = opening.get(bound, "did not open its step sockets")
+        peers = self._peers(opening)
         if self._is_spare:
             self._prepared = [worker.prepare.remote() for worker in self._workers]
             for worker in self._workers:
                 worker.stand_by.remote()
-        self._runs = [worker.run.remote() for worker in self._workers]
+        self._runs = [
+            worker.run.remote(each) for worker, each in zip(self._workers, peers, strict=True)
+        ]
+
+    def _peers(self, opening: _Opening) -> list[Peers]:
+        """Return by rank where the others are; ranks on several nodes begin to listen."""
+        nodes = [place.node for place in self._places]
+        peers = [Peers(nodes.count(each)) for each in nodes]
+        if len(set(nodes)) == 1:
+            return peers
+        workers, missing = self._workers, "did not open the sockets between its ranks"
+        keys = opening.get([each.open_peers.remote() for each in workers], missing)
+        if self._spec.device == "cuda":
+            [store] = opening.get([workers[0].open_store.remote()], missing)
+            return [replace(each, store=store) for each in peers]
+        found = opening.get([each.listen_for_peers.remote(keys) for each in workers], missing)
+        return [
+            replace(each, endpoints=tuple(found[other][rank - other - 1] for other in range(rank)))
+            for rank, each in enumerate(peers)
+        ]
 
     def poll_prepared(self) -> bool:
         """Return whether these are spares that have imported everything."""
@@ -161,11 +186,14 @@ class Ranks:
             yield connect(context, endpoint, self._keys, self._spec.step_timeout_s)
 
     def loss(self) -> RankLoss | None:
-        """Return a rank that has ended, or None. From any thread."""
-        ended, _ = ray.wait(self._runs, num_returns=1, timeout=0)
+        """Return a rank that has ended, one with an error for users first, or None.
+
+        From any thread.
+        """
+        ended, _ = ray.wait(self._runs, num_returns=len(self._runs), timeout=0)
         if not ended:
             return None
-        run = ended[0]
+        run = next((each for each in ended if _exit_cause(each) is not None), ended[0])
         return RankLoss(self._runs.index(run), f"ended{exit_reason(run)}", _exit_cause(run))
 
     def wait_until_ended(self, timeout_s: float) -> None:
@@ -182,6 +210,23 @@ class Ranks:
     def _transport(self, address: str) -> Transport:
         own_address = ray.util.get_node_ip_address()
         return self._spec.transport or ("ipc" if address == own_address else "tcp")
+
+
+class _Opening:
+    """Calls of actors in several phases, which have one deadline."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._ends_at_s = time.monotonic() + timeout_s
+
+    def get(self, calls: Sequence[Any], missing: str) -> list[Any]:
+        """Return the results of a phase; raise TimeoutError that begins with what is missing."""
+        left_s = max(0.0, self._ends_at_s - time.monotonic())
+        try:
+            results: list[Any] = ray.get(calls, timeout=left_s)
+        except GetTimeoutError as error:
+            raise TimeoutError(f"{missing} within {self._timeout_s} s") from error
+        return results
 
 
 def exit_reason(run: Any) -> str:

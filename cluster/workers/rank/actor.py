@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +16,13 @@ import zmq
 
 from cluster.observability import logs
 from cluster.workers.cpu_scheduling import run_as_model, run_at_low_priority
-from cluster.workers.group_spec import GroupSpec, RankPlace
+from cluster.workers.group_spec import GroupSpec, Peers, RankPlace
 from cluster.workers.messages import serialization
 from cluster.workers.messages.adapter_messages import is_adapter_report
 from cluster.workers.messages.frames import Frames
 from cluster.workers.messages.head_messages import is_load_report
 from cluster.workers.messages.profile_messages import is_report
+from cluster.workers.rank.peer_connections import PeerConnections
 from cluster.workers.transport.transport import (
     Endpoint,
     Listener,
@@ -47,9 +49,9 @@ _POLL_PERIOD_S = 0.01
 class Worker:
     """One rank. It executes the steps that arrive on its socket, in order, until a stop message.
 
-    directory: for the sockets of this group; its Router removes it. The ranks of a group are always
-    on one node. replaces: the rank that this one is a spare of. A spare loads its model after the
-    other rank has ended, whose node, GPUs and share of the CPUs it takes over.
+    directory: for the sockets of this group; its Router removes it. replaces: the rank that this
+    one is a spare of. A spare loads its model after the other rank has ended, whose node, GPUs and
+    share of the CPUs it takes over.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Worker:
         self._directory = directory
         self._listener: Listener | None = None
         self._socket: StepSocket | None = None
+        self._peers: PeerConnections | None = None
         self._replaced: psutil.Process | None = None
         if replaces is not None:
             _show_devices(replaces.visible_devices)
@@ -69,14 +72,29 @@ class Worker:
 
     def place(self) -> RankPlace:
         """Return where this rank runs; the node decides the transport."""
-        address = str(ray.util.get_node_ip_address())
-        return RankPlace(address, os.getpid(), os.environ.get(_VISIBLE_DEVICES))
+        node = str(ray.get_runtime_context().get_node_id())
+        return RankPlace(_address(), node, os.getpid(), os.environ.get(_VISIBLE_DEVICES))
 
     def bind(self, transport: Transport, peer_public_key: bytes) -> Endpoint:
         """Open the step socket for the Router that owns this key."""
         path = self._directory / f"rank-{self._rank}"
-        self._listener = Listener(transport, self.place().address, peer_public_key, path)
+        self._listener = Listener(transport, _address(), peer_public_key, path)
         return self._listener.endpoint
+
+    def open_peers(self) -> bytes:
+        """Make the key by which ranks on other nodes know this one, and return it."""
+        self._peers = PeerConnections(self._rank, _address())
+        return self._peers.public_key
+
+    def open_store(self) -> tuple[str, int]:
+        """See PeerConnections; on rank 0."""
+        assert self._peers is not None, "open_store before open_peers"
+        return self._peers.open_store()
+
+    def listen_for_peers(self, public_keys: Sequence[bytes]) -> list[Endpoint]:
+        """See PeerConnections.listen."""
+        assert self._peers is not None, "listen_for_peers before open_peers"
+        return self._peers.listen(public_keys)
 
     def prepare(self) -> None:
         """Load the libraries that `run` needs, at a low priority; a spare is then ready."""
@@ -89,11 +107,13 @@ class Worker:
         poller.register(self._socket.pollable, zmq.POLLIN)
         poller.poll()
 
-    def run(self) -> None:
+    def run(self, peers: Peers) -> None:
         """Join the group, load, warm up, and execute steps until the stop message.
 
         Everything runs in one thread: OpenMP keeps a thread pool for each thread that computes, and
-        puts pools beyond the number of cores to sleep.
+        puts pools beyond the number of cores to sleep. After an error the connections with the
+        other ranks stay open, which would otherwise report this rank's end before its error; the
+        group is killed.
         """
         assert self._listener is not None, "run before bind"
         run_as_model()
@@ -101,11 +121,13 @@ class Worker:
             socket = self._socket or self._accept()
             if self._replaced is not None:
                 _wait_until_ended(self._replaced, _END_TIMEOUT_S)
-            self._serve(self._load(), socket)
+            self._serve(self._load(peers), socket)
         except PeerGoneError:
             logger.info("rank %d ends because its Router has ended", self._rank)
         finally:
             self._listener.close()
+        if self._peers is not None:
+            self._peers.close()
 
     def _accept(self) -> StepSocket:
         assert self._listener is not None, "accept before bind"
@@ -144,10 +166,10 @@ class Worker:
 
         prepare_to_load(self._spec)
 
-    def _load(self) -> ModelWorker:
+    def _load(self, peers: Peers) -> ModelWorker:
         from cluster.workers.rank.worker import load_worker
 
-        return load_worker(self._spec, self._rank, self._directory)
+        return load_worker(self._spec, self._rank, self._directory, peers, self._peers)
 
 
 class TargetWorker(Worker):
@@ -156,6 +178,10 @@ class TargetWorker(Worker):
 
 class DraftWorker(Worker):
     """One rank of the draft model: drafts, and then catches up while the target runs."""
+
+
+def _address() -> str:
+    return str(ray.util.get_node_ip_address())
 
 
 def _show_devices(visible_devices: str | None) -> None:

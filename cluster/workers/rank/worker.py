@@ -12,13 +12,17 @@ from pathlib import Path
 import torch
 
 from cluster.workers.cpu_scheduling import threads_per_worker
-from cluster.workers.group_spec import GroupSpec, HeadSource
+from cluster.workers.group_spec import ALONE, GroupSpec, HeadSource, Peers
 from cluster.workers.messages.frames import Frames
 from cluster.workers.messages.profile_messages import WorkerProfileOrder, is_for_profiles, order_in
 from cluster.workers.rank.draft_steps import DraftSteps
+from cluster.workers.rank.gpu_store import join_store, use_interface_of
 from cluster.workers.rank.heap import freeze_heap
+from cluster.workers.rank.peer_connections import PeerConnections
+from cluster.workers.rank.peer_exchange import PeerExchange
 from cluster.workers.rank.target_steps import TargetSteps
 from specdec.config.engine import EngineConfig
+from specdec.kernels.collectives import OrderedCollectives
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.reports.profile import WorkerProfile
@@ -61,10 +65,17 @@ def prepare_to_load(spec: GroupSpec) -> None:
         native_library_fault()
 
 
-def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
+def load_worker(
+    spec: GroupSpec,
+    rank: int,
+    directory: Path,
+    peers: Peers = ALONE,
+    connections: PeerConnections | None = None,
+) -> ModelWorker:
     """Load this rank's shard of the model and warm it up. A collective call.
 
-    What the process has loaded by then is taken out of garbage collections.
+    connections: with the others, where some are on other nodes. What the process has loaded by then
+    is taken out of garbage collections.
     """
     model = RankModel(
         spec.model.here(),
@@ -77,7 +88,7 @@ def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
         None if spec.head is None else _head_files(spec.head),
         spec.options,
     )
-    runner = load_warm(model, _join_group(spec, rank, directory))
+    runner = load_warm(model, _join_group(spec, rank, directory, peers, connections))
     freeze_heap()
     comparison = RankComparison.of(runner.group, is_wanted=spec.limits.compare_ranks)
     if isinstance(runner, DraftModelRunner):
@@ -86,26 +97,55 @@ def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
     return ModelWorker(runner, steps, rank, steps.finish)
 
 
-def _join_group(spec: GroupSpec, rank: int, directory: Path) -> TensorParallelGroup:
+def _join_group(
+    spec: GroupSpec,
+    rank: int,
+    directory: Path,
+    peers: Peers,
+    connections: PeerConnections | None,
+) -> TensorParallelGroup:
     size = spec.tensor_parallel_size
-    torch.set_num_threads(threads_per_worker(size, spec.num_replicas))
+    torch.set_num_threads(threads_per_worker(peers.num_local, spec.num_replicas))
     if size == 1:
         return TensorParallelGroup()
-    # The ranks share a node, so the group needs no network. The Router, which chose the path, may
-    # be on another node, so the directory may not exist here.
-    directory.mkdir(mode=0o700, exist_ok=True)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    group = Rendezvous(
+    if connections is not None and peers.store is None:
+        timeout_s = _COLLECTIVE_TIMEOUT.total_seconds()
+        sockets = connections.connect(peers.endpoints, timeout_s)
+        exchange = PeerExchange(rank, sockets, timeout_s)
+        group = TensorParallelGroup(rank, size, OrderedCollectives(exchange, is_wide=True))
+    else:
+        group = _rendezvous(spec, rank, directory, peers, connections).join()
+    logger.info("rank %d of %d exchanges tensors by %s", rank, size, group.describe())
+    return group
+
+
+def _rendezvous(
+    spec: GroupSpec,
+    rank: int,
+    directory: Path,
+    peers: Peers,
+    connections: PeerConnections | None,
+) -> Rendezvous:
+    """Return the rendezvous of ranks on one node, or on the GPUs of several."""
+    store = None
+    if connections is None or peers.store is None:
+        # The Router, which chose the path, may be on another node, so it may not exist here.
+        directory.mkdir(mode=0o700, exist_ok=True)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the group needs no network
+    else:
+        use_interface_of(connections.address)
+        size = spec.tensor_parallel_size
+        store = join_store(peers.store, size, connections.store, _COLLECTIVE_TIMEOUT)
+    return Rendezvous(
         rank,
-        size,
+        spec.tensor_parallel_size,
         spec.device,
         directory,
         _COLLECTIVE_TIMEOUT,
         is_custom=not spec.disable_custom_all_reduce,
         is_ordered=isinstance(spec.limits, EngineConfig) and spec.limits.deterministic,
-    ).join()
-    logger.info("rank %d of %d exchanges tensors by %s", rank, size, group.describe())
-    return group
+        store=store,
+    )
 
 
 @dataclass(frozen=True)

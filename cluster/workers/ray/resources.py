@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from cluster.config.serve_config import ServeConfig
 from specdec.config.fields import node_labels
@@ -29,10 +29,26 @@ is divided by the memory plan."""
 CPUS_PER_ROUTER = 0.2
 CPUS_PER_CONTROL_PLANE = 0.1
 
-TARGET_BUNDLE, DRAFT_BUNDLE = 1, 2
-"""Indices into the placement group of a replica, whose first bundle is the Router's.
 
-A draft worker that replicas share has a separate placement group, with a single bundle."""
+def target_bundles(config: ServeConfig) -> range:
+    """Return the indices of the target's bundles in the placement group of a replica.
+
+    All ranks are in one bundle, or each rank has its own. The Router's bundle comes before them,
+    that of the draft model after them. A draft worker that replicas share has a separate placement
+    group, with a single bundle.
+    """
+    is_one = config.target_placement == "strict_pack"
+    return range(1, 2 if is_one else 1 + config.tensor_parallel_size)
+
+
+def draft_bundle(config: ServeConfig) -> int:
+    """Return the index of the draft model's bundle; see `target_bundles`."""
+    return target_bundles(config).stop
+
+
+def placement_strategy(config: ServeConfig) -> Literal["PACK", "SPREAD"]:
+    """Return Ray's strategy for the bundles of a replica."""
+    return "SPREAD" if config.target_placement == "spread" else "PACK"
 
 
 def memory_per_replica(config: ServeConfig, num_replicas: int | None = None) -> int:
@@ -73,10 +89,15 @@ class FoundByDriver:
 
 def placement_bundles(config: ServeConfig) -> list[dict[str, float]]:
     """Return a replica's resources, by the indices above. A bundle is always on one node."""
-    bundles = [{"CPU": CPUS_PER_ROUTER}, _ranks_bundle(config, config.tensor_parallel_size)]
+    bundles = [{"CPU": CPUS_PER_ROUTER}, *_target_bundles(config)]
     if config.draft_model is not None and not config.shares_draft_workers:
         bundles.append(_ranks_bundle(config, config.draft_model.draft_tensor_parallel_size))
     return bundles
+
+
+def _target_bundles(config: ServeConfig) -> list[dict[str, float]]:
+    count = len(target_bundles(config))
+    return [_ranks_bundle(config, config.tensor_parallel_size // count)] * count
 
 
 def shared_draft_bundle(config: ServeConfig) -> dict[str, float]:
@@ -197,7 +218,8 @@ def bundle_labels(config: ServeConfig) -> list[dict[str, str]] | None:
     if config.target_labels is None and config.draft_labels is None:
         return None
     target, draft = node_labels(config.target_labels), node_labels(config.draft_labels)
-    return [target, target, draft][: len(placement_bundles(config))]
+    labels = [target] * draft_bundle(config) + [draft]
+    return labels[: len(placement_bundles(config))]
 
 
 def shared_draft_labels(config: ServeConfig) -> list[dict[str, str]] | None:
@@ -209,18 +231,18 @@ def shared_draft_labels(config: ServeConfig) -> list[dict[str, str]] | None:
 class _Bundle:
     """A bundle that a model needs `count` times at the start. nodes: ids of those with its labels.
 
-    index: of a draft worker that replicas share it is DRAFT_BUNDLE.
+    is_draft: whether it is that of a draft model, of the replica's own or a shared one.
     """
 
     config: ServeConfig
-    index: int
+    is_draft: bool
     size: Mapping[str, float]
     nodes: frozenset[str]
     count: int
 
     def refuse(self, missing: str) -> NoReturn:
         """Raise InvalidValueError that names the labels, or the ranks where there are none."""
-        is_draft, config = self.index == DRAFT_BUNDLE, self.config
+        is_draft, config = self.is_draft, self.config
         field = "draft_labels" if is_draft else "target_labels"
         value: object = getattr(config, field)
         if value is not None:
@@ -229,7 +251,10 @@ class _Bundle:
         if is_draft and config.draft_model is not None:
             field = "speculative_config.draft_tensor_parallel_size"
             value = config.draft_model.draft_tensor_parallel_size
-        raise InvalidValueError(field, value, f"fewer, unless the cluster has {missing}")
+        limit = f"fewer, unless the cluster has {missing}"
+        if not is_draft and config.target_placement == "strict_pack":
+            limit += f", or target_placement is {'spread' if config.device == 'cpu' else 'pack'}"
+        raise InvalidValueError(field, value, limit)
 
 
 def require_placeable(configs: Sequence[ServeConfig], nodes: Sequence[Mapping[str, Any]]) -> None:
@@ -241,7 +266,7 @@ def require_placeable(configs: Sequence[ServeConfig], nodes: Sequence[Mapping[st
     """
     bundles = [bundle for each in configs for bundle in _needed_bundles(each, nodes)]
     for each in bundles:
-        if not nodes_for(each.config, each.index, nodes):
+        if not any(node["NodeID"] in each.nodes and _holds(node, each.size) for node in nodes):
             size = ", ".join(f"{amount:g} {resource}" for resource, amount in each.size.items())
             each.refuse(f"a node with {size}")
     for each in bundles:  # with all others that must be placed on the same nodes
@@ -259,26 +284,33 @@ def _needed_bundles(config: ServeConfig, nodes: Sequence[Mapping[str, Any]]) -> 
     if config.shares_draft_workers:
         sizes.append((shared_draft_bundle(config), config.fewest_shared_draft_workers))
     for index, (size, count) in enumerate(sizes):
-        found = _with_labels(config, index, nodes)
-        yield _Bundle(config, index, size, frozenset(node["NodeID"] for node in found), count)
+        is_draft = index == draft_bundle(config)
+        found = _with_labels(config, nodes, is_draft=is_draft)
+        yield _Bundle(config, is_draft, size, frozenset(node["NodeID"] for node in found), count)
 
 
 def nodes_for(
-    config: ServeConfig, index: int, nodes: Sequence[Mapping[str, Any]]
+    config: ServeConfig, nodes: Sequence[Mapping[str, Any]], *, is_draft: bool
 ) -> list[Mapping[str, Any]]:
-    """Return the nodes that could hold the bundle of this index if they were empty."""
-    is_shared = config.shares_draft_workers and index == DRAFT_BUNDLE
-    bundle = shared_draft_bundle(config) if is_shared else placement_bundles(config)[index]
-    return [
-        node
-        for node in _with_labels(config, index, nodes)
-        if all(node["Resources"].get(name, 0) >= size for name, size in bundle.items())
-    ]
+    """Return the nodes that could hold a bundle of the target, or the draft model, if empty."""
+    if not is_draft:
+        bundle = _target_bundles(config)[0]
+    elif config.shares_draft_workers:
+        bundle = shared_draft_bundle(config)
+    else:
+        bundle = placement_bundles(config)[draft_bundle(config)]
+    found = _with_labels(config, nodes, is_draft=is_draft)
+    return [node for node in found if _holds(node, bundle)]
+
+
+def _holds(node: Mapping[str, Any], bundle: Mapping[str, float]) -> bool:
+    """Return whether an empty node has the resources of a bundle."""
+    return all(node["Resources"].get(name, 0) >= size for name, size in bundle.items())
 
 
 def _with_labels(
-    config: ServeConfig, index: int, nodes: Sequence[Mapping[str, Any]]
+    config: ServeConfig, nodes: Sequence[Mapping[str, Any]], *, is_draft: bool
 ) -> list[Mapping[str, Any]]:
-    role = config.draft_labels if index == DRAFT_BUNDLE else config.target_labels
+    role = config.draft_labels if is_draft else config.target_labels
     wanted = node_labels(role).items()
     return [node for node in nodes if node["Alive"] and wanted <= node["Labels"].items()]

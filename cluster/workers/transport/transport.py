@@ -28,6 +28,8 @@ _LINGER_MS = 1000
 _HEARTBEAT_INTERVAL_MS = 1500
 _HEARTBEAT_TIMEOUT_MS = 5000
 """With 30 % packet loss, TCP nearly always retransmits successfully within this time."""
+_CURVE_BYTES = 33
+"""Added to a message by CURVE: its name, a nonce, an authenticator and flags."""
 
 
 @dataclass(frozen=True)
@@ -92,18 +94,22 @@ class Listener:
         ipc_path: Path,
         *,
         polls_lost: bool = False,
+        max_message_bytes: int | None = None,
     ) -> None:
         """Open a Unix socket at `ipc_path`, or a TCP socket on `host` for that key only.
 
         Any process that can access the directory of `ipc_path` can connect. polls_lost: whether
         `poll_lost` is called regularly; a TCP socket keeps events for it until then.
+        max_message_bytes: a TCP connection over which a larger message arrives is closed.
         """
         self._server: UnixListener | _CurveServer
         if transport == "ipc":
             self._server = UnixListener(ipc_path)
             self.endpoint = Endpoint(f"{_IPC}{ipc_path}")
         else:
-            self._server = _CurveServer(host, peer_public_key, polls_lost=polls_lost)
+            self._server = _CurveServer(
+                host, peer_public_key, polls_lost=polls_lost, max_message_bytes=max_message_bytes
+            )
             self.endpoint = self._server.endpoint
 
     @property
@@ -130,7 +136,14 @@ class Listener:
 class _CurveServer:
     """A TCP socket that authenticates one client key."""
 
-    def __init__(self, host: str, peer_public_key: bytes, *, polls_lost: bool) -> None:
+    def __init__(
+        self,
+        host: str,
+        peer_public_key: bytes,
+        *,
+        polls_lost: bool,
+        max_message_bytes: int | None,
+    ) -> None:
         self._context = zmq.Context()
         self._pair = self._context.socket(zmq.PAIR)
         self._pair.linger = _LINGER_MS
@@ -139,9 +152,8 @@ class _CurveServer:
         # Called at each handshake; `key` is in Z85, as all keys here.
         only_peer = SimpleNamespace(callback=lambda domain, key: key == peer_public_key)
         self._authenticator.configure_curve_callback(domain="*", credentials_provider=only_peer)
-        self._end = _ZmqSocket(
-            self._pair, _Monitor(self._pair, accepts=True) if polls_lost else None
-        )
+        monitor = _Monitor(self._pair, accepts=True) if polls_lost else None
+        self._end = _ZmqSocket(self._pair, monitor, max_message_bytes)
         keys = CurveKeys.generate()
         self._pair.curve_server = True
         self._pair.curve_secretkey = keys.secret
@@ -229,12 +241,16 @@ class _ZmqSocket:
     peer's handshake, also those of strangers.
     """
 
-    def __init__(self, pair: zmq.Socket[bytes], monitor: _Monitor | None) -> None:
+    def __init__(
+        self, pair: zmq.Socket[bytes], monitor: _Monitor | None, max_message_bytes: int | None
+    ) -> None:
         """Take a pair with its monitor; `poll_lost` is always false without one."""
         self._socket = pair
         self._monitor = monitor
         pair.heartbeat_ivl = _HEARTBEAT_INTERVAL_MS
         pair.heartbeat_timeout = _HEARTBEAT_TIMEOUT_MS
+        if max_message_bytes is not None:
+            pair.maxmsgsize = max_message_bytes + _CURVE_BYTES
 
     @property
     def pollable(self) -> zmq.Socket[bytes]:
@@ -267,11 +283,14 @@ def connect(
     endpoint: Endpoint,
     keys: CurveKeys,
     timeout_s: float,
+    *,
+    max_message_bytes: int | None = None,
 ) -> StepSocket:
     """Return the Router's end of a worker's socket.
 
     timeout_s: the limit for a worker on this node to read or write the next part of a message.
-    Raises OSError if no worker listens on this node.
+    max_message_bytes: a TCP connection over which a larger message arrives is closed. Raises
+    OSError if no worker listens on this node.
     """
     if endpoint.address.startswith(_IPC):
         return UnixSocket.connect(Path(endpoint.address.removeprefix(_IPC)), timeout_s)
@@ -281,6 +300,6 @@ def connect(
         pair.curve_serverkey = endpoint.public_key
         pair.curve_publickey = keys.public
         pair.curve_secretkey = keys.secret
-    monitored = _ZmqSocket(pair, _Monitor(pair))
+    monitored = _ZmqSocket(pair, _Monitor(pair), max_message_bytes)
     pair.connect(endpoint.address)
     return monitored

@@ -78,7 +78,7 @@ def test_resident_memory_of_this_process_and_the_ranks_is_summed():
     )
     try:
         assert rank.stdout.readline() == b"filled\n"
-        places = [RankPlace("here", rank.pid, "1"), RankPlace("here", 2**22 + 1, "0,1")]
+        places = [RankPlace("here", "a", rank.pid, "1"), RankPlace("here", "a", 2**22 + 1, "0,1")]
         use = MemoryMeter(GpuMemory(Nvml().load)).read(places)
         own, theirs = (psutil.Process(pid).memory_info().rss for pid in (os.getpid(), rank.pid))
     finally:
@@ -94,12 +94,12 @@ def test_a_reading_holds_for_a_second():
     meter = MemoryMeter(GpuMemory(Nvml().load), clock)
     first = meter.read([])
     clock.now_s += 0.9
-    assert meter.read([RankPlace("here", os.getpid(), "0")]) is first
+    assert meter.read([RankPlace("here", "a", os.getpid(), "0")]) is first
     clock.now_s += 0.2
-    assert meter.read([RankPlace("here", os.getpid(), "0")]).gpu_bytes == 80 * GIB
+    assert meter.read([RankPlace("here", "a", os.getpid(), "0")]).gpu_bytes == 80 * GIB
 
 
 def test_a_replica_on_cpus_loads_no_library(monkeypatch):
     monkeypatch.setattr("cluster.replica.memory.GpuMemory", None)
     for visible in (None, "", " "):
-        assert MemoryMeter().read([RankPlace("here", os.getpid(), visible)]).gpu_bytes == 0
+        assert MemoryMeter().read([RankPlace("here", "a", os.getpid(), visible)]).gpu_bytes == 0

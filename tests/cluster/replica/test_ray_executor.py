@@ -11,7 +11,6 @@ from cluster.replica.ray_executor import RayExecutor, ReplicaExecutor
 from cluster.workers.group_spec import HeadSource, ModelSource, RankPlace
 from cluster.workers.groups.roles import DRAFT
 from cluster.workers.rank.actor import DraftWorker
-from cluster.workers.ray.resources import DRAFT_BUNDLE, TARGET_BUNDLE
 from cluster.workers.shared_draft.draft_seats import Seat
 from cluster.workers.transport.transport import Endpoint
 from specdec.config.llm import LLMConfig
@@ -38,7 +37,7 @@ class Group:
     def __init__(self, spec, placement):
         assert placement is PLACEMENT
         self.spec = spec
-        self.ranks = SimpleNamespace(places=[RankPlace("here", 7, None)])
+        self.ranks = SimpleNamespace(places=[RankPlace("here", "a", 7, None)])
         self.error = None
         self.is_killed = self.is_closed = False
 
@@ -123,7 +122,7 @@ def test_both_are_started_as_configured(models, started, tiny_model_dir):
     models.load(PLACEMENT)
     target, draft = started.target[0].spec, started.draft[0].spec
     assert (target.name, draft.name) == ("target", "draft model")
-    assert (target.bundle_index, draft.bundle_index) == (TARGET_BUNDLE, DRAFT_BUNDLE)
+    assert (target.bundles, draft.bundles) == ((1,), (2,))
     assert target.model == draft.model == ModelSource(str(tiny_model_dir), tiny_model_dir)
     assert (target.quantization, draft.quantization) == ("int8", "int8")
     assert (target.transport, draft.transport) == ("tcp", "tcp")
@@ -155,10 +154,10 @@ def test_a_head_is_loaded_by_the_ranks_of_the_target(tiny_model_dir, tmp_path, s
 def test_it_knows_where_the_ranks_of_a_node_run(models, started):
     assert models.places_on("here") == [], "before the start"
     models.load(PLACEMENT)
-    assert models.places_on("here") == [RankPlace("here", 7, None)] * 2
+    assert models.places_on("here") == [RankPlace("here", "a", 7, None)] * 2
     assert models.places_on("elsewhere") == []
     models.mark_target_lost()
-    assert models.places_on("here") == [RankPlace("here", 7, None)]
+    assert models.places_on("here") == [RankPlace("here", "a", 7, None)]
 
 
 def test_they_start_at_the_same_time(models, started, monkeypatch):

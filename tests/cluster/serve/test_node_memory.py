@@ -94,6 +94,26 @@ def test_models_that_share_a_gpu_have_one_memory(placed):
     assert queries == [(1, 0.5)]
 
 
+PACKED = {"tensor_parallel_size": 2, "target_placement": "pack"}
+
+
+def test_ranks_on_two_nodes_have_equal_parts_of_the_smaller(placed):
+    """A rank needs as much on each node, and a draft rank beside one has its own part."""
+    alone = config_of(speculative_config=None, **PACKED)
+    assert placed(alone, "a", "a", "b") == (ReplicaMemory(2 * THERE), [(2, 0)])
+    assert placed(alone, "a", "a", "a") == (ReplicaMemory(HERE), [])
+    memory, _ = placed(config_of(**PACKED), "a", "a", "b", "b")
+    assert memory == ReplicaMemory(2 * (THERE // 2), THERE // 2)
+    memory, _ = placed(config_of(**PACKED), "a", "a", "b", "a", shares=NodeShares(2, 3))
+    assert memory == ReplicaMemory(THERE, HERE // 2 // 3)
+
+
+def test_the_gpu_of_each_rank_is_queried_where_each_has_a_bundle(placed):
+    memory, queries = placed(config_of("cuda", **PACKED), "a", "a", "b", "b")
+    assert memory == ReplicaMemory(int(THERE * 0.9), int(THERE * 0.9))
+    assert sorted(queries) == [(1, 1), (2, 1), (3, 1)]
+
+
 def node(alive=True, cpus=2, **labels):
     return {"Alive": alive, "Resources": {"CPU": cpus}, "Labels": labels, "NodeID": "n"}
 
@@ -133,6 +153,13 @@ def applications(replicas):
 def test_replicas_are_spread_over_alive_nodes(shares, num_replicas, nodes, expected):
     listed = [node()] * nodes + [node(alive=False)] * 3
     assert shares(listed, num_replicas=num_replicas).target == expected
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "nodes", "expected"), [(4, 4, 2), (4, 1, 4), (1, 4, 1), (4, 16, 1)]
+)
+def test_replicas_on_two_nodes_each_count_on_both(shares, num_replicas, nodes, expected):
+    assert shares([node()] * nodes, num_replicas=num_replicas, **PACKED).target == expected
 
 
 def test_unsuitable_nodes_are_not_counted(shares):

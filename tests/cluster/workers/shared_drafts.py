@@ -31,8 +31,8 @@ LIMITS = DraftLimits(num_blocks=120, block_size=4, max_model_len=160, max_catch_
 
 def spec_of(directory, transport=None):
     return GroupSpec(
-        "draft model", ModelSource("m", directory), "float32", "cpu", None, "auto", 1, LIMITS, 2, 0,
-        transport, 60.0, 60.0, LogConfig(),
+        "draft model", ModelSource("m", directory), "float32", "cpu", None, "auto", 1, LIMITS, 2,
+        (0,), transport, 60.0, 60.0, LogConfig(),
     )  # fmt: skip
 
 

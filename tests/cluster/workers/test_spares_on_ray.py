@@ -18,7 +18,6 @@ from cluster.workers.groups.supervisors import DraftSupervisor
 from cluster.workers.groups.worker_group import WorkerGroup
 from cluster.workers.rank.actor import DraftWorker
 from cluster.workers.ray.ray_runtime import start_ray
-from cluster.workers.ray.resources import DRAFT_BUNDLE
 from specdec.config.engine import DraftLimits
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.proposers import DraftRequest, DraftVocabulary
@@ -45,7 +44,7 @@ def own_ray():
 def spec_of(directory, device="cpu", size=1):
     return GroupSpec(
         "draft model", ModelSource(str(directory), directory), "float32", device, None, "auto",
-        size, LIMITS, 1, DRAFT_BUNDLE, None, START_TIMEOUT_S, 10.0, LogConfig(),
+        size, LIMITS, 1, (2,) * size, None, START_TIMEOUT_S, 10.0, LogConfig(),
     )  # fmt: skip
 
 

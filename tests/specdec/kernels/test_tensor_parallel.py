@@ -69,9 +69,17 @@ def test_single_rank_needs_no_rendezvous(tmp_path):
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize(("is_custom", "is_ordered"), [(True, False), (False, True)])
-def test_gpus_connect_before_graphs_are_captured(tmp_path, monkeypatch, is_custom, is_ordered):
-    """NCCL connects when the group is joined if it is given the device; the hosts use Gloo."""
+@pytest.mark.parametrize(
+    ("is_custom", "is_ordered", "store"),
+    [(True, False, None), (False, True, None), (True, True, object())],
+)
+def test_gpus_connect_before_graphs_are_captured(
+    tmp_path, monkeypatch, is_custom, is_ordered, store
+):
+    """NCCL connects when the group is joined if it is given the device; the hosts use Gloo.
+
+    On several nodes, with a store, there are no sums in one shot.
+    """
     joined, chosen = {}, {}
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     distributed = SimpleNamespace(
@@ -85,12 +93,13 @@ def test_gpus_connect_before_graphs_are_captured(tmp_path, monkeypatch, is_custo
         lambda group, device, **options: chosen.update(device=device, **options) or group,
     )
     timeout = timedelta(seconds=3)
-    rendezvous = Rendezvous(1, 2, "cuda", tmp_path, timeout, is_custom, is_ordered)
+    rendezvous = Rendezvous(1, 2, "cuda", tmp_path, timeout, is_custom, is_ordered, store)
     group = rendezvous.join()
     assert (group.rank, group.size, group.describe()) == (1, 2, "NCCL")
     assert joined["backend"] == "cpu:gloo,cuda:nccl"
     assert (joined["device_id"], joined["rank"]) == (torch.device("cuda", 1), 1)
-    wanted = {"is_custom": is_custom, "is_ordered": is_ordered}
+    assert (joined["store"], joined["init_method"] is None) == (store, store is not None)
+    wanted = {"is_custom": is_custom and store is None, "is_ordered": is_ordered}
     assert chosen == {"device": joined["device_id"], **wanted}
 
 

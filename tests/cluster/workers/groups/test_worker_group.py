@@ -102,7 +102,7 @@ class ThreadRanks:
 
 def spec_of(directory, limits):
     return GroupSpec(
-        "model", ModelSource("m", directory), "float32", "cpu", None, "auto", 1, limits, 1, 1,
+        "model", ModelSource("m", directory), "float32", "cpu", None, "auto", 1, limits, 1, (1,),
         None, 60.0, 60.0, LogConfig(),
     )  # fmt: skip
 

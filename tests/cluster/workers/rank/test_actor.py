@@ -4,18 +4,21 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from cluster.observability.logs import LogConfig
-from cluster.workers.group_spec import GroupSpec, ModelSource, RankPlace
+from cluster.workers.group_spec import GroupSpec, ModelSource, Peers, RankPlace
 from cluster.workers.messages import serialization
 from cluster.workers.rank.actor import TargetWorker
 from cluster.workers.transport.unix_socket import PeerGoneError, UnixSocket
 from specdec.config.engine import EngineConfig
 from specdec.types.messages import StepInput, VerifyOutput
+
+PEERS = Peers(2)
 
 
 class Socket:
@@ -59,9 +62,11 @@ def rank_of(tmp_path, monkeypatch):
         limits = EngineConfig(max_model_len=16, num_blocks=1)
         spec = GroupSpec(
             "target", ModelSource(str(tmp_path), Path(tmp_path)), "float32", "cpu", None, "auto",
-            2, limits, 1, 1, None, 60.0, 60.0, LogConfig(),
+            2, limits, 1, (1, 1), None, 60.0, 60.0, LogConfig(),
         )  # fmt: skip
         monkeypatch.setattr("cluster.workers.rank.actor.logs.configure", lambda config: None)
+        context = SimpleNamespace(get_node_id=lambda: "a")
+        monkeypatch.setattr("cluster.workers.rank.actor.ray.get_runtime_context", lambda: context)
         return TargetWorker(spec, rank, tmp_path, replaces)
 
     return rank_of
@@ -74,8 +79,8 @@ def ran(rank_of, monkeypatch):
         worker = rank_of(rank)
         socket, model = Socket(messages), Rank(failing)
         worker._listener = SimpleNamespace(accept=lambda: socket, close=lambda: None)
-        monkeypatch.setattr(worker, "_load", lambda: model)
-        worker.run()
+        monkeypatch.setattr(worker, "_load", lambda peers: model)
+        worker.run(PEERS)
         return model.ran, socket
 
     return run
@@ -101,6 +106,25 @@ def test_no_step_is_executed_after_one_that_failed(ran, rank):
     assert socket.messages == [], "it stopped reading"
 
 
+@pytest.mark.parametrize("error", [None, ValueError("no weights")])
+def test_connections_with_other_ranks_outlive_an_error_of_this_one(rank_of, monkeypatch, error):
+    """Otherwise the others report that this rank has ended, before its own error arrives."""
+    worker, calls = rank_of(0), []
+
+    def load(peers):
+        if error is not None:
+            raise error
+        return Rank()
+
+    worker._socket = Socket([serialization.STOP])
+    worker._listener = SimpleNamespace(close=lambda: calls.append("listener"))
+    worker._peers = SimpleNamespace(close=lambda: calls.append("peers"))
+    monkeypatch.setattr(worker, "_load", load)
+    with pytest.raises(ValueError, match="no weights") if error else nullcontext():
+        worker.run(PEERS)
+    assert calls == (["listener"] if error else ["listener", "peers"])
+
+
 @pytest.fixture
 def lost():
     """The process of a lost rank, which has not ended yet."""
@@ -114,9 +138,9 @@ def lost():
 def spare(rank_of, lost, monkeypatch):
     """A spare of the lost rank, and the event of its load."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    worker, has_loaded = rank_of(0, RankPlace("here", lost.pid, "2")), threading.Event()
+    worker, has_loaded = rank_of(0, RankPlace("here", "a", lost.pid, "2")), threading.Event()
 
-    def load():
+    def load(peers):
         has_loaded.set()
         return Rank()
 
@@ -137,7 +161,7 @@ def test_a_spare_sees_the_devices_of_the_rank_it_replaces(spare):
 
 def test_a_spare_of_a_rank_without_devices_sees_what_that_rank_sees(rank_of, lost, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert rank_of(0, RankPlace("here", lost.pid, None)).place().visible_devices is None
+    assert rank_of(0, RankPlace("here", "a", lost.pid, None)).place().visible_devices is None
 
 
 def test_a_spare_loads_once_it_has_a_step_and_the_other_rank_has_ended(spare, lost):
@@ -147,7 +171,7 @@ def test_a_spare_loads_once_it_has_a_step_and_the_other_rank_has_ended(spare, lo
     def wait_and_run():
         worker.stand_by()
         is_needed.set()
-        worker.run()
+        worker.run(PEERS)
 
     thread = threading.Thread(target=wait_and_run)
     thread.start()
@@ -171,18 +195,18 @@ def test_a_spare_fails_where_the_other_rank_does_not_end(spare, monkeypatch):
     router.send(step(1))
     worker.stand_by()
     with pytest.raises(TimeoutError, match=r"did not end within 0\.1 s"):
-        worker.run()
+        worker.run(PEERS)
     assert not has_loaded.is_set()
 
 
 def test_a_spare_of_a_rank_that_has_ended_before_it_began_loads_at_once(rank_of, lost, monkeypatch):
     lost.kill()
     lost.wait()
-    worker = rank_of(0, RankPlace("here", lost.pid, None))
-    monkeypatch.setattr(worker, "_load", Rank)
+    worker = rank_of(0, RankPlace("here", "a", lost.pid, None))
+    monkeypatch.setattr(worker, "_load", lambda peers: Rank())
     router = connected(worker)
     router.send(step(1))
     router.send(serialization.STOP)
     worker.stand_by()
-    worker.run()
+    worker.run(PEERS)
     assert serialization.decode_output(router.receive()).step_id == 1

@@ -30,7 +30,7 @@ from specdec.config.engine import DraftLimits
 model = ModelSource(sys.argv[1], Path(sys.argv[1]))
 limits = DraftLimits(num_blocks=20, block_size=4, max_model_len=80, max_catch_up_tokens=16)
 spec = GroupSpec(
-    "draft model", model, "float32", "cpu", None, "auto", 1, limits, 1, 2, None, 60.0, 60.0,
+    "draft model", model, "float32", "cpu", None, "auto", 1, limits, 1, (2,), None, 60.0, 60.0,
     LogConfig(),
 )
 prepare_to_load(spec)

@@ -8,18 +8,19 @@ import pytest
 from cluster.config.serve_config import ServeConfig
 from cluster.workers.ray.resources import (
     CPUS_PER_WORKER,
-    DRAFT_BUNDLE,
-    TARGET_BUNDLE,
     bundle_labels,
     check_ranks,
     check_together,
+    draft_bundle,
     gpus_per_rank,
     memory_per_replica,
     placement_bundles,
+    placement_strategy,
     require_placeable,
     service_bundles,
     shared_draft_bundle,
     shared_draft_labels,
+    target_bundles,
     total,
 )
 from specdec.config.speculation.speculative import SpeculativeConfig
@@ -202,8 +203,7 @@ def test_the_router_goes_with_the_target():
     config = ServeConfig(**DRAFTING, target_labels="role=t,zone=a", draft_labels="role=d")
     labels = bundle_labels(config)
     assert len(labels) == len(placement_bundles(config))
-    assert labels[0] == labels[TARGET_BUNDLE] == {"role": "t", "zone": "a"}
-    assert labels[DRAFT_BUNDLE] == {"role": "d"}
+    assert labels == [{"role": "t", "zone": "a"}] * 2 + [{"role": "d"}]
 
 
 def test_without_a_draft_model_there_is_no_bundle_for_it():
@@ -232,6 +232,32 @@ def test_ranks_with_gpus_need_them_on_one_node():
     require_placeable([config], [node(gpus=4)])
     with pytest.raises(InvalidValueError, match=r"tensor_parallel_size is 4; .* 4 GPU"):
         require_placeable([config], [node(gpus=2), node(gpus=2)])
+
+
+PACKED = {**DRAFTING, "tensor_parallel_size": 3, "target_placement": "pack"}
+
+
+@pytest.mark.parametrize(("placement", "strategy"), [("pack", "PACK"), ("spread", "SPREAD")])
+def test_ranks_that_may_be_on_several_nodes_have_a_bundle_each(placement, strategy):
+    settings = {**PACKED, "target_placement": placement}
+    config = ServeConfig(**settings, target_labels="role=t", draft_labels="role=d")
+    assert placement_strategy(config) == strategy
+    assert placement_bundles(config) == [{"CPU": 0.2}, *[{"CPU": 0.35}] * 4]
+    assert (target_bundles(config), draft_bundle(config)) == (range(1, 4), 4)
+    assert bundle_labels(config) == [{"role": "t"}] * 4 + [{"role": "d"}]
+
+
+@pytest.mark.parametrize(("device", "placement"), [("cpu", "spread"), ("cuda", "pack")])
+def test_the_error_for_ranks_that_fit_no_node_names_the_placement(device, placement):
+    nodes = [node(cpus=1, gpus=2), node(cpus=1, gpus=2)]
+    together = ServeConfig(**{**PACKED, "target_placement": "strict_pack", "device": device})
+    assert placement_strategy(together) == "PACK"
+    message = rf"a node with 1\.05 CPU.*, or target_placement is {placement}"
+    with pytest.raises(InvalidValueError, match=message):
+        require_placeable([together], nodes)
+    require_placeable([ServeConfig(**PACKED)], nodes)
+    with pytest.raises(InvalidValueError, match=r"unless the cluster has nodes with 1\.6 CPU"):
+        require_placeable([ServeConfig(**PACKED)], nodes[:1])
 
 
 def test_replicas_and_models_have_to_fit_together():
