@@ -50,6 +50,11 @@ def test_a_budget_counts_only_pods_that_cannot_be_idle():
     assert kept_pods({"target": gpu_group(4, 2)}, [{**FIRST, "replicas": 4}]) == {"target": 1}
     sharded = {**FIRST, "replicas": 3, "tensorParallelSize": 2}
     assert kept_pods({"target": gpu_group(4, 2)}, [sharded]) == {"target": 2}
+    # Of ranks that span pods only those beside a Router are in a pod that is ready.
+    for placement in ("pack", "spread"):
+        settings = {"target_placement": placement}
+        spanning = {**sharded, "tensorParallelSize": 8, "settings": settings}
+        assert kept_pods({"target": gpu_group(12, 2)}, [spanning]) == {}
     # Replicas on CPUs may all be on one pod.
     assert kept_pods({"target": gpu_group(3, 0)}, [three]) == {}
 

@@ -154,7 +154,10 @@ BY_A_TEMPLATE = {
         "write 1, or enable ray.autoscaler",
     ),
     "cuda without GPUs": (NO_GPUS, "set gpu.count below workerGroups, or write cpu"),
-    "more ranks than a pod has GPUs": (FOUR_SHARDS, "or raise a gpu.count"),
+    "more ranks than a pod has GPUs": (
+        FOUR_SHARDS,
+        "or raise a gpu.count below workerGroups, or for a target write pack in models[0]",
+    ),
     "no GPU left for the draft": (DRAFT_WITHOUT_GPU, "the models need 2 GPUs, drafts included"),
     "no GPU left for the draft on pods of its role": (
         {

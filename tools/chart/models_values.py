@@ -78,7 +78,11 @@ class Model(Values):
         "the others. Every prefix accepts requests for every model",
     )
     tensor_parallel_size: int = Field(
-        1, ge=1, le=1024, description="Tensor parallel size; on GPUs one GPU per rank, in one pod"
+        1,
+        ge=1,
+        le=1024,
+        description="Tensor parallel size; on GPUs one GPU per rank, in one pod unless "
+        "settings.target_placement is pack or spread",
     )
     device: Literal["", "cpu", "cuda"] = Field(
         "", description="Device. Empty: cuda if a worker group has GPUs, else cpu"

@@ -3,8 +3,9 @@
 {{/*
 The targets and drafts that need GPUs, as {"parts": [...]}, each with: at (the value that sets the
 number of ranks), kind (target or draft), model (index in .Values.models), labels (of the Ray nodes
-on which it may run, empty for any), ranks (GPUs in one pod), replicas: for drafts that replicas share,
-the number of workers. A draft that shares the target's GPU is not among them.
+on which it may run, empty for any), ranks (GPUs), spans (whether these may be in several pods),
+replicas: for drafts that replicas share, the number of workers. A draft that shares the target's GPU
+is not among them.
 */}}
 {{- define "specdec.gpuParts" -}}
 {{- $parts := list -}}
@@ -13,7 +14,7 @@ the number of workers. A draft that shares the target's GPU is not among them.
 {{- $placement := merge (dict) $model.settings (include "specdec.placement" (dict "root" $ "model" $model) | fromJson) -}}
 {{- $replicas := ternary $model.autoscaling.minReplicas $model.replicas $model.autoscaling.enabled | int -}}
 {{- $part := dict "model" $index "replicas" $replicas -}}
-{{- $parts = append $parts (merge (dict "kind" "target" "at" (printf "models[%d].tensorParallelSize" $index) "labels" (default "" $placement.target_labels) "ranks" (int $model.tensorParallelSize)) $part) -}}
+{{- $parts = append $parts (merge (dict "kind" "target" "at" (printf "models[%d].tensorParallelSize" $index) "labels" (default "" $placement.target_labels) "ranks" (int $model.tensorParallelSize) "spans" (has (default "" $placement.target_placement) (list "pack" "spread"))) $part) -}}
 {{- $ranks := include "specdec.draftRanks" $model | int -}}
 {{- $shares := and (kindIs "map" $model.speculativeConfig) (get (default dict $model.speculativeConfig) "share_gpu") -}}
 {{- if and (gt $ranks 0) (not $shares) -}}
@@ -25,7 +26,7 @@ the number of workers. A draft that shares the target's GPU is not among them.
 {{- if gt (int $model.draft.maxWorkers) 0 -}}
 {{- $part = dict "model" $index "replicas" (int $model.draft.minWorkers) -}}
 {{- end -}}
-{{- $parts = append $parts (merge (dict "kind" "draft" "at" (printf "models[%d].speculativeConfig.draft_tensor_parallel_size" $index) "labels" (default "" $placement.draft_labels) "ranks" $ranks) $part) -}}
+{{- $parts = append $parts (merge (dict "kind" "draft" "at" (printf "models[%d].speculativeConfig.draft_tensor_parallel_size" $index) "labels" (default "" $placement.draft_labels) "ranks" $ranks "spans" false) $part) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -81,13 +82,16 @@ are in no Service, and always ready.
 {{- $ready -}}
 {{- end -}}
 
-{{/* GPUs that parts need, by their labels. Takes root, and kind, or "" for both. */}}
+{{/*
+GPUs that parts need, by their labels. Takes root, and kind, or "" for both. Of targets alone, those
+that spread over pods count as one GPU: other pods may have ranks but no Router.
+*/}}
 {{- define "specdec.gpusWanted" -}}
 {{- $kind := .kind -}}
 {{- $wanted := dict -}}
 {{- range (include "specdec.gpuParts" .root | fromJson).parts -}}
 {{- if or (not $kind) (eq .kind $kind) -}}
-{{- $gpus := mul (int .ranks) (int .replicas) -}}
+{{- $gpus := ternary 1 (mul (int .ranks) (int .replicas)) (and .spans (eq $.kind "target")) -}}
 {{- $_ := set $wanted .labels (add (int (default 0 (get $wanted .labels))) $gpus) -}}
 {{- end -}}
 {{- end -}}

@@ -111,8 +111,8 @@ the value, and ends with the fix.
 {{- if and (eq (int $pool.largest) 0) (eq .labels "") -}}
 {{- fail (printf "models[%d].device: no worker group has GPUs; set gpu.count below workerGroups, or write cpu" (int .model)) -}}
 {{- end -}}
-{{- if gt (int .ranks) (int $pool.largest) -}}
-{{- fail (printf "%s: %d ranks need as many GPUs in one pod, and the largest pod%s has %d GPUs; lower it, or raise a gpu.count below workerGroups" .at (int .ranks) $pods (int $pool.largest)) -}}
+{{- if and (gt (int .ranks) (int $pool.largest)) (not .spans) -}}
+{{- fail (printf "%s: %d ranks need as many GPUs in one pod, and the largest pod%s has %d GPUs; lower it, or raise a gpu.count below workerGroups, or for a target write pack in models[%d].settings.target_placement" .at (int .ranks) $pods (int $pool.largest) (int .model)) -}}
 {{- end -}}
 {{- end -}}
 {{- $needed := 0 -}}
