@@ -95,7 +95,7 @@ class Settings:
 
 @dataclass
 class _Run:
-    """What auto did in all rounds. chosen: steps by the selected number of draft tokens."""
+    """Totals of auto over all rounds. chosen: steps by the selected number of draft tokens."""
 
     num_tokens: float = 0.0
     seconds: float = 0.0

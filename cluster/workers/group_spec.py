@@ -135,4 +135,4 @@ class Peers:
 
 
 ALONE = Peers()
-"""Of a single rank."""
+"""The place of a single rank, which has no others."""

@@ -58,7 +58,7 @@ class _Adapter:
 
     @property
     def sources(self) -> tuple[str, str]:
-        """What it and its counterpart were loaded from; empty for a part that it does not have."""
+        """Sources of it and of its counterpart; empty for a part that it does not have."""
         return self.file.source, self.draft_source
 
     @property

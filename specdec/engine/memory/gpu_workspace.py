@@ -42,7 +42,7 @@ _GROWTH_GRAPHS_BYTES = 9 * _MIB
 """Device memory of the three graphs of one number of sequences in which a head drafts trees: some
 hundred kernels for each level, by reading."""
 _BEST_FIRST_GRAPHS_BYTES = 3 * _MIB
-"""The same where trees grow best first: some ten kernels for each level, by reading."""
+"""Those of trees that grow best first: some ten kernels for each level, by reading."""
 _ADAPTED_GRAPHS_BYTES = 2 * _GRAPHS_BYTES
 """Device memory of a pass with adapters as a graph, which has twice as many kernels."""
 _PRODUCT_BYTES = 128 * _MIB

@@ -21,7 +21,7 @@ def test_a_draft_goes_on_while_its_survival_is_large_enough(num_verified, num_ac
 
 
 def test_survival_is_the_mean_of_powers_of_the_rate():
-    """Of a beta distribution with the parameters 3 and 2, as the prior and one accepted token."""
+    """The distribution is beta(3, 2): the prior and one accepted token."""
     moments = [3 / 5, 3 * 4 / (5 * 6), 3 * 4 * 5 / (5 * 6 * 7)]
     assert [*survivals(AcceptanceHistory(1.0, 1.0), PRIOR, 3)] == pytest.approx(moments)
     known = survivals(AcceptanceHistory(8000.0, 4000.0), PRIOR, 3)
