@@ -36,8 +36,8 @@ def page() -> str:
 
 def _vllm() -> Iterator[str]:
     yield "## Flags of `vllm serve`\n"
-    same = {_flag(name): "the same" for name in sorted(vllm_compat.SAME)}
-    yield _table({**same, **_renamed(vllm_compat.RENAMED), **_keys(SPECULATION_KEYS)})
+    yield f"The same here: {', '.join(map(_flag, sorted(vllm_compat.SAME)))}.\n"
+    yield _table({**_renamed(vllm_compat.RENAMED), **_keys(SPECULATION_KEYS)})
     yield "Accepted with a notice, because the value is the behavior here:\n"
     yield _always(vllm_compat.ALWAYS)
 
@@ -57,16 +57,14 @@ def _sglang() -> Iterator[str]:
 
 def _values() -> Iterator[str]:
     yield "## Values\n"
-    values = {
-        f"{_flag(name)} `{theirs}`": f"`{ours}`"
-        for name, words in VALUES.items()
-        for theirs, ours in words.items()
+    named = {_flag(name): names for name, names in VALUES.items()}
+    named["method or algorithm"] = other_method_names()
+    rows = {
+        f"{setting} {_names_of(value, names)}": f"`{value}`"
+        for setting, names in named.items()
+        for value in dict.fromkeys(names.values())
     }
-    methods = {
-        f"method or algorithm `{theirs}`": f"`{ours}`"
-        for theirs, ours in other_method_names().items()
-    }
-    yield _table({**values, **methods}, "value")
+    yield _table(rows, "value")
 
 
 def _sampling() -> Iterator[str]:
@@ -89,6 +87,10 @@ def _renamed(names: Mapping[str, str]) -> dict[str, str]:
 
 def _keys(names: Mapping[str, str]) -> dict[str, str]:
     return {_flag(name): f"key `{key}` of `--speculative-config`" for name, key in names.items()}
+
+
+def _names_of(value: str, values: Mapping[str, str]) -> str:
+    return ", ".join(f"`{name}`" for name, each in values.items() if each == value)
 
 
 def _always(flags: Mapping[str, Always]) -> str:
