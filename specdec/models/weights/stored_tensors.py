@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +21,9 @@ from specdec.models.weights.tensor_views import (
     tensor_views,
 )
 from specdec.types.errors import UnsupportedModelError
+
+_MOST_OPEN_BYTES = 64 << 20
+_Window = tuple[slice, ...]
 
 SHORT_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 """Dtypes that float32 represents exactly, by their names in safetensors."""
@@ -48,8 +52,9 @@ class StoredTensors:
     that layers read otherwise than they are stored are views.
     Reading a missing tensor raises UnsupportedModelError.
 
-    A file is opened for each read: it stays mapped, and the pages that were read stay resident,
-    while it is open or one of its tensors is in use.
+    The file of the last read stays open until 64 MiB of its tensors have been read: opening parses
+    the whole header. The pages that were read stay resident while it is open or one of its tensors
+    is in use.
     """
 
     def __init__(self, paths: Iterable[Path], directory: Path) -> None:
@@ -58,6 +63,7 @@ class StoredTensors:
         self._tensors: dict[str, _StoredTensor] = {}
         self._parts: dict[str, _StoredTensor] = {}
         self._views: dict[str, TensorView] = {}
+        self._last: tuple[Path | None, Any, int] = (None, None, 0)  # an open file, and bytes read
         for path in paths:
             with _open(path) as file:
                 names: list[str] = file.keys()
@@ -101,15 +107,19 @@ class StoredTensors:
         if isinstance(view, JoinedView):
             parts = view.parts(*(window or (slice(None),)))
             return torch.cat([self._part(part) for part in parts])
-        with _open(stored.path) as file:
-            own = stored.name
-            tensor: Tensor = file.get_slice(own)[window] if window else file.get_tensor(own)
-        return tensor
+        return self._read(stored, window)
 
     def _part(self, part: StoredPart) -> Tensor:
-        stored = self._parts[part.stored]
-        with _open(stored.path) as file:
-            tensor: Tensor = file.get_slice(stored.name)[part.window]
+        return self._read(self._parts[part.stored], part.window)
+
+    def _read(self, stored: _StoredTensor, window: _Window) -> Tensor:
+        path, file, num_bytes = self._last
+        if path != stored.path or num_bytes >= _MOST_OPEN_BYTES:
+            file, num_bytes = _open(stored.path), 0
+        name = stored.name
+        tensor: Tensor = file.get_slice(name)[window] if window else file.get_tensor(name)
+        num_bytes += prod(stored.shape) * tensor.element_size()
+        self._last = stored.path, file, num_bytes
         return tensor
 
     def _stored(self, name: str) -> _StoredTensor:
