@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Literal, get_args, get_type_hints
 
 from specdec.config.fields import refuse_unknown
@@ -382,7 +383,8 @@ class SpeculativeConfig:
         return LengthSchedule(rows) if rows else None
 
 
-def key_types() -> dict[str, Any]:
+@cache
+def key_types() -> Mapping[str, Any]:
     """Return the type of each key of speculative_config, those of all methods included."""
     name: Any = Literal.__getitem__(tuple(METHODS))  # names that are known at run time only
     types = {"method": name, "first": name | None, "fallback": name | None, **_COMMON_KEYS}
@@ -392,8 +394,7 @@ def key_types() -> dict[str, Any]:
     return types
 
 
-_HINTS = get_type_hints(SpeculativeConfig)
 _COMMON_KEYS: Mapping[str, Any] = {
-    each.name: _HINTS[each.name] for each in fields(SpeculativeConfig) if each.name not in _NO_KEYS
+    name: hint for name, hint in get_type_hints(SpeculativeConfig).items() if name not in _NO_KEYS
 }
 """Types of the keys that are of no method."""
