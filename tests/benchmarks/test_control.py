@@ -74,10 +74,11 @@ def test_sequences_have_the_acceptance_length_on_average():
 def test_json_page_and_chart_are_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(control, "CURVES", {"cpu": CURVES["cpu"]})
     monkeypatch.setattr(control, "STREAMS", STREAMS[:2])
-    monkeypatch.setattr(control, "SLOT_STREAMS", (32,))
+    monkeypatch.setattr(control, "SLOT_STREAMS", (2,))
     monkeypatch.setattr(control, "DRAFT_S", {"head": 0.0003})
     path = tmp_path / "control.json"
-    status = control.main(["--rounds", "2", "--round-s", "5", "--output", str(path)])
+    flags = ["--rounds", "1", "--learn-s", "1", "--round-s", "1"]
+    status = control.main([*flags, "--output", str(path)])
     report, summary = json.loads(path.read_text()), json.loads(capsys.readouterr().out)
     assert len(report["results"]) == 2 * len(ACCEPTANCE) == summary["num_cases"]
     assert len(report["slots_left_out"]) == 2
