@@ -29,7 +29,7 @@ AXE = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if item.nodeid.startswith("tests/browser/"):
             item.add_marker(pytest.mark.browser)
 
 
