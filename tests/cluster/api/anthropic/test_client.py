@@ -1,7 +1,6 @@
 # Modules: cluster.api.anthropic.routes
 """Anthropic's own client against the Messages API: messages, streams, tools, counts and errors."""
 
-import anthropic
 import httpx2
 import pytest
 import pytest_asyncio
@@ -27,7 +26,15 @@ TOOL = {
 }
 
 
-def client_of(router, keys, api_key):
+@pytest.fixture(scope="module")
+def anthropic():
+    """Return the package, whose import takes 2 s of each process that collects the tests."""
+    import anthropic
+
+    return anthropic
+
+
+def client_of(anthropic, router, keys, api_key):
     transport = httpx2.ASGITransport(make_app(lambda: router, lambda: alone(router), lambda: keys))
     http = httpx2.AsyncClient(transport=transport, base_url="http://test")
     return anthropic.AsyncAnthropic(
@@ -36,8 +43,8 @@ def client_of(router, keys, api_key):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(router):
-    async with client_of(router, ApiKeys(), "unused") as client:
+async def client(anthropic, router):
+    async with client_of(anthropic, router, ApiKeys(), "unused") as client:
         yield client
 
 
@@ -45,7 +52,7 @@ async def create(client, **changes):
     return await client.messages.create(**{**FIELDS, **changes})
 
 
-async def test_a_message(client):
+async def test_a_message(client, anthropic):
     message = await create(client, system="Be brief.")
     assert isinstance(message, anthropic.types.Message)
     assert [each.type for each in message.content] == ["text"]
@@ -73,7 +80,7 @@ async def test_the_events_of_a_stream_are_those_of_the_client(client):
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-async def test_a_call_of_a_tool_and_its_result(client, is_streamed):
+async def test_a_call_of_a_tool_and_its_result(client, anthropic, is_streamed):
     changes = {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "ask"}, "max_tokens": 150}
     if is_streamed:
         async with client.messages.stream(**{**FIELDS, **changes}) as stream:
@@ -101,14 +108,14 @@ async def test_tokens_are_counted(client):
     assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
-async def test_errors_are_those_of_the_client(client, router):
+async def test_errors_are_those_of_the_client(client, anthropic, router):
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
         await create(client, max_tokens=0)
     with pytest.raises(anthropic.NotFoundError):
         await create(client, model="other")
     keys = ApiKeys([ApiKey("ann", "sk-correct-horse")])
-    async with client_of(router, keys, "sk-wrong") as stranger:
+    async with client_of(anthropic, router, keys, "sk-wrong") as stranger:
         with pytest.raises(anthropic.AuthenticationError):
             await create(stranger)
-    async with client_of(router, keys, "sk-correct-horse") as ann:
+    async with client_of(anthropic, router, keys, "sk-correct-horse") as ann:
         assert (await create(ann)).content
