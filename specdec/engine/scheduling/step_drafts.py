@@ -34,6 +34,7 @@ class StepDrafts:
         self._recorder = recorder
         self._clock = clock
         self._max_model_len = config.max_model_len
+        self._max_num_seqs = config.max_num_seqs
 
     def take(self, rows: list[ScheduledRow], decision: Decision) -> Drafting:
         """Take drafts for the eligible rows, those with room for 0 draft tokens included; time it.
@@ -96,12 +97,22 @@ class StepDrafts:
         )
         drafting: Drafting | None = NO_DRAFTING
         if scheduled and decision.num_draft_tokens:
-            eligible = self._eligible(scheduled)
+            eligible = self._eligible(self._seated(scheduled, in_flight))
             drafting = self._speculator.propose_ahead(eligible)
             drafting = drafting and _with_left_out(drafting, eligible, decision)
         if drafting is None:
             return [], NO_DRAFTING
         return rows_ahead(scheduled, anticipated, drafting, self._max_model_len), drafting
+
+    def _seated(self, rows: list[ScheduledRow], in_flight: Rows) -> list[ScheduledRow]:
+        """Return the rows that a draft model has seats for before the step in flight is committed.
+
+        Until then it keeps the sequences that end with that step, and others may have joined.
+        """
+        if self._scheduler.num_running <= self._max_num_seqs:
+            return rows
+        in_flight_ids = {seq.seq_id for seq, _ in in_flight}
+        return [row for row in rows if row.seq.seq_id in in_flight_ids]
 
     def _eligible(self, rows: list[ScheduledRow]) -> list[ScheduledRow]:
         """Return the rows to take drafts for; those of predicted output draft in any case."""

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec.kernels.reference.state_pool import StatePool
-from tests.specdec.engine.test_hybrids import SMALL_POOL, hybrid_config, requests
+from tests.specdec.engine.test_hybrids import NUM_TOKENS, SMALL_POOL, hybrid_config, requests
 from tests.specdec.engines import draft_model, local_engine, request, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.families import save_family
@@ -52,15 +52,19 @@ class Recorded:
         return proposals
 
 
-def run(directories, temperature, group=None, **changes):
+def run(directories, temperature, group=None, max_tokens=NUM_TOKENS, **changes):
     """Return the tokens with drafts, what was drafted, and the counts."""
     target, draft = directories
-    limits = {"enable_prefix_caching": False, "max_num_seqs": 8}
+    config = hybrid_config(NUM_DRAFT_TOKENS, **changes)
+    limits = {"enable_prefix_caching": False, "max_num_seqs": config.max_num_seqs}
     limits["max_draft_tokens"] = NUM_DRAFT_TOKENS
     recorded = Recorded(draft_model(draft, group, kernels="torch", **limits))
-    config = hybrid_config(NUM_DRAFT_TOKENS, **changes)
     engine = local_engine(target, config, group, recorded.proposer)
-    return tokens_by(engine, requests(temperature)), recorded.drafts, engine.stats().counts
+    return (
+        tokens_by(engine, requests(temperature, max_tokens=max_tokens)),
+        recorded.drafts,
+        engine.stats().counts,
+    )
 
 
 def assert_drafts_of_texts(draft_dir, drafts):
@@ -97,6 +101,14 @@ def test_drafts_are_those_of_the_text_and_change_no_token(directories, changes, 
     assert 0 < speculation.num_accepted_tokens <= speculation.num_draft_tokens
     if temperature == 0.0:
         assert_drafts_of_texts(directories[1], drafts)
+
+
+def test_sequences_that_join_ahead_wait_for_a_seat_of_the_draft_model(directories):
+    """One that ends has the seat until its last step is committed."""
+    changes = {"async_scheduling": True, "max_num_seqs": 1}
+    found, _, counts = run(directories, 0.0, max_tokens=1, **changes)
+    assert all(len(token_ids) == 1 for token_ids in found.values())
+    assert counts.num_steps_ahead > 0
 
 
 @pytest.mark.slow

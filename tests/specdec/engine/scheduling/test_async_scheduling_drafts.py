@@ -109,3 +109,15 @@ def test_no_step_runs_ahead_of_drafts_that_depend_on_it(tiny_model_dir):
     run(engine, [request("a", PROMPTS[2])])
     assert [is_ahead for _, is_ahead in target.steps].count(True) == 1
     assert target.steps[-1][1]
+
+
+def test_a_request_that_joins_ahead_drafts_at_once_where_seats_are_free(tiny_model_dir):
+    speculation = SpeculativeConfig.of("draft_model", 4)
+    config = engine_config(speculation=speculation, async_scheduling=True)
+    drafter = draft_model(tiny_model_dir, max_catch_up_tokens=64)
+    engine, target = engine_on(tiny_model_dir, config, proposer=drafter)
+    prompts = {"long": list(range(5, 105)), "joins": list(range(150, 170))}
+    run(engine, [request(name, each, max_tokens=11) for name, each in prompts.items()])
+    assert [is_ahead for step, is_ahead in target.steps if step.admitted] == [False, True]
+    lengths = [[len(row.token_ids) for row in step.rows] for step, _ in target.steps]
+    assert lengths == [[64], [36, 20], [5, 5], [5, 5]]
