@@ -143,6 +143,7 @@ class OutputBuilder:
         self._changed: set[int] = set()  # choices with something new since the last delta
         self._prompt_logprobs: list[PositionLogprobs | None] | None = None
         self._last: EngineOutput | None = None
+        self._num_cached_tokens = 0
         self._is_finished = False
 
     def add(self, output: EngineOutput) -> None:
@@ -166,6 +167,8 @@ class OutputBuilder:
             stop_reason=output.stop_reason,
         )
         self._changed.add(output.choice)
+        if output.choice == 0:  # it computes the prompt, whose KV the others find cached
+            self._num_cached_tokens = output.num_cached_tokens
         self._last, self._is_finished = output, output.is_last
 
     def abort(self) -> None:
@@ -187,7 +190,7 @@ class OutputBuilder:
             outputs=[_copy(choice) for choice in self._choices],
             finished=self._is_finished,
             metrics=self._stats(last.num_output_tokens if last else 0),
-            num_cached_tokens=last.num_cached_tokens if last else 0,
+            num_cached_tokens=self._num_cached_tokens,
             seed=self._request.seed,
             speculation=last.speculation if last else SpeculationStats(),
             verifier=last.verifier if last else "coupled",

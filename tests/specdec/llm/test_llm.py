@@ -185,8 +185,9 @@ def test_choices_and_log_probabilities(llm):
     params = SamplingParams(
         n=3, seed=1, max_tokens=5, ignore_eos=True, logprobs=2, prompt_logprobs=1, temperature=1.0
     )
-    [output] = llm.generate(PROMPTS[1], params, use_tqdm=False)
+    [output] = llm.generate(2 * PROMPTS[0], params, use_tqdm=False)
     assert [choice.index for choice in output.outputs] == [0, 1, 2]
+    assert output.num_cached_tokens == 0  # though the others reuse the KV that choice 0 computes
     for choice in output.outputs:
         assert len(choice.logprobs) == len(choice.token_ids) == 5
         own = [
