@@ -46,10 +46,16 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "spaces_between_special_tokens": "left out: special tokens are not separated",
         "flat_logprobs": "left out: logprobs are dictionaries by token id",
         "extra_args": "left out: there are no extra arguments",
+        "skip_reading_prefix_cache": "left out: give the prompt a separate cache_salt",
         "max_new_tokens": "written as max_tokens",
     }
 )
 """Arguments of vLLM, and of other engines, with the end of "it must be ..."."""
+
+_OMITTED_IF_NONE = frozenset(
+    {"stop", "stop_token_ids", "bad_words", "logit_bias", "logprob_token_ids", *REFUSED}
+)
+"""Arguments that are omitted where they are None, vLLM's default of most."""
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +76,8 @@ def accepts_vllm_names(read_structure: Structure) -> Callable[[type[T]], type[T]
 
         @functools.wraps(construct)
         def init(self: T, *args: Any, **given: Any) -> None:
-            if not given.keys() <= names or given.get("top_k") == _ALL_TOKENS:
+            has_none = any(each is None for each in given.values())
+            if has_none or not given.keys() <= names or given.get("top_k") == _ALL_TOKENS:
                 given = _in_our_words(given, known, read_structure)
             construct(self, *args, **given)
 
@@ -83,7 +90,11 @@ def accepts_vllm_names(read_structure: Structure) -> Callable[[type[T]], type[T]
 def _in_our_words(
     given: dict[str, Any], known: tuple[str, ...], read_structure: Structure
 ) -> dict[str, Any]:
-    values = dict(given)
+    values = {
+        name: each
+        for name, each in given.items()
+        if each is not None or name not in _OMITTED_IF_NONE
+    }
     if values.get("top_k") == _ALL_TOKENS:
         values["top_k"] = 0
     for name in _STRUCTURES:

@@ -127,7 +127,7 @@ OF_ANOTHER_TYPE = [
     {"allowed_token_ids": "56"},
     {"bad_words": "END"},
     {"stop": [1]},
-    {"stop": None},
+    {"stop": 5},
     {"stop_token_ids": 5},
     {"include_stop_str_in_output": 1},
     {"max_tokens": "9"},

@@ -44,6 +44,18 @@ def test_all_tokens_are_kept_by_vllms_value_too():
         SamplingParams(top_k=-2)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("stop", "stop_token_ids", "bad_words", "logit_bias", "logprob_token_ids"),
+        *vllm_sampling.REFUSED,
+    ],
+)
+def test_an_argument_that_is_none_counts_as_omitted(name):
+    assert SamplingParams(**{name: None}, top_k=-1) == SamplingParams(top_k=0)
+    assert SamplingParams(**{name: None}) == SamplingParams()
+
+
 def test_detokenize_is_noted_once(caplog):
     vllm_sampling._note_detokenize.cache_clear()
     with caplog.at_level(logging.WARNING):
@@ -64,6 +76,7 @@ def test_detokenize_is_noted_once(caplog):
         ({"output_kind": 1}, "an argument of AsyncLLM.generate"),
         ({"logits_processors": [print]}, "use logit_bias, bad_words"),
         ({"best_of": 2}, "use n"),
+        ({"skip_reading_prefix_cache": True}, "give the prompt a separate cache_salt"),
         ({"use_beam_search": True}, "beam search is not supported"),
         ({"max_new_tokens": 9}, "written as max_tokens"),
         ({"detokenize": 1}, "detokenize is 1; it must be true or false"),
