@@ -367,7 +367,9 @@ class SamplingParams:
             raise InvalidValueError("max_tokens", self.max_tokens, "at least 1")
         most = _INT32_LIMIT - 1 if self.max_tokens is None else self.max_tokens
         if not 0 <= self.min_tokens <= most:
-            limit = "at least 0" if self.max_tokens is None else f"from 0 to max_tokens ({most})"
+            limit = (
+                f"from 0 to {most}" if self.max_tokens is None else f"from 0 to max_tokens ({most})"
+            )
             raise InvalidValueError("min_tokens", self.min_tokens, limit)
         if self.seed is not None and not -SEED_LIMIT <= self.seed < SEED_LIMIT:
             raise InvalidValueError("seed", self.seed, "from -2^63 to 2^63 - 1")

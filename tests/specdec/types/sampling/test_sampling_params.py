@@ -157,6 +157,11 @@ def test_an_error_beyond_a_limit_names_field_value_and_limit(field, values):
     assert named(caught.value, field)
 
 
+def test_the_limit_of_min_tokens_without_max_tokens():
+    with pytest.raises(InvalidValueError, match=r"it must be from 0 to 2147483647$"):
+        SamplingParams(min_tokens=2**31)
+
+
 @pytest.mark.parametrize("values", OF_ANOTHER_TYPE, ids=str)
 def test_a_value_of_another_type_is_rejected(values):
     [(field, value)] = values.items()
