@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
+from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 from specdec.types.validation import require_range
 
@@ -162,6 +163,19 @@ class EngineConfig:
     def max_row_guesses(self) -> int:
         """Most guesses of a row, unless a request asks for more draft tokens than configured."""
         return 0 if self.speculation is None else self.speculation.max_row_guesses
+
+    def require_room(self, num_present: int, num_choices: int) -> None:
+        """Raise OverloadedError for a request whose choices do not fit into batch and queue now.
+
+        Raises InvalidValueError where they never fit.
+        """
+        most = self.max_num_seqs + self.max_queue_len
+        if num_choices > most:
+            limit = f"at most {most} (max_num_seqs and max_queue_len together)"
+            raise InvalidValueError("n", num_choices, limit)
+        if num_present + num_choices > most:
+            count = f"{num_present} of {most} requests run or wait, each choice counted as one"
+            raise OverloadedError(f"{count}; this one has {num_choices}")
 
     @property
     def rank_drafters_read_tokens(self) -> bool:

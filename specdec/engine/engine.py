@@ -119,17 +119,17 @@ class Engine:
             self.adapters,
         )
 
-    def add(self, request: EngineRequest) -> None:
-        """Queue a request. Raises InvalidValueError and then keeps nothing.
+    def add(self, request: EngineRequest, *, is_admitted: bool = False) -> None:
+        """Queue a request. Raises InvalidValueError or OverloadedError, and then keeps nothing.
 
         Raises UnknownModelError for an adapter that was unloaded after the request selected it.
-        There must be room for it: `EngineThread.generate` checks that, the scheduler asserts it.
+        is_admitted: it continues an admitted request, which a full queue does not reject.
         """
         if request.request_id in self._requests:
             raise InvalidValueError("request_id", request.request_id, "unused by a running request")
         request = request.with_adapter(self._updates.use_adapter(request.adapter_id, request.model))
         sequences = self._inputs.sequences(request, self._next_seq_id, self.control)
-        self._scheduler.add(sequences, self._clock())
+        self._scheduler.add(sequences, self._clock(), is_admitted=is_admitted)
         self._requests.add(request, sequences)
         self._next_seq_id += len(sequences)
         self._counts.num_prompt_tokens += sum(seq.num_prompt_tokens for seq in sequences)

@@ -109,8 +109,8 @@ class EngineThread(EngineClient):
     def _add(
         self, request: EngineRequest, *, is_admitted: bool, is_silent: bool
     ) -> asyncio.Future[None]:
-        del is_admitted  # checked before
-        result, add = self.event_loop.create_future(), partial(self._engine.add, request)
+        add = partial(self._engine.add, request, is_admitted=is_admitted)
+        result = self.event_loop.create_future()
         command = Command(add, result, is_brief=True, is_silent=is_silent)
         return self._call(command, self._commands.put_with_others)
 
@@ -134,7 +134,7 @@ class EngineThread(EngineClient):
         def add() -> None:
             if not is_admitted:
                 self.require_admission(request.params.n)
-            self._engine.add(request)
+            self._engine.add(request, is_admitted=is_admitted)
             self._remote.open(request.request_id, request.params.n, sink)
 
         self._commands.put(Command(add, on_end=on_end, is_brief=True))

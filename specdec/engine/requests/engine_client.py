@@ -14,7 +14,7 @@ from specdec.sequences.sequence import EngineRequest
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.deadline import Deadline
-from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError
+from specdec.types.errors import NotReadyError
 from specdec.types.request import OWN_PROCESS, Caller
 from specdec.types.responses import EngineOutput, FinishReason
 
@@ -122,11 +122,11 @@ class EngineClient(ABC):
         self.require_room(num_choices)
 
     def require_room(self, num_choices: int = 1) -> None:
-        """Raise OverloadedError if `num_choices` more do not fit; see `require_room`.
+        """Raise OverloadedError if `num_choices` more do not fit; see `EngineConfig.require_room`.
 
         Does not block. It spares the encoding of a request under overload; `generate` checks again.
         """
-        require_room(self.config, self.num_sequences, num_choices)
+        self.config.require_room(self.num_sequences, num_choices)
 
     def abort(self, request_id: str) -> None:
         """End the streams of the requests with this id, which then raise AbortedError."""
@@ -135,20 +135,6 @@ class EngineClient(ABC):
     def abort_where(self, is_ended: Callable[[str, Caller], bool]) -> None:
         """End streams likewise. is_ended: of a request's id and its caller."""
         self._streams.abort(is_ended)
-
-
-def require_room(config: EngineConfig, num_present: int, num_choices: int) -> None:
-    """Raise OverloadedError for a request whose choices do not fit into batch and queue now.
-
-    Raises InvalidValueError where they never fit.
-    """
-    most = config.max_num_seqs + config.max_queue_len
-    if num_choices > most:
-        limit = f"at most {most} (max_num_seqs and max_queue_len together)"
-        raise InvalidValueError("n", num_choices, limit)
-    if num_present + num_choices > most:
-        count = f"{num_present} of {most} requests run or wait, each choice counted as one"
-        raise OverloadedError(f"{count}; this one has {num_choices}")
 
 
 class OutputText:

@@ -82,14 +82,12 @@ class Scheduler:
         """Return whether any running sequence has predicted output."""
         return self.load.num_predicted > 0
 
-    def add(self, sequences: collections.abc.Sequence[Sequence], now_s: float = 0.0) -> None:
-        """Queue the choices of a request, for which admission has checked that there is room.
-
-        now_s: when they arrive; their age counts from then.
-        """
-        num_after = len(self._running) + len(self._waiting) + len(sequences)
-        most = self._config.max_num_seqs + self._config.max_queue_len
-        assert num_after <= most, "a request was added that has no room"
+    def add(
+        self, sequences: list[Sequence], now_s: float = 0.0, *, is_admitted: bool = False
+    ) -> None:
+        """Queue the choices of a request, which arrive at `now_s`; the rest as in `Engine.add`."""
+        if not is_admitted:
+            self._config.require_room(self.num_running + self.num_waiting, len(sequences))
         for seq in sequences:
             seq.arrival_s = now_s
             insort(self._waiting, seq, key=_by_rank)

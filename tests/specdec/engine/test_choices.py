@@ -5,7 +5,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from specdec.engine.requests.engine_client import require_room
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.messages import VerifiedRow
@@ -165,11 +164,11 @@ def test_each_choice_counts_towards_the_queue_limit(tiny_model_dir, target):
     config = engine_config(max_num_seqs=2, max_queue_len=2)
     engine = make_engine(tiny_model_dir, config, target)
     with pytest.raises(InvalidValueError, match=r"n is 5; it must be at most 4 \(max_num_seqs"):
-        require_room(config, 0, 5)
+        config.require_room(0, 5)
     engine.add(request("a", PROMPT, n=2))
     with pytest.raises(OverloadedError, match=r"2 of 4 requests run or wait.*; this one has 3"):
-        require_room(config, engine.stats().num_waiting, 3)
-    with pytest.raises(AssertionError, match="no room"):
+        config.require_room(engine.stats().num_waiting, 3)
+    with pytest.raises(OverloadedError, match="requests run or wait"):
         engine.add(request("too many", PROMPT, n=3))
     engine.add(request("b", PROMPT, n=2))
     assert (engine.stats().num_waiting, engine.stats().num_running) == (4, 0)

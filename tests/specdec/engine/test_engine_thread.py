@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -21,6 +22,7 @@ from specdec.types.errors import (
     TargetFailedError,
 )
 from specdec.types.messages import VerifiedRow
+from tests.specdec.engine.requests.test_remote_streams import Sink
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request
 
 PROMPT = [11, 12, 13, 11, 12]
@@ -273,6 +275,42 @@ async def test_a_later_part_of_a_request_is_admitted_in_a_drain_and_by_a_full_qu
     assert not drain.done()
     await first.aclose()
     await asyncio.wait_for(drain, 10)
+
+
+@pytest.fixture
+async def full_loop(tiny_model_dir, target):
+    """A loop whose batch and queue are full; its second step waits at the gate."""
+    config = engine_config(max_num_seqs=1, max_queue_len=0)
+    loop = EngineThread(make_engine(tiny_model_dir, config, target))
+    target.gate = threading.Semaphore(1)
+    async with aclosing(loop.generate(request("other", PROMPT))) as others:
+        await anext(others)
+        yield loop
+        target.gate.release(10_000)
+    await loop.close()
+
+
+async def test_a_later_part_of_a_request_joins_a_batch_and_a_queue_that_are_full(full_loop, target):
+    with pytest.raises(OverloadedError, match="1 of 1 requests run or wait"):
+        await tokens_of(full_loop, request("new", PROMPT))
+    async with aclosing(full_loop.generate(request("r", PROMPT), is_admitted=True)) as outputs:
+        first = asyncio.create_task(anext(outputs))
+        stats = asyncio.create_task(full_loop.stats())
+        await asyncio.sleep(0)  # both commands wait for the step
+        target.gate.release(10_000)
+        assert ((await stats).num_running, (await stats).num_waiting) == (1, 1)
+        assert (await first).token_ids[0] == target.next_token(PROMPT)
+
+
+async def test_a_later_part_from_another_process_joins_them_too(full_loop, target):
+    sink, errors, closed = Sink(), [], full_loop.event_loop.create_future()
+    sink.close_stream = partial(full_loop.event_loop.call_soon_threadsafe, closed.set_result)
+    for name, is_admitted in (("new", False), ("later", True)):
+        each = request(name, PROMPT)
+        full_loop.submit(each, sink, errors.append, is_admitted=is_admitted)
+    target.gate.release(10_000)
+    assert await asyncio.wait_for(closed, 10) == "later"
+    assert list(map(type, errors)) == [OverloadedError, type(None)]
 
 
 async def test_a_drain_without_requests_returns_immediately(loop):
