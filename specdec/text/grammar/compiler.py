@@ -109,7 +109,7 @@ class GrammarCompiler:
 
         Waits for the vocabulary first. Raises InvalidValueError for a grammar that cannot be
         enforced or exceeds the limits of compilation, and OverloadedError if too many others are
-        being compiled.
+        being compiled or no trial process is ready.
         """
         self.wait_until_ready()
         try:

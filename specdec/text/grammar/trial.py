@@ -23,16 +23,24 @@ from typing import IO
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from specdec.text.grammar.translation import plain_reason, reason_of, to_llguidance
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.sampling.sampling_params import StructuredOutput
 
 CPU_LIMIT_S = 1.0
 _WALL_LIMIT_S = 10.0
+_SETUP_LIMIT_S = 60.0
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 """The environment variables of the process: API keys and tokens are not for what grammars run."""
 _MEMORY_LIMIT_BYTES = 2 * 2**30
 _STACK_LIMIT_BYTES = 2**20
 """Less than the stack of any thread that compiles."""
+
+_NOT_READY = (
+    "structured_output was not compiled, since the process that tries grammars is still starting; "
+    "retry later"
+)
+_ENDED = (BrokenPipeError, EOFError)
+"""Errors of writing to a process that has ended, and of reading from it."""
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
@@ -58,18 +66,22 @@ class TrialProcess:
         self._setup = json.dumps([tokenizer_json, vocab_size, sorted(eos_token_ids)])
         self._lock = threading.Lock()
         self._process = self._start()
-        self._is_ready = False
+        self._has_setup = self._is_ready = False
         self._is_closed = False
 
     def prepare(self) -> None:
         """Wait until the process has read the vocabulary, so that the first grammar need not."""
-        with self._lock, suppress(BrokenPipeError):
+        with self._lock, suppress(*_ENDED):
             if not self._is_closed:
                 self._wait_until_ready()
 
     def fault(self, spec: StructuredOutput) -> str | None:
-        """Return why `spec` cannot be compiled within the limits; None if it can."""
+        """Return why `spec` cannot be compiled within the limits; None if it can.
+
+        Raises OverloadedError while the process has not read the vocabulary.
+        """
         with self._lock:
+            self._require_ready()
             answer = self._ask(spec)
             if answer is None:
                 self._restart()
@@ -88,7 +100,8 @@ class TrialProcess:
     def _restart(self) -> None:
         self._process.kill()
         self._process.communicate()
-        self._process, self._is_ready = self._start(), False
+        self._process = self._start()
+        self._has_setup = self._is_ready = False
         threading.Thread(target=self.prepare, name="grammar trial", daemon=True).start()
 
     def _start(self) -> subprocess.Popen[str]:
@@ -105,16 +118,27 @@ class TrialProcess:
     def _ask(self, spec: StructuredOutput) -> str | None:
         """Return the answer; None if the process died or timed out."""
         try:
-            self._wait_until_ready()
             self._send(json.dumps(asdict(spec)))
             return self._receive(_WALL_LIMIT_S)
-        except BrokenPipeError:
+        except _ENDED:
             return None
 
-    def _wait_until_ready(self) -> None:
+    def _require_ready(self) -> None:
+        """Raise OverloadedError unless the process is ready; restart one that has ended before."""
+        try:
+            self._wait_until_ready()
+        except _ENDED:
+            self._restart()
         if not self._is_ready:
+            raise OverloadedError(_NOT_READY)
+
+    def _wait_until_ready(self) -> None:
+        """Send the vocabulary, once, and wait for the answer, which no grammar may take for its."""
+        if not self._has_setup:
+            self._has_setup = True
             self._send(self._setup)
-            self._is_ready = self._receive(timeout_s=60.0) is not None
+        if not self._is_ready:
+            self._is_ready = self._receive(_SETUP_LIMIT_S) is not None
 
     def _send(self, line: str) -> None:
         stream = self._process.stdin
@@ -123,11 +147,16 @@ class TrialProcess:
         stream.flush()
 
     def _receive(self, timeout_s: float) -> str | None:
+        """Return the next answer; None after `timeout_s`. Raises EOFError if the process ended."""
         stream = self._process.stdout
         assert stream is not None
         with selectors.DefaultSelector() as selector:
             selector.register(stream, selectors.EVENT_READ)
-            return (stream.readline() or None) if selector.select(timeout_s) else None
+            if not selector.select(timeout_s):
+                return None
+        if not (line := stream.readline()):
+            raise EOFError
+        return line
 
 
 def _environment() -> dict[str, str]:

@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 
 from specdec.text.grammar.trial import TrialProcess
+from specdec.types.errors import OverloadedError
 from specdec.types.sampling.sampling_params import StructuredOutput
 from tests.specdec.text.grammar.vocabulary import EOS, VOCAB_SIZE
 
 BOMB = StructuredOutput(json_schema=json.dumps({"type": "integer", "multipleOf": 99_999_999}))
+NOT_READY = (
+    "structured_output was not compiled, since the process that tries grammars is still starting; "
+    "retry later"
+)
 ORDINARY = StructuredOutput(regex="[a-z]+")
 
 
@@ -52,6 +57,30 @@ def test_the_process_has_no_secrets(tokenizer, monkeypatch):
 
 def test_grammars_are_compiled_during_a_restart(trial):
     trial.fault(BOMB)
+    assert trial.fault(ORDINARY) is None
+
+
+def test_a_process_that_is_not_ready_in_time_is_kept(trial, monkeypatch):
+    """The late answer to the vocabulary passes for none to a grammar."""
+    with monkeypatch.context() as slow:
+        slow.setattr(trial, "_receive", lambda timeout_s: None)
+        trial.prepare()
+        with pytest.raises(OverloadedError) as raised:
+            trial.fault(ORDINARY)
+    assert str(raised.value) == NOT_READY
+    process = trial._process
+    assert "its compilation" not in trial.fault(StructuredOutput(regex="("))
+    assert trial.fault(ORDINARY) is None
+    assert trial._process is process
+
+
+def test_a_process_that_ends_before_it_is_ready_restarts(trial):
+    trial._process.kill()
+    trial.prepare()
+    with pytest.raises(OverloadedError) as raised:
+        trial.fault(ORDINARY)
+    assert str(raised.value) == NOT_READY
+    _wait_for_the_restart()
     assert trial.fault(ORDINARY) is None
 
 
