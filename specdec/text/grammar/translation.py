@@ -52,9 +52,14 @@ def to_llguidance(spec: StructuredOutput) -> str:
     if spec.grammar is not None:
         return LLMatcher.grammar_from_lark(_lark(spec.grammar))
     if spec.choice:
-        texts = (json.dumps(text, ensure_ascii=False) for text in spec.choice)
+        texts = (_lark_string(text) for text in spec.choice)
         return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
     return _json_grammar(_ANY_OBJECT)
+
+
+def _lark_string(text: str) -> str:
+    """Return a text as a string of Lark, which is one of JSON without a delete character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def _json_grammar(schema: str) -> str:

@@ -74,6 +74,12 @@ def test_masks_allow_the_continuations_of_the_texts(matcher, vocabulary, texts):
     assert ends <= set(texts)
 
 
+def test_a_choice_may_have_any_characters(matcher, vocabulary):
+    text = "".join(map(chr, range(0xA1)))
+    tokens = vocabulary.encode(text)
+    assert matcher(choice=(text, "b")).num_valid(tokens) == len(tokens)
+
+
 @pytest.mark.parametrize("texts", LANGUAGES)
 def test_the_canonical_tokenization_of_every_text_is_allowed(matcher, vocabulary, texts):
     for text in texts:
