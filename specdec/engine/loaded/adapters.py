@@ -164,6 +164,11 @@ class Adapters:
             return None
         return self._adapters[adapter_id].sources
 
+    def is_ordered(self, name: str, sources: tuple[str, str]) -> bool:
+        """Return whether the ranks are to load an adapter from these `sources` for a name."""
+        ordered = filter(self._is_new, self._adapters.values())
+        return any((each.file.name, each.sources) == (name, sources) for each in ordered)
+
     def hold(self, name: str) -> int:
         """Keep a named adapter on the ranks until `let_go`; return its id."""
         adapter_id = self.ids[name]

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from specdec.config.engine import AdapterLimits
@@ -139,6 +140,7 @@ class AdapterControl:
 
     def _load_now(self, order: AdapterOrder) -> None:
         adapter_id = self._order_load(order, self._checked(order))
+        assert adapter_id is not None, "these orders are executed one by one"
         ends_at_s = self._clock() + LOAD_TIMEOUT_S
         while (fault := self._fault_of(adapter_id)) is None:
             self._require_time(order.name, ends_at_s)
@@ -148,9 +150,11 @@ class AdapterControl:
     async def _load(self, order: AdapterOrder, thread: EngineThread) -> None:
         """Load an adapter, and wait until it is named."""
         checked = await asyncio.to_thread(self._checked, order)
-        adapter_id = await thread.call(lambda: self._order_load(order, checked))
         ends_at_s = self._clock() + LOAD_TIMEOUT_S
-        while (fault := await thread.call(lambda: self._fault_of(adapter_id))) is None:
+        while (adapter_id := await thread.call(lambda: self._order_load(order, checked))) is None:
+            self._require_time(order.name, ends_at_s)
+            await asyncio.sleep(_POLL_S)
+        while (fault := await thread.call(partial(self._fault_of, adapter_id))) is None:
             self._require_time(order.name, ends_at_s)
             await asyncio.sleep(_POLL_S)
         _require_loaded(order.name, fault)
@@ -174,14 +178,17 @@ class AdapterControl:
 
     # These are called on the engine's thread, or before there is one.
 
-    def _order_load(self, order: AdapterOrder, checked: _Checked) -> int:
-        """Order an adapter; return its id.
+    def _order_load(self, order: AdapterOrder, checked: _Checked) -> int | None:
+        """Order an adapter; return its id, or None while an order for the same one is executed.
 
         One that is named already and has the same sources is returned as it is, so that an order
         can be repeated that only some replicas have executed.
         """
         if not order.replaces and self._adapters.sources_of(order.name) == checked.sources:
             return self._adapters.ids[order.name]
+        if not order.replaces and self._adapters.is_ordered(order.name, checked.sources):
+            self._engine.advance_adapters()
+            return None
         return self._adapters.load(
             order.name, checked.target, checked.rank, replaces=order.replaces, draft=checked.draft
         )

@@ -98,3 +98,13 @@ async def test_an_order_to_load_can_be_repeated(engine, control, thread, paths):
     order = AdapterOrder.load("sql", paths["sql"], replaces=True)
     await control.execute(order, thread, "r1")
     assert engine.adapters.ids["sql"] != before
+
+
+async def test_an_order_that_is_repeated_while_it_is_executed_waits(control, thread, paths):
+    """As by a client whose time limit is shorter than the load."""
+    order = AdapterOrder.load("chat", paths["chat"])
+    reports = await asyncio.gather(*[control.execute(order, thread, "r1") for _ in range(5)])
+    for report in reports:
+        assert [each.name for each in report.adapters] == ["sql", "chat"]
+    with pytest.raises(InvalidValueError, match="a name that no loaded adapter has"):
+        await control.execute(AdapterOrder.load("chat", paths["sql"]), thread, "r1")
