@@ -10,6 +10,7 @@ from specdec.config.fields import refuse_unknown
 from specdec.text.chat_template import decoded_arguments
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation
+from specdec.types.validation import VALID_UNICODE, is_valid_unicode
 
 
 class TextPrompt(TypedDict, total=False):
@@ -62,12 +63,22 @@ def read_prompt(field: str, prompt: object) -> PromptParts:
         raise InvalidValueError(field, prompt, _LIMIT)
     refuse_unknown(f"key of {field}", prompt, ("prompt", "prompt_token_ids", "cache_salt"))
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    salt = prompt.get("cache_salt", "")
+    salt = _checked_salt(f"{field}.cache_salt", prompt.get("cache_salt", ""))
     is_text = isinstance(text, str) or (text is None and token_ids is not None)
     are_ids = token_ids is None or _are_token_ids(token_ids)
-    if not (is_text and are_ids and isinstance(salt, str)):
-        raise InvalidValueError(field, prompt, _LIMIT)
+    if not (is_text and are_ids):
+        shown = {name: each for name, each in prompt.items() if name != "cache_salt"}
+        raise InvalidValueError(field, shown, _LIMIT)
     return PromptParts(text, None if token_ids is None else tuple(token_ids), salt)
+
+
+def _checked_salt(field: str, salt: object) -> str:
+    """Return a salt that is valid; errors must not contain it."""
+    if not isinstance(salt, str):
+        raise InvalidValueError(field, f"of type {type(salt).__name__}", "a string")
+    if not is_valid_unicode(salt):
+        raise InvalidValueError(field, f"{len(salt)} characters", VALID_UNICODE)
+    return salt
 
 
 def _are_token_ids(value: object) -> bool:

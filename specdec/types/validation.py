@@ -25,6 +25,9 @@ from specdec.types.errors import InvalidValueError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+VALID_UNICODE = "valid Unicode, without lone surrogates"
+"""The limit in errors about text for which `is_valid_unicode` is false."""
+
 
 def check_types(record: DataclassInstance, prefix: str = "") -> None:
     """Check the type of every field, and replace lists by tuples in place.
@@ -52,8 +55,8 @@ def check_text(name: str, text: str | None, max_chars: int) -> None:
         return
     if not 1 <= len(text) <= max_chars:
         raise InvalidValueError(name, text, f"1 to {max_chars} characters")
-    if any("\ud800" <= char <= "\udfff" for char in text):
-        raise InvalidValueError(name, text, "valid Unicode, without lone surrogates")
+    if not is_valid_unicode(text):
+        raise InvalidValueError(name, text, VALID_UNICODE)
 
 
 def check_texts(name: str, texts: tuple[str, ...], most: int, max_chars: int) -> None:
@@ -80,6 +83,11 @@ def require_count(name: str, count: int, low: int, high: int, unit: str) -> None
     """Reject a number of entries that is not from `low` to `high`."""
     if not low <= count <= high:
         raise InvalidValueError(f"{name} length", count, f"from {low} to {high} {unit}")
+
+
+def is_valid_unicode(text: str) -> bool:
+    """Return whether a text has no lone surrogates, which cannot be encoded."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 class _Kinds(NamedTuple):

@@ -37,8 +37,13 @@ def test_accepted_prompts(given, parts):
         ({"prompt_token_ids": "a"}, "prompts is"),
         ({"prompt_token_ids": []}, "prompts is"),
         ({"prompt_token_ids": ["a"]}, "prompts is"),
-        ({"cache_salt": "a"}, "prompts is"),
-        ({"prompt": "a", "cache_salt": 1}, "prompts is"),
+        ({"cache_salt": "mine"}, "prompts is {}"),
+        ({"prompt": 3, "cache_salt": "mine"}, "prompts is {'prompt': 3};"),
+        ({"prompt": "a", "cache_salt": 1}, r"prompts\.cache_salt is 'of type int'; .* a string"),
+        (
+            {"prompt": "a", "cache_salt": "mine\ud800"},
+            r"prompts\.cache_salt is '5 characters'; it must be valid Unicode",
+        ),
         (
             [{"prompt": "a", "multi_modal_data": 1}],
             r"unknown key of prompts\[0\] 'multi_modal_data'",
