@@ -122,7 +122,7 @@ class AdapterControl:
     ) -> None:
         """Hold an adapter, once it is loaded and there was room for it; one call at a time."""
         while not await thread.call(lambda: self._hold(lora, held)):
-            if await thread.call(self._make_room):
+            if await thread.call(lambda: self._is_ordered(lora) or self._make_room()):
                 await self._load(AdapterOrder.of(lora), thread)
             else:
                 await asyncio.sleep(_POLL_S)
@@ -223,6 +223,11 @@ class AdapterControl:
     def _let_go(self, held: Sequence[int]) -> None:
         for adapter_id in held:
             self._adapters.let_go(adapter_id)
+
+    def _is_ordered(self, lora: LoRARequest) -> bool:
+        """Return whether an order to load this adapter is executed, which has room for it."""
+        sources = lora.lora_path, lora.draft_lora_path
+        return self._adapters.is_ordered(lora.lora_name, sources)
 
     def _make_room(self) -> bool:
         """Return whether another adapter fits, at worst in place of an idle one."""

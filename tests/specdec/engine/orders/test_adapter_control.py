@@ -100,6 +100,16 @@ async def test_an_order_to_load_can_be_repeated(engine, control, thread, paths):
     assert engine.adapters.ids["sql"] != before
 
 
+async def test_no_idle_adapter_is_unloaded_for_one_that_is_being_loaded(
+    engine, control, thread, paths
+):
+    """Both fit: by max_cpu_loras there is room for two."""
+    order = AdapterOrder.load("chat", paths["chat"])
+    await thread.call(lambda: control._order_load(order, control._checked(order)))
+    async with control.holding(LoRARequest("chat", 2, paths["chat"]), thread):
+        assert list(engine.adapters.ids) == ["sql", "chat"]
+
+
 async def test_an_order_that_is_repeated_while_it_is_executed_waits(control, thread, paths):
     """As by a client whose time limit is shorter than the load."""
     order = AdapterOrder.load("chat", paths["chat"])
