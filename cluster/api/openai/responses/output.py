@@ -68,9 +68,18 @@ class OutputItems:
         yield from self._end("completed" if is_complete else "incomplete")
 
     def interrupt(self) -> None:
-        """Mark an item that has not ended as incomplete."""
+        """Mark an item that has not ended as incomplete, with what came of it."""
         if self._open is not None:
+            self._fill(self._open)
             self._open.status = "incomplete"
+
+    def _fill(self, item: OutputItem) -> None:
+        """Give a call what it has of its arguments."""
+        match item:
+            case OutputFunctionCall():
+                item.arguments = self._arguments
+            case OutputCustomCall():
+                item.input = custom_input(self._arguments)
 
     def _add_text(self, text: str) -> Iterator[Change]:
         message = self._open
@@ -130,9 +139,10 @@ class OutputItems:
     def _end(self, status: ItemStatus) -> Iterator[Change]:
         """End the open item, if there is one."""
         item = self._open
+        if item is None:
+            return
+        self._fill(item)
         match item:
-            case None:
-                return
             case OutputMessage(content=[part]):
                 shown = part.to_dict()
                 done = {name: shown[name] for name in ("text", "logprobs")}
@@ -142,11 +152,9 @@ class OutputItems:
                 yield self._in_part("reasoning_text.done", text=part.text)
                 yield self._in_part("content_part.done", part=part.to_dict())
             case OutputFunctionCall():
-                item.arguments = self._arguments
                 done = {"name": item.name, "arguments": item.arguments}
                 yield self._in_item("function_call_arguments.done", **done)
             case OutputCustomCall():
-                item.input = custom_input(self._arguments)
                 yield self._in_item("custom_tool_call_input.delta", delta=item.input)
                 yield self._in_item("custom_tool_call_input.done", input=item.input)
         item.status = status

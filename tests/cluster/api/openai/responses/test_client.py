@@ -132,6 +132,16 @@ async def test_a_call_that_is_cut_is_incomplete():
     assert changes[-1][1]["item"]["status"] == "incomplete"
 
 
+@pytest.mark.parametrize("name", ["ask", "patch"])
+async def test_a_call_in_which_the_service_fails_has_what_came_of_it(name):
+    output = OutputItems("r", placed_tools(TOOLS), HERMES)
+    assert [*output.add([CallStart(0, name), CallArguments(0, '{"a')])]
+    output.interrupt()
+    [call] = output.items
+    given = call.arguments if name == "ask" else call.input
+    assert (call.status, given) == ("incomplete", '{"a')
+
+
 async def test_an_empty_answer_is_an_empty_message():
     items, changes = changes_of()
     assert [each.content[0].text for each in items] == [""]
