@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, count, pairwise
 from typing import Any, Literal
 
 from cluster.api.base.openai_errors import Failure
@@ -13,9 +13,9 @@ from cluster.api.base.sse import event
 from cluster.api.openai.answer_reading import AnswerReader
 from cluster.api.openai.builders import RequestContext, ResponseBuilder
 from cluster.api.openai.chat import ChatBuilder, prepare_chat
-from cluster.api.openai.logprobs import TokenLogprob, chat_logprobs
+from cluster.api.openai.logprobs import chat_logprobs
 from cluster.api.openai.responses.input import as_chat
-from cluster.api.openai.responses.output import Change, OutputItems
+from cluster.api.openai.responses.output import Change, OutputItems, TextLogprob
 from cluster.api.openai.responses.tools import offered_tools
 from cluster.api.openai.schemas.chat_schema import ChatRequest
 from cluster.api.openai.schemas.response_items import HostedTool, PlacedTool
@@ -67,7 +67,7 @@ class ResponsesBuilder(ResponseBuilder):
         self._request = request
         self._info = chat.info
         self._id = f"resp_{request_id}"
-        self._numbers = itertools.count()  # of the events
+        self._numbers = count()  # of the events
         self._finish_reason: FinishReason | None = None
         self._reader = AnswerReader(chat.reading)
         self.thinking_budget, self.forced_calls = chat.thinking_budget, chat.forced_calls
@@ -128,16 +128,38 @@ class ResponsesBuilder(ResponseBuilder):
         output = each.output
         self.meter.add(0, output)
         self._finish_reason = output.finish_reason
-        yield from self._output.add(self._reader.read(output), self._logprobs(output))
+        for part in self._parts(output):
+            yield from self._output.add(self._reader.read(part), self._logprobs(part))
         if output.finish_reason is not None:
             is_complete = output.finish_reason is not FinishReason.LENGTH
             yield from self._output.finish(is_complete=is_complete)
 
-    def _logprobs(self, output: EngineOutput) -> list[TokenLogprob]:
-        """Return the log-probabilities of an output, [] if not requested."""
-        if output.logprobs is None or self.names is None:
+    def _parts(self, output: EngineOutput) -> Iterator[EngineOutput]:
+        """Split an output into its tokens where these have log-probabilities, else yield it whole.
+
+        So the log-probabilities of a token get to the item that its text is of.
+        """
+        lengths = output.text_lengths
+        if output.logprobs is None or not lengths:
+            yield output
+            return
+        last = len(lengths) - 1
+        for index, (start, end) in enumerate(pairwise(accumulate(lengths, initial=0))):
+            token = slice(index, index + 1)
+            yield output._replace(
+                token_ids=output.token_ids[token],
+                text=output.text[start:end],
+                text_lengths=lengths[token],
+                logprobs=output.logprobs[token],
+                finish_reason=output.finish_reason if index == last else None,
+            )
+
+    def _logprobs(self, token: EngineOutput) -> list[TextLogprob]:
+        """Return the log-probability of one of the `_parts`, [] if not requested."""
+        if token.logprobs is None or self.names is None:
             return []
-        return chat_logprobs(output.logprobs, self.names).content
+        found = chat_logprobs(token.logprobs, self.names).content
+        return [(each, token.text) for each in found]
 
     def _tool_fields(self) -> dict[str, Any]:
         """Return the fields of the request about tools, without the hosted ones."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from cluster.api.openai.logprobs import TokenLogprob
@@ -26,6 +28,9 @@ from cluster.api.openai.schemas.response_items import (
 Change = tuple[str, dict[str, Any]]
 """An event: its type without `response.`, and its fields."""
 
+TextLogprob = tuple[TokenLogprob, str]
+"""The log-probability of a token, and what the token has added to the text."""
+
 
 class OutputItems:
     """Output items of one answer. An item ends where one of another kind begins."""
@@ -40,16 +45,20 @@ class OutputItems:
         self._tools = {each.function_name: each for each in tools}
         self._form = form
         self._arguments = ""  # of the call that is open
-        self._logprobs: list[TokenLogprob] = []  # of tokens whose text is withheld
+        self._logprobs: list[TextLogprob] = []  # of tokens whose text is withheld
 
     def add(
-        self, pieces: Iterable[Piece], logprobs: Iterable[TokenLogprob] = ()
+        self, pieces: Sequence[Piece], logprobs: Iterable[TextLogprob] = ()
     ) -> Iterator[Change]:
         """Add pieces and yield their events.
 
-        logprobs: of their tokens; only messages have them, with the text that follows the tokens.
+        logprobs: of a token, which has completed the pieces. Only messages have them: those of the
+        last tokens, withheld ones too, that their text is of.
         """
         self._logprobs += logprobs
+        if pieces:
+            text = "".join(each.text for each in pieces if isinstance(each, Content))
+            self._logprobs = _of_text(self._logprobs, text, follows_mark=self._follows_mark)
         for piece in pieces:
             match piece:
                 case Content():
@@ -63,6 +72,7 @@ class OutputItems:
 
     def finish(self, *, is_complete: bool) -> Iterator[Change]:
         """End the last item and yield its events. An answer without any is an empty message."""
+        self._logprobs = _of_text(self._logprobs, "", follows_mark=True)
         if not self.items or (self._logprobs and isinstance(self._open, OutputMessage)):
             yield from self._add_text("")
         yield from self._end("completed" if is_complete else "incomplete")
@@ -72,6 +82,11 @@ class OutputItems:
         if self._open is not None:
             self._fill(self._open)
             self._open.status = "incomplete"
+
+    @property
+    def _follows_mark(self) -> bool:
+        """Return whether the text that comes next is after a mark, which is of no item."""
+        return self._open is not None and not isinstance(self._open, OutputMessage)
 
     def _fill(self, item: OutputItem) -> None:
         """Give a call what it has of its arguments."""
@@ -90,7 +105,7 @@ class OutputItems:
             part = OutputText(type="output_text", text="", annotations=[], logprobs=[])
             yield self._in_part("content_part.added", part=part.to_dict())
             message.content.append(part)
-        part, logprobs = message.content[0], self._logprobs
+        part, logprobs = message.content[0], [each for each, _ in self._logprobs]
         part.text += text
         part.logprobs += logprobs
         self._logprobs = []
@@ -99,7 +114,6 @@ class OutputItems:
             yield self._in_part("output_text.delta", delta=text, logprobs=shown)
 
     def _add_reasoning(self, text: str) -> Iterator[Change]:
-        self._logprobs = []
         reasoning = self._open
         if not isinstance(reasoning, OutputReasoning):
             fields = self._common("rs")
@@ -123,7 +137,7 @@ class OutputItems:
         else:
             common = self._common("fc") | named
             yield from self._begin(OutputFunctionCall(type="function_call", arguments="", **common))
-        self._logprobs, self._arguments = [], ""
+        self._arguments = ""
 
     def _add_arguments(self, text: str) -> Iterator[Change]:
         self._arguments += text
@@ -177,3 +191,22 @@ class OutputItems:
     def _in_part(self, kind: str, **fields: Any) -> Change:
         """Return an event of the only part of the last item."""
         return self._in_item(kind, content_index=0, **fields)
+
+
+def _of_text(logprobs: list[TextLogprob], text: str, *, follows_mark: bool) -> list[TextLogprob]:
+    """Return those of the tokens that a text is of, and of the tokens after them.
+
+    A mark before the text may contain it, and so may what is withheld after it; where a mark has
+    just ended, nothing is.
+    Tokens that have added nothing, as the first ones of a character, count to what follows them.
+    Space at the beginning of the text may be of a token that the text before has had.
+    """
+    joined, core = "".join(added for _, added in logprobs), text.lstrip() or text
+    found = joined.find(core) if text and not follows_mark else joined.rfind(core)
+    place, num_spaces = max(0, found), len(text) - len(core)
+    while num_spaces and place and joined[place - 1].isspace():
+        place, num_spaces = place - 1, num_spaces - 1
+    start = bisect_right(list(accumulate(len(added) for _, added in logprobs)), place)
+    while start and not logprobs[start - 1][1]:
+        start -= 1
+    return logprobs[start:]

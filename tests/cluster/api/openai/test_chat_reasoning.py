@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from cluster.api.openai.parsers.reasoning import SYNTAXES, ReasoningSyntax
 from specdec.text.tokenizer import Tokenizer
 from tests.cluster.api.openai.conftest import events
 from tests.cluster.api.openai.test_chat import CHAT, MORE, URL, ask, refusal
@@ -45,6 +46,21 @@ async def test_the_reasoning_of_a_response_is_an_item(http, router, monkeypatch)
     assert item["content"][0]["text"]
     details = response["usage"]["output_tokens_details"]
     assert details["reasoning_tokens"] == response["usage"]["output_tokens"] > 0
+
+
+async def test_log_probabilities_are_those_of_the_message(http, router, monkeypatch):
+    async def last_item(**changes):
+        body = {"input": "Ask the baker", "max_output_tokens": 16, "seed": 1, "temperature": 1}
+        body["include"] = ["message.output_text.logprobs"]
+        [*_, item] = (await http.post("/v1/responses", json={**body, **changes})).json()["output"]
+        return [each["token"] for each in item["content"][0]["logprobs"]]
+
+    tokens = await last_item()
+    closing = "".join(tokens[4:7])  # ends what stands for the reasoning
+    syntax = ReasoningSyntax(("<think>",), (closing,), begins_inside=True)
+    monkeypatch.setitem(SYNTAXES, "qwen3", syntax)
+    monkeypatch.setattr(router, "config", replace(router.config, reasoning_parser="qwen3"))
+    assert await last_item() == tokens[7:]
 
 
 HYBRID = (

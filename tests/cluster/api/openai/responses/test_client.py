@@ -10,8 +10,10 @@ import pytest_asyncio
 
 from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKeys
+from cluster.api.openai.logprobs import TokenLogprob
 from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Reasoning
-from cluster.api.openai.parsers.tool_format import HERMES
+from cluster.api.openai.parsers.tool_families import tool_parser
+from cluster.api.openai.parsers.tool_format import HERMES, Tool
 from cluster.api.openai.responses.output import OutputItems
 from cluster.api.openai.responses.tools import custom_arguments, custom_input
 from cluster.api.openai.schemas.response_items import CustomTool, FunctionTool, placed_tools
@@ -140,6 +142,49 @@ async def test_a_call_in_which_the_service_fails_has_what_came_of_it(name):
     [call] = output.items
     given = call.arguments if name == "ask" else call.input
     assert (call.status, given) == ("incomplete", '{"a')
+
+
+CALL = ["<tool", "_call>", "\n", '{"name": "ask", ', '"arguments": {', "}}", "\n</tool_call>"]
+
+
+@pytest.mark.parametrize(
+    ("call", "end"), [(CALL, ["\n", "Do", "ne ", "now"]), (CALL[:3], []), (CALL[:5], [])]
+)
+async def test_each_message_has_the_log_probabilities_of_its_tokens(call, end):
+    output = OutputItems("r", placed_tools(TOOLS), HERMES)
+    parser = tool_parser(HERMES, [Tool("ask")])
+    for token in ["Hi", "", " you", *call, *end]:
+        logprob = TokenLogprob(token=token, logprob=0.0, bytes=[], top_logprobs=[])
+        [*output.add([*parser.feed(token)], [(logprob, token)])]
+    [*output.add([*parser.finish(is_cut=not end)])]
+    [*output.finish(is_complete=bool(end))]
+    messages = [each.content[0] for each in output.items if each.type == "message"]
+    assert len(messages) == (2 if end else 1)
+    found = [[each.token for each in message.logprobs] for message in messages]
+    assert found == [["Hi", "", " you"], ["\n", "Do", "ne ", "now"]][: len(messages)]
+    assert [each.text for each in messages] == ["".join(tokens) for tokens in found]
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        ["a", " ", "b "],
+        ["a ", "b"],
+        ["a", " <", "b> "],
+        ["a", " ", "<", " ", "b"],
+        ["x", "<", "<", "b"],
+        ["std", " <", "<", " y"],
+        ["<t", "<t", "b"],
+    ],
+)
+async def test_a_message_has_the_log_probabilities_of_withheld_tokens(tokens):
+    output, parser = OutputItems("r", placed_tools(TOOLS), HERMES), tool_parser(HERMES, [])
+    for token in tokens:
+        logprob = TokenLogprob(token=token, logprob=0.0, bytes=[], top_logprobs=[])
+        [*output.add([*parser.feed(token)], [(logprob, token)])]
+    [*output.add([*parser.finish()]), *output.finish(is_complete=True)]
+    [message] = output.items
+    assert [each.token for each in message.content[0].logprobs] == tokens
 
 
 async def test_an_empty_answer_is_an_empty_message():
