@@ -122,6 +122,7 @@ class RouterEnd:
         if request.params.structured_output is None:
             self._submit(request, is_admitted, is_silent)
         else:
+            self._compiling.add(request.request_id)  # now: a withdrawal may follow at once
             self._run(self._compile(request, caller, is_admitted, is_silent))
 
     async def _compile(
@@ -129,7 +130,8 @@ class RouterEnd:
     ) -> None:
         """Submit a request with its grammar, which only this process can use."""
         unique_id, spec = request.request_id, request.params.structured_output
-        self._compiling.add(unique_id)
+        if unique_id not in self._compiling:
+            return  # it was withdrawn
         try:
             if not is_admitted:
                 self._router.running_engine().thread.require_admission(request.params.n)
@@ -137,10 +139,8 @@ class RouterEnd:
         except Exception as error:
             self._settle(unique_id, error)
         else:
-            if unique_id in self._compiling:  # otherwise it was withdrawn
+            if unique_id in self._compiling:
                 self._submit(replace(request, grammar=grammar), is_admitted, is_silent)
-            else:
-                self._encoder.close(unique_id)
         finally:
             self._compiling.discard(unique_id)
 
@@ -165,7 +165,9 @@ class RouterEnd:
             self._send("settled", unique_id, error)
 
     def _on_withdraw(self, unique_id: str) -> None:
-        self._compiling.discard(unique_id)
+        if unique_id in self._compiling:
+            self._compiling.remove(unique_id)
+            self._encoder.close(unique_id)
         with suppress(NotReadyError):
             self._router.running_engine().thread.withdraw(unique_id)
 

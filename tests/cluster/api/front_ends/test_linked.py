@@ -260,6 +260,30 @@ async def test_a_client_that_leaves_while_its_grammar_is_compiled(replica, front
     assert not front_end.end._encoder._numbers
 
 
+async def test_a_client_that_leaves_before_its_grammar_is_compiled(replica, front_end, monkeypatch):
+    """The end of the request arrives together with the request."""
+    messages, work = [], []
+
+    async def compile_at_once(spec, caller):
+        work.append("compiled")
+
+    def leave(*message):
+        messages.append(message)
+        task.cancel()
+
+    monkeypatch.setattr(replica.router.text, "compile", compile_at_once)
+    monkeypatch.setattr(front_end.end, "_submit", lambda *request: work.append("submitted"))
+    monkeypatch.setattr(front_end.router._engine, "_send", leave)
+    call = read(front_end.router, structured_output=StructuredOutput(regex="a"))
+    task = asyncio.create_task(call)
+    await asyncio.gather(task, return_exceptions=True)
+    assert [kind for kind, *_ in messages] == ["submit", "withdraw"]
+    [*map(front_end.end._receive, messages)]
+    await asyncio.gather(*front_end.end._tasks)
+    assert not work
+    assert not front_end.end._encoder._numbers
+
+
 async def test_an_error_of_ours_ends_a_call_without_its_details(front_end):
     async def broken(argument):
         yield argument
