@@ -117,6 +117,7 @@ class ControlPlane:
 
     async def speculation(self) -> SpeculationState:
         """Return the settings in force."""
+        self._follow_store()
         self.tick()
         return self._state
 
@@ -130,7 +131,7 @@ class ControlPlane:
         self._require_speculation(change)
         self.tick()
         self._store_expiry()
-        before = self._store.read()
+        self._follow(before := self._store.read())
         expected = change.expected_version
         if expected is not None and expected != before.version:
             raise VersionConflictError(expected, before.version)
@@ -170,6 +171,7 @@ class ControlPlane:
     async def watch(self, known: StateStamp | None, timeout_s: float) -> SpeculationState:
         """Return the state once its stamp differs from `known`, or after `timeout_s` seconds."""
         self._start_ticking()
+        self._follow_store()
         if self._state.stamp == known:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
@@ -285,6 +287,17 @@ class ControlPlane:
         if self._unstored is not None:
             self._store.replace(self._unstored, {"reset": True})
             self._unstored = None
+
+    def _follow_store(self) -> None:
+        """Put in force what another process has stored, as in an upgrade of the service."""
+        with suppress(StorageError):  # reported where something is to be stored
+            self._follow(self._store.read())
+
+    def _follow(self, stored: StoredSpeculation) -> None:
+        if stored.version >= self._stored.version:
+            self._unstored = None  # another process was first
+            if stored != self._stored:
+                self._adopt(stored)
 
     def _adopt(self, stored: StoredSpeculation) -> None:
         self._stored, self._active_rule = stored, None

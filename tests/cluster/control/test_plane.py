@@ -4,6 +4,7 @@
 import asyncio
 import pickle
 from datetime import UTC, datetime
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,7 +17,7 @@ from cluster.control.plane import (
     SILENCE_LIMIT_S,
     ControlPlaneReplica,
 )
-from cluster.control.store import ControlStore
+from cluster.control.store import ControlStore, StoredSpeculation
 from specdec.client import Counts, ReplicaReport, SpeculationChange
 from specdec.types.control import RateRule, SpeculationControl
 from specdec.types.errors import InvalidValueError, StorageError, VersionConflictError
@@ -73,6 +74,35 @@ async def test_changes_by_two_control_planes_are_both_kept(plane, make):
     await plane.set_speculation(OFF)
     state = await other.set_speculation(SpeculationChange(threshold=8))
     assert (state.in_force, state.version) == (SpeculationControl("off", 8, 3), 2)
+
+
+async def test_a_change_by_another_control_plane_comes_into_force(plane, make):
+    """As in an upgrade, in which the former one still answers while the next one has started."""
+    following = make()
+    stamp = (await following.watch(None, timeout_s=0)).stamp
+    state = await plane.set_speculation(OFF)
+    assert await following.watch(stamp, timeout_s=0) == state
+    assert await following.speculation() == state
+    state = await plane.set_speculation(SpeculationChange(threshold=8))
+    with pytest.raises(VersionConflictError, match="the current version is 2"):
+        await following.set_speculation(SpeculationChange(mode="on", expected_version=1))
+    assert (await following.status()).speculation == state
+
+
+async def test_of_an_expiry_that_is_not_stored_and_a_change_the_change_wins(
+    plane, tmp_path, clock, monkeypatch
+):
+    await plane.set_speculation(SpeculationChange(mode="off", ttl_s=60))
+    clock.now_s += 61
+    store = ControlStore(tmp_path, "tiny")
+    with monkeypatch.context() as full:
+        full.setattr(ControlStore, "replace", Mock(side_effect=StorageError("a", "full")))
+        assert (await plane.speculation()).version == 2
+    assert store.replace(StoredSpeculation(2, {"mode": "on"}), {"mode": "on"})
+    state = await plane.speculation()
+    assert (state.in_force.mode, state.version) == ("on", 2)
+    state = await plane.set_speculation(SpeculationChange(threshold=5, expected_version=2))
+    assert (state.in_force.mode, state.in_force.threshold, state.version) == ("on", 5, 3)
 
 
 async def test_an_override_survives_a_restart_and_a_new_configuration(plane, make):
