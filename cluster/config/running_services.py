@@ -18,13 +18,15 @@ import psutil
 from specdec.config.hardware import default_cache_dir
 
 _MAX_FILES, _MAX_BYTES = 256, 8192
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
 class RunningService:
-    """A service that is ready. pid, started_at_s: of its process, since pids are used again.
+    """A service that is ready. pid, started_at_s: of its process; see `started_at_s`.
 
-    grpc_address, http_address: host:port of both APIs. models: their names.
+    grpc_address, http_address: host:port of both APIs. models: their names. boot: the id of the
+    boot of the system; empty in files of a former version and where there are none.
     """
 
     pid: int
@@ -32,21 +34,41 @@ class RunningService:
     grpc_address: str
     http_address: str
     models: tuple[str, ...]
+    boot: str = ""
 
     @classmethod
     def of_this_process(
         cls, grpc_address: str, http_address: str, models: tuple[str, ...]
     ) -> RunningService:
         """Return a service of this process."""
-        started_at_s = psutil.Process().create_time()
-        return cls(os.getpid(), started_at_s, grpc_address, http_address, models)
+        pid, boot = os.getpid(), boot_id()
+        started = started_at_s(pid, boot)
+        return cls(pid, started, grpc_address, http_address, models, boot)
 
     @property
     def is_running(self) -> bool:
         """Return whether its process runs."""
+        if self.boot not in ("", boot_id()):
+            return False
         with suppress(psutil.Error):
-            return abs(psutil.Process(self.pid).create_time() - self.started_at_s) < 1
+            return abs(started_at_s(self.pid, self.boot) - self.started_at_s) < 1
         return False
+
+
+def boot_id() -> str:
+    """Return the id of this boot of the system; empty where there are none, outside Linux."""
+    with suppress(OSError):
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    return ""
+
+
+def started_at_s(pid: int, boot: str) -> float:
+    """Return when a process started: pids are used again. Raises psutil.Error.
+
+    In seconds since the boot, or since 1970 if that has no id: then setting the clock changes it.
+    """
+    at_s = psutil.Process(pid).create_time()
+    return at_s - psutil.boot_time() if boot else at_s
 
 
 def services_dir() -> Path:

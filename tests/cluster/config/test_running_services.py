@@ -1,9 +1,10 @@
 """The files by which commands find the services of this user."""
 
+import json
 import os
 import threading
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 import psutil
@@ -14,6 +15,7 @@ from cluster.config.running_services import (
     recorded,
     running_services,
     services_dir,
+    started_at_s,
 )
 from tests.cluster.cli.conftest import run_cli
 from tests.specdec.client.fake_service import FakeService, running
@@ -59,12 +61,32 @@ def test_a_service_is_listed_until_it_ends(service):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"pid": 2**22 + 1}, {"started_at_s": 1.0}], ids=["ended", "another process"]
+    "changes",
+    [{"pid": 2**22 + 1}, {"started_at_s": 1.0}, {"boot": "another"}],
+    ids=["ended", "another process", "another boot"],
 )
 def test_a_service_that_was_killed_is_forgotten(service, changes):
     with recorded(replace(service, **changes)):
         assert running_services() == []
         assert list(services_dir().iterdir()) == []
+
+
+def test_a_service_is_listed_after_the_clock_was_set(service, monkeypatch):
+    """As at a boot, before the time of the network is known. The system's times follow it."""
+    created_at_s, boot_at_s = psutil.Process().create_time(), psutil.boot_time()
+    with recorded(service):
+        monkeypatch.setattr(psutil.Process, "create_time", lambda self: created_at_s + 3600)
+        monkeypatch.setattr(psutil, "boot_time", lambda: boot_at_s + 3600)
+        assert running_services() == [service]
+
+
+def test_the_file_of_a_former_version_is_read(service):
+    """As it is after an upgrade, while the service goes on."""
+    fields = asdict(replace(service, started_at_s=psutil.Process().create_time()))
+    del fields["boot"]
+    services_dir().mkdir(mode=0o700, parents=True)
+    (services_dir() / f"{service.pid}.json").write_text(json.dumps(fields))
+    assert [each.grpc_address for each in running_services()] == [service.grpc_address]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"pid": 1}', "[" * 4000])
@@ -98,7 +120,7 @@ def test_commands_call_the_only_service(service):
 
 def test_several_services_have_to_be_named(service):
     pid = os.getppid()
-    other = replace(service, pid=pid, started_at_s=psutil.Process(pid).create_time())
+    other = replace(service, pid=pid, started_at_s=started_at_s(pid, service.boot))
     with recorded(service), recorded(replace(other, grpc_address="127.0.0.1:9010")):
         result = run_cli("generate", "Why?")
     assert result.exit_code == 2
