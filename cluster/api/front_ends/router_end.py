@@ -220,6 +220,7 @@ class RouterEnd:
             self._router.running_engine().thread.withdraw_all(self)
         for call in tuple(self._calls):
             self._on_cancel(call)
+        self._router.metrics.end_part(self._prefix)
         self._report_loss()
 
 

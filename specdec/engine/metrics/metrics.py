@@ -192,7 +192,8 @@ class Metrics:
         self.num_receipts = 0
         self.audits = Counter(dict.fromkeys(AUDIT_OUTCOMES, 0))  # audited answers
         self.num_audited_tokens = 0
-        self._parts: dict[str, Counts] = {}  # of other processes
+        self._parts: dict[str, Counts] = {}  # the last ones of other processes
+        self._others = Counts()  # of all of them, those that have ended too
 
     def __getitem__(self, name: str) -> Histogram:
         """Return a histogram by its name without the prefix."""
@@ -257,11 +258,20 @@ class Metrics:
             num_audited_tokens=self.num_audited_tokens,
             server_latencies=self.server_latencies,
         )
-        return Counts.sum((own, *self._parts.values()))
+        return own.plus(self._others)
 
     def set_part(self, name: str, counts: Counts) -> None:
-        """Add what another process has recorded since its start, in place of its last counts."""
+        """Add what another process has recorded since its start, in place of its last counts.
+
+        Only what is new is added to the sum: in another order of addition, rounding could lower it.
+        """
+        new = counts.minus(self._parts[name]) if name in self._parts else counts
+        self._others = self._others.plus(new)
         self._parts[name] = counts
+
+    def end_part(self, name: str) -> None:
+        """Forget a process that has ended; what it has recorded remains."""
+        self._parts.pop(name, None)
 
     def record_draft(self, seconds: float) -> None:
         """See StepRecorder."""

@@ -326,6 +326,10 @@ async def test_measurements_are_part_of_those_of_the_router(replica, front_end):
     await read(replica.router)
     counts = replica.router.metrics.counts
     assert (counts.num_requests, counts.ended["length"]) == (2, 2)
+    front_end.client.close()  # one that ends leaves its counts alone
+    await asyncio.sleep(0.01)
+    assert replica.router.metrics.counts == counts
+    assert not replica.router.metrics._parts
 
 
 async def test_answers_for_training_are_kept_by_the_router(replica, front_end, monkeypatch):

@@ -1,12 +1,13 @@
 # Modules: specdec.engine.metrics.request_metrics
 """Metrics of a replica after hand-worked runs."""
 
+import random
 import threading
 
 import pytest
 from grpc import StatusCode
 
-from specdec.client import HistogramCounts
+from specdec.client import Counts, HistogramCounts
 from specdec.engine.metrics import metrics as names
 from specdec.engine.metrics.metrics import Histogram, Metrics
 from specdec.engine.metrics.request_metrics import RequestMetrics
@@ -144,6 +145,23 @@ def test_the_latencies_of_a_server_follow_opentelemetry(metrics):
         (names.TO_FIRST_TOKEN, "chat", ""): (2, 2.0),
         (names.PER_OUTPUT_TOKEN, "chat", ""): (1, 1.0),
     }
+
+
+def test_sums_of_several_processes_never_decrease(metrics):
+    """Prometheus takes a sum that is less by a step of rounding for that of a new process."""
+    generator, totals, last = random.Random(1), dict[str, float](), 0.0
+    for _ in range(1000):
+        name = generator.choice("abcde")
+        if generator.random() < 0.1:
+            metrics.end_part(name)
+            totals.pop(name, None)
+        else:
+            totals[name] = totals.get(name, 0.0) + generator.expovariate(1.0)
+            histogram = HistogramCounts((), (1,), totals[name])
+            metrics.set_part(name, Counts(histograms={"a": histogram}))
+        last, before = metrics.counts.histograms["a"].total, last
+        assert last >= before
+    assert sum(totals.values()) < last
 
 
 def test_failures_are_counted_by_status_code(metrics):
