@@ -26,6 +26,8 @@ _START, _END = "<|python_start|>", "<|python_end|>"
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 
 _BETWEEN = " \t\r\n,"
+_IN_NAME = "_.-"
+"""Characters in the names of functions besides letters and digits; Python has no such names."""
 
 _State = Literal["start", "list", "end", "text"]
 
@@ -178,10 +180,10 @@ class _CallScan:
         elif self._open and char == self._open[-1]:
             self._open.pop()
             return not self._open
-        elif self._begin is None and (char.isalpha() or char == "_"):
+        elif self._begin is None and (char.isalnum() or char in _IN_NAME):
             self._begin = self.place - 1
         elif not self._open:
-            is_name = self._begin is not None and (char.isalnum() or char in "_.")
+            is_name = self._begin is not None and (char.isalnum() or char in _IN_NAME)
             is_between = self._begin is None and char in f"{_BETWEEN}]"
             self.is_broken = not (is_name or is_between)
             self.is_closed = is_between and char == "]"
@@ -190,13 +192,14 @@ class _CallScan:
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]] | None:
     """Return name and arguments of a call of literals; None for anything else."""
+    name, _, rest = text.partition("(")
     try:
-        call = ast.parse(text, mode="eval").body
+        call = ast.parse(f"call({rest}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
             return None
         arguments = {str(each.arg): _literal(each.value) for each in call.keywords}
         json.dumps(arguments, allow_nan=False)
-        return ast.unparse(call.func), arguments
+        return name, arguments
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
 

@@ -53,7 +53,7 @@ class TaggedSyntax:
 
 
 _OPENING = "<tool_call>"
-_NAME = re.compile(r"(?P<name>[a-zA-Z0-9_.-]{1,64})")
+_NAME = re.compile(r"(?P<name>[a-zA-Z0-9_.-]{1,128})")
 _FUNCTION = (SPACE, "<function=", _NAME, ">")
 _KEY = (
     SPACE,

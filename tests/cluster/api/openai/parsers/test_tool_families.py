@@ -17,9 +17,15 @@ from cluster.api.openai.parsers.pieces import (
     TrailingSpace,
 )
 from cluster.api.openai.parsers.tool_families import new_call_id, tool_parser
-from cluster.api.openai.parsers.tool_format import TOOL_FORMATS, deepseek_mark
+from cluster.api.openai.parsers.tool_format import TOOL_FORMATS, Tool, deepseek_mark
 from cluster.config.parsers import ToolCallParserName
-from tests.cluster.api.openai.family_outputs import CALLS_OR_TEXT, FAMILIES, OUTPUTS, TOOLS
+from tests.cluster.api.openai.family_outputs import (
+    CALLS_OR_TEXT,
+    FAMILIES,
+    OUTPUTS,
+    TOOLS,
+    Output,
+)
 
 
 def read(parser, parts, *, is_cut=False):
@@ -76,6 +82,17 @@ def test_every_parser_of_the_configuration_is_tested():
 
 def test_there_are_thirty_outputs():
     assert len(OUTPUTS) == len(set(map(repr, OUTPUTS))) == 30
+
+
+@pytest.mark.parametrize("function", ["a" * 128, "brave-search.web", "2fa_code", "-a", ".a"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_name_that_a_request_may_give_a_function_is_found(family, function):
+    name, write = FAMILIES[family]
+    text = write(Output("", ((function, {"city": "Ulm"}),)))
+    tools = [Tool(function, parameters=TOOLS[0].parameters)]
+    for parts in ([text], text):
+        content, _, calls = read(tool_parser(TOOL_FORMATS[name], tools), parts)
+        assert (content, [name for name, _ in calls]) == ("", [function])
 
 
 @pytest.mark.parametrize("family", [each for each in FAMILIES if "llama" not in each])
