@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterator, Sequence
+from io import StringIO
+from tokenize import NAME, TokenError, generate_tokens, untokenize
 from typing import Any, Literal
 
 from cluster.api.openai.parsers.pieces import (
@@ -194,14 +196,33 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]] | None:
     """Return name and arguments of a call of literals; None for anything else."""
     name, _, rest = text.partition("(")
     try:
-        call = ast.parse(f"call({rest}", mode="eval").body
+        call, prefix = _parsed_call(f"call({rest}")
         if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
             return None
-        arguments = {str(each.arg): _literal(each.value) for each in call.keywords}
+        arguments = {
+            str(each.arg).removeprefix(prefix): _literal(each.value) for each in call.keywords
+        }
         json.dumps(arguments, allow_nan=False)
         return name, arguments
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+    except (SyntaxError, TokenError, ValueError, TypeError, RecursionError, MemoryError):
         return None
+
+
+def _parsed_call(call: str) -> tuple[ast.expr, str]:
+    """Return a call, and the prefix that the names of its arguments have got for Python.
+
+    It is "_" where some are Python's keywords, else empty: names are seldom such, and this is slow.
+    """
+    try:
+        return ast.parse(call, mode="eval").body, ""
+    except SyntaxError:
+        tokens = [(each.type, each.string) for each in generate_tokens(StringIO(call).readline)]
+        following = [text for _, text in tokens[1:]] + [""]
+        prefixed = untokenize(
+            (kind, f"_{text}" if kind == NAME and after == "=" else text)
+            for (kind, text), after in zip(tokens, following, strict=True)
+        )
+        return ast.parse(prefixed, mode="eval").body, "_"
 
 
 def _literal(value: ast.expr) -> Any:

@@ -252,6 +252,14 @@ def test_ids_of_calls():
         ("[time() + 1]", " + 1]", [("time", "{}")]),
         ("[time()] That is all.", "That is all.", [("time", "{}")]),
         ("[time(exact=true)]", "", [("time", '{"exact": true}')]),
+        (
+            "[time(from='a=b', class = {'x': 1})]",
+            "",
+            [("time", '{"from": "a=b", "class": {"x": 1}}')],
+        ),
+        ("[time(_a=1, from=2)]", "", [("time", '{"_a": 1, "from": 2}')]),
+        ("[time(1=2)]", "[time(1=2)]", []),
+        ("[time('a'=2, in=3)]", "[time('a'=2, in=3)]", []),
     ],
 )
 def test_python_that_is_no_list_of_calls_is_content(text, content, calls):
