@@ -167,7 +167,7 @@ class TaggedCallParser(StateParser[_State]):
         rest = self._buffer.lstrip()
         if found is None and is_first and rest.startswith("{"):
             self._take(len(self._buffer) - len(rest))
-            self._state, self._object = "json", JsonSpan()
+            self._state, self._object, self._value = "json", JsonSpan(), []
         elif found is None:
             yield from self._reject(0)
         elif not found[1].is_partial:

@@ -183,8 +183,13 @@ def test_values_in_tags_have_the_types_of_the_schema():
     ],
 )
 def test_arguments_may_be_json_in_place_of_tags(name, body):
-    [(called, given)] = read(parser_of(name), [f"<tool_call>{body}</tool_call>"])[2]
-    assert (called, json.loads(given)) == ("get_weather", {"city": "Ulm", "days": 3})
+    call = Output("", (("time", {"city": "a city"}),))
+    tagged = next(write for each, write in FAMILIES.values() if each == name)(call)
+    text = f"{tagged}<tool_call>{body}</tool_call>"
+    for parts in ([text], text):
+        content, _, [_, (called, given)] = read(parser_of(name), parts)
+        assert (content, called) == ("", "get_weather")
+        assert json.loads(given) == {"city": "Ulm", "days": 3}
 
 
 @pytest.mark.parametrize(
