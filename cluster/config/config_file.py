@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import yaml
+from yaml.composer import ComposerError
 
 from cluster.config.serve_config import ServeConfig
 from cluster.config.vllm_compat import our_name
@@ -29,6 +30,7 @@ _OF_THE_SERVICE = (
     "log_format",
 )
 _OF_A_MODEL = ("model", "served_model_name")
+_MERGE = "tag:yaml.org,2002:merge"
 _MAX_NAME_CHARS = 63  # of a DNS label
 
 PATHS_OF_THE_SERVICE = frozenset(
@@ -42,11 +44,28 @@ PATHS_OF_THE_SERVICE = frozenset(
 """First components of the paths of the model at "/"; no other model may have one as its prefix."""
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Loader that refuses a key that a mapping has twice, as YAML demands; the last would count."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Return a mapping as it is written, before others are merged into it."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        known = set[Any]()
+        for key in (each for each, _ in node.value if isinstance(each, yaml.ScalarNode)):
+            if key.tag == _MERGE:
+                continue
+            if (value := self.construct_object(key)) in known:
+                problem = f"found the key {key.value!r} twice"
+                raise ComposerError(None, None, problem, key.start_mark)
+            known.add(value)
+        return node
+
+
 def read_yaml(path: Path) -> Any:
     """Return the content of a YAML file. Raises OSError, and ValueError if it is not valid."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, LookupError, AttributeError, RecursionError) as error:
+        return yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)  # noqa: S506  # it is safe
+    except (yaml.YAMLError, LookupError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from error  # by tags, such as !!bool, and by deep nesting
 
 

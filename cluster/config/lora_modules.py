@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from specdec.config.fields import Limit, optional
 from specdec.types.adapters import AdapterOrder
 from specdec.types.errors import InvalidValueError
+from specdec.types.validation import unique_keys
 
 _TEXT = (
     'adapters such as name=path,name=path or {"name": "sql", "path": "/adapters/sql"}, each with '
@@ -73,7 +74,8 @@ def _modules_of_entry(entry: object) -> list[_Module]:
 def _modules_in_text(text: str) -> list[_Module]:
     if text.startswith(("{", "[")):
         try:
-            return _modules(json.loads(text if text.startswith("[") else f"[{text}]"))
+            listed = text if text.startswith("[") else f"[{text}]"
+            return _modules(json.loads(listed, object_pairs_hook=unique_keys))
         except (ValueError, RecursionError) as error:
             raise InvalidValueError("lora_modules", text, _TEXT) from error
     parts = [each.strip().partition("=") for each in text.split(",")]

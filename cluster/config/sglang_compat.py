@@ -82,10 +82,13 @@ def in_our_words(source: Mapping[Any, Any]) -> dict[Any, Any]:
     a chain of one token fewer; with a higher topk it is a tree, whose depth is the number of steps.
     Raises InvalidValueError.
     """
-    values = {_name(key): value for key, value in source.items()}
-    for theirs, ours in DISABLES.items():
-        if theirs in values:
-            values[ours] = not _boolean(theirs, values.pop(theirs))
+    values: dict[Any, Any] = {}
+    for key, value in source.items():
+        name = _name(key)
+        ours = DISABLES.get(name, name)
+        if ours in values:
+            raise InvalidValueError(key, value, f"left out where {ours} is given, too")
+        values[ours] = not _boolean(name, value) if name in DISABLES else value
     topk, count = (values.pop(name, None) for name in TREE_FLAGS)
     if count is not None:
         given = (values[name] for name in _STEPS if name in values)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdec.config.fields import Limit, optional
+from specdec.types.validation import unique_keys
 
 _STORED = "quantization_config"
 """It describes the tensors of the files, which an override cannot change."""
@@ -31,7 +32,8 @@ def _read(value: object) -> dict[str, Any] | None:
     if isinstance(value, Mapping) and not all(isinstance(key, str) for key in value):
         return None
     try:
-        found = json.loads(value if isinstance(value, str) else json.dumps(value, default=dict))
+        text = value if isinstance(value, str) else json.dumps(value, default=dict)
+        found = json.loads(text, object_pairs_hook=unique_keys)
     except (TypeError, ValueError, RecursionError):
         return None
     objects = [found, found.get(_NESTED, {})] if isinstance(found, dict) else [found]

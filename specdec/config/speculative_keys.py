@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, cast, get_arg
 from specdec.config.fields import Limit, refuse_unknown
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling.sampling_params import VerifierName
+from specdec.types.validation import unique_keys
 
 if TYPE_CHECKING:
     from specdec.config.speculation.speculative import SpeculativeConfig
@@ -245,7 +246,7 @@ def read_value(name: str, value: object, expected: Any) -> Any:
 
 def _parse_json(text: str) -> object:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         limit = f'a JSON object such as {{"method": "ngram"}}, auto, or none ({error})'
         raise InvalidValueError("speculative_config", text, limit) from error

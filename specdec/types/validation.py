@@ -1,6 +1,7 @@
 """Checks of the fields of frozen dataclasses.
 
-All of them raise InvalidValueError, which names the field, the value and the limit.
+All of them raise InvalidValueError, which names the field, the value and the limit; except for
+`unique_keys`, which checks JSON while it is read.
 """
 
 from __future__ import annotations
@@ -88,6 +89,14 @@ def require_count(name: str, count: int, low: int, high: int, unit: str) -> None
 def is_valid_unicode(text: str) -> bool:
     """Return whether a text has no lone surrogates, which cannot be encoded."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object, as an object_pairs_hook. Raise ValueError if a key occurs twice."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a name occurs twice, of which readers may take either")
+    return values
 
 
 class _Kinds(NamedTuple):

@@ -18,7 +18,7 @@ from specdec.types.sampling.sampling_params import (
     SamplingParams,
     StructuredOutput,
 )
-from specdec.types.validation import check_types, require_choice, require_range
+from specdec.types.validation import check_types, require_choice, require_range, unique_keys
 
 T = TypeVar("T")
 
@@ -290,14 +290,8 @@ def _json(name: str, text: str | bytes) -> Any:
     def refuse(constant: str) -> NoReturn:
         raise ValueError(constant)
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(pairs)
-        if len(values) < len(pairs):
-            raise ValueError("a name occurs twice, of which readers may take either")
-        return values
-
     try:
-        return json.loads(text, parse_constant=refuse, object_pairs_hook=unique)
+        return json.loads(text, parse_constant=refuse, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise InvalidValueError(name, str(error), "JSON") from None
 

@@ -23,6 +23,17 @@ def test_keys_and_values_are_not_changed(tmp_path):
     assert read_config_file(path) == {"model": "tiny", "unknown": {"deep": [1, 2.5, None]}}
 
 
+def test_a_mapping_overrides_what_is_merged_into_it(tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text(
+        "a: &a {x: 1, y: 2}\nb: &b {<<: *a, y: 3}\nc: {<<: *b, x: 4, '1': 5, 1: 6}\n"
+        "d: {<<: *a, <<: {z: 7}}\n"
+    )
+    b, c = {"x": 1, "y": 3}, {"x": 4, "y": 3, "1": 5, 1: 6}
+    d = {"x": 1, "y": 2, "z": 7}
+    assert read_config_file(path) == {"a": {"x": 1, "y": 2}, "b": b, "c": c, "d": d}
+
+
 def test_an_empty_file_is_an_empty_mapping(tmp_path):
     path = tmp_path / "serve.yaml"
     path.touch()
@@ -42,6 +53,11 @@ def test_an_empty_file_is_an_empty_mapping(tmp_path):
         (b"model: !!bool maybe\n", "a readable YAML file"),
         (b"model: !!int ''\n", "a readable YAML file"),
         (b"model: !!timestamp now\n", "a readable YAML file"),
+        (b"model: {!!map x: 1}\n", "a readable YAML file"),
+        (b"model: a\nmax_num_seqs: 8\nmax_num_seqs: 16\n", "a readable YAML file (found the key"),
+        (b"model: a\nspeculative_config: {method: a, method: b}\n", "a readable YAML file"),
+        (b"model: a\ntrue: 1\nTrue: 2\n", "a readable YAML file (found the key 'True' twice"),
+        (b"model: a\n0x10: 1\n16: 2\n", "a readable YAML file (found the key"),
         (None, "a readable YAML file"),
     ],
     ids=lambda each: str(each)[:30],
@@ -141,6 +157,13 @@ def test_a_mapping_in_place_of_a_model(read):
         ("models: [{model: a, max-logprobs: 1}]", "max_logprobs"),
         ("models: [{model: a, ray_address: auto}]", "left out of models"),
         ("models: [{modle: a}]", "did you mean model"),
+        ("max-num-seqs: 8\nmax_num_seqs: 16", "left out where max_num_seqs is given, too"),
+        ("models: [{model: a, max-num-seqs: 8, max_num_seqs: 16}]", "left out where max_num_seqs"),
+        ('hf_overrides: \'{"rope_theta": 1e6, "rope_theta": 2e6}\'', "a JSON object such as"),
+        (
+            'speculative_config: \'{"method": "ngram", "method": "suffix"}\'',
+            "a name occurs twice",
+        ),
     ],
 )
 def test_an_invalid_list_of_models(read, text, message):

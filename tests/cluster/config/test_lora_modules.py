@@ -59,6 +59,7 @@ def test_a_counterpart_alone():
         "sql=",
         "sql=a,sql=b",
         '{"name": "sql"}',
+        '{"name": "sql", "path": "a", "path": "b"}',
         "{",
         3,
         [3],

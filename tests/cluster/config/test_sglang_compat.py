@@ -109,6 +109,10 @@ def test_a_file_may_have_sglangs_names():
         ({"dp_size": 2}, "set num_replicas instead"),
         ({"schedule_policy": "random"}, "requests run by priority"),
         ({"model_path": "a", "model": "b"}, "left out where model is given, too"),
+        (
+            {"enable_prefix_caching": True, "disable_radix_cache": True},
+            "left out where enable_prefix_caching is given, too",
+        ),
     ],
 )
 def test_the_error_for_a_flag_without_a_counterpart(source, message):
