@@ -35,9 +35,11 @@ from specdec.config.fields import (
     ENDPOINT,
     FILE,
     LABELS,
+    LONGEST_WAIT_S,
     NOT_NEGATIVE,
     POSITIVE,
     TEXT,
+    at_most,
     one_of,
     optional,
     setting,
@@ -84,7 +86,7 @@ class ServeConfig(DraftWorkersConfig):
     )
     drain_timeout_s: float = setting(
         10.0,
-        NOT_NEGATIVE,
+        at_most(NOT_NEGATIVE, LONGEST_WAIT_S),
         "Grace period in seconds for running requests when a replica shuts down; new requests are "
         "rejected",
     )
@@ -130,12 +132,12 @@ class ServeConfig(DraftWorkersConfig):
     )
     start_timeout_s: float = setting(
         600.0,
-        POSITIVE,
+        at_most(POSITIVE, LONGEST_WAIT_S),
         "Maximum time in seconds to place the ranks of a model, load its weights and warm up",
     )
     step_timeout_s: float = setting(
         60.0,
-        POSITIVE,
+        at_most(POSITIVE, LONGEST_WAIT_S),
         "Maximum time in seconds of a forward pass before its ranks are restarted; the limit is "
         "lower for batch sizes that have been measured",
     )

@@ -17,6 +17,9 @@ from specdec.types.errors import UnknownNameError
 _SYNONYMS: Mapping[str, str] = MappingProxyType({"num_draft_tokens": "num_speculative_tokens"})
 """The meaning of unknown names that are nearer to another name by their letters."""
 
+LONGEST_WAIT_S = 2_000_000
+"""More time cannot be waited for: poll and sockets take 2^31 ms, which are two days more."""
+
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?")
 
 
@@ -54,6 +57,16 @@ def one_of(*options: str) -> Limit:
 def optional(limit: Limit) -> Limit:
     """Return the limit that also accepts None."""
     return replace(limit, accepts=lambda value: value is None or limit.accepts(value))
+
+
+def at_most(limit: Limit, high: int) -> Limit:
+    """Return the limit of those numbers of a limit that are at most `high`."""
+
+    def accepts(value: object) -> bool:
+        return limit.accepts(value) and isinstance(value, int | float) and value <= high
+
+    text, brief = f"{limit.text} and at most {high}", f"{limit.brief}, at most {high}"
+    return replace(limit, text=text, accepts=accepts, brief=brief)
 
 
 def node_labels(text: str | None) -> dict[str, str]:
@@ -101,12 +114,7 @@ NOT_NEGATIVE = Limit(
     kind=float,
     brief="0 or more",
 )
-SHARE = Limit(
-    "a number above 0 and at most 1",
-    lambda value: isinstance(value, float | int) and _is_positive(value) and value <= 1,
-    kind=float,
-    brief="above 0, at most 1",
-)
+SHARE = at_most(POSITIVE, 1)
 TEXT = Limit("a non-empty string", lambda value: isinstance(value, str) and value != "")
 BOOLEAN = Limit("true or false", lambda value: isinstance(value, bool), kind=bool)
 ENDPOINT = optional(Limit("a URL such as http://localhost:4317", _is_endpoint))

@@ -48,6 +48,7 @@ STANDALONE_SETTINGS = (
 
 _TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
 _BOUNDS = re.compile(r"a whole number from (-?\d+) to (-?\d+)")
+_MAXIMUM = re.compile(r"(?:at most|from 0 to) (\d+)$")
 
 
 def settings_schema() -> dict[str, Any]:
@@ -84,7 +85,7 @@ def _limits(limit: Limit) -> dict[str, Any]:
         schema |= {"minimum": int(bounds[1]), "maximum": int(bounds[2])}
     elif limit.kind is float:
         schema |= {"minimum": 0} if limit.accepts(0.0) else {"exclusiveMinimum": 0}
-        schema |= {} if limit.accepts(2.0) else {"maximum": 1}
+        schema |= {"maximum": int(most[1])} if (most := _MAXIMUM.search(limit.text)) else {}
     elif limit.kind is str:
         schema["minLength"] = 1
     return schema

@@ -13,9 +13,11 @@ from pathlib import Path
 from cluster.serve import processes
 from cluster.serve.processes import guarded
 from cluster.serve.signals import Signals
+from specdec.config.fields import LONGEST_WAIT_S
 
 DRAIN_S = 0.2
 STOP_S = 3.0
+LONG_S = LONGEST_WAIT_S + processes.JOINED_STOP_S
 IGNORE_SIGTERM = "trap '' TERM INT HUP; exec sleep 300"
 
 
@@ -65,7 +67,7 @@ def show(line):
 
 if __name__ == "__main__":
     scenario = sys.argv[1]
-    processes.STOP_S = processes.JOINED_STOP_S = STOP_S
+    processes.STOP_S = processes.JOINED_STOP_S = LONG_S if scenario == "drains long" else STOP_S
     with guarded(DRAIN_S, is_joined=scenario == "joins") as to_guard:
         try:
             serve(to_guard, scenario)

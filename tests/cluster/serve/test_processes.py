@@ -176,6 +176,13 @@ def test_a_ready_service_drains_and_exits_with_0(start, number):
     assert program.processes() == []
 
 
+def test_a_drain_may_take_the_longest_time(start):
+    program = start("drains long", "ready")
+    program.command.terminate()
+    assert program.end() == (0, [])
+    assert program.log.read_text().split() == ["ready", "stopping"]
+
+
 def test_a_second_signal_aborts(start):
     program = start("hangs", "ready")
     program.command.send_signal(signal.SIGINT)
