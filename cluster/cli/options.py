@@ -12,7 +12,7 @@ import click
 
 from cluster.api.base.authentication import read_token
 from cluster.cli.output import Flag, combine_flags, json_flag, section_flag
-from cluster.cli.parameter_types import EXISTING_FILE
+from cluster.cli.parameter_types import EXISTING_FILE, TIMEOUT
 from cluster.config.running_services import running_services
 from cluster.config.secrets import API_KEY_VARIABLE, TOKEN_VARIABLE
 from specdec.client import AdminClient
@@ -64,10 +64,10 @@ api_key_flag = click.option(
 timeout_flag = click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=TIMEOUT,
     default=DEFAULT_TIMEOUT_S,
     show_default=True,
-    help="Timeout of the request in seconds.",
+    help="Timeout of the request in seconds; inf for none.",
 )
 client_flags = combine_flags(_address, tls_ca_flag, api_key_flag)
 load_client_flags = combine_flags(_address_flag(None), tls_ca_flag, api_key_flag)

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from specdec.config.fields import LONGEST_WAIT_S
+
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 _Item = TypeVar("_Item")
+
+
+class _Timeout(click.ParamType[float | None]):
+    """Seconds above 0; None for inf, and for more than can be waited for."""
+
+    name = "seconds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | None:
+        """Return the seconds of a text, or None for no limit."""
+        with suppress(ValueError):
+            if (seconds := float(value)) > 0:
+                return seconds if seconds <= LONGEST_WAIT_S else None
+        self.fail(f"{value!r} is not a number above 0, nor inf", param, ctx)
+
+
+TIMEOUT = _Timeout()
 
 
 class ListOf(click.ParamType[tuple[_Item, ...]]):

@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 RETRY_DELAYS_S = (0.2, 0.4, 0.8)
 """Mean pause before each further attempt of a call that has received nothing."""
 
+_LONGEST_S = 1e9
+"""A longer timeout is no limit: clocks of the system and gRPC's cannot show its end."""
+
 GRACE_S = 0.5
 """Time after a deadline in which gRPC reports it; then the client ends the call without gRPC."""
 
@@ -37,7 +40,7 @@ class Attempts:
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """delays_s: mean pause before each further attempt."""
-        self.timeout_s = timeout_s
+        self.timeout_s = timeout_s = None if (timeout_s or 0) > _LONGEST_S else timeout_s
         self._delays_s = iter(delays_s)
         self._now_s = now_s
         self._ends_at_s = None if timeout_s is None else now_s() + timeout_s

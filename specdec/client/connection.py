@@ -62,6 +62,9 @@ class Destination:
         if self.address.lower().startswith(_URL_SCHEMES):
             limit = f"{_ADDRESS}, without a scheme"
             raise InvalidValueError("address", self.address, limit)
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            limit = "a number of seconds above 0, or None for no limit"
+            raise InvalidValueError("timeout_s", self.timeout_s, limit)
         bearer = self.bearer or ""
         if not (bearer.isascii() and (bearer == "" or bearer.isprintable())):
             limit = "printable ASCII characters"

@@ -65,7 +65,7 @@ class GrpcBackend:
         address: str,
         options: SamplingParams,
         *,
-        timeout_s: float,
+        timeout_s: float | None,
         api_key: str | None = None,
         tls_ca_file: Path | None = None,
     ) -> None:

@@ -32,7 +32,7 @@ from cluster.cli.bench.load_flags import (
 )
 from cluster.cli.bench.load_report import Load
 from cluster.cli.options import found_address
-from cluster.cli.parameter_types import EXISTING_FILE, NEW_FILE, ListOf
+from cluster.cli.parameter_types import EXISTING_FILE, NEW_FILE, TIMEOUT, ListOf
 from specdec.client.calls import DEFAULT_TIMEOUT_S
 from specdec.config.speculation.methods import METHOD_NAMES
 from specdec.types.errors import InvalidValueError
@@ -59,9 +59,9 @@ class LoadOptions:
     model: str | None = service_flag(
         "Model name for the OpenAI API. Default: the first model of /v1/models."
     )
-    timeout_s: float = service_flag(
-        "Timeout in seconds of a request over gRPC, or of each read over HTTP.",
-        click.FloatRange(min=0, min_open=True),
+    timeout_s: float | None = service_flag(
+        "Timeout in seconds of a request over gRPC, or of each read over HTTP; inf for none.",
+        TIMEOUT,
         flag="--timeout",
         default=DEFAULT_TIMEOUT_S,
     )

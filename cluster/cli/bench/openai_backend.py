@@ -45,7 +45,7 @@ class OpenAIBackend:
         endpoint: Endpoint,
         options: SamplingParams,
         *,
-        timeout_s: float,
+        timeout_s: float | None,
         model: str | None = None,
         api_key: str | None = None,
         tls_ca_file: Path | None = None,

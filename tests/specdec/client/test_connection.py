@@ -1,6 +1,7 @@
 """Calls that fail, and how a client connects: codes, retries, deadlines, addresses and TLS."""
 
 import logging
+import math
 from contextlib import suppress
 from functools import partial
 
@@ -57,6 +58,21 @@ def test_an_address_is_no_url(address):
     with pytest.raises(InvalidValueError, match=message) as caught:
         Client(address)
     assert "without a scheme" in str(caught.value)
+
+
+@pytest.mark.parametrize("timeout_s", [math.inf, 1e12])
+async def test_an_infinite_timeout_is_no_limit(service, timeout_s):
+    with Client(service.address, timeout_s=timeout_s) as client:
+        assert client.generate("Why?").text == "Blue sky"
+        assert len(list(client.generate_stream("Why?"))) == 2
+    async with AsyncClient(service.address, timeout_s=timeout_s) as other:
+        assert (await other.generate("Why?")).text == "Blue sky"
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, math.nan])
+def test_a_timeout_is_above_0(timeout_s):
+    with pytest.raises(InvalidValueError, match=r"timeout_s is .*; it must be a number"):
+        Client("127.0.0.1:9000", timeout_s=timeout_s)
 
 
 def test_a_rejection_carries_code_and_message(client, service):

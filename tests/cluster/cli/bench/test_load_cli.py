@@ -216,6 +216,8 @@ def test_an_unreachable_service():
         ["--request-rate", "0"],
         ["--request-rate", "nan"],
         ["--burstiness", "0"],
+        ["--timeout", "0"],
+        ["--timeout", "nan"],
         ["--goodput", "ttft"],
         ["--goodput", "speed:3"],
         ["--goodput", "ttft:-1"],
@@ -255,6 +257,14 @@ def test_flags_without_effect_are_wrong_usage(tmp_path, given):
     assert f"error: {'--burstiness' if '--burstiness' in flags else flags[-2]} has no effect" in (
         result.stderr
     )
+
+
+@pytest.mark.parametrize("timeout", ["inf", "1e300"])
+def test_an_endless_timeout_over_http(timeout):
+    flags = ["--backend", "openai-chat", "--base-url", "http://127.0.0.1:1", "--timeout", timeout]
+    result = CliRunner().invoke(main.main, ["bench", "serve", *flags])
+    assert result.exit_code == 1
+    assert "check --base-url" in result.stderr
 
 
 @pytest.mark.parametrize(
