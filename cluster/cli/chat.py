@@ -23,6 +23,7 @@ from cluster.cli.options import (
 )
 from cluster.cli.output import SectionedCommand, show_text
 from specdec.client import Client, ClientError
+from specdec.types.errors import InvalidValueError
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import ChatMessage
 from specdec.types.responses import StreamChunk
@@ -57,8 +58,9 @@ class Conversation:
     def send(self, text: str) -> None:
         """Send a user message and stream the reply to stdout.
 
-        Ctrl-C stops the reply; the part that was shown stays in the history. Raises ClientError and
-        leaves the history unchanged if the request fails.
+        Ctrl-C stops the reply; the part that was shown stays in the history. Raises ClientError if
+        the request fails, or InvalidValueError if it cannot be sent, and leaves the history
+        unchanged.
         """
         message = ChatMessage("user", text)
         pieces: list[str] = []
@@ -134,7 +136,7 @@ def run_chat(conversation: Conversation, lines: Iterator[str], *, continue_on_er
         elif line.strip():
             try:
                 conversation.send(line)
-            except ClientError as error:
+            except (ClientError, InvalidValueError) as error:
                 if not continue_on_error:
                     raise
                 click.echo(f"error: {error}", err=True)

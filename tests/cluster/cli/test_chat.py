@@ -103,6 +103,15 @@ def test_an_error_does_not_end_a_chat_nor_enter_the_history(service, capsys):
     assert turns(service.requests[1]) == [("user", "two")]
 
 
+def test_a_message_that_cannot_be_sent_does_not_end_a_chat(service, capsys):
+    """As bytes of another encoding that are pasted into a terminal."""
+    with Client(service.address) as client:
+        conversation = Conversation(client, SamplingParams())
+        run_chat(conversation, iter(["caf\udce9", "Why?"]), continue_on_error=True)
+    assert "it must be valid Unicode" in capsys.readouterr().err
+    assert [turns(request) for request in service.requests] == [[("user", "Why?")]]
+
+
 def interrupt_once_it_hangs(service):
     assert service.is_hanging.wait(30)
     while "Blue" not in sys.stdout.getvalue():  # pytest's
