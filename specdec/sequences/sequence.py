@@ -59,7 +59,7 @@ class EngineRequest(GenerateRequest):
     log-probabilities of the prompt; see `replay_request`.
     """
 
-    prompt: tuple[int, ...]
+    prompt: tuple[int, ...] = field(repr=False)
     _: KW_ONLY
     seed: int
     grammar: Grammar | None = None
@@ -67,7 +67,7 @@ class EngineRequest(GenerateRequest):
     adapter_id: int = BASE_MODEL
     prediction: PredictedText | None = None
     detokenize: bool = True
-    replay: Replay | None = None
+    replay: Replay | None = field(default=None, repr=False)
 
     @classmethod
     def of(

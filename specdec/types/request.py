@@ -73,12 +73,12 @@ class GenerateRequest:
     receipt: whether the last output has a signed receipt of the tokens.
     """
 
-    prompt: Prompt
+    prompt: Prompt = field(repr=False)
     params: SamplingParams
     model: str = ""
     request_id: str = ""
     priority: int = 0
-    resume_token_ids: tuple[int, ...] = ()
+    resume_token_ids: tuple[int, ...] = field(default=(), repr=False)
     stream_interval: int | None = None
     cache_salt: str = ""
     allow_training: bool = False

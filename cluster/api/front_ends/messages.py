@@ -45,6 +45,6 @@ class Start:
     routed: RoutedModel
     prefix: str
     keys: tuple[ApiKey, ...] = ()
-    admin_token: str | None = None
+    admin_token: str | None = field(default=None, repr=False)
     row: int = 0
     num_rows: int = 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from inspect import isasyncgenfunction
 from typing import Any
 
@@ -32,8 +32,8 @@ class ForwardedCall:
     """
 
     method: str
-    request: Any
-    metadata: Metadata
+    request: Any = field(repr=False)
+    metadata: Metadata = field(repr=False)  # with the credential of the client
     peer: str
 
     @classmethod
@@ -51,7 +51,7 @@ class _Context:
     It is returned after the last message, for the status of the call.
     """
 
-    metadata: Metadata = ()
+    metadata: Metadata = field(default=(), repr=False)
     client: str = ""
     code: StatusCode | None = None
     details: str = ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
@@ -35,8 +35,8 @@ class ForwardedRequest:
     method: str
     path: str
     query: bytes
-    headers: Headers
-    body: bytes
+    headers: Headers = field(repr=False)  # with the credential of the client
+    body: bytes = field(repr=False)
     client: tuple[str, int] | None = None
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class LoadOptions:
 
     address: str | None
     tls_ca_file: Path | None
-    api_key: str | None
+    api_key: str | None = field(repr=False)
     backend: str = service_flag(
         "API to measure: gRPC, /v1/chat/completions or /v1/completions.",
         click.Choice(BACKENDS),

@@ -8,6 +8,7 @@ from specdec.sequences.prediction import PredictedText
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_spec import Replay
 
 OWN = {"seed": 7, "request_id": "own", "adapter_id": 3, "queue_deadline_s": 9.0}
 
@@ -29,6 +30,16 @@ def test_a_request_has_the_fields_of_one_that_is_constructed(received):
     names = {each.name for each in fields(EngineRequest)}
     assert names - vars(made).keys() == {"detokenize", "replay"}, "left at their defaults"
     assert vars(made).keys() <= names
+
+
+def test_the_text_of_a_request_has_neither_prompt_nor_output(received):
+    replay = Replay((434343, 434344))
+    of_engine = EngineRequest.of(
+        replace(received, prompt="private", resume_token_ids=(424242,)), (414141,), **OWN
+    )
+    shown = f"{received} {replace(of_engine, replay=replay)}"
+    assert not [each for each in ("a text", "private", "41", "42", "43") if each in shown]
+    assert "request_id='own'" in shown
 
 
 @pytest.mark.parametrize("stop", [(), ("end",)])

@@ -6,7 +6,9 @@ import threading
 
 import pytest
 
+from cluster.api.base.authentication import ApiKey
 from cluster.api.front_ends.channel import Channel
+from cluster.api.front_ends.messages import Start
 
 
 class Unreadable:
@@ -35,6 +37,11 @@ async def test_messages_come_in_their_order(ends):
     assert [await came.get() for _ in range(100)] == [
         ("number", number, b"x" * (number % 7)) for number in range(100)
     ]
+
+
+async def test_the_text_of_the_first_message_has_no_credential():
+    key = ApiKey("ann", "key-secret")
+    assert "secret" not in repr(Start(None, "1.", (key,), "token-secret"))
 
 
 async def test_sending_waits_for_no_reader(ends):

@@ -15,6 +15,12 @@ from protos.specdec.v1 import inference_pb2 as pb
 from specdec.types.errors import NotReadyError, OverloadedError, UnknownModelError
 
 
+def test_the_text_of_a_call_has_neither_credential_nor_prompt():
+    metadata = (("authorization", "Bearer sk-secret"),)
+    call = ForwardedCall("Generate", pb.GenerateRequest(text="private"), metadata, "peer")
+    assert repr(call) == "ForwardedCall(method='Generate', peer='peer')"
+
+
 class Context:
     """Context of a call, as grpc's."""
 

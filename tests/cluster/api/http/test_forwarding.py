@@ -78,6 +78,12 @@ async def client(other):
         yield client
 
 
+def test_the_text_of_a_request_has_neither_credential_nor_prompt():
+    headers = ((b"authorization", b"Bearer sk-secret"),)
+    request = ForwardedRequest("POST", "/echo", b"", headers, b"private")
+    assert repr(request) == "ForwardedRequest(method='POST', path='/echo', query=b'', client=None)"
+
+
 async def test_the_request_arrives_unchanged(client):
     headers = {"authorization": "Bearer x"}
     answer = await client.post("/a/echo?model=b", content="text", headers=headers)

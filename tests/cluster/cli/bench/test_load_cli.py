@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from cluster.cli import main
-from cluster.cli.bench import charts, load
+from cluster.cli.bench import charts, cli, load
 from protos.specdec.v1 import inference_pb2 as pb
 from tests.specdec.client.fake_service import FakeService, running
 
@@ -34,6 +34,16 @@ def bench(service):
 
 def generate_requests(service):
     return [each for each in service.requests if isinstance(each, pb.GenerateRequest)]
+
+
+def test_the_text_of_the_options_has_no_key(bench, monkeypatch):
+    shown = []
+    monkeypatch.setattr(
+        cli, "_reject_flags_without_effect", lambda _, each: shown.append(str(each))
+    )
+    assert bench("--num-prompts", 1, "--api-key", "sk-secret").exit_code == 0
+    assert "num_prompts=1" in shown[0]
+    assert "secret" not in shown[0]
 
 
 def test_the_text_report(bench):

@@ -83,7 +83,7 @@ class Runs:
         self._expected = {}
 
     def expected(self, asked):
-        keys = {each.request_id: repr(each) for each in asked}
+        keys = {each.request_id: repr(vars(each)) for each in asked}
         if lacking := [each for each in asked if keys[each.request_id] not in self._expected]:
             engine = local_engine(self._directory, engine_config(0), kernels="torch")
             found = results(engine, lacking)
