@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,14 +25,20 @@ def _alphabet() -> dict[str, int]:
     return alphabet | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
-_ALPHABET = _alphabet()
+_NO_LATIN1 = "\u0100"
+_LATIN1 = str.maketrans(
+    {chr(code): _NO_LATIN1 for code in range(256)}
+    | {char: chr(byte) for char, byte in _alphabet().items()}
+)
+"""Characters of tokens to the ones whose codes are their bytes."""
 
 
 def bytes_of_token(token: str) -> bytes:
     """Return the bytes of a byte-level token; a token with other characters is its own text."""
-    if not _ALPHABET.keys() >= set(token):
+    try:
+        return token.translate(_LATIN1).encode("latin-1")
+    except UnicodeEncodeError:
         return token.encode()
-    return bytes(_ALPHABET[char] for char in token)
 
 
 MAX_RENDERED_CHARS = 1_000_000
@@ -59,9 +64,11 @@ class WholeTexts(dict[int, str | None]):
         self._bytes_of = bytes_of
 
     def __missing__(self, token_id: int) -> str | None:
-        self[token_id] = text = None
-        with suppress(UnicodeDecodeError):
-            self[token_id] = text = self._bytes_of(token_id).decode()
+        try:
+            text = self._bytes_of(token_id).decode()
+        except UnicodeDecodeError:
+            text = None
+        self[token_id] = text
         return text
 
 
@@ -205,7 +212,7 @@ class Tokenizer:
         """Return the bytes of a token of a byte-level tokenizer; empty for an unassigned id."""
         found = self._token_bytes.get(token_id)
         if found is None:
-            [token] = self.token_strings((token_id,))
+            token = self._backend.id_to_token(token_id) or ""
             found = self._token_bytes[token_id] = bytes_of_token(token)
         return found
 

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from specdec.text.tokenizer import MAX_RENDERED_CHARS, Tokenizer, check_token_ids
+from specdec.text.tokenizer import (
+    MAX_RENDERED_CHARS,
+    Tokenizer,
+    bytes_of_token,
+    check_token_ids,
+)
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.types.request import ChatMessage, Conversation
 from tests.specdec.tiny import TURN_END, TURN_START, tiny_llama_dir
@@ -26,6 +31,12 @@ def test_decoding_inverts_encoding(tokenizer: Tokenizer, text: str) -> None:
     token_ids = tokenizer.encode(text)
     assert tokenizer.decode(token_ids) == text
     check_token_ids("token_ids", token_ids, tokenizer.vocab_size)
+
+
+def test_the_bytes_of_a_byte_level_token() -> None:
+    assert bytes_of_token("\u0120na\u00c3\u00af\u0100\u00ff") == b" na\xc3\xaf\x00\xff"
+    for other in ("a b", "\u00ad", "\u2581a", "\U0001f92f"):  # of no byte: their own text
+        assert bytes_of_token(other) == other.encode()
 
 
 @pytest.mark.parametrize("adds", [True, False])
