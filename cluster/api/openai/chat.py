@@ -361,9 +361,9 @@ def chat_params(request: ChatRequest, reading: AnswerReading) -> SamplingParams:
     if calls is not None and reading.tools is not None and not reading.tools.is_forced:
         form = None  # the grammar of optional calls contains it
     max_tokens = request.max_completion_tokens
-    options = speculation_options(request)
+    options = None
     if request.prediction is not None:
-        options = replace(options, prediction=request.prediction.text)
+        options = replace(speculation_options(request), prediction=request.prediction.text)
     return sampling_params(
         request,
         max_tokens=request.max_tokens if max_tokens is None else max_tokens,

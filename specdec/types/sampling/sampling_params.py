@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from operator import attrgetter
-from types import MappingProxyType
-from typing import Any, Literal, get_args
+from types import MappingProxyType, NoneType
+from typing import Any, Literal, get_args, get_type_hints
 
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling.vllm_sampling import accepts_vllm_names
@@ -373,3 +374,24 @@ class SamplingParams:
             raise InvalidValueError("min_tokens", self.min_tokens, limit)
         if self.seed is not None and not -SEED_LIMIT <= self.seed < SEED_LIMIT:
             raise InvalidValueError("seed", self.seed, "from -2^63 to 2^63 - 1")
+
+
+_NUMBERS = frozenset(
+    name
+    for name, kind in get_type_hints(SamplingParams).items()
+    if {*(get_args(kind) or (kind,))} <= {int, float, bool, NoneType}
+) - {"seed", "logit_bias"}  # requests have different seeds, and a mapping is not hashable
+
+_of_numbers = lru_cache(maxsize=256, typed=True)(SamplingParams)
+
+
+def shared_params(**given: Any) -> SamplingParams:
+    """Return SamplingParams, the same object for requests with the same fields, if all are numbers.
+
+    A negative zero becomes zero, which is equal to it.
+    """
+    if not given.keys() <= _NUMBERS:
+        return SamplingParams(**given)
+    return _of_numbers(
+        **{name: each + 0.0 if isinstance(each, float) else each for name, each in given.items()}
+    )

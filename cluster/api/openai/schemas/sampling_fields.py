@@ -40,6 +40,7 @@ from specdec.types.sampling.sampling_params import (
     SpeculationOptions,
     StructuredOutput,
     VerifierName,
+    shared_params,
 )
 from specdec.types.validation import require_range
 
@@ -260,10 +261,11 @@ class SamplingFields(RequestModel):
         False,
     )
     request_id: str | None = option("instead of the header X-Request-Id")
-    resume_token_ids: Annotated[list[int], at_most(MAX_TOKEN_IDS)] = option(
-        "tokens of the answer that were received before a stream broke: the answer has what "
-        "follows them. Needs the `seed` of the stream, unless temperature is 0",
-        [],
+    resume_token_ids: Annotated[list[int], at_most(MAX_TOKEN_IDS)] = Field(
+        default_factory=list,  # a default would be copied for each request
+        description="tokens of the answer that were received before a stream broke: the answer has "
+        "what follows them. Needs the `seed` of the stream, unless temperature is 0",
+        json_schema_extra={"default": []},
     )
     stream_interval: int | None = number(
         "number of new tokens in an event of a stream", 1, MAX_STREAM_INTERVAL
@@ -272,7 +274,8 @@ class SamplingFields(RequestModel):
 
     def check_together(self) -> None:
         """Raise InvalidValueError for fields that exclude each other or are out of range."""
-        if not self.stream and self.stream_options not in (None, StreamOptions()):
+        options = None if self.stream else self.stream_options
+        if options is not None and options != StreamOptions():
             limit = "left out unless stream is true"
             raise InvalidValueError("stream_options", "given", limit)
         require_range("stream_interval", self.stream_interval, 1, MAX_STREAM_INTERVAL)
@@ -294,6 +297,8 @@ class SamplingFields(RequestModel):
     @property
     def guided(self) -> dict[str, Any]:
         """The fields for structured output that are given, besides `structured_outputs`."""
+        if _GUIDED.keys().isdisjoint(self.model_fields_set):
+            return {}
         sent = [name for name in _GUIDED if name in self.model_fields_set]
         return {name: value for name in sent if (value := getattr(self, name)) is not None}
 
@@ -325,12 +330,14 @@ def sampling_params(request: SamplingFields, **decided: Any) -> SamplingParams:
     given = {name: value for name in sent if (value := getattr(request, name)) is not None}
     if request.top_k == _ALL_TOKENS:
         given["top_k"] = 0
-    given["speculation"] = speculation_options(request)
-    stop = request.stop or ()
-    given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-    given["logit_bias"] = dict(token_biases(request.logit_bias or {}))
+    if request.speculation is not None:
+        given["speculation"] = speculation_options(request)
+    if request.stop:
+        given["stop"] = request.stop
+    if request.logit_bias:
+        given["logit_bias"] = dict(token_biases(request.logit_bias))
     given |= {name: value for name, value in decided.items() if value is not None}
-    return SamplingParams(**given)
+    return shared_params(**given)
 
 
 def speculation_options(request: SamplingFields) -> SpeculationOptions:

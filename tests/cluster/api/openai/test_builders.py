@@ -145,6 +145,11 @@ def test_every_copied_field_reaches_the_engine():
         assert getattr(params, name) == (tuple(value) if isinstance(value, list) else value), name
 
 
+def test_defaults_have_the_types_of_their_fields():
+    dumped = CompletionRequest(prompt="a").model_dump(warnings="error")
+    assert dumped["resume_token_ids"] == []
+
+
 def test_other_fields_are_converted_for_the_engine():
     request = CompletionRequest.model_validate(
         {

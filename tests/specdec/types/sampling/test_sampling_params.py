@@ -13,6 +13,8 @@ from specdec.types.sampling.sampling_params import (
     SamplingParams,
     SpeculationOptions,
     StructuredOutput,
+    _of_numbers,
+    shared_params,
 )
 
 INSIDE = [
@@ -241,6 +243,36 @@ def test_another_seed_changes_nothing_else():
     last = params.with_seed(2**63 - 1)
     assert last == replace(params, seed=2**63 - 1)
     assert params.seed == 3
+
+
+def test_requests_with_the_same_numbers_share_their_parameters():
+    given = {"temperature": 0.5, "max_tokens": 7, "ignore_eos": True}
+    assert shared_params(**given) is shared_params(**given)
+    assert shared_params(**given) == SamplingParams(**given)
+    assert shared_params(**{**given, "max_tokens": 8}).max_tokens == 8
+    with pytest.raises(InvalidValueError, match="max_tokens"):
+        shared_params(max_tokens=0)
+
+
+@pytest.mark.parametrize("first", [-0.0, 0.0, 0])
+def test_the_sign_and_the_type_of_a_zero_do_not_depend_on_earlier_requests(first):
+    _of_numbers.cache_clear()
+    shared_params(min_p=first)
+    for each, text in [(-0.0, "0.0"), (0.0, "0.0"), (0, "0")]:
+        assert repr(shared_params(min_p=each).min_p) == text
+
+
+@pytest.mark.parametrize(("name", "valid", "other"), [("ignore_eos", True, 1), ("n", 1, True)])
+def test_another_type_is_refused_although_equal_parameters_are_kept(name, valid, other):
+    shared_params(**{name: valid})
+    with pytest.raises(InvalidValueError, match=name):
+        shared_params(**{name: other})
+
+
+@pytest.mark.parametrize("more", [{"seed": 3}, {"stop": ["end"]}, {"logit_bias": {3: 1.0}}])
+def test_other_parameters_are_not_kept(more):
+    assert shared_params(**more) == SamplingParams(**more)
+    assert shared_params(**more) is not shared_params(**more)
 
 
 @pytest.mark.parametrize("name", ["stop_token_ids", "logit_bias", "seed"])
