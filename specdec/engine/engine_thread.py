@@ -104,7 +104,7 @@ class EngineThread(EngineClient):
     @property
     def num_sequences(self) -> int:
         """See EngineClient; those of other processes count as well."""
-        return super().num_sequences + self._remote.num_sequences
+        return self._streams.num_sequences + self._remote.num_sequences
 
     def _add(
         self, request: EngineRequest, *, is_admitted: bool, is_silent: bool

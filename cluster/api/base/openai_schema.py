@@ -39,15 +39,16 @@ class RequestModel(BaseModel):
         """Drop fields that count as left out, and all unknown fields but the first, to report."""
         if not isinstance(given, dict):
             return given
-        fields = {name: value for name, value in given.items() if not cls._is_left_out(name, value)}
-        unknown = [name for name in fields if name not in _field_names(cls)]
-        for name in unknown[1:]:
-            del fields[name]
+        refused, known = cls.refused, _field_names(cls)
+        fields = {
+            name: value
+            for name, value in given.items()
+            if not (value is None or (name in refused and is_neutral(name, value)))
+        }
+        if not fields.keys() <= known:
+            for name in [name for name in fields if name not in known][1:]:
+                del fields[name]
         return fields
-
-    @classmethod
-    def _is_left_out(cls, name: str, value: Any) -> bool:
-        return value is None or (name in cls.refused and is_neutral(name, value))
 
     def fields_of(self, model: type[RequestModel]) -> dict[str, Any]:
         """Return the values of the fields that `model` has too."""

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from json import JSONDecodeError
 from typing import Any
 
 from fastapi import Request
 from pydantic import ValidationError
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -119,10 +120,10 @@ class LimitBodies:
                 await failure_response(failure_of(error), scope["path"])(scope, receive, send)
                 return
 
-            async def send_and_close(message: Message) -> None:
+            def send_and_close(message: Message) -> Awaitable[None]:
                 if message["type"] == "http.response.start" and body.has_large_remainder:
                     message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
-                await send(message)
+                return send(message)
 
             await self._app(scope, body.receive, send_and_close)
 
@@ -134,7 +135,11 @@ def read_json(body: bytes) -> Any:
     UnicodeEncodeError for lone surrogates, ValueError for very long numbers, and RecursionError.
     From bytes, `json.loads` would accept the encoding of lone surrogates, and UTF-16.
     """
-    content = json.loads(body.decode("utf-8-sig"))
+    try:
+        # What it accepts, it reads as json does. Texts of a client stay in no cache.
+        return from_json(body, cache_strings="keys")
+    except ValueError:
+        content = json.loads(body.decode("utf-8-sig"))
     if b"\\ud" in body.lower():  # an escape, perhaps of half a character
         json.dumps(content, ensure_ascii=False).encode()
     return content

@@ -80,6 +80,10 @@ class OutputStream:
         self._error = self._error or error
         self._wake()
 
+    def expire(self, deadline: Deadline) -> None:
+        """Fail at the deadline of the request."""
+        self.fail(deadline.error)
+
     async def wait_for(self, admission: asyncio.Future[None]) -> None:
         """Wait until the engine has the request. Raises its refusal, or what ended it before."""
         self._arrival = admission
@@ -166,7 +170,7 @@ class OutputStreams:
         self._none_left.clear()
         if deadline is not None:
             loop = asyncio.get_running_loop()
-            stream.timer = loop.call_later(deadline.remaining_s, stream.fail, deadline.error)
+            stream.timer = loop.call_later(deadline.remaining_s, stream.expire, deadline)
         return unique_id
 
     def close(self, unique_id: str) -> None:
