@@ -208,13 +208,13 @@ class MessagesBuilder(ResponseBuilder):
 
     def _usage(self) -> dict[str, Any]:
         usage = self.meter.usage()
-        cached = usage.prompt_tokens_details.cached_tokens
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
         return {
-            "input_tokens": usage.prompt_tokens - cached,
+            "input_tokens": usage["prompt_tokens"] - cached,
             "cache_read_input_tokens": cached,
             "cache_creation_input_tokens": 0,
-            "output_tokens": usage.completion_tokens,
-            "speculation": usage.completion_tokens_details.speculation.to_dict(),
+            "output_tokens": usage["completion_tokens"],
+            "speculation": usage["completion_tokens_details"]["speculation"],
         }
 
 

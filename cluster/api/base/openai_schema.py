@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, to_json
 
 from cluster.api.base.unsupported_fields import is_neutral
 from specdec.types.reports.receipts import Receipt
@@ -78,6 +79,20 @@ class ResponseModel(BaseModel):
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data, like `to_json`."""
         return self.model_dump(mode="json", exclude_unset=True)
+
+
+@dataclass(frozen=True)
+class PlainBody:
+    """A response body, or an event, that is not validated.
+
+    fields: those of a ResponseModel, in its order. Models in them have set all of their own.
+    """
+
+    fields: Mapping[str, Any]
+
+    def to_json(self) -> bytes:
+        """Serialize to one line of JSON."""
+        return to_json(self.fields, inf_nan_mode="null")
 
 
 def at_most(most: int, least: int = 0) -> Any:

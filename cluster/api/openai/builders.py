@@ -7,18 +7,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from cluster.api.base.openai_errors import Failure
 from cluster.api.base.openai_schema import (
-    CompletionTokensDetails,
-    GenerationBody,
-    PromptTokensDetails,
+    PlainBody,
     ResponseModel,
-    SpeculationUsage,
     StreamOptions,
-    Usage,
     receipt_bodies,
 )
 from cluster.api.base.sse import COMMENT, TextEvents, event
@@ -29,21 +24,15 @@ from cluster.api.openai.request_warnings import RequestWarning
 from cluster.api.openai.schemas.sampling_fields import SamplingFields
 from cluster.api.openai.streams import DONE, PromptOutput
 from cluster.api.openai.thinking_budget import ThinkingBudget
+from cluster.api.openai.usage import UsageMeter
 from cluster.replica.router import Router
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.requests.input_processor import check_answer_in_one_message
 from specdec.types.deadline import Deadline
 from specdec.types.errors import InvalidValueError
-from specdec.types.reports.receipts import Receipt
-from specdec.types.reports.stats import SpeculationStats
 from specdec.types.request import Conversation, GenerateRequest
 from specdec.types.responses import EngineOutput, FinishReason
-from specdec.types.sampling.sampling_params import (
-    LOSSY_VERIFIERS,
-    SEED_LIMIT,
-    SamplingParams,
-    VerifierName,
-)
+from specdec.types.sampling.sampling_params import SEED_LIMIT, SamplingParams
 
 T = TypeVar("T")
 
@@ -52,7 +41,6 @@ TextDelta = Content | Reasoning
 MANY_TOKENS = 64
 """With log-probabilities, more tokens than this are worth the switch to a thread."""
 
-_DEFAULT_VERIFIER: VerifierName = "coupled"
 _NO_OPTIONS = StreamOptions()
 
 
@@ -173,72 +161,6 @@ async def offload(work: Callable[[], T], *, is_large: bool) -> T:
     return await asyncio.to_thread(work) if is_large else work()
 
 
-class UsageMeter:
-    """Sum of the usage of one call's prompts. An output counts all choices of its prompt."""
-
-    def __init__(self) -> None:
-        self._last: dict[int, EngineOutput] = {}  # by prompt
-        self._cached: dict[int, int] = {}  # of choice 0, which computes the prompt
-
-    @property
-    def has_output(self) -> bool:
-        """Return whether an output was added."""
-        return bool(self._last)
-
-    def add(self, prompt: int, output: EngineOutput) -> None:
-        """Add an output of the prompt with this index."""
-        self._last[prompt] = output
-        if output.choice == 0:
-            self._cached.setdefault(prompt, output.num_cached_tokens)
-
-    @property
-    def receipts(self) -> list[Receipt | None]:
-        """The receipt of each prompt, where its last output has one."""
-        return [output.receipt for _, output in sorted(self._last.items())]
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Tokens that were generated so far."""
-        return sum(each.num_output_tokens for each in self._last.values())
-
-    def usage(self, num_hidden_tokens: int = 0, num_reasoning_tokens: int = 0) -> Usage:
-        """Return the usage so far.
-
-        num_hidden_tokens: generated, but not part of the answer. num_reasoning_tokens: part of it.
-        """
-        outputs = [*self._last.values()]
-        prompt_tokens = sum(each.num_prompt_tokens for each in outputs)
-        completion_tokens = self.num_output_tokens - num_hidden_tokens
-        stats = SpeculationStats.sum(output.speculation for output in outputs)
-        predicted = SpeculationStats.sum(output.prediction for output in outputs)
-        verifier = outputs[-1].verifier if outputs else _DEFAULT_VERIFIER
-        return Usage(
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            total_tokens=prompt_tokens + completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(
-                cached_tokens=sum(self._cached.values()), cache_write_tokens=0
-            ),
-            completion_tokens_details=CompletionTokensDetails(
-                reasoning_tokens=num_reasoning_tokens,
-                accepted_prediction_tokens=predicted.num_accepted_tokens,
-                rejected_prediction_tokens=predicted.num_rejected_tokens,
-                speculation=_speculation_usage(stats, verifier),
-            ),
-        )
-
-
-@lru_cache(maxsize=16)  # most requests have no drafts
-def _speculation_usage(stats: SpeculationStats, verifier: VerifierName) -> SpeculationUsage:
-    return SpeculationUsage(
-        **vars(stats),
-        acceptance_rate=stats.acceptance_rate,
-        mean_acceptance_length=stats.mean_acceptance_length,
-        verifier=verifier,
-        is_lossless=verifier not in LOSSY_VERIFIERS,
-    )
-
-
 class ResponseBuilder(ABC):
     """Builder of one response: `add` and `body`; or `opening`, `events`, `closing` for a stream."""
 
@@ -265,7 +187,7 @@ class ResponseBuilder(ABC):
         """Add an output to the complete response."""
 
     @abstractmethod
-    def body(self) -> ResponseModel:
+    def body(self) -> ResponseModel | PlainBody:
         """Build the complete response."""
 
     @property
@@ -305,19 +227,19 @@ class ChoiceWriter(ABC):
         self.outputs.append(output)
 
     @abstractmethod
-    def delta(self, output: EngineOutput) -> ResponseModel | TextDelta | None:
-        """Convert an output to a chunk; return None if it adds nothing visible.
+    def delta(self, output: EngineOutput) -> dict[str, Any] | TextDelta | None:
+        """Convert an output to the fields of a chunk's choice, None if it adds nothing visible.
 
         Most chunks add a text and nothing else: it is returned as it is.
         """
 
     @abstractmethod
-    def text_chunk(self, delta: TextDelta) -> ResponseModel:
-        """Return the chunk that adds only a text."""
+    def text_chunk(self, delta: TextDelta) -> dict[str, Any]:
+        """Return the fields of the choice in a chunk that adds only a text."""
 
     @abstractmethod
-    def choice(self) -> ResponseModel:
-        """Build the complete choice from the outputs that were added."""
+    def choice(self) -> dict[str, Any]:
+        """Return the fields of the complete choice, from the outputs that were added."""
 
 
 W = TypeVar("W", bound=ChoiceWriter)
@@ -326,8 +248,12 @@ W = TypeVar("W", bound=ChoiceWriter)
 class ChoicesBuilder(ResponseBuilder, Generic[W]):
     """Base class of the builders of chats and completions.
 
+    kind, chunk_kind: `object` of the complete response, and of an event of a stream.
     writers: one for each choice, those of the first prompt first.
     """
+
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
 
     def __init__(
         self,
@@ -345,13 +271,26 @@ class ChoicesBuilder(ResponseBuilder, Generic[W]):
         self.info = info
         self.writers = writers
 
-    @abstractmethod
-    def chunk(self, choices: Sequence[Any], **fields: Any) -> GenerationBody:
-        """Build a chunk with these choices and fields."""
-
-    def usage(self) -> Usage:
+    def usage(self) -> dict[str, Any]:
         """Return the usage so far."""
         return self.meter.usage()
+
+    def body(self) -> PlainBody:
+        """Build the complete response."""
+        choices = [writer.choice() for writer in self.writers]
+        fields = {**self.receipt_fields, **self.prompt_fields}
+        return self._plain_body(self.kind, choices, usage=self.usage(), **fields)
+
+    def _plain_body(self, kind: str, choices: Sequence[dict[str, Any]], **fields: Any) -> PlainBody:
+        """Build a response or a chunk. fields: those after the choices."""
+        info = self.info
+        head = {"id": info.id, "object": kind, "created": info.created, "model": info.model}
+        return PlainBody({**head, "seed": info.seed, "choices": choices, **fields})
+
+    @property
+    def prompt_fields(self) -> dict[str, Any]:
+        """The fields of the prompt in the complete response, if it has some beside its choices."""
+        return {}
 
     @property
     def receipt_fields(self) -> dict[str, Any]:
@@ -382,11 +321,13 @@ class ChoicesBuilder(ResponseBuilder, Generic[W]):
             return [DONE]
         return [self.encode_chunk([], self.usage() if self._has_usage else None, **fields), DONE]
 
-    def encode_chunk(self, choices: Sequence[Any], usage: Usage | None, **fields: Any) -> bytes:
+    def encode_chunk(
+        self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None, **fields: Any
+    ) -> bytes:
         """Encode a chunk with these choices and fields; without usage it is null, or left out."""
         if self._has_usage:
-            fields["usage"] = usage
-        return event(self.chunk(choices, **fields).to_json())
+            fields = {"usage": usage, **fields}
+        return event(self._plain_body(self.chunk_kind, choices, **fields).to_json().decode())
 
     def _text_events(self, writer: W, kind: type[TextDelta]) -> TextEvents:
         events = writer.text_events.get(kind)

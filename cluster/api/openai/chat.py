@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from cluster.api.base.openai_schema import FinishReason, Usage
+from cluster.api.base.openai_schema import FinishReason
 from cluster.api.openai.answer_reading import AnswerReader, AnswerReading, answer_reading
 from cluster.api.openai.builders import (
     ChoicesBuilder,
@@ -38,12 +38,6 @@ from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content,
 from cluster.api.openai.parsers.tool_families import new_call_id
 from cluster.api.openai.request_warnings import RequestWarning, template_warnings
 from cluster.api.openai.schemas.chat_schema import (
-    AnsweredToolCall,
-    AnswerMessage,
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
     ChatRequest,
     Delta,
     FunctionDelta,
@@ -149,6 +143,9 @@ async def _thinking_budget(
 class ChatBuilder(ChoicesBuilder["ChatWriter"]):
     """Builder of the response to a chat."""
 
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
     def __init__(
         self,
         request: ChatRequest,
@@ -164,7 +161,7 @@ class ChatBuilder(ChoicesBuilder["ChatWriter"]):
         super().__init__(request, [call], info, names, writers)
         self._first: EngineOutput | None = None
 
-    def usage(self) -> Usage:
+    def usage(self) -> dict[str, Any]:
         """Return the usage so far."""
         counts = (writer.reader.num_reasoning_tokens for writer in self.writers)
         return self.meter.usage(num_reasoning_tokens=sum(counts))
@@ -174,17 +171,11 @@ class ChatBuilder(ChoicesBuilder["ChatWriter"]):
         super().add(each)
         self._first = self._first or each.output
 
-    def body(self) -> ChatCompletion:
-        """Build the complete response."""
+    @property
+    def prompt_fields(self) -> dict[str, Any]:
+        """The fields of the prompt in the complete response."""
         assert self._first is not None, "a request has at least one output"
-        return ChatCompletion(
-            **vars(self.info),
-            object="chat.completion",
-            choices=[writer.choice() for writer in self.writers],
-            usage=self.usage(),
-            **{**_NO_PROMPT_FIELDS, **self._prompt_fields(self._first)},
-            **self.receipt_fields,
-        )
+        return {**_NO_PROMPT_FIELDS, **self._prompt_fields(self._first)}
 
     def events(self, each: PromptOutput) -> list[bytes]:
         """Encode an output; the first one after an event with the role for each choice."""
@@ -202,12 +193,6 @@ class ChatBuilder(ChoicesBuilder["ChatWriter"]):
             self.encode_chunk(openings[:1], usage, **fields),
             *(self.encode_chunk([each], usage) for each in openings[1:]),
         ]
-
-    def chunk(self, choices: Sequence[ChatChunkChoice], **fields: Any) -> ChatChunk:
-        """Build a chunk."""
-        return ChatChunk(
-            **vars(self.info), object="chat.completion.chunk", choices=list(choices), **fields
-        )
 
     def _prompt_fields(self, first: EngineOutput) -> dict[str, Any]:
         """Return the requested fields of the prompt; a field that is not set is not serialized."""
@@ -235,13 +220,12 @@ class ChatWriter(ChoiceWriter):
         self._is_plain = self._names is None and not request.return_token_ids
         self._prefix = _prefix(request)
 
-    def opening(self) -> ChatChunkChoice:
-        """Return the first chunk of a stream, which has the role and no text."""
-        delta = Delta(role="assistant", content=self._prefix)
-        return ChatChunkChoice(index=self._index, delta=delta, logprobs=None, finish_reason=None)
+    def opening(self) -> dict[str, Any]:
+        """Return the choice in the first chunk of a stream, which has the role and no text."""
+        return self._choice("delta", {"role": "assistant", "content": self._prefix})
 
-    def delta(self, output: EngineOutput) -> ChatChunkChoice | TextDelta | None:
-        """Convert an output to a chunk; return None if it adds nothing visible."""
+    def delta(self, output: EngineOutput) -> dict[str, Any] | TextDelta | None:
+        """Convert an output to a chunk's choice; return None if it adds nothing visible."""
         pieces = self.reader.read(output)
         if self._is_plain and output.finish_reason is None:
             match pieces:
@@ -251,61 +235,63 @@ class ChatWriter(ChoiceWriter):
                     return text
         return self._chunk(output, pieces)
 
-    def text_chunk(self, delta: TextDelta) -> ChatChunkChoice:
-        """Return the chunk that adds only a text."""
-        return ChatChunkChoice(
-            index=self._index, delta=self._delta([delta]), logprobs=None, finish_reason=None
-        )
+    def text_chunk(self, delta: TextDelta) -> dict[str, Any]:
+        """Return the choice in a chunk that adds only a text."""
+        return self._choice("delta", self._delta([delta]).to_dict())
 
-    def _chunk(self, output: EngineOutput, pieces: Sequence[Piece]) -> ChatChunkChoice | None:
+    def _chunk(self, output: EngineOutput, pieces: Sequence[Piece]) -> dict[str, Any] | None:
         logprobs = self._logprobs([output])
         if not (pieces or logprobs or output.finish_reason or self._returns_token_ids):
             return None
-        choice = ChatChunkChoice(
-            index=self._index,
-            delta=self._delta(pieces),
-            logprobs=logprobs,
-            finish_reason=self._finish_reason(output),
-        )
-        if output.finish_reason is not None:
-            choice.stop_reason = output.stop_reason
-            choice.matched_stop = matched_stop(output)
+        reason = self._finish_reason(output)
+        choice = self._choice("delta", self._delta(pieces).to_dict(), logprobs, reason)
+        if reason is not None:
+            choice["stop_reason"] = output.stop_reason
+            choice["matched_stop"] = matched_stop(output)
         if self._returns_token_ids:
-            choice.token_ids = list(output.token_ids)
+            choice["token_ids"] = output.token_ids
         return choice
 
-    def choice(self) -> ChatChoice:
-        """Build the complete choice from the outputs that were added."""
+    def choice(self) -> dict[str, Any]:
+        """Return the fields of the complete choice, from the outputs that were added."""
         pieces = [piece for output in self.outputs for piece in self.reader.read(output)]
         last = self.outputs[-1]
         reason = self._finish_reason(last)
         assert reason is not None, "the last output has a finish reason"
-        return ChatChoice(
-            index=self._index,
-            message=self._message(pieces),
-            logprobs=self._logprobs(self.outputs),
-            finish_reason=reason,
-            stop_reason=last.stop_reason,
-            matched_stop=matched_stop(last),
-            token_ids=self._token_ids(),
-        )
+        return {
+            **self._choice("message", self._message(pieces), self._logprobs(self.outputs), reason),
+            "stop_reason": last.stop_reason,
+            "matched_stop": matched_stop(last),
+            "token_ids": self._token_ids(),
+        }
+
+    def _choice(
+        self,
+        name: str,
+        message: dict[str, Any],
+        logprobs: ChoiceLogprobs | None = None,
+        reason: FinishReason | None = None,
+    ) -> dict[str, Any]:
+        """Return the fields that all choices have. name: of the field with the message."""
+        fields = {"index": self._index, name: message}
+        return {**fields, "logprobs": logprobs, "finish_reason": reason}
 
     def _token_ids(self) -> list[int] | None:
         if not self._returns_token_ids:
             return None
         return [each for output in self.outputs for each in output.token_ids]
 
-    def _message(self, pieces: Iterable[Piece]) -> AnswerMessage:
+    def _message(self, pieces: Iterable[Piece]) -> dict[str, Any]:
+        """Return the fields of the message."""
         delta = self._delta(pieces)
         text = self._prefix + (delta.content or "")
-        message = AnswerMessage(
-            role="assistant", content=text if text or not delta.tool_calls else None, refusal=None
-        )
+        content = text if text or not delta.tool_calls else None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if delta.reasoning_content is not None:
+            message["reasoning_content"] = message["reasoning"] = delta.reasoning_content
         if delta.tool_calls:
             calls = [each.model_dump(exclude={"index"}) for each in delta.tool_calls]
-            message.tool_calls = [AnsweredToolCall(**each) for each in calls]
-        if delta.reasoning_content is not None:
-            message.reasoning_content = message.reasoning = delta.reasoning_content
+            message["tool_calls"] = calls
         return message
 
     def _logprobs(self, outputs: Iterable[EngineOutput]) -> ChoiceLogprobs | None:

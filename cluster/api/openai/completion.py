@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cluster.api.base.openai_schema import Usage
 from cluster.api.openai.builders import (
     ChoicesBuilder,
     ChoiceWriter,
@@ -32,7 +31,6 @@ from cluster.api.openai.parsers.pieces import Content
 from cluster.api.openai.schemas.completion_schema import (
     DEFAULT_MAX_TOKENS,
     MAX_PROMPTS,
-    Completion,
     CompletionChoice,
     CompletionRequest,
 )
@@ -40,6 +38,7 @@ from cluster.api.openai.schemas.sampling_fields import requested_structure, samp
 from cluster.replica.limits import MAX_TEXT_CHARS, MAX_TOKEN_IDS
 from cluster.replica.router import Router
 from specdec.engine.requests.input_processor import MAX_ANSWER_LOGPROBS
+from specdec.engine.requests.outputs import joined
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError
@@ -48,6 +47,9 @@ from specdec.types.request import DetokenizeRequest, GenerateRequest
 from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.types.validation import require_count
+
+_NULLS = dict.fromkeys(CompletionChoice.model_fields)
+"""Chunks leave out fields without a value; complete choices do not."""
 
 
 async def prepare_completion(
@@ -83,6 +85,8 @@ async def prepare_completion(
 class CompletionBuilder(ChoicesBuilder["CompletionWriter"]):
     """Builder of the response to a completion of one or several prompts."""
 
+    kind = chunk_kind = "text_completion"
+
     def __init__(
         self,
         request: CompletionRequest,
@@ -106,18 +110,7 @@ class CompletionBuilder(ChoicesBuilder["CompletionWriter"]):
         """Return whether an output is worth converting on a thread, as a scored echo is."""
         return (self._echoes_prompt and self.names is not None) or super().is_large(output)
 
-    def body(self) -> Completion:
-        """Build the complete response."""
-        choices = [writer.choice() for writer in self.writers]
-        return self.chunk(choices, usage=self.usage(), **self.receipt_fields)
-
-    def chunk(self, choices: Sequence[CompletionChoice], **fields: Any) -> Completion:
-        """Build a chunk, or the complete response."""
-        return Completion(
-            **vars(self.info), object="text_completion", choices=list(choices), **fields
-        )
-
-    def usage(self) -> Usage:
+    def usage(self) -> dict[str, Any]:
         """Return the usage so far."""
         return self.meter.usage(self.meter.num_output_tokens if self._hides_output else 0)
 
@@ -169,69 +162,54 @@ class CompletionWriter(ChoiceWriter):
             else CompletionLogprobsWriter(names, _detokenizer(request, echo, tokenizer))
         )
 
-    def delta(self, output: EngineOutput) -> CompletionChoice | TextDelta | None:
-        """Convert an output to a chunk; return None if it adds nothing visible."""
+    def delta(self, output: EngineOutput) -> dict[str, Any] | TextDelta | None:
+        """Convert an output to a chunk's choice; return None if it adds nothing visible."""
         if self._is_plain and self._has_started and output.finish_reason is None:
             return Content(output.text) if output.text else None
         return self._chunk(output)
 
-    def text_chunk(self, delta: TextDelta) -> CompletionChoice:
-        """Return the chunk that adds only a text."""
-        return CompletionChoice(
-            index=self._index, text=delta.text, logprobs=None, finish_reason=None
-        )
+    def text_chunk(self, delta: TextDelta) -> dict[str, Any]:
+        """Return the choice in a chunk that adds only a text."""
+        return {"index": self._index, "text": delta.text, "logprobs": None, "finish_reason": None}
 
-    def _chunk(self, output: EngineOutput) -> CompletionChoice | None:
-        is_first, self._has_started = not self._has_started, True
-        self._echo.note(output)
-        is_hidden = self._request.max_tokens == 0
-        logprobs = self._chunk_logprobs(output, is_first=is_first)
-        choice = CompletionChoice(
-            index=self._index,
-            text=(self._echo.text if is_first else "") + ("" if is_hidden else output.text),
-            logprobs=logprobs,
-            finish_reason=self._finish_reason(output),
-        )
-        if output.finish_reason is not None:
-            choice.stop_reason = None if is_hidden else output.stop_reason
-            choice.matched_stop = None if is_hidden else matched_stop(output)
-        if self._request.return_token_ids:
-            choice.token_ids = [] if is_hidden else list(output.token_ids)
-            if is_first:
-                choice.prompt_token_ids = list(self._echo.token_ids)
-        prompt, num_best = output.prompt_logprobs, self._request.prompt_logprobs
-        if prompt is not None and self._names is not None and num_best is not None:
-            choice.prompt_logprobs = prompt_logprobs(prompt.best(num_best), self._names)
-        is_visible = choice.text or logprobs or choice.finish_reason or is_first or choice.token_ids
-        return choice if is_visible else None
+    def _chunk(self, output: EngineOutput) -> dict[str, Any] | None:
+        is_first = not self._has_started
+        fields = self._fields([output])
+        is_visible = is_first or output.finish_reason or fields["text"] or fields["logprobs"]
+        return fields if is_visible or fields.get("token_ids") else None
 
     def add(self, output: EngineOutput) -> None:
         """Keep an output for `choice`."""
         self._echo.note(output)
         super().add(output)
 
-    def choice(self) -> CompletionChoice:
-        """Build the complete choice from the outputs that were added."""
-        chunks = [each for output in self.outputs if (each := self._chunk(output)) is not None]
-        first, last = chunks[0], chunks[-1]
-        parts = [each.logprobs for each in chunks if each.logprobs is not None]
-        whole = CompletionChoice(
-            index=self._index,
-            text="".join(each.text for each in chunks),
-            logprobs=concatenate(parts) if parts else None,
-            finish_reason=last.finish_reason,
-            stop_reason=last.stop_reason,
-            matched_stop=last.matched_stop,
-            token_ids=self._token_ids(chunks),
-            prompt_token_ids=first.prompt_token_ids,
-            prompt_logprobs=first.prompt_logprobs,
-        )
-        return whole
+    def choice(self) -> dict[str, Any]:
+        """Return the fields of the complete choice, from the outputs that were added."""
+        return {**_NULLS, **self._fields(self.outputs)}
 
-    def _token_ids(self, chunks: Iterable[CompletionChoice]) -> list[int] | None:
-        if not self._request.return_token_ids:
-            return None
-        return [token for each in chunks for token in each.token_ids or ()]
+    def _fields(self, outputs: Sequence[EngineOutput]) -> dict[str, Any]:
+        """Return the fields of the choice with these outputs."""
+        output = joined(outputs)
+        is_first, self._has_started = not self._has_started, True
+        self._echo.note(output)
+        is_hidden = self._request.max_tokens == 0
+        fields: dict[str, Any] = {
+            "index": self._index,
+            "text": (self._echo.text if is_first else "") + ("" if is_hidden else output.text),
+            "logprobs": self._chunk_logprobs(output, is_first=is_first),
+            "finish_reason": self._finish_reason(output),
+        }
+        if output.finish_reason is not None:
+            fields["stop_reason"] = None if is_hidden else output.stop_reason
+            fields["matched_stop"] = None if is_hidden else matched_stop(outputs[-1])
+        if self._request.return_token_ids:
+            fields["token_ids"] = [] if is_hidden else list(output.token_ids)
+            if is_first:
+                fields["prompt_token_ids"] = list(self._echo.token_ids)
+        prompt, num_best = output.prompt_logprobs, self._request.prompt_logprobs
+        if prompt is not None and self._names is not None and num_best is not None:
+            fields["prompt_logprobs"] = prompt_logprobs(prompt.best(num_best), self._names)
+        return fields
 
     def _chunk_logprobs(self, output: EngineOutput, *, is_first: bool) -> CompletionLogprobs | None:
         if self._logprobs is None or self._request.logprobs is None:

@@ -173,7 +173,8 @@ class ResponsesBuilder(ResponseBuilder):
         }
 
     def _used(self) -> Usage:
-        return self.meter.usage(num_reasoning_tokens=self._reader.num_reasoning_tokens)
+        count = self._reader.num_reasoning_tokens
+        return Usage(**self.meter.usage(num_reasoning_tokens=count))
 
     @property
     def _status(self) -> Literal["in_progress", "completed", "incomplete", "failed"]:

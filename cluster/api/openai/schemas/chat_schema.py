@@ -338,26 +338,4 @@ class Delta(ResponseModel):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[ToolCallDelta] = Field(default=[])
-
-
-class ChatChunkChoice(ResponseModel):
-    """An increment of one choice."""
-
-    index: int
-    delta: Delta
-    logprobs: ChoiceLogprobs | None
-    finish_reason: FinishReason | None
-    stop_reason: str | int | None = None
-    matched_stop: str | int | None = None
-    token_ids: list[int] = Field(default=[])
-
-
-class ChatChunk(GenerationBody):
-    """One event of a stream."""
-
-    object: Literal["chat.completion.chunk"]
-    choices: list[ChatChunkChoice]
-    usage: Usage | None = None
-    prompt_logprobs: PromptLogprobs | None = None
-    prompt_token_ids: list[int] = Field(default=[])
+    tool_calls: list[ToolCallDelta] = Field(default_factory=list)

@@ -1,22 +1,30 @@
 # Modules: cluster.api.base.openai_schema, cluster.api.openai.schemas.completion_schema
+# Modules: cluster.api.openai.usage
 """Calls built from requests, token usage, and large responses, which are built on a thread."""
 
+import math
 import threading
+from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
 
 from cluster.api.base.authentication import ApiKeys
+from cluster.api.base.openai_schema import PlainBody, Usage
 from cluster.api.http.bodies import ApiRequest
-from cluster.api.openai.builders import MANY_TOKENS, ResponseBuilder, UsageMeter, offload, with_seed
-from cluster.api.openai.completion import completion_params
+from cluster.api.openai.answer_reading import AnswerReading
+from cluster.api.openai.builders import MANY_TOKENS, ResponseBuilder, offload, with_seed
+from cluster.api.openai.chat import ChatWriter
+from cluster.api.openai.completion import CompletionWriter, Echo, completion_params
 from cluster.api.openai.conversation import configured_tool_format
 from cluster.api.openai.parsers.tool_format import HERMES, LLAMA
 from cluster.api.openai.request_handler import RequestHandler
+from cluster.api.openai.schemas.chat_schema import ChatRequest
 from cluster.api.openai.schemas.completion_schema import CompletionRequest
 from cluster.api.openai.schemas.sampling_fields import COPIED, SamplingFields, sampling_params
+from cluster.api.openai.usage import UsageMeter
 from specdec.types.reports.stats import SpeculationStats
-from specdec.types.responses import EngineOutput
+from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
 
 
@@ -41,7 +49,7 @@ def test_an_output_counts_all_choices_of_its_prompt():
     assert not meter.has_output
     meter.add(0, output(1, num_cached_tokens=3))
     meter.add(0, output(2, choice=1, num_cached_tokens=5))  # computed for choice 0
-    usage = meter.usage()
+    usage = Usage(**meter.usage())
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (5, 2, 7)
     assert usage.prompt_tokens_details.cached_tokens == 3
 
@@ -50,7 +58,7 @@ def test_prompts_are_added_up():
     meter = UsageMeter()
     for prompt in range(3):
         meter.add(prompt, output(4, num_cached_tokens=1))
-    usage = meter.usage(num_hidden_tokens=2)
+    usage = Usage(**meter.usage(num_hidden_tokens=2))
     assert (usage.prompt_tokens, usage.completion_tokens) == (15, 10)
     assert usage.prompt_tokens_details.cached_tokens == 3
     speculation = usage.completion_tokens_details.speculation
@@ -64,8 +72,41 @@ def test_prompts_are_added_up():
 def test_a_lossy_verifier_is_reported(verifier, is_lossless):
     meter = UsageMeter()
     meter.add(0, output(1, verifier=verifier))
-    speculation = meter.usage().completion_tokens_details.speculation
+    speculation = Usage(**meter.usage()).completion_tokens_details.speculation
     assert (speculation.verifier, speculation.is_lossless) == (verifier, is_lossless)
+
+
+def test_answers_share_no_part_of_their_usage():
+    meter = UsageMeter()
+    meter.add(0, output(1))
+    first, expected = meter.usage(), deepcopy(meter.usage())
+    first["completion_tokens_details"]["speculation"].clear()
+    first["prompt_tokens_details"].clear()
+    assert meter.usage() == expected
+
+
+def test_a_number_that_json_does_not_have_is_null():
+    assert PlainBody({"logprob": -math.inf, "others": [math.nan]}).to_json() == (
+        b'{"logprob":null,"others":[null]}'
+    )
+
+
+def test_a_stop_without_a_token_in_the_last_output_matched_none(tokenizer):
+    """The end of the sequence may be cut, as a chat reports it too."""
+    request = CompletionRequest(prompt="a")
+    writer = CompletionWriter(0, request, None, Echo((5,), ""), tokenizer)
+    writer.add(output(1)._replace(token_ids=(7,), finish_reason=None))
+    writer.add(output(1)._replace(token_ids=(), finish_reason=FinishReason.STOP))
+    choice = writer.choice()
+    assert (choice["finish_reason"], choice["matched_stop"]) == ("stop", None)
+
+
+def test_an_answer_that_has_not_ended_is_no_complete_chat():
+    request = ChatRequest(messages=[{"role": "user", "content": "a"}])
+    writer = ChatWriter(0, request, AnswerReading(None, None), None)
+    writer.add(output(1)._replace(finish_reason=None))
+    with pytest.raises(AssertionError, match="finish reason"):
+        writer.choice()
 
 
 @pytest.mark.parametrize("is_large", [False, True])

@@ -5,11 +5,12 @@ import json
 
 import pytest
 
+from cluster.api.base.openai_schema import Usage
 from cluster.api.openai.answer_reading import AnswerReading
 from cluster.api.openai.chat import ChatWriter
 from cluster.api.openai.conversation import tool_use
 from cluster.api.openai.parsers.tool_format import TOOL_FORMATS
-from cluster.api.openai.schemas.chat_schema import ChatRequest
+from cluster.api.openai.schemas.chat_schema import ChatCompletion, ChatRequest
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import EngineOutput, FinishReason
 from tests.cluster.api.openai.conftest import events
@@ -41,6 +42,7 @@ TOOL = {
 async def ask(http, **changes):
     response = await http.post(URL, json={**CHAT, **MORE, **changes})
     assert response.status_code == 200, response.text
+    assert ChatCompletion.model_validate_json(response.content).to_json() == response.text
     return response.json()
 
 
@@ -97,6 +99,7 @@ async def test_usage_in_every_event_counts_what_was_sent(http, options):
     options = {"continuous_usage_stats": True, **options}
     body = {**CHAT, **MORE, "stream": True, "stream_options": options}
     usages = [each["usage"] for each in events(await http.post(URL, json=body))]
+    assert [Usage(**each).to_dict() for each in usages] == usages
     counts = [each["completion_tokens"] for each in usages]
     assert counts == sorted(counts)
     assert (counts[0], counts[-1]) == (0, 12)
@@ -323,8 +326,8 @@ async def test_a_call_that_is_cut_leaves_no_beginning_in_the_content():
         writer = ChatWriter(0, request, AnswerReading(use, None), None)
         writer.add(EngineOutput("r", (1,), text, reason, 3, 5, SpeculationStats()))
         choice = writer.choice()
-        assert choice.message.content == content
-        assert choice.finish_reason == ("length" if reason is FinishReason.LENGTH else "stop")
+        assert choice["message"]["content"] == content
+        assert choice["finish_reason"] == ("length" if reason is FinishReason.LENGTH else "stop")
 
 
 async def test_tools_are_in_the_prompt_unless_choice_is_none(http):

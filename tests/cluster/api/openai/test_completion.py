@@ -7,6 +7,7 @@ import pytest
 
 from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKey, ApiKeys
+from cluster.api.openai.schemas.completion_schema import Completion
 from specdec.types.errors import OverloadedError
 from specdec.types.request import Caller
 from tests.cluster.api.openai.conftest import alone, events
@@ -21,6 +22,7 @@ ASKED = {"prompt": TEXT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 async def ask(http, **changes):
     response = await http.post(URL, json={**ASKED, **changes})
     assert response.status_code == 200, response.text
+    assert Completion.model_validate_json(response.content).to_json() == response.text
     return response.json()
 
 
@@ -70,6 +72,8 @@ async def test_a_stream_is_the_completion_in_pieces(http, prompt):
     body["stream_options"] = {"include_usage": True}
     *chunks, last = events(await http.post(URL, json=body))
     assert all(each["usage"] is None for each in chunks)
+    for each in (*chunks, last):  # by the schema, in its order
+        assert list(Completion(**each).to_dict().items()) == list(each.items())
     for choice in whole["choices"]:
         parts = [each["choices"][0] for each in chunks]
         parts = [each for each in parts if each["index"] == choice["index"]]
