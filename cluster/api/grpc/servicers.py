@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -113,8 +112,8 @@ class InferenceServicer:
     @unary(ADMITTED)
     async def Generate(self, request: pb.GenerateRequest, grpc_context: Any) -> pb.GenerateResponse:
         """Return the whole completion. Cancelling the call aborts the request."""
-        # Nothing of a single message is needed before its end.
-        call = replace(self._decode(request, grpc_context), stream_interval=MAX_STREAM_INTERVAL)
+        request.stream_interval = MAX_STREAM_INTERVAL  # nothing is needed before the end
+        call = self._decode(request, grpc_context)
         check_answer_in_one_message(call.params, self.router.max_tokens(call.params))
         generation = await self.router.generate(call)
         async with aclosing(generation.outputs) as outputs:

@@ -18,6 +18,7 @@ from specdec.types.sampling.sampling_params import (
     SamplingParams,
     SpeculationOptions,
     StructuredOutput,
+    shared_params,
 )
 
 _PRESETS = enum_converter(pb.AcceptancePreset.DESCRIPTOR)
@@ -44,7 +45,10 @@ SPECULATION = MessageCodec(
 SAMPLING = MessageCodec(
     pb.SamplingParams,
     SamplingParams,
-    Options(parts={"structured_output": MessageCodec(pb.StructuredOutput, StructuredOutput)}),
+    Options(
+        parts={"structured_output": MessageCodec(pb.StructuredOutput, StructuredOutput)},
+        make=shared_params,
+    ),
 )
 """Without `SamplingParams.speculation`, which is a message beside it."""
 
@@ -84,13 +88,13 @@ def encode_request(request: GenerateRequest) -> pb.GenerateRequest:
     """Return the message for a request. Raises InvalidValueError for what it cannot carry."""
     sampling = SAMPLING.encode(request.params)
     speculation = SPECULATION.encode(request.params.speculation)
-    return REQUEST.encode(request, sampling=sampling, speculation=speculation)
+    given = {"speculation": speculation} if speculation.ByteSize() else {}
+    return REQUEST.encode(request, sampling=sampling, **given)
 
 
 def decode_request(message: pb.GenerateRequest) -> GenerateRequest:
     """Return the request in a message. Raises what SamplingParams raises."""
-    speculation = SamplingParams.speculation  # the default
-    if message.HasField("speculation"):
-        speculation = SPECULATION.decode(message.speculation)
-    params = SAMPLING.decode(message.sampling, speculation=speculation)
-    return REQUEST.decode(message, params=params)
+    given = {}
+    if message.speculation.ByteSize():  # an empty message has the defaults, as none has
+        given["speculation"] = SPECULATION.decode(message.speculation)
+    return REQUEST.decode(message, params=SAMPLING.decode(message.sampling, **given))

@@ -6,7 +6,7 @@ both directions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, datetime
 from numbers import Integral
@@ -53,7 +53,7 @@ class Options:
     nested fields are fields of the same message. converters: by field, in place of those that
     follow from its type. renamed: attributes of fields whose name differs. oneofs: by attribute.
     sends_defaults: whether optional fields with the default value are set. zero_is_default: whether
-    a zero in a message stands for the default value.
+    a zero in a message stands for the default value. make: in place of the dataclass, to decode.
     """
 
     parts: Mapping[str, MessageCodec[Any, Any]] = field(default_factory=dict)
@@ -62,6 +62,7 @@ class Options:
     oneofs: Mapping[str, Oneof] = field(default_factory=dict)
     sends_defaults: bool = False
     zero_is_default: bool = False
+    make: Callable[..., Any] | None = None
 
 
 class _Field(NamedTuple):
@@ -88,8 +89,8 @@ class MessageCodec(Generic[MessageT, RecordT]):
         options: Options | None = None,
     ) -> None:
         self.message_type = message_type
-        self._record_type = record_type
         self._options = options = options or Options()
+        self._make = options.make or record_type
         self._hints = get_type_hints(record_type)
         self._defaults = {each.name: _default(each) for each in fields(record_type)}
         descriptor = message_type.DESCRIPTOR
@@ -111,16 +112,7 @@ class MessageCodec(Generic[MessageT, RecordT]):
         without_presence = [each for each in self._fields if not each.has_presence]
         implicit = [] if options.zero_is_default else without_presence
         self._converted = [each for each in implicit if each.convert not in _PLAIN]
-        with_presence = {each.attribute for each in self._fields if each.has_presence}
-        self._absent: dict[str, Any] = {
-            attribute: None
-            for attribute in with_presence | options.oneofs.keys()
-            if self._defaults[attribute] is MISSING
-        }
-        empty = message_type()
-        for each in implicit:
-            if each.convert in _PLAIN:
-                self._absent[each.attribute] = each.convert.decode(getattr(empty, each.name))
+        self._absent = self._values_of_absent(implicit)
 
     @property
     def unmapped(self) -> set[str]:
@@ -161,7 +153,7 @@ class MessageCodec(Generic[MessageT, RecordT]):
                 values[known.attribute] = known.convert.decode(value)
         for attribute, part in self._flat.items():
             values[attribute] = part.decode(message)
-        return self._record_type(**values)
+        return self._make(**values)
 
     def _values(self, record: RecordT) -> dict[str, Any]:
         """Return the fields to set."""
@@ -178,6 +170,20 @@ class MessageCodec(Generic[MessageT, RecordT]):
         for attribute, part in self._flat.items():
             values |= part._values(getattr(record, attribute))
         return values
+
+    def _values_of_absent(self, implicit: Sequence[_Field]) -> dict[str, Any]:
+        """Return the attributes of fields that are absent, unless they have their defaults."""
+        optional = {each.attribute for each in self._fields if each.has_presence}
+        values: dict[str, Any] = {
+            name: None
+            for name in optional | self._options.oneofs.keys()
+            if self._defaults[name] is MISSING
+        }
+        empty = self.message_type()
+        for each in implicit:
+            if each.convert in _PLAIN:
+                values[each.attribute] = each.convert.decode(getattr(empty, each.name))
+        return {name: value for name, value in values.items() if value != self._defaults[name]}
 
     def _all_fields(self) -> Iterator[_Field]:
         yield from self._fields

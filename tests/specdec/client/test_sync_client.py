@@ -108,7 +108,6 @@ def test_every_kind_of_prompt_is_sent(client, service, prompt, sent):
         model="tiny",
         request_id="mine",
         sampling=pb.SamplingParams(),
-        speculation=pb.SpeculationOptions(),
         **sent,
     )
     assert service.requests == [expected]

@@ -15,7 +15,12 @@ from specdec.client.codec import admin, inference
 from specdec.client.codec.message import MessageCodec, Options, enum_converter
 from specdec.types.errors import InvalidValueError
 from specdec.types.reports.stats import Counts
-from specdec.types.sampling.sampling_params import SamplingDefaults
+from specdec.types.request import GenerateRequest
+from specdec.types.sampling.sampling_params import (
+    SamplingDefaults,
+    SamplingParams,
+    SpeculationOptions,
+)
 
 METRICS_ONLY = {
     *("block_size", "num_kv_blocks", "max_loras", "adapters_in_use", "at_s"),
@@ -124,3 +129,26 @@ def test_zero_decodes_to_the_default_only_with_zero_is_default():
     assert MessageCodec(inference_pb2.Logprobs, Numbers).decode(zero) == Numbers(0)
     options = Options(zero_is_default=True)
     assert MessageCodec(inference_pb2.Logprobs, Numbers, options).decode(zero) == Numbers(1)
+
+
+def received(params, *, has_empty_options=False):
+    """Return the parameters of a request after its way through the wire."""
+    message = inference.encode_request(GenerateRequest("a", params))
+    if has_empty_options:
+        message.speculation.SetInParent()  # as clients of other languages may
+    sent = inference_pb2.GenerateRequest.FromString(message.SerializeToString())
+    return inference.decode_request(sent).params
+
+
+def test_requests_with_the_same_numbers_share_their_parameters():
+    params = SamplingParams(temperature=0.5, max_tokens=7)
+    assert received(params) == params
+    assert received(params) is received(params)
+    assert received(params, has_empty_options=True) is received(params)
+
+
+def test_an_empty_message_of_speculation_is_not_sent():
+    message = inference.encode_request(GenerateRequest("a", SamplingParams()))
+    assert not message.HasField("speculation")
+    params = SamplingParams(speculation=SpeculationOptions(enabled=False))
+    assert received(params) == params
