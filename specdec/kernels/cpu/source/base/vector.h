@@ -42,4 +42,24 @@ inline void store(void* memory, Vector value) {
   std::memcpy(memory, &value, sizeof(value));
 }
 
+// GCC folds a load into each instruction that uses the vector, so that it is loaded once per use,
+// or loads ahead of its use until the 16 registers of AVX do not suffice. These functions prevent
+// that; elsewhere they do nothing.
+
+// Have a vector in a register at this point.
+template <class Vector>
+inline void pin_register([[maybe_unused]] Vector& value) {
+#if defined(__AVX__) && !defined(__AVX512F__)
+  asm("" : "+x"(value));
+#endif
+}
+
+// Load through this pointer after this point, also what has been loaded before.
+template <class Value>
+inline void load_again([[maybe_unused]] const Value*& source) {
+#if defined(__AVX__) && !defined(__AVX512F__)
+  asm volatile("" : "+r"(source));
+#endif
+}
+
 }  // namespace specdec

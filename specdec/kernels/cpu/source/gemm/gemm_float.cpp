@@ -44,6 +44,9 @@ struct FloatMicroKernel {
   template <int kRows, int kPanels>
   static void run(const Tile& tile) {
     constexpr int kVectors = kPanels * kPanelVectors;
+    // Registers cannot hold the loaded weights of all terms beside the sums, an input and a mask.
+    constexpr bool kIsTight = Weights::kTerms > 1 && kPanels <= kTilePanels &&
+                              (kRows + Weights::kTerms) * kVectors + 2 >= kNumRegisters;
     Floats sums[kRows][kVectors];
     SPECDEC_UNROLL
     for (int vector = 0; vector < kVectors; ++vector) {
@@ -65,7 +68,10 @@ struct FloatMicroKernel {
         for (int vector = 0; vector < kVectors; ++vector) {
           const auto* panel = tile.weights + vector / kPanelVectors * tile.panel_elements;
           const int64_t output = step * kPanelOutputs + vector % kPanelVectors * kLanes;
-          weights[vector] = Weights::weights(panel + output * Weights::kInputs, term);
+          const auto* source = panel + output * Weights::kInputs;
+          if (kIsTight) load_again(source);
+          weights[vector] = Weights::weights(source, term);
+          if (kRows > 1) pin_register(weights[vector]);
         }
         SPECDEC_UNROLL
         for (int row = 0; row < kRows; ++row) {
@@ -74,6 +80,7 @@ struct FloatMicroKernel {
           SPECDEC_UNROLL
           for (int vector = 0; vector < kVectors; ++vector) {
             sums[row][vector] = Weights::add_product(sums[row][vector], weights[vector], input);
+            if (kIsTight && kRows == kMaxRows) pin_register(sums[row][vector]);
           }
         }
       }
