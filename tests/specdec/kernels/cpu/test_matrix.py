@@ -156,15 +156,17 @@ def test_row_does_not_depend_on_batch(weights, shape):
         assert torch.equal(product(matrix, x[part], base[part]), added[part])
 
 
+@pytest.mark.parametrize("panels", [1, 2, 3, 4, 5, 7, 63])
 @pytest.mark.parametrize("weights", MatrixFormat)
-def test_row_does_not_depend_on_number_of_threads(weights):
-    matrix, _ = packed(weights, (1000, 144))
-    x, results = random_tensor(33, 144, seed=1), []
+def test_row_depends_on_neither_threads_nor_panels_of_a_tile(weights, panels):
+    matrix, _ = packed(weights, (16 * panels - 8, 1100))
+    x, base = random_tensor(33, 1100, seed=1), random_tensor(33, matrix.shape[0], seed=2)
+    expected, added = product(matrix, x), product(matrix, x, base)
     for count in (1, 2, 3, 5):
         with num_threads(count):
-            results += [product(matrix, x), product(matrix, x[:1])]
-    assert all(torch.equal(each, results[0]) for each in results[2::2])
-    assert all(torch.equal(each, results[0][:1]) for each in results[1::2])
+            for rows in (1, 2, 3, 7, 33):
+                assert torch.equal(product(matrix, x[:rows]), expected[:rows])
+                assert torch.equal(product(matrix, x[:rows], base[:rows]), added[:rows])
 
 
 @pytest.mark.parametrize("weights", MatrixFormat)

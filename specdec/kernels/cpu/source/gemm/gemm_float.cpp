@@ -41,6 +41,13 @@ struct FloatMicroKernel {
   using Tile = FloatTile<Weights>;
   static constexpr int kMaxRows = kTileAccumulators / kTileVectors;
 
+  // With AVX2, one panel of one or two rows has too few sums to hide the latency of a product, and
+  // memory serves several streams faster than one.
+  static constexpr int tile_panels(int64_t rows) {
+    if (kVectorBytes != 32 || rows > 2) return kTilePanels;
+    return rows == 2 ? 2 : 3;
+  }
+
   template <int kRows, int kPanels>
   static void run(const Tile& tile) {
     constexpr int kVectors = kPanels * kPanelVectors;
@@ -57,8 +64,10 @@ struct FloatMicroKernel {
       for (int row = 0; row < kRows; ++row) sums[row][vector] = begin;
     }
     for (int64_t step = 0; step < tile.steps; ++step) {
+      // With more streams, software prefetches would delay those of the hardware.
+      constexpr int kPrefetched = kPanels > kTilePanels ? 0 : kPanels;
       SPECDEC_UNROLL
-      for (int panel = 0; panel < kPanels; ++panel) {
+      for (int panel = 0; panel < kPrefetched; ++panel) {
         tile.prefetch.fetch_line(step, panel * tile.panel_elements * sizeof(*tile.weights));
       }
       SPECDEC_UNROLL
@@ -147,11 +156,11 @@ void multiply_panels(const Matrix& matrix, PanelGroup panels, PanelGroup next,
 template <class Weights>
 void gemm_as(const Matrix& matrix, const typename Weights::Input* x, int64_t x_stride, int64_t rows,
              float* y, int64_t y_stride, Store store, ThreadTeam team) {
-  parallel_for_panels(num_panels(matrix), rows, kBlockRows, team,
-                      [&](Range part, PanelGroup panels, PanelGroup next) {
-                        multiply_panels<Weights>(matrix, panels, next, x, x_stride, part, y,
-                                                 y_stride, store);
-                      });
+  parallel_for_panels<FloatMicroKernel<Weights>>(
+      num_panels(matrix), rows, kBlockRows, team,
+      [&](Range part, PanelGroup panels, PanelGroup next) {
+        multiply_panels<Weights>(matrix, panels, next, x, x_stride, part, y, y_stride, store);
+      });
 }
 
 // Division of one product of a grouped GEMM into tasks: parts of its rows by parts of its panels.

@@ -70,6 +70,8 @@ struct Int8MicroKernel {
   static constexpr int kMaxRows = std::max(
       1, (kNumRegisters - kTileVectors * kWeightRegisters - 1) / kTileVectors / kParts);
 
+  static constexpr int tile_panels(int64_t) { return kTilePanels; }
+
   template <int kRows, int kPanels>
   static void run(const Tile& tile) {
     constexpr int kVectors = kPanels * kPanelVectors;
@@ -201,11 +203,11 @@ void multiply_panels(const Matrix& matrix, PanelGroup panels, PanelGroup next,
 template <Format kFormat>
 void gemm_format(const Matrix& matrix, const QuantizedRows& batch, int64_t rows, float* y,
                 int64_t y_stride, Store store, ThreadTeam team) {
-  parallel_for_panels(num_panels(matrix), rows, kBlockRows, team,
-                      [&](Range part, PanelGroup panels, PanelGroup next) {
-                        multiply_panels<kFormat>(matrix, panels, next, batch, part, y, y_stride,
-                                                store);
-                      });
+  parallel_for_panels<Int8MicroKernel<kFormat>>(
+      num_panels(matrix), rows, kBlockRows, team,
+      [&](Range part, PanelGroup panels, PanelGroup next) {
+        multiply_panels<kFormat>(matrix, panels, next, batch, part, y, y_stride, store);
+      });
 }
 
 }  // namespace

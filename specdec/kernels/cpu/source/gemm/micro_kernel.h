@@ -13,12 +13,13 @@ namespace specdec {
 
 constexpr int kPanelVectors = kPanelOutputs / kLanes;
 
-// The accumulators of a tile fill the registers, except those of its weights and one input.
+// The accumulators of a tile fill the registers, except those of its weights and one input. With
+// few rows a kernel may take more panels.
 constexpr int kTilePanels = kVectorBytes == 64 ? 3 : 1;
 constexpr int kTileVectors = kTilePanels * kPanelVectors;
 constexpr int kTileAccumulators = (kNumRegisters - kTileVectors - 1) / kTileVectors * kTileVectors;
 
-// Panels of one tile: kTilePanels, or one where the number of panels does not divide.
+// Panels of one tile: as many as its kernel takes, or one where their number does not divide.
 struct PanelGroup {
   int64_t first, stride, count;
 
@@ -28,53 +29,58 @@ struct PanelGroup {
 // Up to this many rows, the panels of a group are far apart in memory.
 constexpr int64_t kMaxStridedRows = 8;
 
-// One thread's panels of a matrix, as groups.
+// One thread's panels of a matrix, as groups of Kernel::tile_panels(rows).
 //
 // With few rows the kernel is bound by memory bandwidth: each panel of the next group follows the
-// corresponding panel of this one, so that a thread reads kTilePanels long streams. With more rows
-// panels are read several times from the cache, where adjacent panels cause fewer conflicts.
+// corresponding panel of this one, so that a thread reads `tile_panels` long streams. With more
+// rows panels are read several times from the cache, where adjacent panels cause fewer conflicts.
+template <class Kernel>
 class PanelPartition {
  public:
-  PanelPartition(int64_t num_panels, ThreadTeam owner)
-      : groups_(owner.share(num_panels / kTilePanels)),
-        num_single_(owner.index + 1 == owner.size ? num_panels % kTilePanels : 0) {}
+  PanelPartition(int64_t num_panels, int64_t rows, ThreadTeam owner)
+      : rows_(rows),
+        groups_(owner.share(num_panels / tile_panels())),
+        num_single_(owner.index + 1 == owner.size ? num_panels % tile_panels() : 0) {}
 
   int64_t num_groups() const { return num_whole() + num_single_; }
 
-  PanelGroup group(int64_t index, int64_t rows) const {
-    const int64_t first = groups_.begin * kTilePanels;
-    if (index >= num_whole()) return {first + num_whole() * (kTilePanels - 1) + index, 1, 1};
-    if (rows <= kMaxStridedRows) return {first + index, num_whole(), kTilePanels};
-    return {first + index * kTilePanels, 1, kTilePanels};
+  PanelGroup group(int64_t index) const {
+    const int64_t count = tile_panels(), first = groups_.begin * count;
+    if (index >= num_whole()) return {first + num_whole() * (count - 1) + index, 1, 1};
+    if (rows_ <= kMaxStridedRows) return {first + index, num_whole(), count};
+    return {first + index * count, 1, count};
   }
 
  private:
-  Range groups_;  // groups of kTilePanels panels
+  int64_t rows_;
+  Range groups_;  // groups of tile_panels() panels
   int64_t num_single_;
 
   int64_t num_whole() const { return groups_.end - groups_.begin; }
+  int64_t tile_panels() const { return Kernel::tile_panels(rows_); }
 };
 
 // Run a stage of one GEMM: calls visit(part, panels, next) for parts of the rows, of at most
 // `max_rows`, and groups of panels. next: the group that this thread is expected to compute next,
 // or the same group if there is none.
-template <class Visit>
+template <class Kernel, class Visit>
 void parallel_for_panels(int64_t num_panels, int64_t rows, int64_t max_rows, ThreadTeam team,
                          Visit visit) {
+  using Partition = PanelPartition<Kernel>;
   const int64_t num_parts = (rows + max_rows - 1) / max_rows;
-  const PanelPartition own(num_panels, {team.index, team.size});
+  const Partition own(num_panels, rows, {team.index, team.size});
   const auto share_of = [&](int64_t owner) {
-    return owner == team.index ? own : PanelPartition(num_panels, {owner, team.size});
+    return owner == team.index ? own : Partition(num_panels, rows, {owner, team.size});
   };
   const auto count_of = [&](int64_t owner) { return num_parts * share_of(owner).num_groups(); };
-  const int64_t total = num_parts * (num_panels / kTilePanels + num_panels % kTilePanels);
+  const int64_t total = num_parts * Partition(num_panels, rows, {0, 1}).num_groups();
   team.parallel_tasks(total, count_of, [&](int64_t owner, int64_t index) {
-    const PanelPartition partition = share_of(owner);
+    const Partition partition = share_of(owner);
     const int64_t num_groups = partition.num_groups();
     const int64_t next_index = index + (owner == team.index ? 1 : -1);
     const bool is_whole = num_parts == 1;  // divisions would take a tenth of a small task
     const auto group = [&](int64_t task) {
-      return partition.group(is_whole ? task : task % num_groups, rows);
+      return partition.group(is_whole ? task : task % num_groups);
     };
     const PanelGroup panels = group(index);
     const bool is_last = next_index < 0 || next_index == num_parts * num_groups;
@@ -148,8 +154,8 @@ inline void store_tail(float* values, Floats result, int64_t count) {
 }
 
 // Table of a micro-kernel's instances, for each number of rows and for full groups and single
-// panels. A `Kernel` has a type `Tile`, a constant `kMaxRows` and a function `run<kRows,
-// kPanels>(const Tile&)`.
+// panels. A `Kernel` has a type `Tile`, a constant `kMaxRows`, and functions `tile_panels(rows)`,
+// the panels of a full group, and `run<kRows, kPanels>(const Tile&)`.
 template <class Kernel>
 class KernelTable {
  public:
@@ -157,17 +163,17 @@ class KernelTable {
 
   static Function get(int64_t rows, int64_t panels) {
     using Counts = std::make_integer_sequence<int, Kernel::kMaxRows>;
-    static constexpr Table kSinglePanel = table<1>(Counts{});
-    static constexpr Table kFullGroup = table<kTilePanels>(Counts{});
+    static constexpr Table kSinglePanel = table<false>(Counts{});
+    static constexpr Table kFullGroup = table<true>(Counts{});
     return (panels == 1 ? kSinglePanel : kFullGroup)[rows - 1];
   }
 
  private:
   using Table = std::array<Function, Kernel::kMaxRows>;
 
-  template <int kPanels, int... kRows>
+  template <bool kIsFull, int... kRows>
   static constexpr Table table(std::integer_sequence<int, kRows...>) {
-    return {Kernel::template run<kRows + 1, kPanels>...};
+    return {Kernel::template run<kRows + 1, kIsFull ? Kernel::tile_panels(kRows + 1) : 1>...};
   }
 };
 
