@@ -11,7 +11,7 @@ from cluster.cli.errors import EXIT_UNUSABLE, exits_as_unusable
 from cluster.cli.output import json_flag, print_stderr, show_json
 
 if TYPE_CHECKING:  # commands import these when they run
-    from cluster.cli.drafter_report import DrafterReport
+    from cluster.cli.training.drafter_report import DrafterReport
     from specdec.config.engine import DTypeName, ModelImpl, ModelOptions
     from specdec.config.kv_cache import KVCacheDType
     from specdec.config.quantization import QuantizationMethod
@@ -170,7 +170,7 @@ def _report(name: str, precision: Precision, num_ranks: int, options: ModelOptio
 
 
 def _drafters(name: str, precision: Precision, kernels: str) -> DrafterReport:
-    from cluster.cli.drafter_report import DrafterReport
+    from cluster.cli.training.drafter_report import DrafterReport
     from specdec.config.llm import LLMConfig
     from specdec.config.model_aliases import ALIASES
     from specdec.llm.drafter_choice import speeds_of_alias

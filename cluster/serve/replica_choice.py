@@ -14,60 +14,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from cluster.api.base.prefix_record import PREFIX_WORTH, PrefixRecord, work_tokens
 from cluster.api.base.routing_hint import RoutingHint
 
 MAX_LOAD_FACTOR = 1.1
 """Most load of a replica that is chosen for its prefix, relative to the mean of all."""
 
-PREFIX_WORTH = 2
-"""Additional load of a replica that a token of its prefix is worth: it saves a token now, and a
-conversation that moves takes room in a second cache."""
-
-DEFAULT_CACHE_TOKENS = 2**20
-"""Capacity of a replica's prefix cache until the replica has reported it."""
-
 _LOAD_TIME_S = 60.0  # time constant of the decay
 _MAX_OPEN_S = 3600.0  # the end of a request that is open for longer has been lost
 _MAX_SESSIONS = 2**16
-
-
-class PrefixRecord:
-    """The prefixes that a replica has computed, up to the capacity of its cache.
-
-    Like the cache, it forgets the least recently used ones first, and of a prompt its end first.
-    """
-
-    def __init__(self, max_tokens: int = DEFAULT_CACHE_TOKENS) -> None:
-        self._tokens: OrderedDict[bytes, int] = OrderedDict()  # the least recently used first
-        self._num_tokens = 0
-        self._max_tokens = max_tokens
-
-    def limit(self, max_tokens: int) -> None:
-        """Set the capacity."""
-        self._max_tokens = max_tokens
-        self._evict()
-
-    def matched_tokens(self, hint: RoutingHint) -> int:
-        """Return the length of the longest recorded prefix of a prompt, in tokens."""
-        matched = 0
-        for key in hint.prefix_keys:
-            if (tokens := self._tokens.get(key)) is None:
-                break
-            matched += tokens
-        return matched
-
-    def add(self, hint: RoutingHint) -> None:
-        """Record all prefixes of a prompt."""
-        pairs = zip(reversed(hint.prefix_keys), reversed(hint.tokens_by_key), strict=True)
-        for key, tokens in pairs:
-            self._num_tokens += tokens - self._tokens.get(key, 0)
-            self._tokens[key] = tokens
-            self._tokens.move_to_end(key)
-        self._evict()
-
-    def _evict(self) -> None:
-        while self._num_tokens > self._max_tokens:
-            self._num_tokens -= self._tokens.popitem(last=False)[1]
 
 
 class Load:
@@ -194,7 +149,7 @@ class ReplicaChooser:
             load.end(known.tokens)
 
     def _begin(self, request_id: str, name: str, hint: RoutingHint, now_s: float) -> None:
-        tokens = _work(hint, self._records[name].matched_tokens(hint))
+        tokens = work_tokens(hint, self._records[name].matched_tokens(hint))
         self._open[request_id] = _Open(name, hint, tokens, now_s)
         self._loads[name].begin(tokens, now_s)
         self._records[name].add(hint)
@@ -225,7 +180,7 @@ def choose_replica(
     for level in sorted(set(matched.values()), reverse=True):
         candidates = [name for name, tokens in matched.items() if tokens >= level]
         name = min(two_of(candidates, anchor), key=loads.__getitem__)
-        mean = (total + _work(hint, matched[name])) / len(loads)
+        mean = (total + work_tokens(hint, matched[name])) / len(loads)
         if loads[name] <= MAX_LOAD_FACTOR * mean + PREFIX_WORTH * level:
             return name
     return min(loads, key=loads.__getitem__)
@@ -241,8 +196,3 @@ def two_of(names: Collection[str], anchor: bytes) -> Sequence[str]:
         return blake2b(anchor + name.encode(), digest_size=8).digest()
 
     return sorted(names, key=score)[:2]
-
-
-def _work(hint: RoutingHint, matched_tokens: int) -> int:
-    """Return the tokens that a replica has to compute."""
-    return max(0, hint.prompt_tokens - matched_tokens) + hint.output_tokens

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from math import inf
 
 from cluster.api.base.counters import Counter, OwnCounter
-from cluster.config.serve_config import ServeConfig
 from specdec.types.errors import OverloadedError
 
 SMALL_BYTES = 64 * 1024
@@ -16,11 +16,7 @@ Their number is limited elsewhere."""
 class ByteBudget:
     """Budget of bytes for all calls of a process, or of several. For one event loop."""
 
-    def __init__(
-        self,
-        max_bytes: int = ServeConfig.max_inflight_mib * 2**20,
-        counter: Counter | None = None,
-    ) -> None:
+    def __init__(self, max_bytes: float = inf, counter: Counter | None = None) -> None:
         """counter: of all bytes that are held; None for those of this process."""
         self._max_bytes = max_bytes
         self._counter: Counter = counter or OwnCounter()

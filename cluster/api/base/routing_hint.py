@@ -99,14 +99,12 @@ class RoutingHint:
     @classmethod
     def of_body(cls, body: bytes, session: str = "") -> Self | None:
         """Return the hint of a JSON body of any of the HTTP APIs; None if it is no such body."""
-        if len(body) > MAX_READ_BYTES:
-            return None
-        try:
-            fields = from_json(body)
-        except ValueError:
-            return None
-        if not isinstance(fields, dict):
-            return None
+        fields = read_fields(body)
+        return None if fields is None else cls.of_fields(fields, session)
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any], session: str = "") -> Self | None:
+        """Return the hint of the fields of a body; None if they contain no prompt."""
         parts = list(_pieces(fields.get(name) for name in _PROMPT_FIELDS))
         if not parts:
             return None
@@ -138,6 +136,17 @@ class RoutingHint:
         """Number of tokens that each key adds to the prefix before it."""
         ends = (0, *_ends(len(self.prefix_keys)))
         return tuple((end - begin) // BYTES_PER_TOKEN for begin, end in pairwise(ends))
+
+
+def read_fields(body: bytes) -> dict[str, Any] | None:
+    """Return the fields of a JSON body; None if it is no JSON object, or too large to be parsed."""
+    if len(body) > MAX_READ_BYTES:
+        return None
+    try:
+        fields = from_json(body)
+    except ValueError:
+        return None
+    return fields if isinstance(fields, dict) else None
 
 
 def claims_hint(session: str) -> bool:

@@ -4,12 +4,11 @@ import random
 
 import pytest
 
+from cluster.api.base.prefix_record import PREFIX_WORTH
 from cluster.api.base.routing_hint import RoutingHint
 from cluster.serve.replica_choice import (
     MAX_LOAD_FACTOR,
-    PREFIX_WORTH,
     Load,
-    PrefixRecord,
     ReplicaChooser,
     choose_replica,
     two_of,
@@ -129,19 +128,6 @@ def test_requests_whose_end_is_never_reported_are_ended():
     chooser.end("2")
     chosen = [chooser.choose(str(i), hint_of(f"{i} {LONG}")) for i in range(3, 23)]
     assert 9 <= chosen.count(stuck) <= 11
-
-
-def test_a_record_forgets_the_least_recent_prompts_from_their_ends():
-    record = PrefixRecord(300)
-    old, new = hint_of("old " * 200), hint_of("new " * 200)
-    record.add(old)
-    assert record.matched_tokens(old) == 192
-    record.add(new)
-    assert record.matched_tokens(new) == 192
-    assert record.matched_tokens(old) == 96
-    record.limit(100)
-    assert record.matched_tokens(new) == 96
-    assert record.matched_tokens(old) == 0
 
 
 class Replica:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.cli.drafter_report import DrafterReport
+from cluster.cli.training.drafter_report import DrafterReport
 from specdec.config.model_aliases import ShippedDrafter
 from specdec.llm.drafter_speeds import DrafterSpeeds
 
