@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
@@ -60,13 +60,25 @@ def replica_families(
     *,
     is_connected: bool,
     aliases: MetricAliases = "none",
+    names: Collection[str] = (),
 ) -> list[Metric]:
-    """Return the metrics of this replica alone. is_connected: to the ControlPlane."""
+    """Return the metrics of this replica alone.
+
+    is_connected: to the ControlPlane. names: of the metrics to return; empty for all.
+    """
     labels = _labels(model_name, status)
+    specs = (*REPLICA_METRICS, *ALIASES[aliases])
+    of_connection = _selected(CONNECTION_METRICS, names)
     return [
-        *(_family(spec, [(status, labels)]) for spec in (*REPLICA_METRICS, *ALIASES[aliases])),
-        *(_family(spec, [(is_connected, labels)]) for spec in CONNECTION_METRICS),
+        *(_family(spec, [(status, labels)]) for spec in _selected(specs, names)),
+        *(_family(spec, [(is_connected, labels)]) for spec in of_connection),
     ]
+
+
+def _selected(
+    specs: Iterable[MetricSpec[Source]], names: Collection[str]
+) -> list[MetricSpec[Source]]:
+    return [spec for spec in specs if not names or spec.exposed_name in names]
 
 
 def expose(families: Sequence[Metric], accept: str) -> Exposition:

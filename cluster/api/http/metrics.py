@@ -81,13 +81,17 @@ def metric_routes(
 
     @routes.get("/metrics/replica")
     async def own_metrics(request: Request) -> Response:
-        """Report this replica, whether the ControlPlane responds or not."""
+        """Report this replica, whether the ControlPlane responds or not.
+
+        The parameter `name[]`, which may be repeated, selects metrics, as in Prometheus' client.
+        """
         config, control = get_router().config, get_admin().control
         families = replica_families(
             config.served_model_name,
             control.own_status(),
             is_connected=control.is_connected,
             aliases=config.metric_aliases,
+            names=frozenset(request.query_params.getlist("name[]")),
         )
         return await _respond(families, request)
 

@@ -221,3 +221,13 @@ async def test_openmetrics_where_the_scraper_asks_for_it(replica, path):
     assert "batch_size" in open_families(response.text)
     response = await replica.http.get(path, headers={"accept": "text/plain"})
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+async def test_a_scraper_selects_metrics_of_a_replica_by_name(replica):
+    """Those of the connection too; unknown names and buckets have no effect."""
+    names = ["specdec:num_requests_running", "specdec:control_plane_up", "unknown"]
+    response = await replica.http.get("/metrics/replica", params={"name[]": names})
+    assert set(samples(response.text, REPLICA)) == {
+        ("num_requests_running",),
+        ("control_plane_up",),
+    }
