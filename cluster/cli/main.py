@@ -24,6 +24,7 @@ _MODULES: Mapping[str, str] = MappingProxyType(
         "chat": "chat",
         "doctor": "doctor.doctor",
         "drafter": "drafter",
+        "endpoint-picker": "endpoint_picker",
         "eval-drafter": "training.eval_drafter",
         "generate": "generate",
         "lora": "lora",

@@ -87,7 +87,9 @@ class RankUpdates:
         if self._adapters is None:
             return AdaptersInUse()
         return AdaptersInUse(
-            self._names(SequenceStatus.RUNNING), self._names(SequenceStatus.WAITING)
+            self._names(SequenceStatus.RUNNING),
+            self._names(SequenceStatus.WAITING),
+            tuple(sorted(self._adapters.ids)),
         )
 
     def _names(self, status: SequenceStatus) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from cluster.api.http.connection import BoundedConnection
 @asynccontextmanager
 async def running_server(app: Any, **options: Any) -> AsyncIterator[int]:
     """Serve on the embedded ingress's kind of connection; yield the port."""
-    options = {"http": BoundedConnection, "timeout_graceful_shutdown": 1} | options
-    config = uvicorn.Config(app, port=0, log_config=None, lifespan="off", **options)
+    options = {"http": BoundedConnection, "port": 0, "timeout_graceful_shutdown": 1} | options
+    config = uvicorn.Config(app, log_config=None, lifespan="off", **options)
     server = uvicorn.Server(config)
     server.capture_signals = suppress  # type: ignore[method-assign,assignment]
     running = asyncio.create_task(server.serve())

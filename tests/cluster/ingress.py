@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 from cluster.api.app import make_app
@@ -40,7 +41,7 @@ async def running_ingress(
         api_keys = ApiKeys(keys)
         replica.router.text.load()
         operators = operator_service(replica.link, AdminAccess(None, api_keys))
-        budget = ByteBudget()
+        budget = ByteBudget(inf)
         limits = HttpLimits.of(config, has_keys=bool(keys), budget=budget)
         app = make_app(
             lambda: replica.router,

@@ -29,6 +29,7 @@ CASES = {
     "keda": VALUE_SETS["keda"],
     "sidecar": VALUE_SETS["sidecar"],
     "model images": VALUE_SETS["model images"],
+    "endpoint picker": VALUE_SETS["endpoint picker"],
     "ray autoscaler": VALUE_SETS["ray autoscaler"],
 }
 
@@ -79,7 +80,8 @@ def test_no_pod_mounts_a_service_account_token(name):
     objects = render(CASES[name])
     for spec in pod_specs(objects).values():
         assert spec["automountServiceAccountToken"] is False
-    assert only(objects, "ServiceAccount")["automountServiceAccountToken"] is False
+    accounts = of_kind(objects, "ServiceAccount")
+    assert {each["automountServiceAccountToken"] for each in accounts} == {False}
 
 
 def test_only_the_autoscalers_container_mounts_a_token():

@@ -229,6 +229,19 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "podDisruptionBudget": {"protectHead": True},
     },
     "no budgets": {"podDisruptionBudget": {"enabled": False, "protectHead": True}},
+    "endpoint picker": {**GATEWAY, "endpointPicker": {"enabled": True}},
+    "endpoint picker of several releases": {
+        "endpointPicker": {
+            "enabled": True,
+            "selector": {"pool": "chat"},
+            "failureMode": "FailOpen",
+            "selfSignedTls": False,
+            "scrapeIntervalMs": 50,
+            "maxWaiting": 20,
+        },
+        "workerGroups": {"target": {"podLabels": {"pool": "chat"}}, "spot": {"role": "any"}},
+        "monitoring": {"serviceMonitor": {"enabled": True}},
+    },
     "keda": {"keda": KEDA, "workerGroups": {"target": GPU}},
     "tests": {
         "tests": {

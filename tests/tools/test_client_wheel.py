@@ -54,6 +54,10 @@ def test_the_client_imports_only_its_requirements(sources):
     assert reason == "specdec.LLM is in the package specdec; specdec-client has only the client"
 
 
+def test_it_has_the_messages_of_the_client_alone(sources):
+    assert {each.name for each in (sources / "protos").iterdir()} == {"__init__.py", "specdec"}
+
+
 def test_its_metadata_are_those_of_the_project(sources):
     of_client = tomllib.loads((sources / "pyproject.toml").read_text())["project"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

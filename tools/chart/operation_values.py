@@ -59,6 +59,45 @@ class GatewayApi(Values):
     request_timeout: Duration = Field("3600s", description="Timeout of a request")
 
 
+class EndpointPicker(Values):
+    """An InferencePool of Gateway API's inference extension, and its endpoint picker.
+
+    Ray Serve's proxies choose among the replicas of a release, so each release has one replica, and
+    the pool selects the pods of several releases.
+    """
+
+    enabled: bool = Field(False, description="Create the InferencePool and the picker")
+    selector: Labels = Field(
+        default_factory=dict,
+        description="Labels of the pods of all replicas, such as those in podLabels of their "
+        "worker groups; empty: those of this release's target pods. Set it in each release of the "
+        "pool: its network policy then admits pickers of other releases",
+    )
+    failure_mode: Literal["FailClose", "FailOpen"] = Field(
+        "FailClose",
+        description="What the gateway does with requests while the picker does not respond: reject "
+        "them, or choose itself",
+    )
+    self_signed_tls: bool = Field(
+        True, description="TLS from the gateway to the picker, with a certificate that it makes"
+    )
+    scrape_interval_ms: int = Field(
+        100, ge=20, le=10000, description="Milliseconds between two scrapes of a replica"
+    )
+    max_waiting: int = Field(
+        0,
+        ge=0,
+        description="Queued requests of every replica at which requests are refused with 429; 0: "
+        "no limit",
+    )
+    resources: Resources = Field(
+        default_factory=lambda: Resources(
+            requests={"cpu": "500m", "memory": "256Mi"}, limits={"cpu": "2", "memory": "1Gi"}
+        ),
+        description="Resources of the picker",
+    )
+
+
 class ServiceMonitor(Values):
     """Scraping configuration for the Prometheus operator."""
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from tools.chart.kinds import KubernetesObject, Labels, Values
 from tools.chart.models_values import Hub, Model, ModelImage, Storage
 from tools.chart.operation_values import (
+    EndpointPicker,
     GatewayApi,
     Ingress,
     Keda,
@@ -100,6 +101,10 @@ class ChartValues(Values):
     )
     ingress: Ingress = Field(default_factory=Ingress, description="Ingress")
     gateway_api: GatewayApi = Field(default_factory=GatewayApi, description="Gateway API")
+    endpoint_picker: EndpointPicker = Field(
+        default_factory=EndpointPicker,
+        description="InferencePool and endpoint picker, for gateways with the inference extension",
+    )
     monitoring: Monitoring = Field(default_factory=Monitoring, description="Monitoring")
     pod_disruption_budget: PodDisruptionBudget = Field(
         default_factory=PodDisruptionBudget, description="Pod disruption budgets"

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("specdec/client", "specdec/types", "protos")
-FILES = ("specdec/__init__.py", "specdec/py.typed", "LICENSE")
+PACKAGES = ("specdec/client", "specdec/types", "protos/specdec")
+FILES = ("specdec/__init__.py", "protos/__init__.py", "specdec/py.typed", "LICENSE")
 RANK_SIDE = ("messages.py", "draft_messages.py", "trial_sequences.py", "ranks.py")
 """Modules of specdec.types that need numpy: messages between the engine and its ranks."""
 EXCLUDED = ("__pycache__", *RANK_SIDE)

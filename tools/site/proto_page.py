@@ -30,11 +30,11 @@ _SCALARS = {
 
 
 def proto_page(root: Path) -> str:
-    """Generate the page: every service, message and enum of the protos under `root`, in file order.
+    """Generate the page: every service, message and enum of `specdec` under `root`, in file order.
 
     Raises ValueError if protoc fails.
     """
-    files = _read(root, sorted(root.rglob("*.proto"), reverse=True))
+    files = _read(root, sorted(root.glob("specdec/**/*.proto"), reverse=True))
     return "\n".join([_HEAD, *(line for file in files for line in _FilePage(file).lines())]) + "\n"
 
 

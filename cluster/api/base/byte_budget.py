@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from math import inf
 
 from cluster.api.base.counters import Counter, OwnCounter
 from specdec.types.errors import OverloadedError
 
 SMALL_BYTES = 64 * 1024
-"""Requests up to this size are not counted: many clients must not wait for the large ones of few.
-Their number is limited elsewhere."""
+"""Requests up to this size are not counted by default: many clients must not wait for the large
+ones of few. Their number is limited elsewhere."""
 
 
 class ByteBudget:
     """Budget of bytes for all calls of a process, or of several. For one event loop."""
 
-    def __init__(self, max_bytes: float = inf, counter: Counter | None = None) -> None:
-        """counter: of all bytes that are held; None for those of this process."""
+    def __init__(
+        self,
+        max_bytes: float,
+        counter: Counter | None = None,
+        *,
+        uncounted_bytes: int = SMALL_BYTES,
+    ) -> None:
+        """counter: of all bytes that are held; None for those of this process.
+
+        uncounted_bytes: size up to which a request is not counted.
+        """
+        self.uncounted_bytes = uncounted_bytes
         self._max_bytes = max_bytes
         self._counter: Counter = counter or OwnCounter()
 
@@ -59,7 +68,7 @@ class HeldBytes(AbstractContextManager["HeldBytes"]):
 
     def grow_to(self, num_bytes: int) -> None:
         """Take what a request has grown by. Raises OverloadedError."""
-        if num_bytes > SMALL_BYTES:
+        if num_bytes > self._budget.uncounted_bytes:
             self._budget.take(num_bytes - self._num_bytes, self._num_bytes)
             self._num_bytes = num_bytes
 

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
+from math import inf
 from typing import Any
 
 from grpc_health.v1 import health_pb2
@@ -79,7 +80,7 @@ class InferenceServicer:
 
         budget: shared with the other interfaces of the process.
         """
-        self.budget = budget or ByteBudget()
+        self.budget = budget or ByteBudget(inf)
         self.router = router
         self.keys = keys
         forward(self, applications, BY_KEY, pb.DESCRIPTOR)
@@ -169,7 +170,7 @@ class AdminServicer:
 
     def __init__(self, operators: OperatorService, budget: ByteBudget | None = None) -> None:
         """budget: shared with the other interfaces of the process."""
-        self.budget = budget or ByteBudget()
+        self.budget = budget or ByteBudget(inf)
         self.operators = operators
         forward(self, operators.applications, BY_TOKEN, admin_pb2.DESCRIPTOR)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from cluster.api.base.byte_budget import ByteBudget
 from cluster.api.http.origin import AllowedHosts
@@ -15,7 +16,7 @@ class HttpLimits:
 
     hosts: AllowedHosts = field(default_factory=AllowedHosts)
     max_body_bytes: int = ServeConfig.http_max_body_mib * 2**20
-    budget: ByteBudget = field(default_factory=ByteBudget)
+    budget: ByteBudget = field(default_factory=lambda: ByteBudget(inf))
 
     @classmethod
     def of(cls, config: ServeConfig, *, has_keys: bool, budget: ByteBudget) -> HttpLimits:

@@ -12,6 +12,30 @@ the value, and ends with the fix.
 {{- include "specdec.validateWaysIn" . -}}
 {{- include "specdec.validateNetwork" . -}}
 {{- include "specdec.validateOperation" . -}}
+{{- include "specdec.validatePicker" . -}}
+{{- end -}}
+
+{{- define "specdec.validatePicker" -}}
+{{- with .Values.endpointPicker -}}
+{{- if .enabled -}}
+{{- $models := (include "specdec.models" $ | fromJson).models -}}
+{{- if or (gt (len $models) 1) (gt (include "specdec.mostReplicas" (first $models) | int) 1) -}}
+{{- fail "endpointPicker.enabled: Ray Serve's proxies choose among the replicas of a release, after the picker; give this release one model with one replica, and install a release for each further replica, with pods that endpointPicker.selector selects" -}}
+{{- end -}}
+{{- if eq $.Values.tls.mode "sidecar" -}}
+{{- fail "endpointPicker.enabled: a gateway connects to the pods of an InferencePool without TLS; write tls.mode: gateway or none" -}}
+{{- end -}}
+{{- $groups := list -}}
+{{- range $name, $group := include "specdec.groups" $ | fromJson -}}
+{{- if ne $group.role "draft" -}}
+{{- $groups = append $groups $name -}}
+{{- end -}}
+{{- end -}}
+{{- if and (not .selector) (ne (len $groups) 1) -}}
+{{- fail (printf "endpointPicker.selector: required with %d worker groups for targets; write labels that select the pods with replicas" (len $groups)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "specdec.validateModels" -}}
@@ -258,7 +282,7 @@ the value, and ends with the fix.
 {{- end -}}
 {{- end -}}
 {{- with .Values.networkPolicy -}}
-{{- if and .enabled $.Values.hub.offline $.Values.ray.autoscaler.enabled (hasSuffix "/0" .apiServerCidr) -}}
+{{- if and .enabled $.Values.hub.offline (or $.Values.ray.autoscaler.enabled $.Values.endpointPicker.enabled) (hasSuffix "/0" .apiServerCidr) -}}
 {{- fail (printf "networkPolicy.apiServerCidr: %s allows all addresses, which hub.offline forbids; write the address of the Kubernetes API server (`kubectl get endpoints kubernetes`), such as 10.0.0.1/32" .apiServerCidr) -}}
 {{- end -}}
 {{- range $index, $peer := .operator -}}

@@ -187,6 +187,7 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
         max_lora=lambda report: report.max_loras or None,
         running_lora_adapters=lambda report: ",".join(report.adapters_in_use.running),
         waiting_lora_adapters=lambda report: ",".join(report.adapters_in_use.waiting),
+        loaded_lora_adapters=lambda report: ",".join(report.adapters_in_use.loaded),
     ),
     # Requests and tokens.
     counter("requests_received", "Received requests; each choice counts as one.", "num_requests"),

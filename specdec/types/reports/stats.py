@@ -282,10 +282,14 @@ def _totals(by_method: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class AdaptersInUse:
-    """Names of the adapters of running and of queued requests, in alphabetical order."""
+    """Names of the adapters of running and of queued requests, in alphabetical order.
+
+    loaded: those that requests may name.
+    """
 
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
+    loaded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

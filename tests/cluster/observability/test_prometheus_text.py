@@ -62,7 +62,7 @@ FULL = ReplicaReport(
     num_snapshots=4,
     state_bytes=36_000,
     max_loras=2,
-    adapters_in_use=AdaptersInUse(("chat", "sql")),
+    adapters_in_use=AdaptersInUse(("chat", "sql"), (), ("chat", "code", "sql")),
     at_s=1.7e9,
     counts=Counts(
         num_requests=9,
@@ -379,7 +379,7 @@ def test_aliases_have_the_values_of_our_metrics():
     assert values["vllm:prefix_cache_queries_total", *about] == 60
     assert values["vllm:prefix_cache_hits_total", *about] == 16
     assert values["vllm:cache_config_info", *about, "16", "400"] == 1
-    assert values["vllm:lora_requests_info", *about, "2", "chat,sql", ""] == 1.7e9
+    assert values["vllm:lora_requests_info", *about, "2", "chat,sql", "", "chat,code,sql"] == 1.7e9
     assert values["vllm:spec_decode_num_drafts_total", *about] == 3
     assert values["sglang:num_running_reqs", *about] == 5
     assert values["sglang:spec_accept_length", *about] == 3.0

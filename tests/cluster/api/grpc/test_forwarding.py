@@ -1,6 +1,7 @@
 """Forwarding of gRPC calls between two servicers, without Ray."""
 
 from contextlib import aclosing
+from math import inf
 
 import grpc
 import pytest
@@ -52,7 +53,7 @@ class Servicer:
         self.metadata = self.peer = None
         self.is_closed, self.num_checked, self.num_lookups = False, 0, 0
         self.counted = []
-        forwarding = Forwarding(self, self._check, self.counted.append, ByteBudget())
+        forwarding = Forwarding(self, self._check, self.counted.append, ByteBudget(inf))
         forwarding.mount(self, ("Detokenize", "GenerateStream"))
 
     def _check(self, grpc_context):

@@ -11,6 +11,7 @@ from specdec.engine.orders import adapter_control
 from specdec.engine.orders.adapter_control import AdapterControl
 from specdec.types.adapters import AdapterOrder, LoRARequest
 from specdec.types.errors import InvalidValueError
+from specdec.types.reports.stats import AdaptersInUse
 from tests.specdec.adapters import adapter_dir
 from tests.specdec.engines import engine_config, local_engine
 
@@ -92,6 +93,7 @@ async def test_an_order_to_load_can_be_repeated(engine, control, thread, paths):
     before = engine.adapters.ids["sql"]
     report = await control.execute(AdapterOrder.load("sql", paths["sql"]), thread, "r1")
     assert [each.name for each in report.adapters] == ["sql"]
+    assert engine.stats().adapters_in_use == AdaptersInUse(loaded=("sql",))
     assert engine.adapters.ids["sql"] == before
     with pytest.raises(InvalidValueError, match="a name that no loaded adapter has"):
         await control.execute(AdapterOrder.load("sql", paths["chat"]), thread, "r1")

@@ -1,0 +1,108 @@
+"""Chooses the endpoint of a request: a pure function of what is known of each.
+
+Costs are in tokens. `Score` is the seam between the measure of cost and the choice by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cluster.api.base.prefix_record import PREFIX_WORTH, work_tokens
+from cluster.api.base.routing_hint import MAX_OUTPUT_TOKENS, RoutingHint
+from cluster.api.endpoint_picker.reports import EndpointReport
+
+OTHER_REQUEST_TOKENS = 512
+"""Tokens that count for a request of which only the endpoint's report is known."""
+
+ADAPTER_TOKENS = 1024
+"""Tokens that count for a LoRA adapter that is not in use at an endpoint."""
+
+UNREAD = RoutingHint((), MAX_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS)
+"""The hint of a request whose body is not readable, or has no prompt."""
+
+
+@dataclass(frozen=True)
+class PickRequest:
+    """A request for which an endpoint is chosen.
+
+    model: the name in the request, of a model or of an adapter; empty without one. is_adapter:
+    whether an endpoint reports an adapter of that name.
+    """
+
+    hint: RoutingHint = UNREAD
+    model: str = ""
+    is_adapter: bool = False
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What is known of an endpoint that may be chosen.
+
+    matched_tokens: of the request's prompt, in its prefix cache. open_tokens: to be computed for
+    the requests that this picker has sent there and that have not ended. num_others: requests of
+    other senders. report: the last one; None before any. models: names that it serves; None where
+    they are unknown. last_pick: number of the pick that chose it last.
+    """
+
+    address: str
+    matched_tokens: int = 0
+    open_tokens: int = 0
+    num_others: int = 0
+    report: EndpointReport | None = None
+    models: frozenset[str] | None = None
+    last_pick: int = 0
+
+
+Score = Callable[[Sequence[Candidate], PickRequest], Sequence[float]]
+"""The costs of a request at endpoints, in their order; the least is chosen."""
+
+
+def expected_tokens(candidates: Sequence[Candidate], request: PickRequest) -> list[float]:
+    """Return the tokens that a request is expected to wait for at endpoints, its own included.
+
+    - Those of open requests, and of queued ones again: they show that the batch is full.
+    - The request's own; a token of a cached prefix saves PREFIX_WORTH.
+    - Those that have to leave the KV cache first.
+    - ADAPTER_TOKENS for an adapter that is not in use there, twice where another has to go.
+    """
+    return [_expected_tokens(each, request) for each in candidates]
+
+
+def _expected_tokens(candidate: Candidate, request: PickRequest) -> float:
+    work = work_tokens(request.hint, candidate.matched_tokens)
+    cost = candidate.open_tokens + OTHER_REQUEST_TOKENS * candidate.num_others
+    cost += work - (PREFIX_WORTH - 1) * candidate.matched_tokens
+    report = candidate.report
+    if report is not None:
+        cost += OTHER_REQUEST_TOKENS * report.num_waiting
+        if report.cache_tokens is not None:
+            num_free = round(report.cache_tokens * (1 - report.kv_cache_usage))
+            cost += max(0, work - num_free)
+    if request.is_adapter:
+        cost += _adapter_tokens(request.model, report)
+    return cost
+
+
+def _adapter_tokens(adapter: str, report: EndpointReport | None) -> int:
+    if report is None or report.max_adapters is None:
+        return ADAPTER_TOKENS
+    if adapter in report.adapters:
+        return 0
+    return ADAPTER_TOKENS * (2 if len(report.adapters) >= report.max_adapters else 1)
+
+
+def ranked(
+    candidates: Sequence[Candidate], request: PickRequest, score: Score = expected_tokens
+) -> list[Candidate]:
+    """Return the candidates that serve the model, the best first; all if none is known to.
+
+    Equal ones take turns.
+    """
+    model = request.model
+    serving = [
+        each for each in candidates if not model or each.models is None or model in each.models
+    ]
+    listed = serving or candidates
+    costs = zip(score(listed, request), listed, strict=True)
+    return [each for _, each in sorted(costs, key=lambda pair: (pair[0], pair[1].last_pick))]

@@ -1,0 +1,121 @@
+"""The state of an endpoint: its last report, its prefixes, and what this picker has sent there."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from cluster.api.base.prefix_record import PrefixRecord, work_tokens
+from cluster.api.endpoint_picker.choice import Candidate, PickRequest
+from cluster.api.endpoint_picker.reports import EndpointReport
+
+MAX_FAILED_SCRAPES = 3
+"""Consecutive failed scrapes after which an endpoint is no candidate."""
+
+MAX_FAILED_RESPONSES = 3
+"""Failed responses of the last NUM_RESPONSES after which an endpoint is ejected."""
+
+NUM_RESPONSES = 2 * MAX_FAILED_RESPONSES
+
+_EJECTED_S = 1.0  # doubled by each further failure after it
+_MAX_EJECTED_S = 30.0
+
+
+class Endpoint:
+    """An endpoint. Times are monotonic seconds."""
+
+    def __init__(self, address: str) -> None:
+        """address: host:port."""
+        self.address = address
+        self.record = PrefixRecord()
+        self.models: frozenset[str] | None = None  # None: unknown
+        self.adapters: frozenset[str] = frozenset()  # those of `models` that are adapters
+        self.num_open = 0
+        self.num_failed_scrapes = 0  # consecutive ones
+        self.is_scraped = False  # or failed to be
+        self.last_pick = 0
+        self.choices = Counter[str]()  # by reason
+        self.scrape_errors = 0
+        self.response_errors = 0
+        self._open_tokens = 0
+        self.last_report: EndpointReport | None = None
+        self._reported_at_s = 0.0
+        self._num_others = 0
+        self._is_ready = self._is_refused = False
+        self._have_failed = deque[bool](maxlen=NUM_RESPONSES)  # the last responses
+        self._num_ejections = 0  # consecutive ones
+        self._ejected_until_s = 0.0
+
+    def apply(self, report: EndpointReport, *, is_ready: bool, now_s: float) -> None:
+        """Store a report."""
+        self.last_report, self._reported_at_s = report, now_s
+        self._is_ready, self._is_refused = is_ready, False
+        self._num_others = max(0, report.num_requests - self.num_open)
+        self.num_failed_scrapes, self.is_scraped = 0, True
+        if report.cache_tokens is not None:
+            self.record.limit(report.cache_tokens)
+        if report.models is not None:
+            self.models, self.adapters = report.models, report.loaded_adapters
+
+    def fail_scrape(self, *, is_refused: bool) -> None:
+        """Record a scrape without a report. is_refused: nothing listens."""
+        self.num_failed_scrapes += 1
+        self._is_refused |= is_refused
+        self.scrape_errors += 1
+        self.is_scraped = True
+
+    def respond(self, *, has_failed: bool, now_s: float) -> None:
+        """Record a response: many failed ones eject the endpoint, longer each time.
+
+        Those of requests from before an ejection do not prolong it.
+        """
+        self._have_failed.append(has_failed)
+        self.response_errors += has_failed
+        if sum(self._have_failed) < MAX_FAILED_RESPONSES:
+            self._num_ejections = 0
+        elif has_failed and not self.is_ejected(now_s):
+            seconds = min(_EJECTED_S * 2 ** min(self._num_ejections, 16), _MAX_EJECTED_S)
+            self._ejected_until_s = now_s + seconds
+            self._num_ejections += 1
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it is ready and its scrapes succeed."""
+        return self.may_be_up and self.num_failed_scrapes < MAX_FAILED_SCRAPES
+
+    @property
+    def may_be_up(self) -> bool:
+        """Whether it was ready and something listens: it may be too busy to be scraped."""
+        return self._is_ready and not self._is_refused
+
+    def is_ejected(self, now_s: float) -> bool:
+        """Return whether too many of its responses have failed."""
+        return now_s < self._ejected_until_s
+
+    def report_age_s(self, now_s: float) -> float | None:
+        """Return the age of the last report; None without one."""
+        return None if self.last_report is None else now_s - self._reported_at_s
+
+    def candidate(self, request: PickRequest) -> Candidate:
+        """Return what is known of it for a request; the last report counts however old it is."""
+        return Candidate(
+            self.address,
+            matched_tokens=self.record.matched_tokens(request.hint),
+            open_tokens=self._open_tokens,
+            num_others=self._num_others,
+            report=self.last_report,
+            models=self.models,
+            last_pick=self.last_pick,
+        )
+
+    def begin(self, request: PickRequest, matched_tokens: int) -> int:
+        """Add an open request and its prefixes; return its tokens, for `end`."""
+        tokens = work_tokens(request.hint, matched_tokens)
+        self._open_tokens += tokens
+        self.num_open += 1
+        self.record.add(request.hint)
+        return tokens
+
+    def end(self, tokens: int) -> None:
+        """Remove an open request."""
+        self._open_tokens -= tokens
+        self.num_open -= 1

@@ -1,0 +1,159 @@
+"""Reports of endpoints: their metrics by the names of the model server protocol.
+
+Accepts this service's names, vLLM's and SGLang's, and of several engines the sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from prometheus_client.parser import text_string_to_metric_families
+
+_PREFIXES = ("specdec:", "vllm:", "sglang:")
+"""Of these, the first whose metrics an endpoint has is read."""
+
+_SGLANG_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "num_requests_running": "num_running_reqs",
+        "num_requests_waiting": "num_queue_reqs",
+        "kv_cache_usage_perc": "token_usage",
+    }
+)
+_NAMES = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "cache_config_info",
+    "lora_requests_info",
+    "replica_ready",
+)
+_LOADED = "loaded_lora_adapters"
+_MAX_SAMPLES = 256
+"""Samples that are read of a response: a few of each engine."""
+_MAX_REQUESTS = 2**20
+_MAX_CACHE_TOKENS = 2**22
+_MAX_ADAPTERS = 1024
+
+Sample = tuple[str, Mapping[str, str], float]
+
+
+@dataclass(frozen=True)
+class EndpointReport:
+    """What an endpoint reported in one scrape.
+
+    kv_cache_usage: from 0 to 1. cache_tokens: capacity of the KV cache; None if it is unknown.
+    adapters: LoRA adapters of running and of queued requests. max_adapters: most of them in one
+    step; None without LoRA. is_ready: None where the metrics do not contain it. models: names that
+    requests may use, of the model and of `loaded_adapters`; None where the metrics lack them.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_usage: float = 0.0
+    cache_tokens: int | None = None
+    adapters: frozenset[str] = frozenset()
+    max_adapters: int | None = None
+    is_ready: bool | None = None
+    models: frozenset[str] | None = None
+    loaded_adapters: frozenset[str] = frozenset()
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that run or wait."""
+        return self.num_running + self.num_waiting
+
+
+def metric_names() -> tuple[str, ...]:
+    """Return the names of the metrics that `parse_report` reads."""
+    return tuple(_name(prefix, name) for prefix in _PREFIXES for name in _NAMES)
+
+
+def parse_report(text: str) -> EndpointReport:
+    """Parse metrics in Prometheus' text format.
+
+    Raises ValueError for a text that has no number of requests, or is no such text.
+    """
+    samples = _samples(text)
+    for prefix in _PREFIXES:
+        found = {
+            name: [each for each in samples if each[0] == _name(prefix, name)] for name in _NAMES
+        }
+        if found["num_requests_running"]:
+            report = _report(found)
+            return _with_names(report, found) if prefix == _PREFIXES[0] else report
+    raise ValueError(f"no metric {_name(_PREFIXES[0], _NAMES[0])}, nor vLLM's or SGLang's")
+
+
+def _name(prefix: str, name: str) -> str:
+    return prefix + (_SGLANG_NAMES.get(name, name) if prefix == "sglang:" else name)
+
+
+def _samples(text: str) -> list[Sample]:
+    """Return the samples that are read; the parser gets no other lines."""
+    names = metric_names()
+    lines = [line for line in text.splitlines() if line.startswith(names)][:_MAX_SAMPLES]
+    families = text_string_to_metric_families("\n".join(lines) + "\n")
+    return [
+        (sample.name, sample.labels, sample.value)
+        for family in families
+        for sample in family.samples
+        if math.isfinite(sample.value)
+    ]
+
+
+def _report(found: Mapping[str, Sequence[Sample]]) -> EndpointReport:
+    labels = _adapter_labels(found)
+    ready = [value > 0 for _, _, value in found["replica_ready"]]
+    usages = [value for _, _, value in found["kv_cache_usage_perc"]]
+    return EndpointReport(
+        num_running=_total(found["num_requests_running"]),
+        num_waiting=_total(found["num_requests_waiting"]),
+        kv_cache_usage=min(1.0, max([0.0, *usages])),
+        cache_tokens=_cache_tokens([each[1] for each in found["cache_config_info"]]),
+        adapters=_names_in(labels, "running_lora_adapters", "waiting_lora_adapters"),
+        max_adapters=_integer(labels.get("max_lora")) if labels else None,
+        is_ready=all(ready) if ready else None,
+    )
+
+
+def _with_names(report: EndpointReport, found: Mapping[str, Sequence[Sample]]) -> EndpointReport:
+    """Return the report of a server whose metrics name its model and its adapters."""
+    labels = _adapter_labels(found)
+    model = found["num_requests_running"][0][1].get("model_name")
+    if model is None or (labels and _LOADED not in labels):
+        return report
+    loaded = _names_in(labels, _LOADED)
+    return replace(report, models=loaded | {model}, loaded_adapters=loaded)
+
+
+def _adapter_labels(found: Mapping[str, Sequence[Sample]]) -> Mapping[str, str]:
+    """Return the labels about adapters; none without LoRA. Values are times: the newest counts."""
+    infos = found["lora_requests_info"]
+    return max(infos, key=lambda each: each[2])[1] if infos else {}
+
+
+def _total(samples: Sequence[Sample]) -> int:
+    return sum(round(min(_MAX_REQUESTS, max(0.0, value))) for _, _, value in samples)
+
+
+def _cache_tokens(configs: Sequence[Mapping[str, str]]) -> int | None:
+    """Return the capacity of all engines; labels of vLLM, or SGLang's of the same meaning."""
+    sizes = [
+        _integer(each.get("block_size", each.get("page_size")))
+        * _integer(each.get("num_gpu_blocks", each.get("num_pages")))
+        for each in configs
+    ]
+    return min(sum(sizes), _MAX_CACHE_TOKENS) if sum(sizes) > 0 else None
+
+
+def _names_in(labels: Mapping[str, str], *names: str) -> frozenset[str]:
+    """Return the adapters in labels, which have commas between them."""
+    found = [each.strip() for name in names for each in labels.get(name, "").split(",")]
+    return frozenset(each for each in found[:_MAX_ADAPTERS] if each)
+
+
+def _integer(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0

@@ -1,0 +1,1 @@
+"""The part of Envoy's external processing protocol that the endpoint picker needs."""

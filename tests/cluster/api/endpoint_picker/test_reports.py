@@ -1,0 +1,117 @@
+"""Reports from the metrics of this service, of vLLM and of SGLang."""
+
+import pytest
+
+from cluster.api.endpoint_picker.reports import EndpointReport, metric_names, parse_report
+from cluster.observability.prometheus_text import expose, replica_families
+from specdec.types.reports.fleet import ReplicaReport, ReplicaStatus
+from specdec.types.reports.stats import AdaptersInUse
+
+VLLM = """
+# HELP vllm:num_requests_running Number of requests.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 4.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
+vllm:num_requests_waiting_by_reason{reason="capacity"} 9.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
+vllm:cache_config_info{block_size="16",num_gpu_blocks="100",engine="0"} 1.0
+vllm:cache_config_info{block_size="16",num_gpu_blocks="200",engine="1"} 1.0
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="a, b",waiting_lora_adapters="c"} 20.0
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="old",waiting_lora_adapters=""} 10.0
+vllm:time_to_first_token_seconds_bucket{le="0.1"} 5.0
+"""
+
+SGLANG = """
+sglang:num_running_reqs{model_name="m"} 2.0
+sglang:num_queue_reqs{model_name="m"} 5.0
+sglang:token_usage{model_name="m"} 0.5
+sglang:cache_config_info{page_size="64",num_pages="10"} 1.0
+"""
+
+
+def test_vllms_engines_are_added():
+    assert parse_report(VLLM) == EndpointReport(
+        num_running=7,
+        num_waiting=1,
+        kv_cache_usage=0.75,
+        cache_tokens=4800,
+        adapters=frozenset("abc"),
+        max_adapters=4,
+    )
+
+
+def test_sglangs_names():
+    expected = EndpointReport(2, 5, 0.5, 640)
+    assert parse_report(SGLANG) == expected
+    assert parse_report(SGLANG + VLLM) == parse_report(VLLM), "one server's names alone are read"
+
+
+@pytest.mark.parametrize("aliases", ["none", "all"])
+def test_this_services_own_metrics(aliases):
+    report = ReplicaReport(
+        "r",
+        is_ready=True,
+        num_running=5,
+        num_waiting=2,
+        kv_cache_usage=0.25,
+        block_size=16,
+        num_kv_blocks=10,
+        max_loras=2,
+        adapters_in_use=AdaptersInUse(("a",), ("b",), ("a", "b", "c")),
+    )
+    families = replica_families(
+        "m", ReplicaStatus(report, 1.0, 0.0), is_connected=True, aliases=aliases
+    )
+    text = expose(families, "").body.decode()
+    loaded = frozenset("abc")
+    expected = EndpointReport(
+        5, 2, 0.25, 160, frozenset("ab"), 2, True, loaded | {"m"}, loaded_adapters=loaded
+    )
+    assert parse_report(text) == expected
+
+
+def test_a_server_without_adapters_names_its_model():
+    text = 'specdec:num_requests_running{model_name="m"} 1\n'
+    assert parse_report(text).models == {"m"}
+    former = text + 'specdec:lora_requests_info{max_lora="2",running_lora_adapters="a"} 1\n'
+    assert parse_report(former).models is None, "of a version that does not name all adapters"
+    assert parse_report(text.replace("specdec", "vllm")).models is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<html>", "vllm:num_requests_waiting 1", "vllm:num_requests_running NaN", "\0"]
+)
+def test_a_text_without_the_number_of_requests_is_refused(text):
+    with pytest.raises(ValueError):
+        parse_report(text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'vllm:cache_config_info{block_size="None",num_gpu_blocks="None"} 1',
+        'vllm:cache_config_info{block_size="-5",num_gpu_blocks="7"} 1',
+        'vllm:lora_requests_info{max_lora="x"} 1',
+        "vllm:kv_cache_usage_perc -Inf",
+        "vllm:num_requests_waiting -3",
+    ],
+)
+def test_values_that_make_no_sense_are_left_out(line):
+    report = parse_report(f"vllm:num_requests_running 1\n{line}\n")
+    assert (report.num_requests, report.kv_cache_usage, report.cache_tokens) == (1, 0.0, None)
+
+
+def test_bounds_hold_for_any_number_of_samples():
+    engine = 'vllm:num_requests_running{{engine="{}"}} 1\n'
+    assert parse_report("".join(map(engine.format, range(10_000)))).num_running <= 256
+    large = 'vllm:num_requests_running{{engine="{}"}} 1e308\n'
+    assert parse_report(large.format(0) + large.format(1)).num_running == 2 * 2**20
+    huge = 'vllm:cache_config_info{block_size="999999999",num_gpu_blocks="999999999"} 1'
+    assert parse_report(f"{huge}\nvllm:num_requests_running 1").cache_tokens == 2**22
+
+
+def test_the_names_are_those_that_a_scrape_selects():
+    assert "specdec:num_requests_running" in metric_names()
+    assert "sglang:num_queue_reqs" in metric_names()
