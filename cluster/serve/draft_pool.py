@@ -20,7 +20,7 @@ from cluster.replica.group_specs import draft_spec
 from cluster.serve.autoscaling import LOAD, scaling
 from cluster.serve.node_memory import node_shares
 from cluster.serve.start_errors import refusing_repeatable
-from cluster.workers.group_spec import GroupSpec, log_progress
+from cluster.workers.group_spec import log_progress
 from cluster.workers.groups.ranks import RANK_ENVIRONMENT
 from cluster.workers.ray.resources import (
     CPUS_PER_WORKER,
@@ -61,44 +61,45 @@ class DraftPoolReplica:
         self._name = context.replica_id.unique_id
         own_id = ray.get_runtime_context().get_node_id()
         [node] = [each for each in ray.nodes() if each["NodeID"] == own_id]
-        self._address, self._port = node["NodeManagerAddress"], int(node["NodeManagerPort"])
-        self._seat_bytes: int | None = None
-        self._num_blocks = 0
+        self._node = node["NodeManagerAddress"], int(node["NodeManagerPort"])
         with refusing_repeatable(found):
             await asyncio.to_thread(self._start, serve_config, context.app_name, found)
 
     def _start(self, config: ServeConfig, application: str, found: FoundByDriver | None) -> None:
-        num_seats = config.num_draft_seats
+        num_seats, bytes_of_seat = config.num_draft_seats, None
         if found is None:
             config = with_detected_models(config, log_progress)
             directories = resolve_models(config, log_progress)
             models, num_sharing = directories.configs(), node_shares(config, application).draft
             worker_bytes = memory_per_replica(config, num_sharing)
-            self._seat_bytes = seat_bytes(config, models, worker_bytes, num_seats)
-            limits = seat_limits(config, models, self._seat_bytes)
+            bytes_of_seat = seat_bytes(config, models, worker_bytes, num_seats)
+            limits = seat_limits(config, models, bytes_of_seat)
         else:
             directories, models = found.directories, found.directories.configs()
             num_sharing = found.num_sharing
             plan = memory_plan(with_resolved_dtype(config, models), models, found.memory_bytes)
             assert plan.draft is not None, "no draft model is configured"
             limits = seat_of_plan(config, plan.draft)
-        self._num_blocks = limits.num_blocks
         assert directories.draft is not None, "no draft model was found"
         vocabulary = DraftVocabulary.between(
             directories.draft, directories.target, config.model_options
         )
         config = with_resolved_dtype(config, models)
-        self._begin(draft_spec(config, directories, limits, vocabulary, num_sharing), num_seats)
-
-    def _begin(self, spec: GroupSpec, num_seats: int) -> None:
-        worker = SharedDraftWorker(spec, num_seats, self._name)
-        worker.wait_until_warm()
-        self._worker = worker
+        spec = draft_spec(config, directories, limits, vocabulary, num_sharing)
+        self._seat = limits.num_blocks, bytes_of_seat
+        self._worker = SharedDraftWorker(spec, num_seats, self._name)
 
     async def report(self) -> WorkerReport:
         """Describe this worker."""
-        place = self._name, self._address, self._port
-        return WorkerReport(*place, self._num_blocks, self._seat_bytes, self._worker.load())
+        num_blocks, bytes_of_seat = self._seat
+        return WorkerReport(
+            name=self._name,
+            node=self._node,
+            num_blocks=num_blocks,
+            seat_bytes=bytes_of_seat,
+            num_taken=self._worker.loop.num_taken,
+            uses=self._worker.loop.shares.uses(),
+        )
 
     async def admit_if_addressed(self, name: str, request: SeatRequest) -> Seat | None:
         """Return a seat at this worker; None if another one is meant, or there is none."""
@@ -108,7 +109,8 @@ class DraftPoolReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the load for cluster.serve.autoscaling; Serve calls this every few seconds."""
-        return {LOAD: self._worker.load().utilization}
+        uses = self._worker.loop.shares.uses().values()
+        return {LOAD: min(1.0, sum(each.recent for each in uses))}
 
     async def __del__(self) -> None:
         """End the worker when its Routers have left it; Serve calls this when the replica stops.
@@ -118,10 +120,10 @@ class DraftPoolReplica:
         if not hasattr(self, "_worker"):
             return  # stopped while it starts
         for _ in range(_NUM_DRAIN_POLLS):
-            if not self._worker.load().num_taken:
+            if not self._worker.loop.num_taken:
                 break
             await asyncio.sleep(_DRAIN_POLL_S)
-        self._worker.stop()
+        self._worker.loop.stop()
 
 
 def seat_of_plan(config: ServeConfig, limits: DraftLimits) -> DraftLimits:

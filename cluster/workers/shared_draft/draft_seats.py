@@ -41,27 +41,6 @@ class Seat:
     index: int
 
 
-@dataclass(frozen=True)
-class SeatUse:
-    """Use of a worker by the Router with a seat. share: see Drafter. step_s: mean draft time."""
-
-    share: float
-    step_s: float
-
-
-@dataclass(frozen=True)
-class WorkerLoad:
-    """The load of a worker. num_taken: of its seats. utilization: part of the last seconds.
-
-    share: part of its time that a Router would have that joins. uses: of the Routers, by seat.
-    """
-
-    num_taken: int
-    utilization: float
-    share: float
-    uses: dict[int, SeatUse]
-
-
 class SeatRanks:
     """The rank of a shared draft worker, in place of a Router's own ranks.
 

@@ -20,6 +20,25 @@ _LEAST_USE = 0.01
 _NEW_WEIGHT = 0.2
 
 
+@dataclass(frozen=True)
+class SeatUse:
+    """Use of a worker by the Router with a seat.
+
+    recent: part of the last seconds. step_s: mean seconds of the drafts that a step waits for; of
+    drafts ahead if none waits, 0 without any.
+    """
+
+    recent: float
+    step_s: float
+
+
+def share_beside(uses: Iterable[SeatUse]) -> float:
+    """Return the part of a worker's time that Routers leave to another, at least an even share."""
+    used = [each.recent for each in uses]
+    num_active = sum(each > _LEAST_USE for each in used)
+    return max(1 / (1 + num_active), 1 - sum(used))
+
+
 class Waiting(NamedTuple):
     """A Router with a message. is_urgent: whether a step of its target waits for the answer."""
 
@@ -109,30 +128,16 @@ class DraftShares:
         ]
         return self.first(earlier) if earlier else None
 
-    def share(self, router: int | None = None) -> float:
-        """Return the part of the device's time that others leave, at least an even share.
+    def uses(self) -> dict[int, SeatUse]:
+        """Return the use by each Router. From any thread, as `share`."""
+        now_s, uses = self._clock(), tuple(self._uses.items())  # atomic
+        return {
+            each: SeatUse(use.recent(now_s), use.urgent_s or use.typical_s) for each, use in uses
+        }
 
-        router: None for one that would join. From any thread, as the next two.
-        """
-        now_s = self._clock()
-        others = [use.recent(now_s) for each, use in self._known() if each != router]
-        num_active = sum(use > _LEAST_USE for use in others)
-        return max(1 / (1 + num_active), 1 - sum(others))
-
-    def step_s(self) -> dict[int, float]:
-        """Return the mean seconds of the drafts that a step of each Router waits for.
-
-        Of one whose steps wait for none, of its drafts ahead; 0 without any.
-        """
-        return {each: use.urgent_s or use.typical_s for each, use in self._known()}
-
-    def utilization(self) -> float:
-        """Return the part of the last seconds in which the device was used."""
-        now_s = self._clock()
-        return min(1.0, sum(use.recent(now_s) for _, use in self._known()))
-
-    def _known(self) -> tuple[tuple[int, _Use], ...]:
-        return tuple(self._uses.items())  # atomic, as other threads need it
+    def share(self, router: int) -> float:
+        """Return the part of the device's time that the others leave to a Router."""
+        return share_beside(use for each, use in self.uses().items() if each != router)
 
     def _due_s(self, each: Waiting) -> float:
         """Return when work is due by virtual time; for a step, earlier by the time that it takes.

@@ -7,7 +7,7 @@ import math
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -16,13 +16,16 @@ import ray
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from cluster.workers.shared_draft.draft_seats import Seat, SeatRequest, SeatUse, WorkerLoad
+from cluster.workers.shared_draft.draft_seats import Seat, SeatRequest
+from cluster.workers.shared_draft.draft_shares import SeatUse, share_beside
 from cluster.workers.shared_draft.drafter_choice import Drafter, by_expected_cost
 from specdec.types.errors import DraftFailedError
 
 logger = logging.getLogger(__name__)
 
 AnswerT = TypeVar("AnswerT")
+Node = tuple[str, int]
+"""The address of a node's raylet."""
 
 _ANSWER_TIMEOUT_S = 1.0
 """A stopped worker does not answer, and the others' answers wait for it."""
@@ -33,18 +36,18 @@ _NUM_ROUND_TRIPS = 8
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """A worker. port: of the node's raylet at `address`. num_blocks: of each seat.
+    """A worker. node: address of its raylet. num_blocks: of each seat.
 
     seat_bytes: memory that the plan of a Router may count on; None where all are on one machine,
-        whose memory the Router divides.
+        whose memory the Router divides. num_taken: of its seats. uses: by seat.
     """
 
     name: str
-    address: str
-    port: int
+    node: Node
     num_blocks: int
     seat_bytes: int | None
-    load: WorkerLoad
+    num_taken: int
+    uses: dict[int, SeatUse]
 
 
 class PoolSeats:
@@ -58,21 +61,20 @@ class PoolSeats:
         workers: Any,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        connect: Callable[[tuple[str, int]], float] | None = None,
+        connect: Callable[[Node], float] | None = None,
     ) -> None:
         """workers: a handle of the deployment. connect: returns the seconds of a connection."""
         self._workers = workers
         self._clock = clock
         self._sleep = sleep
         self._connect = connect or partial(_connection_s, clock)
-        self._round_trips_s: dict[tuple[str, int], deque[float]] = {}
+        self._round_trips_s: dict[Node, deque[float]] = {}
 
     def take(self, request: SeatRequest, timeout_s: float) -> Seat:
         """Return a free seat; wait for one. Raises DraftFailedError after `timeout_s`."""
         ends_at_s = self._clock() + timeout_s
         while True:
-            drafters = (self._drafter(each, request.address) for each in self._reports())
-            for drafter in by_expected_cost(drafters):
+            for drafter in by_expected_cost(self._drafters(self._reports())):
                 if (seat := self.take_at(drafter, request)) is not None:
                     return seat
             self._wait(ends_at_s, f"no shared draft worker had a free seat within {timeout_s:g} s")
@@ -85,16 +87,13 @@ class PoolSeats:
 
     def look(self, seat: Seat) -> tuple[list[Drafter], SeatUse | None]:
         """Return the workers as the Router with a seat sees them, and its use of that one."""
-        own_address = str(ray.util.get_node_ip_address())
-        drafters, use = [], None
-        for report in self._reports():
-            drafter = self._drafter(report, own_address)
+        reports, use = self._reports(), None
+        for index, report in enumerate(reports):
             if report.name == seat.drafter:
-                use = report.load.uses.get(seat.index)
-                share = drafter.share if use is None else use.share
-                drafter = replace(drafter, num_others=drafter.num_others - 1, share=share)
-            drafters.append(drafter)
-        return drafters, use
+                others = {**report.uses}
+                use = others.pop(seat.index, None)
+                reports[index] = replace(report, num_taken=report.num_taken - 1, uses=others)
+        return self._drafters(reports), use
 
     def num_blocks(self, timeout_s: float) -> int:
         """Return the blocks of a seat; wait for a worker. Raises DraftFailedError."""
@@ -105,14 +104,21 @@ class PoolSeats:
         found = [each.seat_bytes for each in self._first_reports(timeout_s)]
         return None if None in found else min(filter(None, found))
 
-    def _drafter(self, report: WorkerReport, own_address: str) -> Drafter:
-        round_trip_s, load = 0.0, report.load
-        if report.address != own_address:
-            address = report.address, report.port
-            known = self._round_trips_s.setdefault(address, deque(maxlen=_NUM_ROUND_TRIPS))
-            known.append(self._connect(address))
-            round_trip_s = min(known)
-        return Drafter(report.name, load.num_taken, load.share, round_trip_s)
+    def _drafters(self, reports: Sequence[WorkerReport]) -> list[Drafter]:
+        nodes = {each.node for each in reports}
+        far = {each: self._round_trip_s(each) for each in nodes}
+        return [
+            Drafter(each.name, each.num_taken, share_beside(each.uses.values()), far[each.node])
+            for each in reports
+        ]
+
+    def _round_trip_s(self, node: Node) -> float:
+        """Return the shortest round trip to a node of the last ones; 0 to this node."""
+        if node[0] == str(ray.util.get_node_ip_address()):
+            return 0.0
+        known = self._round_trips_s.setdefault(node, deque(maxlen=_NUM_ROUND_TRIPS))
+        known.append(self._connect(node))
+        return min(known)
 
     def _first_reports(self, timeout_s: float) -> list[WorkerReport]:
         ends_at_s = self._clock() + timeout_s
@@ -139,11 +145,11 @@ class PoolSeats:
         return [each for each in answers if isinstance(each, kind)]
 
 
-def _connection_s(clock: Callable[[], float], address: tuple[str, int]) -> float:
+def _connection_s(clock: Callable[[], float], node: Node) -> float:
     """Return the seconds until a TCP connection is open, a round trip; infinite if it is not."""
     began_at_s = clock()
     try:
-        socket.create_connection(address, _ANSWER_TIMEOUT_S).close()
+        socket.create_connection(node, _ANSWER_TIMEOUT_S).close()
     except OSError:
         return math.inf
     return clock() - began_at_s

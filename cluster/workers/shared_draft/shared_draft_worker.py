@@ -16,7 +16,7 @@ import ray
 
 from cluster.workers.cpu_scheduling import run_as_model
 from cluster.workers.group_spec import GroupSpec
-from cluster.workers.shared_draft.draft_seats import Seat, SeatRequest, SeatUse, WorkerLoad
+from cluster.workers.shared_draft.draft_seats import Seat, SeatRequest
 from cluster.workers.transport.transport import Listener, Transport
 from specdec.config.engine import DraftLimits
 from specdec.types.errors import DraftFailedError
@@ -30,13 +30,14 @@ logger = logging.getLogger(__name__)
 class SharedDraftWorker:
     """The only rank of a draft model, with seats for Routers. It ends the process if a step fails.
 
-    The thread loads and computes; the methods are for other threads.
+    The thread loads and computes; the methods are for other threads. loop: see SharedDraftLoop.
     """
 
     def __init__(self, spec: GroupSpec, num_seats: int, name: str) -> None:
-        """Load in the background, see `wait_until_warm`. name: for Routers.
+        """Load the model; raise what that raises, and DraftFailedError after `start_timeout_s`.
 
-        spec: with the limits of one Router; the pool has as many blocks for each seat.
+        spec: with the limits of one Router; the pool has as many blocks for each seat. name: for
+        Routers.
         """
         assert isinstance(spec.limits, DraftLimits), "the spec of a target"
         assert spec.tensor_parallel_size == 1, "a shared draft worker has one rank"
@@ -49,20 +50,14 @@ class SharedDraftWorker:
             prefix="specdec-seats-", ignore_cleanup_errors=True
         )
         self._numbers = count()
-        self._warm: Future[SharedDraftLoop] = Future()
-        threading.Thread(target=self._run, name="shared-draft", daemon=True).start()
-
-    def wait_until_warm(self) -> None:
-        """Return once Routers can be admitted. Raises what loading raises.
-
-        Raises DraftFailedError after `start_timeout_s`.
-        """
-        limit_s = self._spec.start_timeout_s
-        if not wait([self._warm], limit_s).done:
+        warm: Future[SharedDraftLoop] = Future()
+        threading.Thread(target=self._run, args=(warm,), name="shared-draft", daemon=True).start()
+        limit_s = spec.start_timeout_s
+        if not wait([warm], limit_s).done and warm.cancel():
             raise DraftFailedError(
                 f"the draft model was not loaded within {limit_s:g} s (start_timeout_s)"
             )
-        self._warm.result()
+        self.loop = warm.result()
 
     def admit(self, request: SeatRequest) -> Seat | None:
         """Return a seat for a Router, if it is large enough; see SharedDraftLoop.admit."""
@@ -76,40 +71,31 @@ class SharedDraftWorker:
             path = Path(self._directory.name, f"seat-{next(self._numbers)}")
             return Listener(transport, own_address, request.public_key, path, polls_lost=True)
 
-        admitted = self._warm.result().admit(listen, request.most_taken, is_move=request.is_move)
+        admitted = self.loop.admit(listen, request.most_taken, is_move=request.is_move)
         if admitted is None:
             return None
         index, endpoint = admitted
         return Seat(endpoint, self._limits.num_blocks, self._name, index)
 
-    def load(self) -> WorkerLoad:
-        """Return the present load."""
-        loop = self._warm.result()
-        shares = loop.shares
-        uses = {seat: SeatUse(shares.share(seat), each) for seat, each in shares.step_s().items()}
-        return WorkerLoad(loop.num_taken, shares.utilization(), shares.share(), uses)
-
-    def stop(self) -> None:
-        """End the loop after the present message."""
-        if self._warm.done() and self._warm.exception() is None:
-            self._warm.result().stop()
-
-    def _run(self) -> None:
+    def _run(self, warm: Future[SharedDraftLoop]) -> None:
         run_as_model()
         try:
             with self._directory:
-                self._load_and_serve()
+                self._load_and_serve(warm)
         except Exception:
             logger.exception("the shared draft worker ends")
             os._exit(1)  # the state of the model is not known; Serve starts another process
 
-    def _load_and_serve(self) -> None:
+    def _load_and_serve(self, warm: Future[SharedDraftLoop]) -> None:
         try:
             loop = self._loaded()
+            if not warm.set_running_or_notify_cancel():
+                return  # not in time
         except Exception as error:
-            self._warm.set_exception(error)
+            if warm.set_running_or_notify_cancel():
+                warm.set_exception(error)
             return
-        self._warm.set_result(loop)
+        warm.set_result(loop)
         loop.run()
 
     def _loaded(self) -> SharedDraftLoop:

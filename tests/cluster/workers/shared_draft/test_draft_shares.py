@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from cluster.workers.messages import draft_serialization
-from cluster.workers.shared_draft.draft_shares import DraftShares, Waiting
+from cluster.workers.shared_draft.draft_shares import DraftShares, Waiting, share_beside
 from cluster.workers.shared_draft.shared_draft_loop import SharedDraftLoop
 from specdec.types.draft_messages import AheadOutput, AheadRow, DraftOutput, DraftRow, DraftStep
 from tests.clock import Clock
@@ -207,17 +207,18 @@ def test_the_share_of_a_router_is_what_the_others_leave():
 def test_the_load_of_a_device_is_known_by_router():
     clock = Clock()
     shares = DraftShares(clock)
-    assert shares.utilization() == 0
-    assert shares.share() == 1
+    assert shares.uses() == {}
+    assert share_beside(()) == 1
     for router in (0, 1):
         shares.join(router)
     for _ in range(400):  # 0.4 s of each second, in messages of 10 ms
         clock.now_s += 0.025
         shares.record(0, 0.01, is_urgent=True)
-    assert shares.utilization() == pytest.approx(0.4, abs=0.02)
-    assert shares.share() == pytest.approx(0.6, abs=0.02), "of one that would join"
+    uses = shares.uses()
+    assert [use.recent for use in uses.values()] == [pytest.approx(0.4, abs=0.02), 0]
+    assert [use.step_s for use in uses.values()] == [pytest.approx(0.01), 0]
+    assert share_beside(uses.values()) == pytest.approx(0.6, abs=0.02), "of one that would join"
     assert shares.share(0) == 1, "no other one drafts"
-    assert shares.step_s() == {0: pytest.approx(0.01), 1: 0}
     clock.now_s += 10
-    assert shares.utilization() < 0.001
-    assert shares.step_s()[0] == pytest.approx(0.01), "of the last messages"
+    assert shares.uses()[0].recent < 0.001
+    assert shares.uses()[0].step_s == pytest.approx(0.01), "of the last messages"

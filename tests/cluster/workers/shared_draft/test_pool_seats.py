@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 from ray.exceptions import RayError
 
-from cluster.workers.shared_draft.draft_seats import Seat, SeatRequest, SeatUse, WorkerLoad
+from cluster.workers.shared_draft.draft_seats import Seat, SeatRequest
+from cluster.workers.shared_draft.draft_shares import SeatUse
 from cluster.workers.shared_draft.drafter_choice import Drafter
 from cluster.workers.shared_draft.pool_seats import PoolSeats, WorkerReport
 from cluster.workers.transport.transport import Endpoint
@@ -26,15 +27,14 @@ class Worker:
     num_blocks: int = 120
     seat_bytes: int | None = None
     address: str = HERE
-    share: float = 1.0
     uses: dict = field(default_factory=dict)
     num_taken: int = 0
     num_hidden: int = 0
     requests: list = field(default_factory=list)
 
     def report(self):
-        load = WorkerLoad(self.num_taken - self.num_hidden, 0.5, self.share, self.uses)
-        return WorkerReport(self.name, self.address, 6, self.num_blocks, self.seat_bytes, load)
+        limits, num_taken = (self.num_blocks, self.seat_bytes), self.num_taken - self.num_hidden
+        return WorkerReport(self.name, (self.address, 6), *limits, num_taken, self.uses)
 
     def admit_if_addressed(self, name, request):
         most_taken = min(self.num_seats - 1, request.most_taken)
@@ -110,21 +110,27 @@ def test_a_router_waits_for_a_seat_that_becomes_free():
 
 
 def test_a_router_sees_its_worker_and_others_by_load_and_distance():
-    use = SeatUse(0.75, 0.01)
-    near = Worker("near", 9, num_taken=3, share=0.3, uses={1: use, 2: SeatUse(0.5, 0.01)})
-    far = Worker("far", 9, num_taken=1, share=0.6, address=THERE)
+    use = SeatUse(0.5, 0.01)
+    near = Worker("near", 9, num_taken=3, uses={1: use, 2: SeatUse(0.25, 0.01)})
+    far = Worker("far", 9, num_taken=1, uses={0: SeatUse(0.4, 0.01)}, address=THERE)
+    beside = Worker("beside", 9, address=THERE)
     asked, round_trips_s = [], [0.004, 0.009, 0.003, 0.02]
 
     def connect(address):
         asked.append(address)
         return round_trips_s[len(asked) - 1]
 
-    seats, seat = seats_of(near, far, connect=connect), Seat(Endpoint(""), 1, "near", 1)
+    seats = seats_of(near, far, beside, connect=connect)
+    seat = Seat(Endpoint(""), 1, "near", 1)
     for shortest_s in (0.004, 0.004, 0.003, 0.003):
         drafters, own = seats.look(seat)
         assert own == use
-        assert drafters == [Drafter("near", 2, 0.75, 0.0), Drafter("far", 1, 0.6, shortest_s)]
-    assert set(asked) == {(THERE, 6)}, "its own node is not far"
+        assert drafters == [
+            Drafter("near", 2, 0.75, 0.0),
+            Drafter("far", 1, 0.6, shortest_s),
+            Drafter("beside", 0, 1.0, shortest_s),
+        ]
+    assert asked == [(THERE, 6)] * 4, "each other node once a look"
 
 
 def test_a_distant_worker_is_found_by_a_connection():

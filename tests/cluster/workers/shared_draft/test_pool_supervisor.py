@@ -8,7 +8,7 @@ import pytest
 from cluster.workers.groups import worker_group
 from cluster.workers.groups.step_deadline import MIN_SAMPLES
 from cluster.workers.shared_draft import shared_draft_loop
-from cluster.workers.shared_draft.draft_seats import SeatUse
+from cluster.workers.shared_draft.draft_shares import SeatUse
 from cluster.workers.shared_draft.drafter_choice import Drafter
 from cluster.workers.shared_draft.pool_supervisor import PoolSupervisor
 from specdec.speculation.proposers import DraftVocabulary

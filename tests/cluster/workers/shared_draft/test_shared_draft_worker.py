@@ -1,9 +1,9 @@
 """A shared draft worker without Ray: the limit of its start, and what it leaves on the node."""
 
 import os
+import tempfile
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +13,16 @@ from tests.cluster.workers.shared_drafts import spec_of
 
 
 @pytest.fixture
-def start():
+def directory(tmp_path, monkeypatch):
+    """Return the directory below which workers have theirs."""
+    made = tmp_path / "workers"
+    made.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(made))
+    return made
+
+
+@pytest.fixture
+def start(directory):
     """Return a function that starts a worker with the model of a directory."""
     started = []
 
@@ -23,55 +32,53 @@ def start():
 
     yield start_worker
     for worker in started:
-        worker.stop()
+        worker.loop.stop()
 
 
-def wait_until_ended(worker):
+def wait_until_ended(directory):
     for thread in threading.enumerate():
         if thread.name == "shared-draft":
             thread.join(20)
             assert not thread.is_alive()
-    assert not Path(worker._directory.name).exists()
+    assert not list(directory.iterdir())
 
 
-def test_a_model_that_is_not_loaded_in_time_is_reported(start, tiny_model_dir, monkeypatch):
+@pytest.mark.parametrize("loads_later", [True, False])
+def test_a_model_that_is_not_loaded_in_time_is_reported(
+    start, directory, tiny_model_dir, monkeypatch, loads_later
+):
     load, released = SharedDraftWorker._loaded, threading.Event()
-    monkeypatch.setattr(
-        SharedDraftWorker, "_loaded", lambda self: (released.wait(20), load(self))[1]
-    )
-    worker = start(tiny_model_dir, start_timeout_s=0.1)
+
+    def load_late(worker):
+        released.wait(20)
+        return load(worker) if loads_later else 1 / 0
+
+    monkeypatch.setattr(SharedDraftWorker, "_loaded", load_late)
     with pytest.raises(DraftFailedError, match=r"not loaded within 0.1 s \(start_timeout_s\)"):
-        worker.wait_until_warm()
+        start(tiny_model_dir, start_timeout_s=0.1)
     released.set()
-    worker._warm.result(20)
-    worker.stop()
-    wait_until_ended(worker)
+    wait_until_ended(directory)
 
 
-def test_a_worker_that_stops_removes_its_directory(start, tiny_model_dir):
+def test_a_worker_that_stops_removes_its_directory(start, directory, tiny_model_dir):
     worker = start(tiny_model_dir)
-    worker.wait_until_warm()
-    assert Path(worker._directory.name).is_dir()
-    worker.stop()
-    wait_until_ended(worker)
+    assert len(list(directory.iterdir())) == 1
+    worker.loop.stop()
+    wait_until_ended(directory)
 
 
-def test_a_model_that_does_not_load_leaves_no_directory(start, tmp_path):
-    worker = start(tmp_path / "absent")
+def test_a_model_that_does_not_load_leaves_no_directory(start, directory):
     with pytest.raises(ModelNotFoundError):
-        worker.wait_until_warm()
-    wait_until_ended(worker)
+        start(directory / "absent")
+    wait_until_ended(directory)
 
 
 def test_a_step_that_fails_ends_the_process_and_leaves_no_directory(
-    start, tiny_model_dir, monkeypatch
+    start, directory, tiny_model_dir, monkeypatch
 ):
-    worker, ended = start(tiny_model_dir), []
-    directory = Path(worker._directory.name)
-    monkeypatch.setattr(os, "_exit", lambda code: ended.append((code, directory.exists())))
-    worker.wait_until_warm()
-    loop = worker._warm.result()
+    loop, ended = start(tiny_model_dir).loop, []
+    monkeypatch.setattr(os, "_exit", lambda code: ended.append((code, list(directory.iterdir()))))
     monkeypatch.setattr(loop, "_release_left", lambda: 1 / 0)
     loop._wake()
-    wait_until_ended(worker)
-    assert ended == [(1, False)]
+    wait_until_ended(directory)
+    assert ended == [(1, [])]
