@@ -334,7 +334,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
         """Return whether `_receive` returns or raises immediately. Raises for a lost rank."""
         while self._read(0):
             pass
-        if self._closed_at_s and not self._received:
+        if (self._closed_at_s or self.ranks.are_shared) and not self._received:
             self.check_alive()
         return bool(self._received) or self._clock() > self._deadline_s
 

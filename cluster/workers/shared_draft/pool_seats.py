@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentBroadcastResponse
 
 from cluster.workers.shared_draft.draft_seats import Seat, SeatRequest
 from cluster.workers.shared_draft.draft_shares import SeatUse, share_beside
@@ -29,6 +30,9 @@ Node = tuple[str, int]
 
 _ANSWER_TIMEOUT_S = 1.0
 """A stopped worker does not answer, and the others' answers wait for it."""
+
+_NUM_SEAT_POLLS = 20
+"""Times in which answers are looked at for a seat, which waits for no stopped worker."""
 
 _POLL_S = 0.5
 _NUM_ROUND_TRIPS = 8
@@ -82,7 +86,8 @@ class PoolSeats:
     def take_at(self, drafter: Drafter, request: SeatRequest) -> Seat | None:
         """Return a seat at one worker, or None if it does not give one now."""
         request = replace(request, most_taken=drafter.num_others)
-        seats = self._answers("admit_if_addressed", Seat, drafter.name, request)
+        call = "admit_if_addressed", Seat, drafter.name, request
+        seats = self._answers(*call, num_polls=_NUM_SEAT_POLLS)
         return seats[0] if seats else None
 
     def look(self, seat: Seat) -> tuple[list[Drafter], SeatUse | None]:
@@ -134,15 +139,34 @@ class PoolSeats:
     def _reports(self) -> list[WorkerReport]:
         return self._answers("report", WorkerReport)
 
-    def _answers(self, method: str, kind: type[AnswerT], *arguments: Any) -> list[AnswerT]:
-        """Return the answers of a kind that running workers give in time."""
+    def _answers(
+        self, method: str, kind: type[AnswerT], *arguments: Any, num_polls: int = 1
+    ) -> list[AnswerT]:
+        """Return the answers of a kind that running workers give in time.
+
+        num_polls: within that time, of which the first one with an answer of the kind is the last.
+        """
         try:
             responses = self._workers.broadcast(method, *arguments)
-            answers = responses.results(timeout_s=_ANSWER_TIMEOUT_S, return_exceptions=True)
-        except (RayError, RayServeException, TimeoutError) as error:
+            for _ in range(num_polls):
+                found, is_complete = _arrived(responses, kind, _ANSWER_TIMEOUT_S / num_polls)
+                if found or is_complete:
+                    return found
+        except (RayError, RayServeException) as error:
             logger.debug("no draft worker answers: %s", error)  # one is starting
-            return []
-        return [each for each in answers if isinstance(each, kind)]
+        return []
+
+
+def _arrived(
+    responses: DeploymentBroadcastResponse, kind: type[AnswerT], timeout_s: float
+) -> tuple[list[AnswerT], bool]:
+    """Wait for answers; return those of a kind, and whether no other one is to come."""
+    try:
+        answers = responses.results(timeout_s=timeout_s, return_exceptions=True)
+    except TimeoutError:
+        return [], False
+    late = [each for each in answers if isinstance(each, TimeoutError)]
+    return [each for each in answers if isinstance(each, kind)], not late
 
 
 def _connection_s(clock: Callable[[], float], node: Node) -> float:

@@ -57,6 +57,7 @@ class PoolSupervisor(DraftSupervisor):
         self._patience: StepDeadline | None = None  # by the drafts at all seats
         self._policy = MovePolicy(clock)
         self._num_unseen = 0  # looks in a row
+        self._others: list[Drafter] = []  # at the last look, the best first
         self._next: WorkerGroup[DraftStep, DraftOutput] | None = None  # under the lock
         super().__init__(self._take_seat, spec.limits, vocabulary, clock=clock)
         threading.Thread(target=self._watch, name="draft-pool", daemon=True).start()
@@ -91,32 +92,34 @@ class PoolSupervisor(DraftSupervisor):
         if group is None or self._next is not None:
             return
         assert isinstance(group.ranks, SeatRanks), "a group without a seat"
+        if group.late_s > _LATE_S and self._leave(group):  # its report would be late, too
+            return
         drafters, use = self._seats.look(group.ranks.seat)
         by_name = {each.name: each for each in drafters}
         own = by_name.pop(group.ranks.seat.drafter, None)
         step_s = 0.0 if use is None else use.step_s
         self._num_unseen = 0 if own is not None else self._num_unseen + 1
+        self._others = by_expected_cost(by_name.values(), step_s)
         if group.late_s > _LATE_S or self._num_unseen >= _NUM_UNSEEN:
-            for each in by_expected_cost(by_name.values(), step_s):
-                if self._open(each, group, is_move=False):
-                    return
+            self._leave(group)
         elif own is not None and step_s:
             better = self._policy.better(own, by_name.values(), step_s)
             if better is not None:
                 self._open(better, group, is_move=True)
 
+    def _leave(self, group: WorkerGroup[DraftStep, DraftOutput]) -> bool:
+        """Open a seat at any other worker of the last look; return whether there is one."""
+        assert isinstance(group.ranks, SeatRanks), "a group without a seat"
+        left = group.ranks.seat.drafter  # after a move or a restart the last look has this one
+        others = [each for each in self._others if each.name != left]
+        return any(self._open(each, group, is_move=False) for each in others)
+
     def _open(
         self, drafter: Drafter, left: WorkerGroup[DraftStep, DraftOutput], *, is_move: bool
     ) -> bool:
         """Open a seat in place of `left` for the engine's thread; return whether there is one."""
-        keys = CurveKeys.generate()
-        seat = self._seats.take_at(drafter, self._request(keys, is_move=is_move))
-        if seat is None:
-            return False
-        try:
-            group = self._connect(seat, keys)
-        except DraftFailedError as error:
-            logger.warning("no seat at draft worker %s: %s", drafter.name, error)
+        group = self._seated_at(drafter, is_move=is_move)
+        if group is None:
             return False
         self._policy.record_seat()
         with self._lock:
@@ -127,9 +130,28 @@ class PoolSupervisor(DraftSupervisor):
         return True
 
     def _take_seat(self) -> WorkerGroup[DraftStep, DraftOutput]:
+        known, self._others = self._others, []  # tried once: others may take these seats meanwhile
+        for each in known:
+            if (group := self._seated_at(each)) is not None:
+                return group
         keys = CurveKeys.generate()
-        seat = self._seats.take(self._request(keys), self._spec.start_timeout_s)
-        return self._connect(seat, keys)
+        return self._connect(
+            self._seats.take(self._request(keys), self._spec.start_timeout_s), keys
+        )
+
+    def _seated_at(
+        self, drafter: Drafter, *, is_move: bool = False
+    ) -> WorkerGroup[DraftStep, DraftOutput] | None:
+        """Return a group with a seat at one worker, or None if it gives none."""
+        keys = CurveKeys.generate()
+        seat = self._seats.take_at(drafter, self._request(keys, is_move=is_move))
+        if seat is None:
+            return None
+        try:
+            return self._connect(seat, keys)
+        except (DraftFailedError, OSError) as error:
+            logger.warning("no seat at draft worker %s: %s", drafter.name, error)
+            return None
 
     def _connect(self, seat: Seat, keys: CurveKeys) -> WorkerGroup[DraftStep, DraftOutput]:
         step_timeout_s = self._spec.step_timeout_s
@@ -150,7 +172,7 @@ class PoolSupervisor(DraftSupervisor):
             if group is None:
                 return
             if left is not None:
-                self._group = group
+                self._group, self._others = group, []
         if left is None:  # lost meanwhile: a restart takes another seat
             group.kill()
             return

@@ -49,6 +49,9 @@ class Group:
     def keep_seats(self):
         """Its ranks have none."""
 
+    def poll_late(self):
+        """No step of it is late."""
+
     def kill(self):
         self.ranks.kill()
 

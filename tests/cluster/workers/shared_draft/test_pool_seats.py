@@ -4,7 +4,7 @@
 from dataclasses import dataclass, field
 
 import pytest
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 
 from cluster.workers.shared_draft.draft_seats import Seat, SeatRequest
 from cluster.workers.shared_draft.draft_shares import SeatUse
@@ -50,22 +50,30 @@ class Handle:
 
     def __init__(self, *workers):
         self.workers, self.num_failures = list(workers), 0
+        self.stopped, self.waits_s = [], []
 
     def broadcast(self, method, *arguments):
         if not self.workers:
             self.num_failures += 1
             raise RayError("no replica")
-        return Answers([getattr(each, method)(*arguments) for each in self.workers])
+        answers = [getattr(each, method)(*arguments) for each in self.workers]
+        return Answers(answers, [GetTimeoutError()] * len(self.stopped), self.waits_s)
 
 
 class Answers:
-    def __init__(self, answers):
-        self._answers = answers
+    """late: for workers that do not answer. waits_s: to which the waits for these are added."""
+
+    def __init__(self, answers, late, waits_s):
+        self._answers, self._late, self._waits_s = answers, late, waits_s
 
     def results(self, *, timeout_s, return_exceptions):
         assert timeout_s > 0
         assert return_exceptions
-        return [RayError("lost"), *self._answers]
+        if self._late:
+            self._waits_s.append(timeout_s)
+            if len(self._waits_s) == 1:
+                raise TimeoutError  # not sent yet
+        return [*self._late, RayError("lost"), *self._answers]
 
 
 def seats_of(*workers, connect=lambda address: 0.004):
@@ -144,6 +152,20 @@ def test_the_plan_of_a_router_follows_from_the_smallest_worker():
     assert seats.num_blocks(10) == 80
     assert seats.seat_bytes(10) == 2000
     assert seats_of(Worker("a", 1)).seat_bytes(10) is None
+
+
+def test_a_seat_waits_for_no_stopped_worker_and_a_report_for_a_second():
+    seats = seats_of(Worker("a", 1))
+    handle = seats._workers
+    handle.stopped.append("b")
+    assert seats.take_at(Drafter("a", 0, 1.0, 0.0), REQUEST).drafter == "a"
+    assert sum(handle.waits_s) == pytest.approx(0.1)
+    del handle.waits_s[1:]
+    assert seats.take_at(Drafter("a", 0, 1.0, 0.0), REQUEST) is None, "it has no other seat"
+    assert sum(handle.waits_s[1:]) == pytest.approx(1.0)
+    del handle.waits_s[1:]
+    assert seats.num_blocks(10) == 120
+    assert handle.waits_s[1:] == [1.0]
 
 
 def test_a_router_waits_for_the_first_worker():

@@ -31,11 +31,13 @@ class Pool:
         self.workers = {name: ThreadedWorker(model_dir, **options) for name in names}
         self.seen = {name: Drafter(name, 0, 1.0, 0.0) for name in names}
         self.use = SeatUse(1.0, 0.01)
+        self.num_takes = 0  # of seats at any worker
 
     def num_blocks(self, timeout_s):
         return LIMITS.num_blocks
 
     def take(self, request, timeout_s):
+        self.num_takes += 1
         for drafter in self.seen.values():
             if (seat := self.take_at(drafter, request)) is not None:
                 return seat
@@ -44,7 +46,8 @@ class Pool:
     def take_at(self, drafter, request):
         worker, options = self.workers[drafter.name], {"is_move": request.is_move}
         assert request.num_blocks == LIMITS.num_blocks
-        return worker.admit(request.public_key, name=drafter.name, **options)
+        key, most_taken = request.public_key, drafter.num_others
+        return worker.admit(key, most_taken, name=drafter.name, **options)
 
     def look(self, seat):
         return list(self.seen.values()), self.use
@@ -131,6 +134,7 @@ def test_a_router_leaves_a_worker_that_stops_and_its_steps_wait_once(
     proposer.look()
     assert pool.num_taken()["b"] == 0, "it may still answer"
     clock_of_group._clock = lambda: clock_of_group._pending[0].sent_s + 1
+    pool.look = None  # the worker would not answer
     proposer.look()
     assert pool.num_taken()["b"] == 1
     for name, token_ids in run(engine).items():
@@ -140,6 +144,44 @@ def test_a_router_leaves_a_worker_that_stops_and_its_steps_wait_once(
     assert proposer._group.patience is patience, "what it has learned applies to the new one"
     stopped.resume()
     wait_until(lambda: pool.num_taken() == {"a": 0, "b": 1})
+
+
+def test_a_router_that_has_moved_does_not_leave_for_its_own_worker(pool, proposer, monkeypatch):
+    """The look before the move has the worker as another one."""
+    pool.seen["a"], pool.seen["b"] = Drafter("a", 1, 0.3, 0.0), Drafter("b", 1, 1.0, 0.0)
+    for _ in range(3):
+        proposer.look()
+    seen = proposer._others
+    proposer.check()
+    assert proposer._group.ranks.seat.drafter == "b"
+    wait_until(lambda: pool.num_taken() == {"a": 0, "b": 1})
+    assert proposer._others == [], "of another worker"
+    monkeypatch.setattr(worker_group.WorkerGroup, "late_s", 1.0)
+    pool.seen = {"b": pool.seen["b"]}
+    proposer.look()
+    proposer._others = seen  # as where a restart takes a seat during a look
+    proposer.look()
+    assert pool.num_taken() == {"a": 0, "b": 1}
+    assert proposer._next is None
+
+
+@pytest.mark.parametrize("pool", ["tcp"], indirect=True)
+def test_a_router_notices_the_end_of_a_worker_that_was_late(tiny_model_dir, pool, proposer):
+    engine = engine_of(tiny_model_dir, proposer)
+    run(engine, requests(0))
+    patience, stopped = proposer._group.patience, pool.workers["a"]
+    for _ in range(MIN_SAMPLES):
+        patience.record(1, 0.01)
+    stopped.pause()
+    run_without_answers(engine, requests(1), num_steps=3)
+    assert proposer.num_late_drafts == 1
+    [seat] = stopped.loop._seats.values()
+    seat.socket.close()  # as the end of its process does
+    del pool.seen["a"]
+    wait_until(proposer._group._sockets[0].poll_lost)
+    engine.step()
+    wait_until(lambda: proposer.num_restarts)
+    stopped.resume()
 
 
 def run_without_answers(engine, own, num_steps):
@@ -191,6 +233,41 @@ def test_a_router_whose_worker_ends_takes_a_seat_at_another(
     assert "did not answer in time" not in reason
     assert pool.num_taken() == {"a": 1, "b": 1}
     assert proposer.num_moves == 0
+
+
+@pytest.mark.parametrize(("b_is_full", "num_takes"), [(False, 1), (True, 2)])
+def test_a_router_that_loses_its_worker_first_tries_those_of_its_last_look(
+    pool, proposer, b_is_full, num_takes
+):
+    proposer.look()
+    pool.workers["a"].stop()
+    if b_is_full:
+        pool.seen["c"], pool.workers["c"] = Drafter("c", 0, 1.0, 0.0), pool.workers["b"]
+        pool.workers["b"] = pool.workers["a"]
+    wait_until(lambda: proposer.check() or proposer.num_restarts)
+    assert proposer._group.ranks.seat.drafter == ("c" if b_is_full else "b")
+    assert pool.num_takes == num_takes, "the first one is that of the start"
+
+
+@pytest.mark.parametrize("error", [DraftFailedError("no answer in time"), ConnectionRefusedError()])
+def test_a_router_whose_new_worker_does_not_answer_tries_the_next(
+    pool, proposer, monkeypatch, error
+):
+    pool.seen["c"], pool.workers["c"] = Drafter("c", 1, 1.0, 0.0), pool.workers["b"]
+    proposer.look()
+    connect, tried = proposer._connect, []
+
+    def connect_unless_b(seat, keys):
+        tried.append(seat.drafter)
+        if seat.drafter == "b":
+            raise error
+        return connect(seat, keys)
+
+    monkeypatch.setattr(proposer, "_connect", connect_unless_b)
+    pool.workers["a"].stop()
+    wait_until(lambda: proposer.check() or proposer.num_restarts)
+    assert tried == ["b", "c"]
+    assert pool.num_takes == 1, "that of the start"
 
 
 def test_a_seat_that_was_opened_while_the_other_was_lost_is_given_back(pool, proposer):
