@@ -205,9 +205,12 @@ class SharedDraftLoop:
         if frames == serialization.STOP:
             self._drop(seat, "has left")
         elif frames != serialization.HEARTBEAT:
-            if not seat.messages:
-                self.shares.wait(seat.index)
-            seat.messages.append(frames)
+            self._keep(seat, frames)
+
+    def _keep(self, seat: _Seat, frames: Frames) -> None:
+        if not seat.messages and seat.index not in self._running:
+            self.shares.wait(seat.index)
+        seat.messages.append(frames)
 
     def _execute(self, seat: _Seat) -> None:
         """Execute the first message of a seat, and measure how long it takes.
