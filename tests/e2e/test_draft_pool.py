@@ -1,13 +1,26 @@
-"""Two targets on one node and three draft workers on another, of which some are killed or stop."""
+"""Two targets on one node and three draft workers on another: faults of workers and of the link.
 
-import json
+The link delays each packet and loses one in a hundred.
+"""
+
+import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 
+import httpx
 import pytest
 
-from tests.e2e.two_nodes import cluster, joined_service, missing
+from specdec.client import Client
+from specdec.types.reports.stats import SpeculationStats
+from tests.chaos.history import FINISHED, Call, violations
+from tests.e2e.link import Condition
+from tests.e2e.streams import NUM_STREAMS, Streams
+from tests.e2e.two_nodes import HEAD_OUTSIDE, cluster, joined_service, missing
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(580)]
 
@@ -15,8 +28,12 @@ SPECULATION = (
     '{"method": "draft_model", "num_speculative_tokens": 3, "policy": "threshold",'
     ' "speculation_threshold": 256, "async_drafting": "off"}'
 )
-NUM_STREAMS, NUM_TOKENS, DEADLINE_S = 8, 200, 120.0
+STREAMS = Streams(max_tokens=400)
 NUM_WORKERS = 3
+DELAYS_S = {"1 ms": 0.001, "20 ms": 0.02}
+LOSS = 0.01
+PARTITION_S = 5.0
+LATE, RESTARTS = "spec_decode_num_late_drafts", "draft_worker_restarts"
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +41,8 @@ def service(tiny_model_dir, tmp_path_factory):
     if reason := missing():
         pytest.skip(reason)
     directory = tmp_path_factory.mktemp("pool")
-    flags = ["--model", str(tiny_model_dir), "--speculative-config", SPECULATION]
+    flags = ["--host", "0.0.0.0", "--model", str(tiny_model_dir)]
+    flags += ["--speculative-config", SPECULATION]
     flags += ["--num-replicas", "2", "--routing-policy", "random"]
     flags += ["--min-draft-workers", str(NUM_WORKERS), "--max-draft-workers", str(NUM_WORKERS)]
     flags += ["--target-labels", "role=target", "--draft-labels", "role=draft"]
@@ -36,26 +54,66 @@ def service(tiny_model_dir, tmp_path_factory):
         yield running
 
 
-def streams(service, *options):
-    return service.ask(str(NUM_STREAMS), str(NUM_TOKENS), str(DEADLINE_S), *options)
+@dataclass
+class Stream:
+    """A stream as its client sees it. arrivals_s: of its messages. speculation: its usage."""
+
+    call: Call
+    arrivals_s: list[float] = field(default_factory=list)
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
+
+    @property
+    def num_steps(self):
+        return len(self.call.tokens()) - self.speculation.num_accepted_tokens
+
+    @property
+    def num_without_drafts(self):
+        return self.num_steps - self.speculation.num_drafts
+
+    @property
+    def step_s(self):
+        return (self.arrivals_s[-1] - self.arrivals_s[0]) / self.num_steps
+
+    @property
+    def longest_pause_s(self):
+        return max(after - before for before, after in pairwise(self.arrivals_s))
 
 
-def results_of(client_process, name):
-    """Return the tokens of the streams, and their numbers of draft tokens."""
-    output, errors = client_process.communicate(timeout=DEADLINE_S + 60)
-    assert client_process.returncode == 0, errors
-    answers = json.loads(output)
-    assert [each["error"] for each in answers] == [""] * NUM_STREAMS
-    pauses = sorted(round(1000 * each["longest_pause_s"]) for each in answers)
-    num_drafted = [each["num_drafted"] for each in answers]
-    print(f"{name}: {num_drafted} drafts, pauses {pauses} ms")
-    return [each["token_ids"] for each in answers], num_drafted
+def run(index, expected, **options):
+    stream = Stream(Call(f"stream {index}", (tuple(expected),)))
+    with Client(f"{HEAD_OUTSIDE}:9000", timeout_s=120) as client:
+        params = STREAMS.params(index, **options)
+        for chunk in client.generate_stream(f"The river {index}", params):
+            stream.arrivals_s.append(time.monotonic())
+            is_end = chunk.finish_reason is not None
+            stream.call.receive(chunk.choice, chunk.token_ids, ends_choice=is_end)
+            if chunk.usage is not None:
+                stream.call.end(FINISHED, chunk.usage.completion_tokens)
+                stream.speculation = chunk.usage.speculation or stream.speculation
+    return stream
+
+
+@contextmanager
+def streams(expected, **options):
+    """Yield running streams, of which those with odd numbers are sampled at temperature 0.8."""
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        yield [pool.submit(run, index, expected[index], **options) for index in range(NUM_STREAMS)]
 
 
 @pytest.fixture(scope="module")
 def plain(service):
-    """Return the tokens without drafts, those of odd streams at temperature 0.8."""
-    return results_of(streams(service, "plain"), "plain")[0]
+    """Return the streams without drafts."""
+    with streams([()] * NUM_STREAMS, enabled=False) as running:
+        pass
+    return [each.result() for each in running]
+
+
+@pytest.fixture(params=DELAYS_S)
+def condition(service, request):
+    made = Condition(LOSS, DELAYS_S[request.param], seed=7)
+    service.cluster.link.set(made)
+    yield made
+    service.cluster.lose_none()
 
 
 def workers(service):
@@ -64,49 +122,117 @@ def workers(service):
 
 @pytest.fixture
 def all_workers(service):
-    """Return the processes of the draft workers, once all run."""
+    """See `warm_workers`."""
+    return warm_workers(service)
+
+
+def warm_workers(service):
+    """Return the processes of the draft workers, those with most Routers first, once all are warm.
+
+    Two Routers have seats at the first two.
+    """
     ends_at_s = time.monotonic() + 120
-    while len(found := workers(service)) < NUM_WORKERS:
+    while True:
+        warm = re.findall(r"\((\d+)\) the draft model is warm", service.log.read_text())
+        found = [each for each in workers(service) if str(each.pid) in warm]
+        if len(found) == NUM_WORKERS:
+            break
         assert time.monotonic() < ends_at_s, "a worker was not replaced"
         time.sleep(0.5)
-    time.sleep(10)  # until Routers see them, which load their models
-    return found
+    time.sleep(5)  # until Routers see them
+    return sorted(found, key=lambda each: -num_routers(service, each))
+
+
+def num_routers(service, worker):
+    """Return the number of Routers with a seat at a worker."""
+    lines = set(service.log.read_text().splitlines())  # some are there twice
+    changes = [each for each in lines if f"({worker.pid}) Router " in each]
+    return sum(1 if each.endswith("is connected") else -1 for each in changes)
 
 
 @contextmanager
-def under_load(service, plain, name):
-    """Run streams, a second of them before the body; compare their tokens."""
-    client_process = streams(service)
-    time.sleep(1.5)
+def under_load(service, plain, name, **options):
+    """Run streams, a second of them before the body; check their history.
+
+    Yields a list, to which the streams are added at the end. options: of their speculation.
+    """
+    before, found = total(service, LATE), []
+    with streams([each.call.tokens() for each in plain], **options) as running:
+        time.sleep(1)
+        yield found
+    found += [each.result() for each in running]
+    time.sleep(2)  # until the replicas have reported
+    step_s = median(each.step_s for each in plain)
+    pauses = [max(each.longest_pause_s for each in some) / step_s for some in (found, plain)]
+    print(
+        f"{name}: {[each.num_without_drafts for each in found]} of"
+        f" {[each.num_steps for each in found]} steps without drafts,"
+        f" {total(service, LATE) - before} of them late; longest pause {pauses[0]:.0f} steps"
+        f" of {step_s * 1e3:.1f} ms, {pauses[1]:.0f} without drafts"
+    )
+    assert violations(each.call for each in found) == []
+
+
+def total(service, *names):
+    """Return the sum of counters of all replicas."""
+    text = httpx.get(f"http://{HEAD_OUTSIDE}:8000/metrics", timeout=30).text
+    pattern = rf"^specdec:(?:{'|'.join(names)})_total.* (\S+)$"
+    return round(sum(map(float, re.findall(pattern, text, re.MULTILINE))))
+
+
+@contextmanager
+def fault(service):
+    """Assert that a Router notices what is done to its worker in the body."""
+    before = total(service, LATE, RESTARTS)
     yield
-    tokens, num_drafted = results_of(client_process, name)
-    assert tokens == plain
-    assert all(num_drafted)
+    assert total(service, LATE, RESTARTS) > before, "it has reached no Router"
 
 
 def wait_until_all_draft(service, plain):
-    ends_at_s, num_drafted = time.monotonic() + 60, [0]
-    while not all(num_drafted):
-        assert time.monotonic() < ends_at_s, "a Router has not left the worker"
-        tokens, num_drafted = results_of(streams(service), "without it")
-        assert tokens == plain
+    ends_at_s, found = time.monotonic() + 60, []
+    while not (found and all_draft(found)):
+        assert time.monotonic() < ends_at_s, "a Router has not left the workers"
+        with under_load(service, plain, "without them") as found:
+            pass
 
 
-def test_drafts_from_the_other_node_change_no_token(service, plain, all_workers):
+def all_draft(found):
+    return all(each.speculation.num_drafts for each in found)
+
+
+def test_drafts_from_the_other_node_change_no_token(service, plain, all_workers, condition):
     assert not service.named(service.cluster.head, ":DraftPool")
-    with under_load(service, plain, "undisturbed"):
+    with under_load(service, plain, f"undisturbed, {condition}") as found:
         pass
+    assert all_draft(found)
 
 
-def test_streams_go_on_when_draft_workers_are_killed(service, plain, all_workers):
-    for index, each in enumerate(all_workers[:2]):
-        with under_load(service, plain, f"kill -9 of worker {index}"):
+def test_streams_go_on_when_draft_workers_are_killed(service, plain, all_workers, condition):
+    """First under streams without drafts: new workers take time from them, too."""
+    with under_load(service, plain, f"kill -9 without drafts, {condition}", enabled=False):
+        for each in all_workers[:2]:
             each.kill()
+    again = warm_workers(service)
+    with fault(service), under_load(service, plain, f"kill -9, {condition}"):
+        for each in again[:2]:
+            each.kill()
+    wait_until_all_draft(service, plain)
 
 
-def test_streams_go_on_when_draft_workers_stop(service, plain, all_workers):
-    for index, each in enumerate(all_workers):
-        with under_load(service, plain, f"SIGSTOP of worker {index}"):
-            each.send_signal(signal.SIGSTOP)
+def test_streams_go_on_when_draft_workers_stop(service, plain, all_workers, condition):
+    try:
+        with fault(service), under_load(service, plain, f"SIGSTOP, {condition}"):
+            for each in all_workers[:2]:
+                each.send_signal(signal.SIGSTOP)
         wait_until_all_draft(service, plain)
-        each.send_signal(signal.SIGCONT)
+    finally:
+        for each in all_workers[:2]:
+            each.send_signal(signal.SIGCONT)
+
+
+def test_streams_go_on_without_the_link(service, plain, all_workers, condition):
+    with fault(service), under_load(service, plain, f"partition, {condition}"):
+        service.cluster.lose_packets(1)
+        time.sleep(PARTITION_S)
+        service.cluster.link.set(condition)
+    wait_until_all_draft(service, plain)

@@ -197,6 +197,7 @@ class SharedDraftLoop:
         seat.received_at_s = self._clock()
         if seat.socket is None:
             seat.socket = seat.listener.accept(_SEND_TIMEOUT_S)
+            logger.info("Router %d is connected", seat.index)
             return
         try:
             frames = seat.socket.receive()

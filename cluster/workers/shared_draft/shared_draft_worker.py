@@ -95,6 +95,7 @@ class SharedDraftWorker:
             if warm.set_running_or_notify_cancel():
                 warm.set_exception(error)
             return
+        logger.info("the draft model is warm, with %d seats", self._num_seats)
         warm.set_result(loop)
         loop.run()
 
