@@ -42,23 +42,25 @@ class StepDeadline:
         self._factor = factor
         self._of = of
         self._seconds: dict[int, deque[float]] = {}  # by size
-        self._num_late = 0  # in a row
+        self._late: dict[int, list[float]] = {}  # by size, of late steps in a row
 
     def record(self, num_tokens: int, seconds: float) -> None:
         """Record how long a step of `num_tokens` took to be answered."""
         size = num_tokens.bit_length()
         self._seconds.setdefault(size, deque(maxlen=_WINDOW)).append(seconds)
-        self._num_late = 0
+        self._late.pop(size, None)
 
-    def record_late(self) -> None:
+    def record_late(self, num_tokens: int, seconds: float) -> None:
         """Record a step whose answer came after its limit.
 
-        After MIN_SAMPLES of them in a row all steps take longer now, and are measured again.
+        MIN_SAMPLES of a size in a row replace its former steps. One counts as at most twice the
+        limit: its answer may have arrived before it was read.
         """
-        self._num_late += 1
-        if self._num_late == MIN_SAMPLES:
-            self._seconds.clear()
-            self._num_late = 0
+        size = num_tokens.bit_length()
+        late = self._late.setdefault(size, [])
+        late.append(min(seconds, 2 * self.limit_s(num_tokens)))
+        if len(late) == MIN_SAMPLES:
+            self._seconds[size] = deque(self._late.pop(size), maxlen=_WINDOW)
 
     def limit_s(self, num_tokens: int) -> float:
         """Return the limit of a step of `num_tokens`, in seconds."""
@@ -69,10 +71,9 @@ class StepDeadline:
 
     def _typical_s(self, size: int) -> float | None:
         """Return the statistic of the last steps of a size; None without enough of them."""
-        seconds = self._seconds.get(size, ())
-        if len(seconds) >= MIN_SAMPLES:
-            return self._of(seconds)
+        known = {key: each for key, each in self._seconds.items() if len(each) >= MIN_SAMPLES}
+        if size in known:
+            return self._of(known[size])
         if not self._shares_sizes:
             return None
-        known = (self._of(each) for each in self._seconds.values() if len(each) >= MIN_SAMPLES)
-        return max(known, default=None)
+        return max(map(self._of, known.values()), default=None)

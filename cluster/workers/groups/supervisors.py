@@ -287,14 +287,18 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
             return without
 
     def check(self) -> None:
-        """Detect a rank that died while no step ran, and replace a spare that was used or died."""
+        """Detect a rank that died while no step ran, and replace a spare that was used or died.
+
+        Also reads an output that is late, which no step may do for a while.
+        """
         group = self._group
         if group is None:
             return
         try:
             group.check_alive()
             group.keep_seats()
-        except DraftFailedError as error:
+            group.poll_late()
+        except Exception as error:
             self._recover(error)
             return
         if self._spare is not None:

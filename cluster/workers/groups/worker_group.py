@@ -61,7 +61,9 @@ class WorkerGroup(Generic[StepT, OutputT]):
     `check_alive`.
 
     gives_up: whether `collect` stops waiting for an output that takes much longer than earlier ones
-    of its size; False for the first ones, which are measured. patience: for these outputs.
+    of its size; False for the first ones, which are measured. patience: for these outputs. late_s:
+    age in seconds of the first step that `poll_late` last found without its late output; 0 if it
+    found none. The output may have arrived since.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
         self._pending: deque[_PendingStep] = deque()  # whose outputs are not collected
         self._num_late = 0  # the first ones of these, which `collect` has given up
         self.gives_up = False
+        self.late_s = 0.0
         self._answered_s = self._previous_answer_s = 0.0  # when the last two answers arrived
         self._deadlines = StepDeadline(
             _MIN_STEP_TIMEOUT_S, spec.step_timeout_s, _STEP_TIMEOUT_FACTOR
@@ -157,16 +160,11 @@ class WorkerGroup(Generic[StepT, OutputT]):
             frames = self._receive()
             if not self._keep_for_later(frames):
                 # Its time counts neither as that of a step nor as that of a good draft.
-                self.patience.record_late()
+                self.patience.record_late(*self._measured())
                 self._decode(frames)
                 self._num_late -= 1
+        self.late_s = self._clock() - self._pending[0].sent_s if self._num_late else 0.0
         return self._num_late > 0
-
-    @property
-    def late_s(self) -> float:
-        """Seconds since the first step was sent whose output is late; 0 if none is."""
-        late = tuple(self._pending)[: self._num_late]
-        return self._clock() - late[0].sent_s if late else 0.0
 
     def _keep_for_later(self, frames: Frames) -> bool:
         """Record an answer that is no output of `collect`; return whether it is one."""
@@ -187,11 +185,15 @@ class WorkerGroup(Generic[StepT, OutputT]):
         return True
 
     def _output(self, frames: Frames) -> OutputT:
-        pending = self._pending[0]
-        seconds = self._answered_s - max(pending.sent_s, self._previous_answer_s)
-        self._deadlines.record(pending.num_tokens, seconds)
-        self.patience.record(pending.num_tokens, seconds)
+        measured = self._measured()
+        self._deadlines.record(*measured)
+        self.patience.record(*measured)
         return self._decode(frames)
+
+    def _measured(self) -> tuple[int, float]:
+        """Return the tokens of the step that was answered, and the seconds that it took."""
+        pending = self._pending[0]
+        return pending.num_tokens, self._answered_s - max(pending.sent_s, self._previous_answer_s)
 
     def _decode(self, frames: Frames) -> OutputT:
         output, pending = self._role.decode(frames), self._pending.popleft()

@@ -55,18 +55,37 @@ def test_one_slow_step_does_not_raise_a_limit_by_the_median():
     assert patience.limit_s(1) == 0.5
 
 
-def test_steps_that_stay_late_are_measured_again():
+def test_steps_that_stay_late_replace_those_before():
     patience = StepDeadline(0.1, 10.0, 5.0, median, shares_sizes=True)
     assert after(patience, 1, 0.03) == after(patience, 8, 0.03) == pytest.approx(0.15)
     for _ in range(MIN_SAMPLES - 1):
-        patience.record_late()
+        patience.record_late(1, 0.2)
     patience.record(1, 0.03)
     for _ in range(MIN_SAMPLES - 1):
-        patience.record_late()
+        patience.record_late(1, 0.2)
         assert patience.limit_s(1) == pytest.approx(0.15), "not that many in a row"
-    patience.record_late()
-    assert (patience.limit_s(1), patience.limit_s(8)) == (10.0, 10.0)
-    assert after(patience, 1, 0.2) == 1.0
+    patience.record_late(1, 0.2)
+    assert (patience.limit_s(1), patience.limit_s(8)) == (1.0, pytest.approx(0.15))
+
+
+def test_a_late_step_counts_as_at_most_twice_its_limit():
+    """Its answer may have arrived long before it was read."""
+    patience = StepDeadline(0.1, 10.0, 5.0, median)
+    assert after(patience, 1, 0.01) == 0.1
+    for _ in range(MIN_SAMPLES):
+        patience.record_late(1, 1.1)
+    assert patience.limit_s(1) == 1.0
+
+
+def test_a_size_that_is_always_late_gets_a_separate_limit():
+    patience = StepDeadline(0.1, 10.0, 5.0, median, shares_sizes=True)
+    assert after(patience, 1, 0.04) == pytest.approx(0.2)
+    for _ in range(MIN_SAMPLES):
+        assert patience.limit_s(64) == pytest.approx(0.2), "that of size 1"
+        patience.record_late(64, 0.3)
+        patience.record(1, 0.04)
+    assert patience.limit_s(1) == pytest.approx(0.2)
+    assert patience.limit_s(64) == pytest.approx(1.5)
 
 
 def test_the_least_limit_does_not_exceed_the_full_one():

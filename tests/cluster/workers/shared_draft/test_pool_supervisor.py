@@ -11,6 +11,7 @@ from cluster.workers.shared_draft import shared_draft_loop
 from cluster.workers.shared_draft.draft_shares import SeatUse
 from cluster.workers.shared_draft.drafter_choice import Drafter
 from cluster.workers.shared_draft.pool_supervisor import PoolSupervisor
+from cluster.workers.transport.transport import has_message
 from specdec.speculation.proposers import DraftVocabulary
 from specdec.types.errors import DraftFailedError
 from tests.clock import Clock
@@ -130,10 +131,10 @@ def test_a_router_leaves_a_worker_that_stops_and_its_steps_wait_once(
     stopped.pause()
     found = run_without_answers(engine, requests(1), num_steps=6)
     assert proposer.num_late_drafts == 1, "only the first step waits"
-    clock_of_group = proposer._group
     proposer.look()
     assert pool.num_taken()["b"] == 0, "it may still answer"
-    clock_of_group._clock = lambda: clock_of_group._pending[0].sent_s + 1
+    let_a_second_pass(proposer._group)
+    proposer.check()
     pool.look = None  # the worker would not answer
     proposer.look()
     assert pool.num_taken()["b"] == 1
@@ -146,7 +147,34 @@ def test_a_router_leaves_a_worker_that_stops_and_its_steps_wait_once(
     wait_until(lambda: pool.num_taken() == {"a": 0, "b": 1})
 
 
-def test_a_router_that_has_moved_does_not_leave_for_its_own_worker(pool, proposer, monkeypatch):
+def let_a_second_pass(group):
+    """Set the clock of a group to a second after it has sent its step."""
+    now_s = group._pending[0].sent_s + 1
+    group._clock = lambda: now_s
+
+
+def test_a_router_stays_at_a_worker_whose_late_drafts_have_arrived(tiny_model_dir, pool, proposer):
+    engine, group = engine_of(tiny_model_dir, proposer), proposer._group
+    run(engine, requests(0))
+    proposer.look()
+    for _ in range(MIN_SAMPLES):
+        group.patience.record(1, 0.01)
+    pool.workers["a"].pause()
+    run_without_answers(engine, requests(1), num_steps=2)
+    assert proposer.num_late_drafts == 1
+    pool.workers["a"].resume()
+    [socket] = group._sockets
+    wait_until(lambda: has_message(socket))
+    let_a_second_pass(group)
+    proposer.look()
+    assert pool.num_taken()["b"] == 0, "its answer is not read yet"
+    proposer.check()  # also without a step
+    assert (group.late_s, group._num_late) == (0, 0)
+    proposer.look()
+    assert pool.num_taken()["b"] == 0
+
+
+def test_a_router_that_has_moved_does_not_leave_for_its_own_worker(pool, proposer):
     """The look before the move has the worker as another one."""
     pool.seen["a"], pool.seen["b"] = Drafter("a", 1, 0.3, 0.0), Drafter("b", 1, 1.0, 0.0)
     for _ in range(3):
@@ -156,8 +184,7 @@ def test_a_router_that_has_moved_does_not_leave_for_its_own_worker(pool, propose
     assert proposer._group.ranks.seat.drafter == "b"
     wait_until(lambda: pool.num_taken() == {"a": 0, "b": 1})
     assert proposer._others == [], "of another worker"
-    monkeypatch.setattr(worker_group.WorkerGroup, "late_s", 1.0)
-    pool.seen = {"b": pool.seen["b"]}
+    proposer._group.late_s, pool.seen = 1.0, {"b": pool.seen["b"]}
     proposer.look()
     proposer._others = seen  # as where a restart takes a seat during a look
     proposer.look()
