@@ -71,9 +71,10 @@ class StepDeadline:
 
     def _typical_s(self, size: int) -> float | None:
         """Return the statistic of the last steps of a size; None without enough of them."""
-        known = {key: each for key, each in self._seconds.items() if len(each) >= MIN_SAMPLES}
-        if size in known:
-            return self._of(known[size])
+        seconds = self._seconds.get(size, ())
+        if len(seconds) >= MIN_SAMPLES:
+            return self._of(seconds)
         if not self._shares_sizes:
             return None
-        return max(map(self._of, known.values()), default=None)
+        known = (self._of(each) for each in self._seconds.values() if len(each) >= MIN_SAMPLES)
+        return max(known, default=None)
