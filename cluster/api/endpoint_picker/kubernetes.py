@@ -18,6 +18,7 @@ from typing import Any, Self
 import httpx
 from pydantic_core import from_json
 
+from cluster.api.endpoint_picker.http_bodies import read_body
 from cluster.config.network import address_of
 from specdec.types.errors import InvalidValueError
 
@@ -92,14 +93,8 @@ class PodWatcher:
 
     async def _list(self, client: httpx.AsyncClient) -> str:
         """Read all pods; return the version from which a watch continues."""
-        body = bytearray()
         async with self._get(client) as response:
-            response.raise_for_status()
-            async for chunk in response.aiter_raw():
-                body += chunk
-                if len(body) > _MAX_LIST_BYTES:
-                    raise ValueError(f"the list has more than {_MAX_LIST_BYTES} bytes")
-        answer = from_json(bytes(body))
+            answer = from_json(await read_body(response, _MAX_LIST_BYTES))
         self._addresses.clear()
         for each in answer["items"]:
             self._apply(each)

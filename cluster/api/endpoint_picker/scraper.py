@@ -15,6 +15,7 @@ import httpx
 from pydantic_core import from_json
 
 from cluster.api.endpoint_picker.endpoint import Endpoint
+from cluster.api.endpoint_picker.http_bodies import read_body
 from cluster.api.endpoint_picker.pool import Pool
 from cluster.api.endpoint_picker.reports import metric_names, parse_report
 
@@ -174,15 +175,9 @@ class EndpointScrape:
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
         """Return a body. Raises HTTPError, and ValueError for one that is too large."""
-        body = bytearray()
         request = self._client.stream("GET", self._url(path), params=params, headers=headers)
         async with request as response:
-            response.raise_for_status()
-            async for chunk in response.aiter_raw():
-                body += chunk
-                if len(body) > _MAX_BYTES:
-                    raise ValueError(f"the body of {path} has more than {_MAX_BYTES} bytes")
-        return bytes(body)
+            return await read_body(response, _MAX_BYTES)
 
     def _url(self, path: str) -> str:
         return f"{self._config.scheme}://{self._endpoint.address}{path}"
