@@ -88,7 +88,7 @@ class Pool:
 
     @property
     def is_synced(self) -> bool:
-        """Whether the endpoints are known, and each has been scraped at least once."""
+        """Return whether the endpoints are known, and each has been scraped at least once."""
         return self._is_listed and all(each.is_scraped for each in self.endpoints)
 
     def get(self, address: str) -> Endpoint | None:
@@ -105,8 +105,7 @@ class Pool:
             self.refusals[503] += 1
             raise NotReadyError("no replica is ready; try again later")
         request = replace(request, is_adapter=_is_adapter(request.model, usable))
-        loads = (each.candidate(request) for each in usable)
-        candidates = [each for each in loads if not self._is_full(each)]
+        candidates = [each.candidate(request) for each in usable if not self._is_full(each)]
         if not candidates:
             self.refusals[429] += 1
             raise OverloadedError("all replicas have long queues; try again later")
@@ -118,11 +117,12 @@ class Pool:
         fallbacks = tuple(each.address for each in others[: self._num_fallbacks])
         return Pick(chosen, fallbacks, request, best.matched_tokens)
 
-    def _is_full(self, candidate: Candidate) -> bool:
+    def _is_full(self, endpoint: Endpoint) -> bool:
         """Return whether a queue is too long; not by a report from before the endpoint was lost."""
-        if self._max_waiting is None or not self._endpoints[candidate.address].is_up:
+        report = endpoint.last_report
+        if self._max_waiting is None or report is None or not endpoint.is_up:
             return False
-        return _num_waiting(candidate) >= self._max_waiting
+        return report.num_waiting >= self._max_waiting
 
     def _usable(self, subset: Collection[str] | None) -> list[Endpoint]:
         """Return the endpoints that are up and not ejected.
@@ -140,10 +140,6 @@ def _is_adapter(name: str, endpoints: Iterable[Endpoint]) -> bool:
     """Return whether an endpoint has loaded an adapter of this name, or uses it."""
     reports = ((each.adapters, each.last_report) for each in endpoints)
     return any(name in loaded or (used and name in used.adapters) for loaded, used in reports)
-
-
-def _num_waiting(candidate: Candidate) -> int:
-    return 0 if candidate.report is None else candidate.report.num_waiting
 
 
 def _reason(chosen: Candidate, request: PickRequest) -> str:
