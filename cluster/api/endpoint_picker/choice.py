@@ -37,7 +37,7 @@ class PickRequest:
 
 @dataclass(frozen=True)
 class Candidate:
-    """What is known of an endpoint that may be chosen.
+    """An endpoint that may be chosen, as far as it is known.
 
     matched_tokens: of the request's prompt, in its prefix cache. open_tokens: to be computed for
     the requests that this picker has sent there and that have not ended. num_others: requests of

@@ -79,12 +79,12 @@ class Endpoint:
 
     @property
     def is_up(self) -> bool:
-        """Whether it is ready and its scrapes succeed."""
+        """Return whether it is ready and its scrapes succeed."""
         return self.may_be_up and self.num_failed_scrapes < MAX_FAILED_SCRAPES
 
     @property
     def may_be_up(self) -> bool:
-        """Whether it was ready and something listens: it may be too busy to be scraped."""
+        """Return whether it was ready and something listens: it may be too busy for scrapes."""
         return self._is_ready and not self._is_refused
 
     def is_ejected(self, now_s: float) -> bool:

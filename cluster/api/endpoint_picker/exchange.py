@@ -65,17 +65,17 @@ class Exchange:
 
     @property
     def may_end(self) -> bool:
-        """Whether the proxy has all that it needs: the choice, and the request's body."""
+        """Return whether the proxy has all that it needs: the choice, and the request's body."""
         return self._is_refused or (self._is_whole and not self._body)
 
     @property
     def returns_parts(self) -> bool:
-        """Whether the proxy sends on the parts of the response that it gets back, and no others."""
+        """Return whether the proxy sends on only those parts of the response that it gets back."""
         return self._response_mode == pb.FULL_DUPLEX_STREAMED
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a part of the body is held back, until the rest of it or `release`."""
+        """Return whether a part of the body is held back, until the rest or `release`."""
         may_choose = self._has_begun and self._pick is None and not self._is_refused
         return may_choose and self._mode == pb.FULL_DUPLEX_STREAMED
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from prometheus_client.parser import text_string_to_metric_families
 
 _PREFIXES = ("specdec:", "vllm:", "sglang:")
-"""Of these, the first whose metrics an endpoint has is read."""
+"""The first of them whose metrics an endpoint has is read."""
 
 _SGLANG_NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -42,7 +42,7 @@ Sample = tuple[str, Mapping[str, str], float]
 
 @dataclass(frozen=True)
 class EndpointReport:
-    """What an endpoint reported in one scrape.
+    """The report of an endpoint in one scrape.
 
     kv_cache_usage: from 0 to 1. cache_tokens: capacity of the KV cache; None if it is unknown.
     adapters: LoRA adapters of running and of queued requests. max_adapters: most of them in one

@@ -36,10 +36,10 @@ LIVENESS, READINESS = "liveness", "readiness"
 
 _MAX_STREAMS = 2**12
 _MAX_MESSAGE_BYTES = 2**24
-"""Of a whole body, where the proxy buffers it."""
+"""Size of a whole body, where the proxy buffers it."""
 
 _MAX_HELD_BYTES = 2**28
-"""Of the bodies of all streams; more are forwarded unread."""
+"""Size of the bodies of all streams; more are forwarded unread."""
 
 _CHOICE_S = 10.0
 """From a request's headers to the choice, which waits no longer for the body."""

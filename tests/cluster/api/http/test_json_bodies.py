@@ -75,7 +75,7 @@ PARTS = [
 
 
 def test_every_text_is_read_as_by_pythons_parser():
-    """What the fast parser accepts is not parsed again, so it must accept no more."""
+    """A text that the fast parser accepts is not parsed again, so it must accept no more."""
     generator, num_accepted = Random(1), 0
     for _ in range(20_000):
         text = b"".join(generator.choices(PARTS, k=generator.randint(1, 6)))
