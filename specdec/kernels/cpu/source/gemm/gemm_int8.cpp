@@ -71,6 +71,7 @@ struct Int8MicroKernel {
       1, (kNumRegisters - kTileVectors * kWeightRegisters - 1) / kTileVectors / kParts);
 
   static constexpr int tile_panels(int64_t) { return kTilePanels; }
+  static constexpr int group_panels(int64_t) { return kTilePanels; }
 
   template <int kRows, int kPanels>
   static void run(const Tile& tile) {

@@ -19,7 +19,8 @@ constexpr int kTilePanels = kVectorBytes == 64 ? 3 : 1;
 constexpr int kTileVectors = kTilePanels * kPanelVectors;
 constexpr int kTileAccumulators = (kNumRegisters - kTileVectors - 1) / kTileVectors * kTileVectors;
 
-// Panels of one tile: as many as its kernel takes, or one where their number does not divide.
+// Panels that are computed together: as many as the kernel takes for the number of rows, or one
+// where their number does not divide.
 struct PanelGroup {
   int64_t first, stride, count;
 
@@ -29,23 +30,23 @@ struct PanelGroup {
 // Up to this many rows, the panels of a group are far apart in memory.
 constexpr int64_t kMaxStridedRows = 8;
 
-// One thread's panels of a matrix, as groups of Kernel::tile_panels(rows).
+// One thread's panels of a matrix, as groups of Kernel::group_panels(rows).
 //
 // With few rows the kernel is bound by memory bandwidth: each panel of the next group follows the
-// corresponding panel of this one, so that a thread reads `tile_panels` long streams. With more
+// corresponding panel of this one, so that a thread reads `group_panels` long streams. With more
 // rows panels are read several times from the cache, where adjacent panels cause fewer conflicts.
 template <class Kernel>
 class PanelPartition {
  public:
   PanelPartition(int64_t num_panels, int64_t rows, ThreadTeam owner)
       : rows_(rows),
-        groups_(owner.share(num_panels / tile_panels())),
-        num_single_(owner.index + 1 == owner.size ? num_panels % tile_panels() : 0) {}
+        groups_(owner.share(num_panels / group_panels())),
+        num_single_(owner.index + 1 == owner.size ? num_panels % group_panels() : 0) {}
 
   int64_t num_groups() const { return num_whole() + num_single_; }
 
   PanelGroup group(int64_t index) const {
-    const int64_t count = tile_panels(), first = groups_.begin * count;
+    const int64_t count = group_panels(), first = groups_.begin * count;
     if (index >= num_whole()) return {first + num_whole() * (count - 1) + index, 1, 1};
     if (rows_ <= kMaxStridedRows) return {first + index, num_whole(), count};
     return {first + index * count, 1, count};
@@ -53,11 +54,11 @@ class PanelPartition {
 
  private:
   int64_t rows_;
-  Range groups_;  // groups of tile_panels() panels
+  Range groups_;  // groups of group_panels() panels
   int64_t num_single_;
 
   int64_t num_whole() const { return groups_.end - groups_.begin; }
-  int64_t tile_panels() const { return Kernel::tile_panels(rows_); }
+  int64_t group_panels() const { return Kernel::group_panels(rows_); }
 };
 
 // Run a stage of one GEMM: calls visit(part, panels, next) for parts of the rows, of at most
@@ -154,8 +155,8 @@ inline void store_tail(float* values, Floats result, int64_t count) {
 }
 
 // Table of a micro-kernel's instances, for each number of rows and for full groups and single
-// panels. A `Kernel` has a type `Tile`, a constant `kMaxRows`, and functions `tile_panels(rows)`,
-// the panels of a full group, and `run<kRows, kPanels>(const Tile&)`.
+// panels. A `Kernel` has a type `Tile`, a constant `kMaxRows`, and functions `group_panels(rows)`,
+// `tile_panels(rows)`, the panels of a full tile, and `run<kRows, kPanels>(const Tile&)`.
 template <class Kernel>
 class KernelTable {
  public:
