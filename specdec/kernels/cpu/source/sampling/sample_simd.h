@@ -1,21 +1,30 @@
-// GCC vector extensions for loops that compilers do not vectorize: reductions, whose order is then
-// the same on every machine.
+// GCC vector extensions for loops that compilers do not vectorize.
+//
+// GCC compares the lanes of a vector that is wider than the processor's one by one, so compared
+// vectors have the processor's width, or the 32 bytes of AVX2.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <limits>
 
+#include "base/vector.h"
+
 namespace specdec::sampling {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-constexpr int64_t kFloatLanes = 16, kDoubleLanes = 8;
-typedef float FloatLanes __attribute__((vector_size(64)));
-typedef int32_t IntLanes __attribute__((vector_size(64)));
-typedef uint32_t WordLanes __attribute__((vector_size(64)));
+// For results that do not depend on the order of lanes.
+constexpr int64_t kFloatLanes = kLanes;
+using FloatLanes = Floats;
+using IntLanes = Ints;
+using WordLanes = Bits;
+
+// For sums, whose order is the same on every machine, and for the numbers that enter them.
+constexpr int64_t kDoubleLanes = 8;
 typedef double DoubleLanes __attribute__((vector_size(64)));
 typedef int64_t LongLanes __attribute__((vector_size(64)));
+typedef float ScoreLanes __attribute__((vector_size(32)));
 
 template <typename To, typename From>
 inline To bits_of(From from) {
@@ -25,24 +34,10 @@ inline To bits_of(From from) {
   return to;
 }
 
-template <typename Lanes, typename T>
-inline Lanes load(const T* values) {
-  Lanes lanes;
-  std::memcpy(&lanes, values, sizeof lanes);
-  return lanes;
-}
-
 inline FloatLanes load_floats(const float* values) { return load<FloatLanes>(values); }
 
 inline FloatLanes load_floats(const uint16_t* bfloat16) {
-  typedef uint16_t HalfLanes __attribute__((vector_size(32)));
-  const auto halves = load<HalfLanes>(bfloat16);
-  return bits_of<FloatLanes>(__builtin_convertvector(halves, WordLanes) << 16);
-}
-
-inline DoubleLanes load_doubles(const float* values) {
-  typedef float HalfLanes __attribute__((vector_size(32)));
-  return __builtin_convertvector(load<HalfLanes>(values), DoubleLanes);
+  return bits_of<FloatLanes>(__builtin_convertvector(load<Halves>(bfloat16), WordLanes) << 16);
 }
 
 inline float max_of(FloatLanes lanes) {
@@ -64,10 +59,12 @@ inline bool any(IntLanes lanes) {
   return bits != 0;
 }
 
-// Return exp(x) for x <= 0 with a relative error below 3e-16; about 1e-304 where that is larger.
-inline DoubleLanes exponential(DoubleLanes x) {
+// Return exp(score) for scores <= 0 with a relative error below 3e-16; about 1e-304 where that is
+// larger.
+inline DoubleLanes exponential(ScoreLanes scores) {
   constexpr double kShift = 0x1.8p52;  // adding it rounds to an integer in the lowest bits
-  x = x > -700.0 ? x : DoubleLanes{} - 700.0;
+  scores = scores > -700.0f ? scores : ScoreLanes{} - 700.0f;
+  const DoubleLanes x = __builtin_convertvector(scores, DoubleLanes);
   const DoubleLanes shifted = x * 0x1.71547652b82fep0 + kShift;
   const DoubleLanes power = shifted - kShift;
   const DoubleLanes r = (x - power * 0x1.62e42fefa38p-1) - power * 0x1.ef35793c7673p-45;

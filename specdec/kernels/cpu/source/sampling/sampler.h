@@ -137,7 +137,7 @@ class Sampler {
   void compute_masses(float threshold) {
     for_each_chunk_above(threshold, [this](int64_t first, const float* scores) {
       for (int64_t i = 0; i < kChunkTokens; i += kDoubleLanes) {
-        const DoubleLanes masses = exponential(load_doubles(scores + i));
+        const DoubleLanes masses = exponential(load<ScoreLanes>(scores + i));
         std::memcpy(&masses_[first + i], &masses, sizeof masses);
       }
     });
@@ -145,13 +145,14 @@ class Sampler {
 
   // Count and sum up the tokens above `threshold`; the mass is valid after compute_masses.
   Tally tally(float threshold) const {
-    DoubleLanes mass = {}, count = {};
-    const double least = threshold;
+    DoubleLanes mass = {};
+    LongLanes count = {};
     for_each_chunk_above(threshold, [&](int64_t first, const float* scores) {
       for (int64_t i = 0; i < kChunkTokens; i += kDoubleLanes) {
-        const LongLanes is_included = load_doubles(scores + i) >= least;
-        mass += is_included ? load<DoubleLanes>(&masses_[first + i]) : DoubleLanes{};
-        count += is_included ? DoubleLanes{} + 1.0 : DoubleLanes{};
+        const auto is_included =
+            __builtin_convertvector(load<ScoreLanes>(scores + i) >= threshold, LongLanes);
+        mass += bits_of<DoubleLanes>(is_included & load<LongLanes>(&masses_[first + i]));
+        count -= is_included;
       }
     });
     return {sum_of(mass), sum_of(count)};
