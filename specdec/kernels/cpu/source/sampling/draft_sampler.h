@@ -117,10 +117,10 @@ class DraftSampler : public Sampler {
     }
     TopTwo top;
     for (const Candidate& candidate : candidates_) {
-      if (candidate.limit >= std::max(lower_bound, top.best) - kBoundTolerance) {
-        score_group(key, threshold, candidate, target_tokens,
-                    [&](float score, int64_t token) { top.add(score, token); });
-      }
+      const float bound = std::max(lower_bound, top.best) - kBoundTolerance;
+      if (candidate.limit < bound) continue;
+      score_group(key, std::max(threshold, least_score(candidate, bound)), candidate, target_tokens,
+                  [&](float score, int64_t token) { top.add(score, token); });
     }
     return top;
   }

@@ -219,11 +219,16 @@ class Sampler {
     const float lower_bound = find_candidate_chunks(key, threshold);
     TopTwo top;
     for (const Candidate& candidate : candidates_) {
-      if (candidate.limit >= std::max(lower_bound, top.best) - kBoundTolerance) {
-        score_chunk(key, threshold, candidate, top);
-      }
+      const float bound = std::max(lower_bound, top.best) - kBoundTolerance;
+      if (candidate.limit < bound) continue;
+      score_chunk(key, std::max(threshold, least_score(candidate, bound)), candidate, top);
     }
     return top.best - top.second > kScoreTolerance ? top.token : -1;
+  }
+
+  // Return a lower bound of the scores whose perturbed score may reach `bound`.
+  float least_score(const Candidate& candidate, float bound) const {
+    return bound - (candidate.limit - chunk_maxima_[candidate.chunk]);
   }
 
   // Find the chunks that may hold the maximum; return a lower bound of the largest perturbed score.
@@ -253,12 +258,15 @@ class Sampler {
     const uint32_t bits_of_chunk = key.random_words(kFirstChunkCounter + chunk).w0;
     const float smallest = exponential_of_bits(bits_of_chunk) / kChunkTokens;
     const float* scores = &scores_[candidate.chunk * kChunkTokens];
+    const auto is_included = [&](float score) { return score >= threshold; };
     for (uint32_t call = 0; call < kCallsPerChunk; ++call) {
+      const float* const own = scores + kTokensPerCall * call;
+      if (std::none_of(own, own + kTokensPerCall, is_included)) continue;
       const Words words = key.random_words(chunk * kCallsPerChunk + call);
       const uint32_t bits[] = {words.w0, words.w1, words.w2, words.w3};
       for (int64_t i = 0; i < kTokensPerCall; ++i) {
         const int64_t offset = kTokensPerCall * call + i;
-        if (!(scores[offset] >= threshold)) continue;
+        if (!is_included(scores[offset])) continue;
         float variable = smallest;
         if (offset != candidate.offset) variable += exponential_of_bits(bits[i]);
         top.add(scores[offset] - std::log(variable), candidate.chunk * kChunkTokens + offset);
