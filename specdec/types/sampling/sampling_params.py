@@ -103,7 +103,7 @@ class SpeculationOptions:
     acceptance_threshold: AcceptanceThreshold | None = None
     scale_draft_temperature: bool | None = None
     draft_confidence_threshold: float | None = None
-    prediction: str | None = None
+    prediction: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_types(self, "speculation.")

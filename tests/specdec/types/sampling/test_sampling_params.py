@@ -229,6 +229,11 @@ def test_an_error_beyond_a_speculation_limit_names_the_field(field, value):
     assert named(caught.value, f"speculation.{field}")
 
 
+def test_the_repr_leaves_out_the_predicted_text():
+    options = SpeculationOptions(enabled=True, prediction="the text of a file")
+    assert "file" not in repr(SamplingParams(speculation=options))
+
+
 def test_unset_parameters_get_the_models_defaults():
     defaults = SamplingDefaults(0.6, 0.9, 20, 0.1, 1.1, 99)
     assert SamplingParams().resolved(defaults) == defaults
