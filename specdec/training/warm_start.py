@@ -70,8 +70,9 @@ class ExportedHead:
     def copy_to(self, drafter: Drafter) -> None:
         """Give a drafter the weights.
 
-        With other draft tokens, the output rows of those that both have are copied; the others
-        stay as they are. Raises UnsupportedModelError where the weights do not fit.
+        With other draft tokens, the output rows of those that both have are copied. Those of the
+        others become what training would have made of them on average (`_fit_rows`). Raises
+        UnsupportedModelError where the weights do not fit.
         """
         own = drafter.tensors()  # views of the drafter's parameters
         if own.keys() != self.tensors.keys():
@@ -83,7 +84,10 @@ class ExportedHead:
             if not tensor.is_floating_point():
                 continue  # maps of token ids
             if rows is not None and name in _OUTPUT_ROWS:
-                tensor[rows[0].to(tensor.device)] = stored[rows[1]].to(tensor)
+                places, trained = rows[0].to(tensor.device), stored[rows[1]].to(tensor)
+                if len(places):
+                    _fit_rows(tensor, places, trained)
+                tensor[places] = trained
                 continue
             if stored.shape != tensor.shape:
                 self._refuse(f"{name} has shape {tuple(stored.shape)}, not {tuple(tensor.shape)}")
@@ -100,6 +104,20 @@ class ExportedHead:
 
     def _refuse(self, reason: str) -> NoReturn:
         raise UnsupportedModelError(f"{self.directory} cannot be trained further: {reason}")
+
+
+def _fit_rows(tensor: Tensor, places: Tensor, trained: Tensor) -> None:
+    """Scale and shift all rows as the least-squares fit of those at some places to trained ones.
+
+    Training makes the rows of the target's output head shorter, and moves all of them away from
+    what is drafted now. Rows without that would be drafted far too often. Rows that begin as zeros,
+    those of a Markov head, become the mean of the trained ones. tensor: [V, size], as it begins
+    without a head. trained: [R, size].
+    """
+    before, after = tensor[places].mean(0), trained.mean(0)
+    centered = tensor[places] - before
+    scale = (centered * (trained - after)).sum() / centered.square().sum().clamp(min=1e-12)
+    tensor.sub_(before).mul_(scale).add_(after)
 
 
 def _sizes(config: dict[str, Any]) -> dict[str, Any]:
