@@ -12,6 +12,7 @@ maximum first, then the others below it).
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,8 +63,8 @@ class Acceptance:
         return cls(0, 0, (0,) * depth, (0,) * depth)
 
     @classmethod
-    def of(cls, batch: Batch, drafts: Tensor) -> Acceptance:
-        """Compare the draft tokens of all bases, [depth, R], with the text.
+    def by_sample(cls, batch: Batch, drafts: Tensor) -> list[Acceptance]:
+        """Compare the draft tokens of all bases, [depth, R], with the text of each sample.
 
         Waits for the device of the drafts.
         """
@@ -72,13 +73,29 @@ class Acceptance:
         text = batch.next_ids[batch.places(depth)]
         is_right = ((drafts == text) & exists).cumprod(0)
         lengths = is_right.sum(0).tolist()
-        num_steps = num_accepted = 0
+        found = []
         for span in batch.spans:
             steps = _steps(lengths[span.bases])
-            num_steps += len(steps)
-            num_accepted += sum(steps)
-        of_places = tuple(is_right.sum(1).tolist()), tuple(exists.sum(1).tolist())
-        return cls(num_steps, num_accepted, *of_places)
+            of_places = (each[:, span.bases].sum(1).tolist() for each in (is_right, exists))
+            found.append(cls(len(steps), sum(steps), *map(tuple, of_places)))
+        return found
+
+
+def is_longer(before: Sequence[Acceptance], after: Sequence[Acceptance]) -> bool:
+    """Return whether drafts save steps of the target beyond chance, on the same samples.
+
+    The mean of the steps that each of at least three samples saves must exceed the one-sided
+    97.7 % quantile of Student's t (two for many samples), by its Cornish-Fisher expansion. Steps
+    are whole, so their deviation counts as at least one. before, after: by sample, in the same
+    order.
+    """
+    saved = [old.num_steps - new.num_steps for old, new in zip(before, after, strict=True)]
+    if len(saved) < 3:
+        return False
+    freedom = len(saved) - 1
+    quantile = 2 + 2.5 / freedom + 3.06 / freedom**2
+    standard_error: float = max(1.0, statistics.stdev(saved)) / len(saved) ** 0.5
+    return sum(saved) / len(saved) > quantile * standard_error
 
 
 def _steps(lengths: Sequence[int]) -> list[int]:
@@ -90,13 +107,12 @@ def _steps(lengths: Sequence[int]) -> list[int]:
     return steps
 
 
-def noise_given_choice(log_p: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
+def noise_given_choice(log_p: Tensor, chosen: Tensor, uniform: Tensor) -> Tensor:
     """Return Gumbel noise [N, V] with which `chosen` is the argmax of log p plus noise.
 
-    log_p: [N, V], normalized. chosen: [N] int64. A drawn noise has the distribution of the noise
-    that sampled the text.
+    log_p: [N, V], normalized. chosen: [N] int64. uniform: [N, V], independent draws from 0 to 1;
+    with these the noise has the distribution of the noise that sampled the text.
     """
-    uniform = torch.rand(log_p.shape, generator=generator, device=log_p.device)
     uniform = uniform.clamp(_TINY, 1 - 1e-7)
     free = log_p - torch.log(-torch.log(uniform))  # independent, before the condition
     largest = free.gather(1, chosen[:, None]) - log_p.gather(1, chosen[:, None])  # a Gumbel(0)

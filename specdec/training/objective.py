@@ -7,7 +7,7 @@ are then propagated at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -35,8 +35,18 @@ _LEAST_P = 1e-37  # a float32 whose logarithm is finite
 class Objective:
     """Loss of a drafter against the target's distribution over the drafter's tokens."""
 
-    def __init__(self, config: TrainingConfig, target: Target, token_ids: Tensor) -> None:
-        """token_ids: of the drafter, [V] int64."""
+    def __init__(
+        self,
+        config: TrainingConfig,
+        target: Target,
+        token_ids: Tensor,
+        columns: Sequence[int] | None = None,
+    ) -> None:
+        """token_ids: of the drafter, [V] int64.
+
+        columns: of the noise, a permutation of 0 to V - 1, by default in order. Drafters with as
+        many tokens are compared under the same noise where common tokens have common columns.
+        """
         self._config = config
         self._loss = LOSSES[config.loss]
         self._teacher_head = target.output_rows(token_ids)
@@ -44,6 +54,7 @@ class Objective:
         draft_ids = torch.full((target.config.vocab_size,), -1)
         draft_ids[token_ids] = torch.arange(len(token_ids))
         self._token_ids, self._draft_ids = token_ids.to(device), draft_ids.to(device)
+        self._columns = None if columns is None else torch.tensor(columns, device=device)
         self._weights = decayed_weights(config.depth, config.decay).to(device)
         self._chunk_logits = _CHUNK_LOGITS[device.type]
 
@@ -110,7 +121,10 @@ class Objective:
         for index, each in enumerate(p):
             log_p = (each.clamp(min=_LEAST_P).log() / scale.clamp(min=1e-3)).log_softmax(-1)
             chosen = self._draft_ids[batch.next_ids[batch.after(index)[bases]]].clamp(min=0)
-            parts.append(scale * noise_given_choice(log_p, chosen, generator))
+            uniform = torch.rand(log_p.shape, generator=generator, device=batch.device)
+            if self._columns is not None:
+                uniform = uniform[:, self._columns]
+            parts.append(scale * noise_given_choice(log_p, chosen, uniform))
         return torch.stack(parts)
 
     def _chunks(

@@ -15,10 +15,14 @@ from specdec.models.lora.peft import AdapterFiles
 from specdec.models.resolve import portable_name, resolve
 from specdec.models.weights.checkpoint import CPU
 from specdec.models.weights.fingerprint import model_fingerprint
-from specdec.text.tokenizer import Tokenizer
 from specdec.training.data.config import TrainingConfig
 from specdec.training.data.corpus import Corpus, CorpusError
-from specdec.training.data.draft_vocabulary import ReducedVocabulary, check_size, token_counts
+from specdec.training.data.draft_vocabulary import (
+    ReducedVocabulary,
+    check_size,
+    special_tokens,
+    token_counts,
+)
 from specdec.training.data.target import Target, TargetPrecision
 from specdec.training.drafters.base import drafter_class
 from specdec.training.trainer import Data, Trainer
@@ -60,7 +64,7 @@ def draft_vocabulary_size(config: TrainingConfig, wanted: int | None, directory:
     vocab_size = ModelConfig.from_directory(directory).vocab_size
     if drafter_class(method).has_reduced_vocabulary:
         size = min(DEFAULT_DRAFT_VOCAB_SIZE, vocab_size) if wanted is None else wanted
-        check_size(size, len(_special_tokens(directory)), vocab_size)
+        check_size(size, len(special_tokens(directory)), vocab_size)
         return size
     if wanted not in (None, vocab_size):
         limit = f"left out, or {vocab_size}, the target's: {method} has no draft vocabulary"
@@ -103,7 +107,7 @@ def open_run(
     if start is not None and config.lora_rank is not None:
         vocabulary = ReducedVocabulary(np.array(start.token_ids(vocab_size)))
     else:
-        vocabulary = ReducedVocabulary.of_counts(counts, size, _special_tokens(directory))
+        vocabulary = ReducedVocabulary.of_counts(counts, size, special_tokens(directory))
     size, counts = len(vocabulary.token_ids), token_counts(held_out, vocab_size)
     coverage = vocabulary.coverage(counts)
     show(
@@ -153,12 +157,6 @@ def _read_samples(files: TrainingFiles, directory: Path) -> Corpus:
     if len(corpus) < needed:
         raise CorpusError(f"{names} has {len(corpus)} samples so far; {needed} are needed")
     return corpus[: files.num_samples]
-
-
-def _special_tokens(directory: Path) -> set[int]:
-    """Return the tokens that every draft vocabulary has."""
-    model = ModelConfig.from_directory(directory)
-    return {*Tokenizer(directory).special_token_ids, *model.eos_token_ids}
 
 
 def _card(samples: Corpus, precision: TargetPrecision) -> dict[str, Any]:

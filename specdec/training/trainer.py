@@ -38,10 +38,11 @@ _LOSS_INTERVAL = {"cpu": 1, "cuda": 20}
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Held-out acceptance after a number of steps, by temperature."""
+    """Held-out acceptance after a number of steps, by temperature and by sample."""
 
     step: int
     acceptance: Mapping[float, Acceptance]
+    by_sample: Sequence[Acceptance] = ()
 
     @property
     def mean_length(self) -> float:
@@ -108,13 +109,14 @@ class Data:
     """Samples to train on and to evaluate on, and the draft vocabulary.
 
     token_ids: the target's ids of the draft tokens, ascending. card: what the drafter's card
-    reports of them.
+    reports of them. columns: of noise at evaluations, see Objective.
     """
 
     train: Sequence[Sample]
     held_out: Sequence[Sample]
     token_ids: Sequence[int]
     card: Mapping[str, Any]
+    columns: Sequence[int] | None = None
 
 
 class Trainer:
@@ -143,7 +145,7 @@ class Trainer:
         self._directory, self._clock = directory, clock
         token_ids = torch.tensor(list(data.token_ids), dtype=torch.int64)
         self.drafter, self._adapter = _new_drafter(config, target, token_ids, start)
-        self._objective = Objective(config, target, token_ids)
+        self._objective = Objective(config, target, token_ids, data.columns)
         self._optimizers = Optimizers(config, self.drafter)
         self.order = BatchOrder(
             [len(each.token_ids) for each in data.train],
@@ -155,8 +157,10 @@ class Trainer:
         self._best, self._best_step = 0.0, 0
         self._evaluation: Evaluation | None = None
         self._start_digest = start.digest if start is not None else None
+        self.best_evaluation: Evaluation | None = None  # none since the checkpoint was loaded
         if not self._load() and start is not None:
-            self._best = self.evaluate().mean_length
+            self._evaluation = self.best_evaluation = self.evaluate()
+            self._best = self._evaluation.mean_length
 
     @property
     def num_steps(self) -> int:
@@ -221,15 +225,16 @@ class Trainer:
         device = self._target.device
         generator = torch.Generator(device).manual_seed(self._config.seed)
         none = Acceptance.none(self._config.depth)
-        found: dict[float, Acceptance] = {}
+        found, by_sample = dict[float, Acceptance](), list[Acceptance]()
         for samples in self._held_out_batches:
             batch = Batch.of(samples)
             hidden = self._target.hidden_states(batch, self.drafter.taps)
             on_device = batch.to(device)
             drafts = self._objective.drafts(self.drafter, on_device, hidden, generator)
-            own, temperature = Acceptance.of(on_device, drafts), samples[0].temperature
-            found[temperature] = found.get(temperature, none) + own
-        return Evaluation(self.step, dict(sorted(found.items())))
+            own, temperature = Acceptance.by_sample(on_device, drafts), samples[0].temperature
+            found[temperature] = reduce(add, own, found.get(temperature, none))
+            by_sample += own
+        return Evaluation(self.step, dict(sorted(found.items())), by_sample)
 
     @cached_property
     def _held_out_batches(self) -> list[list[Sample]]:
@@ -256,6 +261,7 @@ class Trainer:
         """Evaluate, and export the drafter if it is the best so far."""
         self._evaluation = self.evaluate()
         if self._evaluation.mean_length > self._best:
+            self.best_evaluation = self._evaluation
             self._best, self._best_step = self._evaluation.mean_length, self.step
             self.export()
 

@@ -19,7 +19,7 @@ from specdec.client import AdminClient, ClientError, DrafterOrder
 from specdec.config.quantization import QuantizationMethod
 from specdec.training.data.config import Precision, TrainingConfig, WeightDtype
 from specdec.types.drafters import VersionState
-from specdec.types.errors import NotReadyError
+from specdec.types.errors import InvalidValueError, NotReadyError
 
 if TYPE_CHECKING:
     from specdec.training.adaptation import Adaptation, Version
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 _LONGEST_SAMPLE = 8192
 """Longer samples are skipped: the trainer's target would need memory for them."""
+
+_CACHE_BYTES = 2**30
+"""Memory of the target's hidden states that are kept."""
+_MIN_HELD_OUT_TOKENS = 512
+"""Tokens of held-out answers, below which no version is trained."""
 
 _TEMPORARY = (
     StatusCode.UNAVAILABLE,
@@ -42,14 +47,14 @@ _TEMPORARY = (
 @click.option(
     "--min-tokens",
     type=click.IntRange(min=1),
-    default=50_000,
+    default=10_000,
     show_default=True,
     help="Tokens of new samples before a version is trained.",
 )
 @click.option(
     "--max-tokens",
     type=click.IntRange(min=1),
-    default=500_000,
+    default=40_000,
     show_default=True,
     help="Tokens of the latest samples to train on, those of earlier versions included.",
 )
@@ -65,7 +70,7 @@ _TEMPORARY = (
     help="Seconds between two requests for samples.",
 )
 @click.option(
-    "--learning-rate", type=float, default=2e-4, show_default=True, help="Peak learning rate."
+    "--learning-rate", type=float, default=5e-4, show_default=True, help="Peak learning rate."
 )
 @click.option(
     "--num-epochs",
@@ -103,29 +108,29 @@ def adapt(
 ) -> None:
     """Train the draft head of the service further, and load each version that is better.
 
-    TARGET is the served model. Samples come from requests with allow_training, on a service that
-    runs with --training-buffer-tokens; they stay in memory. Versions are written to OUTPUT, which
-    the nodes of the service must see under the same path.
+    TARGET is the served model. Samples are from requests with allow_training, if the service has
+    --training-buffer-tokens. Its nodes must see the versions in OUTPUT under the same path.
     """
     import torch
 
     from specdec.models.resolve import resolve
     from specdec.models.weights.checkpoint import CPU
     from specdec.training.adaptation import Adaptation
-    from specdec.training.data.target import Target, TargetPrecision
+    from specdec.training.data.target import TargetPrecision
+    from specdec.training.data.target_cache import CachedTarget
 
     torch.set_num_threads(threads)
     run_when_idle()
     directory = resolve(target, progress=print_stderr)
     longest = _longest_sample(directory)
-    teacher = Target(directory, longest, TargetPrecision.on(CPU, dtype, quantization))
-    output.mkdir(parents=True, exist_ok=True)
-    config = _training_config(learning_rate, num_epochs, precision)
-    adaptation = Adaptation(teacher, config, output.resolve())
+    target_precision = TargetPrecision.on(CPU, dtype, quantization)
     with admin_client(**connection) as client:
         source = SampleSource(client, min_tokens, max_tokens, longest)
-        loop = AdaptationLoop(client, source, adaptation)
-        loop.run(num_versions, lambda: time.sleep(interval_s))
+        teacher = CachedTarget(directory, longest, target_precision, _CACHE_BYTES)
+        output.mkdir(parents=True, exist_ok=True)
+        config = _training_config(learning_rate, num_epochs, precision)
+        adaptation = Adaptation(teacher, config, output.resolve(), _MIN_HELD_OUT_TOKENS)
+        AdaptationLoop(client, source, adaptation).run(num_versions, lambda: time.sleep(interval_s))
 
 
 def _longest_sample(directory: Path) -> int:
@@ -139,7 +144,9 @@ def _training_config(learning_rate: float, num_epochs: int, precision: Precision
         learning_rate=learning_rate,
         num_epochs=num_epochs,
         precision=precision,
+        batch_tokens=512,
         held_out=0.1,
+        max_held_out_samples=32,
         evaluate_every=50,
     )
 
@@ -161,7 +168,12 @@ class SampleSource:
     def __init__(
         self, client: AdminClient, min_tokens: int, max_tokens: int, longest: int = _LONGEST_SAMPLE
     ) -> None:
-        """Start empty. longest: tokens of a sample; longer ones are skipped."""
+        """Start empty. longest: tokens of a sample; longer ones are skipped.
+
+        Raises InvalidValueError where the latest `max_tokens` are never enough.
+        """
+        if min_tokens > max_tokens:
+            raise InvalidValueError("min_tokens", min_tokens, f"at most max_tokens ({max_tokens})")
         self._client = client
         self._min_tokens = min_tokens
         self._max_tokens = max_tokens
@@ -230,12 +242,19 @@ class AdaptationLoop:
 
     def _advance(self) -> bool:
         """Train a version and have it loaded; return whether there were enough samples."""
+        from specdec.training.adaptation import TooFewTokensError
+
         if self._version is None:
             if not self._source.read():
                 return False
             head = self._active_head()
             samples = self._source.mark_used()
-            self._version = self._adaptation.train(head, samples, lambda progress: None)
+            try:
+                self._version = self._adaptation.train(head, samples, lambda progress: None)
+            except TooFewTokensError as error:
+                hint = "waiting for more; a larger --max-tokens helps"
+                print_stderr(f"{len(samples)} samples: {error}; {hint}")
+                return False
             print_stderr(_summary(self._version))
         if self._version.directory is not None:
             self._load(self._version.directory)
@@ -266,7 +285,7 @@ class AdaptationLoop:
 
 
 def _summary(version: Version) -> str:
-    outcome = "not better" if version.directory is None else str(version.directory)
+    outcome = "not better beyond chance" if version.directory is None else str(version.directory)
     return (
         f"{version.num_samples} samples: held-out acceptance length {version.before:.2f} before, "
         f"{version.after:.2f} after: {outcome}"

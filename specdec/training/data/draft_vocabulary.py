@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from specdec.models.config.model_config import ModelConfig
+from specdec.text.tokenizer import Tokenizer
 from specdec.training.data.corpus import Sample
 from specdec.types.errors import InvalidValueError
 
@@ -40,10 +43,27 @@ class ReducedVocabulary:
         others = order[~np.isin(order, kept)][: size - len(kept)]
         return cls(np.sort(np.concatenate([kept, others])))
 
+    def renewed(self, counts: npt.NDArray[np.int64], always: Iterable[int]) -> ReducedVocabulary:
+        """Return one of the same size, with counted tokens in place of those that count least.
+
+        Tokens of `always` that this one has stay. Of equal counts, own tokens stay before others,
+        since their rows are trained. Then the lowest ids stay: byte-pair encodings number their
+        tokens in the order of merges, from frequent to rare. counts, always: as in `of_counts`.
+        """
+        is_own = np.isin(np.arange(len(counts)), self.token_ids)
+        kept = np.intersect1d(self.token_ids, np.fromiter(always, np.int64))
+        return self.of_counts(2 * counts + is_own, len(self.token_ids), kept.tolist())
+
     def coverage(self, counts: npt.NDArray[np.int64]) -> float:
         """Return the share of counted tokens that can be drafted; 1 where none are counted."""
         total = int(counts.sum())
         return int(counts[self.token_ids].sum()) / total if total else 1.0
+
+
+def special_tokens(directory: Path) -> set[int]:
+    """Return the special and end tokens of the target in a directory."""
+    model = ModelConfig.from_directory(directory)
+    return {*Tokenizer(directory).special_token_ids, *model.eos_token_ids}
 
 
 def check_size(size: int, num_special: int, vocab_size: int) -> None:

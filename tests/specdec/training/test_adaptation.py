@@ -1,26 +1,33 @@
 # Modules: specdec.training.warm_start
-"""Training of a served head that is continued, and what it is worth when the traffic changes."""
+"""Training of a served head that is continued; tests/e2e has what it is worth on a service."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from specdec import LLM, SamplingParams
-from specdec.training.adaptation import Adaptation, split
+from specdec.training.adaptation import Adaptation, TooFewTokensError, split
 from specdec.training.data.corpus import Sample
-from specdec.training.data.target import Target, TargetPrecision
+from specdec.training.data.draft_vocabulary import special_tokens
+from specdec.training.data.target_cache import CachedTarget
 from specdec.training.drafters.base import TRAINED_METHODS, drafter_class
 from specdec.training.export import export
 from specdec.training.trainer import Data, Trainer
 from specdec.training.warm_start import ExportedHead
 from specdec.types.errors import UnsupportedModelError
 from tests.specdec.heads import fitted_medusa_dir
-from tests.specdec.llm.models import arguments
-from tests.specdec.tiny import TEXT
-from tests.specdec.trained import byte_level, trained_llama_dir
-from tests.specdec.training.targets import CONFIG, exported
+from tests.specdec.training import targets
+from tests.specdec.training.targets import exported
+
+CONFIG = replace(targets.CONFIG, held_out=0.5)
+"""Twelve of 24 samples are held out, so that a better version is better beyond chance."""
+
+
+def adaptation(target, output, config=CONFIG, min_held_out_tokens=1):
+    target = CachedTarget(target.directory, 128, target.precision, max_bytes=2**24)
+    return Adaptation(target, config, output, min_held_out_tokens)
 
 
 @pytest.mark.parametrize("method", sorted({*TRAINED_METHODS} - {"draft_model"}))
@@ -80,7 +87,7 @@ def test_a_head_that_was_not_trained_here_is_refused(target, samples, tmp_path):
     texts = [each.token_ids for each in samples]
     other = fitted_medusa_dir(target.directory, tmp_path / "head", texts)
     with pytest.raises(UnsupportedModelError, match="cannot be trained further: tensor"):
-        Adaptation(target, CONFIG, tmp_path).train(other, samples, lambda progress: None)
+        adaptation(target, tmp_path).train(other, samples, lambda progress: None)
     assert not (tmp_path / ".training").exists()
 
 
@@ -111,60 +118,113 @@ def test_of_two_prompts_one_is_held_out_and_of_one_none(held_out):
     assert split(samples[:2], held_out, 0) == (samples[:2], [])
 
 
+TINY = replace(CONFIG, learning_rate=1e-9)
+
+
+def test_draft_tokens_alone_can_make_a_better_version(target, samples, tmp_path):
+    head = exported("medusa", target, tmp_path / "run", samples).head_directory
+    version = adaptation(target, tmp_path, TINY).train(head, samples, lambda progress: None)
+    assert version.directory is not None
+    assert version.after > version.before
+    card = json.loads((version.directory / "card.json").read_text())
+    assert card["held_out"]["mean_accepted_length"] == round(version.after, 4)
+    assert card["num_evaluated_samples"] == len(split(samples, TINY.held_out, TINY.seed)[1])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_draft_tokens_that_are_not_needed_make_no_better_version(target, samples, tmp_path, seed):
+    """The head has all tokens of the held-out answers, which are at temperature 0.8."""
+    own, others = known_and_other_tokens(target, samples)
+    config = replace(TINY, method="medusa", seed=seed)
+    Trainer(config, target, Data(samples[4:], samples[:4], own, {}), tmp_path / "run").export()
+    warm = [replace(each, temperature=0.8) for each in samples]
+    train, held_out = split(warm, config.held_out, seed)
+    odd = replace(train[0], token_ids=(*train[0].token_ids, *others))
+    version = adaptation(target, tmp_path, config).train(
+        tmp_path / "run" / "head", [odd, *train[1:], *held_out], lambda progress: None
+    )
+    assert version.directory is None
+    assert version.after == pytest.approx(version.before, abs=0.05)
+
+
+def known_and_other_tokens(target, samples):
+    """Return ids: special ones, those of the samples and others; and lower ids than most."""
+    answered = {each for sample in samples for each in sample.token_ids}
+    answered |= special_tokens(target.directory)
+    free = [each for each in range(target.config.vocab_size) if each not in answered]
+    return sorted(answered | set(free[20:])), free[:20]
+
+
+def test_common_draft_tokens_keep_their_noise(target, samples, tmp_path, monkeypatch):
+    head = exported("medusa", target, tmp_path / "run", samples).head_directory
+    found, trainer = [], Adaptation._trainer
+    monkeypatch.setattr(Adaptation, "_trainer", lambda *own: found.append(own[2]) or trainer(*own))
+    adaptation(target, tmp_path, TINY).train(head, samples, lambda progress: None)
+    old, new = found
+    columns = dict(zip(new.token_ids, new.columns, strict=True))
+    common = columns.keys() & set(old.token_ids)
+    assert 0 < len(common) < len(columns)
+    assert all(columns[each] == old.token_ids.index(each) for each in common)
+    assert sorted(new.columns) == list(range(len(old.token_ids)))
+
+
+def test_too_few_held_out_answer_tokens_train_no_version(target, samples, tmp_path):
+    head = exported("medusa", target, tmp_path / "run", samples).head_directory
+    num_tokens = sum(len(each.answer) for each in split(samples, CONFIG.held_out, CONFIG.seed)[1])
+    reports = []
+    enough, more = (adaptation(target, tmp_path, CONFIG, num_tokens + each) for each in (0, 1))
+    with pytest.raises(TooFewTokensError, match=rf"^{num_tokens} .*\(minimum {num_tokens + 1}\)"):
+        more.train(head, samples, reports.append)
+    assert not reports
+    assert enough.train(head, samples, reports.append)
+
+
+def test_a_head_that_lacks_no_token_is_evaluated_once_at_the_start(
+    target, samples, tmp_path, monkeypatch
+):
+    head = exported("mlp_speculator", target, tmp_path / "run", samples).head_directory
+    steps, evaluate = [], Trainer.evaluate
+    monkeypatch.setattr(Trainer, "evaluate", lambda self: steps.append(self.step) or evaluate(self))
+    adaptation(target, tmp_path, TINY).train(head, samples, lambda progress: None)
+    assert steps.count(0) == 1
+
+
 def test_a_version_that_is_not_better_does_not_exist(target, samples, tmp_path):
-    trainer = exported("medusa", target, tmp_path / "run", samples)
-    tiny = replace(CONFIG, learning_rate=1e-9)
-    version = Adaptation(target, tiny, tmp_path).train(
+    trainer = exported("mlp_speculator", target, tmp_path / "run", samples)
+    version = adaptation(target, tmp_path, TINY).train(
         trainer.head_directory, samples, lambda progress: None
     )
     assert (version.directory, version.after) == (None, version.before)
     assert not list(tmp_path.glob("version-*"))
 
 
-LONGER = replace(
-    CONFIG, method="medusa", num_epochs=40, batch_tokens=512, learning_rate=5e-3, patience=20
-)
-OTHER_TEXT = TEXT.swapcase()[::-1]
-"""Another language: other tokens, in another order."""
+@pytest.mark.parametrize("num_needed", [1, 3])
+def test_the_latest_samples_are_held_out_up_to_their_limit_or_the_minimum_of_tokens(
+    num_needed, target, samples, tmp_path
+):
+    head = exported("mlp_speculator", target, tmp_path / "run", samples).head_directory
+    config = replace(TINY, method="mlp_speculator", max_held_out_samples=1)
+    train, held_out = split(samples, config.held_out, config.seed)
+    assert len(held_out) > num_needed
+    latest = held_out[-num_needed:]
+    minimum = sum(len(each.answer) for each in latest)
+    own = adaptation(target, tmp_path, config, minimum)
+    version = own.train(head, samples, lambda progress: None)
+    data = Data(train, latest, range(target.config.vocab_size), {})
+    alone = Trainer(config, target, data, tmp_path / "alone", start=ExportedHead(head))
+    assert version.before == alone.best
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_adaptation_to_another_language_raises_acceptance(tmp_path):
-    tokenizer = byte_level(TEXT + OTHER_TEXT, 400)
-    trained_llama_dir(tmp_path / "target", tokenizer, TEXT + OTHER_TEXT, num_steps=300)
-    target = Target(tmp_path / "target", 160, TargetPrecision(kernels="torch"))
-    params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
-
-    def prompts(text):
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        starts = range(0, len(ids) - 12, max(1, (len(ids) - 12) // 50))
-        return [{"prompt_token_ids": ids[start : start + 8]} for start in starts]
-
-    def answered(llm, asked):
-        outputs = llm.generate(asked, params, use_tqdm=False)
-        tokens = [(*each.prompt_token_ids, *each.outputs[0].token_ids) for each in outputs]
-        return [Sample(each, 8, 0.0) for each in tokens]
-
-    seen, unseen = prompts(OTHER_TEXT)[::2], prompts(OTHER_TEXT)[1::2]
-    with LLM(**arguments(target.directory, speculative_config=None)) as llm:
-        first, expected = answered(llm, prompts(TEXT)), answered(llm, unseen)
-    data = Data(first[5:], first[:5], range(target.config.vocab_size), {})
-    trainer = Trainer(LONGER, target, data, tmp_path / "run")
-    trainer.run(lambda progress: None)
-    head = trainer.head_directory
-    speculation = {"model": str(head), "num_speculative_tokens": 3, "policy": "threshold"}
-    with LLM(**arguments(target.directory, speculative_config=speculation)) as llm:
-        assert answered(llm, unseen) == expected
-        samples = answered(llm, seen)
-        version = Adaptation(target, LONGER, tmp_path).train(head, samples, lambda progress: None)
-        assert version.directory == tmp_path / "version-00001"
-        llm.load_drafter(str(version.directory))
-        assert answered(llm, unseen) == expected, "the tokens are unchanged"
-        before, after = llm.drafter_versions()
-    figures = [
-        (round(each.acceptance, 3), round(each.speculation.mean_acceptance_length, 2))
-        for each in (before, after)
-    ]
-    print("first tokens accepted, tokens per draft: before, after", figures)
-    assert after.acceptance > before.acceptance + 0.1, figures
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_a_version_drafts_tokens_of_the_answers_that_the_head_lacks(
+    method, target, samples, tmp_path
+):
+    head = exported(method, target, tmp_path / "run", samples).head_directory
+    own = ExportedHead(head).token_ids(target.config.vocab_size)
+    version = adaptation(target, tmp_path).train(head, samples, lambda progress: None)
+    assert version.directory is not None
+    tokens = ExportedHead(version.directory).token_ids(target.config.vocab_size)
+    answered = {each for sample in split(samples, 0.5, CONFIG.seed)[0] for each in sample.answer}
+    assert len(tokens) == len(own) >= len(answered)
+    assert answered <= set(tokens)
+    assert not answered <= set(own)

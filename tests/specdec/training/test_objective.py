@@ -161,6 +161,35 @@ def test_a_perfect_drafter_is_always_right(temperature, target):
     assert torch.equal(drafts[exists], expected[exists])
 
 
+def test_other_draft_tokens_meet_the_same_noise(target):
+    """Without logits the noise alone drafts: 159 of 160 tokens are common, at other places."""
+    batch = Batch.of([dataclasses.replace(each, temperature=0.8) for each in TEXTS])
+    hidden = target.hidden_states(batch, ())
+    found = []
+    last = len(DRAFTED) - 1
+    other = torch.cat([torch.tensor([0, 1]), DRAFTED[1:-1]])  # 1 in place of the last
+    for token_ids, columns in ((DRAFTED, None), (other, [0, last, *range(1, last)])):
+        generator, silent = torch.Generator().manual_seed(0), _Silent(len(token_ids))
+        own = Objective(CONFIG, target, token_ids, columns)
+        found.append(own.drafts(silent, batch, hidden, generator))
+    assert (found[0] == found[1]).float().mean() > 0.8
+
+
+class _Silent:
+    """A drafter whose logits are zeros."""
+
+    draft_temperature = 1.0
+
+    def __init__(self, num_tokens):
+        self._num_tokens = num_tokens
+
+    def states(self, batch, hidden):
+        return torch.zeros(CONFIG.depth, batch.num_bases, 1)
+
+    def logits(self, states):
+        return states.expand(-1, -1, self._num_tokens)
+
+
 class _Perfect:
     """A drafter whose draft tokens have the target's logits."""
 

@@ -10,9 +10,9 @@ from grpc import StatusCode
 
 from cluster.cli.training.adapt import AdaptationLoop, SampleSource
 from specdec.client import ClientError, DrafterReport, DrafterVersion, SampleBatch, ServedSample
-from specdec.training.adaptation import Version
+from specdec.training.adaptation import TooFewTokensError, Version
 from specdec.types.drafters import DrafterOrder, VersionState
-from specdec.types.errors import NotReadyError
+from specdec.types.errors import InvalidValueError, NotReadyError
 from specdec.types.reports.stats import SpeculationStats
 
 
@@ -53,12 +53,15 @@ class Service:
 class Trainer:
     """Adaptation that notes its calls and returns a version."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, min_samples=0):
         self.directory = directory
+        self.min_samples = min_samples
         self.calls = []
 
     def train(self, head, samples, report):
         self.calls.append((head, list(samples)))
+        if len(samples) < self.min_samples:
+            raise TooFewTokensError("9 answer tokens are held out (minimum 512)")
         return Version(self.directory, 1.5, 1.8, len(samples))
 
 
@@ -118,6 +121,23 @@ def test_a_version_that_is_not_better_or_not_wanted_is_not_loaded(head, director
     service.batches = [batch(1, 2)]
     AdaptationLoop(service, SampleSource(service, 1, 100), trainer).run(1, lambda: None)
     assert service.orders == []
+
+
+def test_too_few_samples_are_kept_for_a_later_version(head, capsys):
+    service, trainer = Service(head), Trainer(Path("/versions/version-00001"), min_samples=4)
+    service.batches, waits = [batch(1, 2), batch(3, 4)], []
+    source = SampleSource(service, min_tokens=20, max_tokens=1000)
+    AdaptationLoop(service, source, trainer).run(1, lambda: waits.append(1))
+    assert [len(samples) for _, samples in trainer.calls] == [2, 4]
+    assert len(waits) == len(service.orders) == 1
+    printed = capsys.readouterr().err
+    assert "2 samples: 9 answer tokens are held out (minimum 512); waiting for more" in printed
+    assert "a larger --max-tokens helps" in printed
+
+
+def test_more_new_tokens_than_are_kept_are_refused(head):
+    with pytest.raises(InvalidValueError, match=r"min_tokens is 30; .* max_tokens \(20\)"):
+        SampleSource(Service(head), min_tokens=30, max_tokens=20)
 
 
 TEMPORARY = ClientError(StatusCode.UNAVAILABLE, "the service is unavailable")

@@ -35,6 +35,22 @@ def test_equal_counts_are_ordered_by_id():
     assert ReducedVocabulary.of_counts(counts, 2, ()).token_ids.tolist() == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("own", "always", "renewed"),
+    [
+        ([0, 1, 2, 4], (), [0, 3, 5, 7]),  # the highest ids that are not counted leave
+        ([0, 1, 8, 9], (8, 9), [3, 5, 8, 9]),  # special tokens are often the highest ids
+        ([0, 1, 2, 4], (8, 9), [0, 3, 5, 7]),  # those that the head lacks are not added
+        ([3, 5, 7, 9], (), [3, 5, 7, 9]),  # no token is missing
+        ([8, 9], (), [3, 5]),  # more are counted than fit
+        ([7, 9], (9,), [3, 9]),  # the least counted leaves
+    ],
+)
+def test_counted_tokens_replace_those_that_count_least(own, always, renewed):
+    vocabulary = ReducedVocabulary(np.array(own)).renewed(COUNTS, always)
+    assert vocabulary.token_ids.tolist() == renewed
+
+
 def test_coverage_is_the_share_of_tokens_that_can_be_drafted():
     vocabulary = ReducedVocabulary.of_counts(COUNTS, 2, ())
     assert vocabulary.coverage(COUNTS) == 5 / 6
