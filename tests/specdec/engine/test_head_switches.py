@@ -2,6 +2,7 @@
 """The real engine while its draft head is replaced: no token changes, and acceptance follows."""
 
 import itertools
+import json
 import re
 import shutil
 from functools import cache
@@ -130,6 +131,52 @@ def test_switches_change_no_token_of_8_streams(
     assert counts.num_steps_ahead > 0
     drafts = counts.drafts_by_version.values()
     assert sum(each.num_drafts for each in drafts) <= counts.speculation.num_drafts
+
+
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_versions_with_other_draft_tokens_change_no_token(tiny_model_dir, tmp_path, method):
+    """Two versions have half of their draft tokens in common, at other places."""
+    asked = requests(temperature=0.8)
+    expected = tokens_by(local_engine(tiny_model_dir, engine_config(0)), asked)
+    texts = [[*each.prompt, *expected[each.request_id]] for each in asked]
+    fitted = HEADS[method](tiny_model_dir, tmp_path / "fitted", texts)
+    first, second = (
+        with_draft_tokens(fitted, tmp_path / str(each), each) for each in (False, True)
+    )
+    engine = engine_with(tiny_model_dir, first, method)
+    assert run_with_switches(engine, asked, (second, first)) == expected
+    drafts = engine.stats().counts.drafts_by_version
+    assert engine.drafters.active == NUM_SWITCHES + 1
+    for number in range(2):
+        own = [each for name, each in drafts.items() if int(name) % 2 == number]
+        rate = sum(each.num_accepted_tokens for each in own) / sum(
+            each.num_draft_tokens for each in own
+        )
+        assert rate > 0.05, "with the map of the other version it is below 0.03"
+
+
+def with_draft_tokens(head_dir, directory, is_late):
+    """Copy a head with the first two thirds of its draft tokens, or with the last two."""
+    shutil.copytree(head_dir, directory)
+    tensors = load_file(directory / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text())
+    own = torch.arange(config["vocab_size"])
+    if "d2t" in tensors:
+        own = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+    third = len(own) // 3
+    places = torch.arange(2 * third) + (third if is_late else 0)
+    ids = own[places]
+    for name in [each for each in tensors if "lm_head" in each]:
+        tensors[name] = tensors[name][places].clone()
+    if "d2t" in tensors:
+        tensors["d2t"] = ids - torch.arange(len(ids))
+        config["draft_vocab_size"] = len(ids)
+    else:
+        tensors["token_map"] = ids
+        config["truncated_vocab_size"] = len(ids)
+    save_file(tensors, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
 
 
 @pytest.mark.parametrize("method", ["eagle3", pytest.param("medusa", marks=pytest.mark.slow)])

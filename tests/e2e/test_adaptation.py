@@ -1,0 +1,215 @@
+"""The shipped head of the demo model follows traffic: SQL, then German, on a running service.
+
+`-s` prints the figures of docs/adaptation.md as JSON lines. Nothing is asserted about time: the
+trainer gets the CPU time that the service leaves, so its CPU seconds are printed as well.
+"""
+
+import json
+import random
+import shutil
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specdec.client import AdminClient, Client, DrafterOrder
+from specdec.models.resolve import resolve
+from specdec.types.drafters import VersionState
+from specdec.types.sampling.sampling_params import SamplingParams
+from tests.e2e.conftest import running_service
+from tests.e2e.domains import german, prompts, sql
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
+
+MODEL, HEAD = "smollm2-135m-instruct", "smollm2-135m-instruct-eagle3"
+NUM_STREAMS = 4
+NUM_VERSIONS = 1
+"""Of each domain."""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    speculation = {"model": HEAD, "quantization": "int8", "policy": "threshold"}
+    flags = ["--speculative-config", json.dumps(speculation | {"num_speculative_tokens": 5})]
+    flags += ["--quantization", "int8", "--max-model-len", "2048", "--max-num-seqs", "8"]
+    flags += ["--training-buffer-tokens", "500000"]
+    log = tmp_path_factory.mktemp("adaptation") / "log"
+    with running_service(None, log, "--model", MODEL, *flags) as service:
+        yield service
+
+
+def params(seed):
+    """Return those of the model's card, shorter."""
+    return SamplingParams(temperature=0.2, top_p=0.9, max_tokens=200, seed=seed)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Answers to the same prompts: their tokens, and tokens of a step."""
+
+    answers: list[tuple[int, ...]]
+    tokens_per_step: float
+
+
+def measured_prompts(domain):
+    """Return the prompts that `measured` asks, which `Traffic` leaves out."""
+    return list(islice(prompts(domain, random.Random(1)), 8))
+
+
+def measured(service, domain, count=8):
+    """Return the answers to prompts that are never trained on."""
+    asked = measured_prompts(domain)[:count]
+    with Client(service.grpc_address, timeout_s=600) as client, ThreadPoolExecutor(4) as pool:
+        done = list(
+            pool.map(lambda each: client.generate(each[1], params(each[0])), enumerate(asked))
+        )
+    drafts = sum(each.usage.speculation.num_drafts for each in done)
+    accepted = sum(each.usage.speculation.num_accepted_tokens for each in done)
+    return Measured([each.choices[0].token_ids for each in done], 1 + accepted / drafts)
+
+
+class Traffic:
+    """Streams of a domain that allow training. Each waits as long as its latest answer took."""
+
+    def __init__(self, service, domain):
+        self._service, self._domain = service, domain
+        self._is_ended = threading.Event()
+        self.num_tokens = 0
+
+    @contextmanager
+    def running(self):
+        with ThreadPoolExecutor(NUM_STREAMS) as pool:
+            streams = [pool.submit(self._stream, index) for index in range(NUM_STREAMS)]
+            try:
+                yield self
+            finally:
+                self._is_ended.set()
+        for each in streams:
+            each.result()
+
+    def _stream(self, index):
+        left_out = measured_prompts(self._domain)
+        asked = prompts(self._domain, random.Random(100 + index))
+        asked = (each for each in asked if each not in left_out)
+        with Client(self._service.grpc_address, timeout_s=600) as client:
+            for seed in range(10**6):
+                started_at = time.monotonic()
+                for chunk in client.generate_stream(next(asked), params(seed), allow_training=True):
+                    self.num_tokens += len(chunk.token_ids)
+                    if self._is_ended.is_set():
+                        return
+                self._is_ended.wait(time.monotonic() - started_at)
+
+
+@contextmanager
+def trainer(service, directory, *words):
+    """Run `specdec adapt`; yield its process."""
+    command = [sys.executable, "-m", "cluster", "adapt", MODEL, str(directory), *words]
+    command += ["--quantization", "int8", "--address", service.grpc_address]
+    with (directory.parent / "adapt.log").open("wb") as log:
+        process = psutil.Popen(command, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+    print((directory.parent / "adapt.log").read_text())
+
+
+def cpu_seconds(processes):
+    return sum(sum(each.cpu_times()[:2]) for each in processes)
+
+
+def versions_of(service):
+    """Return the drafts of each version so far, and the tokens of a step with it."""
+    with AdminClient(service.grpc_address) as admin:
+        [report] = admin.drafters()
+    found = [each.speculation for each in report.versions]
+    return [(each.num_drafts, round(each.mean_acceptance_length, 3)) for each in found]
+
+
+def active_version(service):
+    with AdminClient(service.grpc_address) as admin:
+        [report] = admin.drafters()
+    [active] = [each for each in report.versions if each.state is VersionState.ACTIVE]
+    return active.number
+
+
+def show(**figures):
+    print(json.dumps(figures), flush=True)
+
+
+@pytest.mark.parametrize("domain", [sql, german], ids=lambda each: each.__name__)
+def test_tokens_of_a_step_grow_after_a_shift_of_traffic(service, domain, tmp_path):
+    before, version = measured(service, domain), active_version(service)
+    words = ("--min-tokens", "4000", "--num-versions", str(NUM_VERSIONS))
+    traffic, started_at = Traffic(service, domain), time.monotonic()
+    with trainer(service, tmp_path / "versions", *words) as process, traffic.running():
+        while process.poll() is None:
+            show(
+                domain=domain.__name__,
+                seconds=round(time.monotonic() - started_at),
+                trainer_cpu_seconds=round(cpu_seconds([process])),
+                rank_cpu_seconds=round(cpu_seconds(service.processes("TargetWorker"))),
+                answer_tokens=traffic.num_tokens,
+                versions=versions_of(service),
+            )
+            time.sleep(20)
+    assert process.returncode == 0
+    assert active_version(service) > version, "a version was trained, loaded and kept"
+    after = measured(service, domain)
+    show(before=before.tokens_per_step, after=after.tokens_per_step)
+    assert after.answers == before.answers, "the tokens are unchanged"
+    assert after.tokens_per_step > before.tokens_per_step + 0.1
+
+
+def noisy_head(directory, scale):
+    """Copy the configured head, with noise of a share of its weights' deviation."""
+    shutil.copytree(resolve(HEAD), directory)
+    torch.manual_seed(0)
+    file = directory / "model.safetensors"
+    tensors = {
+        name: each + scale * each.float().std() * torch.randn(each.shape)
+        if each.is_floating_point()
+        else each
+        for name, each in load_file(file).items()
+    }
+    save_file({name: each.contiguous() for name, each in tensors.items()}, file)
+    return str(directory)
+
+
+def test_tokens_are_unchanged_across_20_swaps(service, tmp_path):
+    expected, num_swaps = measured(service, sql, 8), 0
+    with ThreadPoolExecutor(1) as pool, AdminClient(service.grpc_address) as admin:
+        [report] = admin.set_drafter(DrafterOrder(path=noisy_head(tmp_path / "head", 0.2)))
+        new = report.versions[-1].number
+        while num_swaps < 20:
+            answers = pool.submit(measured, service, sql, 8)
+            while not answers.done():
+                admin.set_drafter(DrafterOrder(version=(1, new)[num_swaps % 2]))
+                num_swaps += 1
+                time.sleep(0.5)
+            assert answers.result().answers == expected.answers
+        show(swaps=num_swaps)
+        admin.set_drafter(DrafterOrder(version=1))
+
+
+def test_a_worse_version_is_rolled_back(service, tmp_path):
+    expected, version = measured(service, sql, 8), active_version(service)
+    with AdminClient(service.grpc_address) as admin:
+        admin.set_drafter(DrafterOrder(path=noisy_head(tmp_path / "head", 1.0)))
+        assert measured(service, sql, 8).answers == expected.answers
+        [report] = admin.drafters()
+    worse = report.versions[-1]
+    show(drafts_before_rollback=worse.speculation.num_drafts)
+    assert worse.state is VersionState.ROLLED_BACK
+    assert active_version(service) == version
