@@ -46,7 +46,8 @@ class HeadAdapter:
         drafter.requires_grad_(False)
         self._updates: dict[str, LowRank] = {}  # by the module's name in the head's files
         for name, layer in list(drafter.named_modules()):
-            if isinstance(layer, nn.Linear) and not is_outer(name):
+            is_outside = is_outer(name) or name.startswith("markov.")  # no rank adapts them
+            if isinstance(layer, nn.Linear) and not is_outside:
                 update = LowRank(layer.weight, rank)
                 self._updates[published[layer.weight.data_ptr()]] = update
                 parametrize.register_parametrization(layer, "weight", update)

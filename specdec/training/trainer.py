@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specdec.training.acceptance import Acceptance
-from specdec.training.checkpoint import Checkpoint
+from specdec.training.checkpoint import Checkpoint, CheckpointError
 from specdec.training.data.batches import Batch, BatchOrder
 from specdec.training.data.config import TrainingConfig
 from specdec.training.data.corpus import Sample
@@ -305,6 +305,11 @@ class Trainer:
             if self._run_id.get(name) != existing:
                 limit = f"{existing!r}, as in the checkpoint in {self._directory}"
                 raise InvalidValueError(name, self._run_id.get(name), limit)
+        if checkpoint.weights.keys() != self.drafter.state_dict().keys():
+            raise CheckpointError(
+                f"the checkpoint in {self._directory} has parameters of another version; delete it "
+                "to begin the run again"
+            )
         self.drafter.load_state_dict(checkpoint.weights)
         self._optimizers.load(checkpoint.optimizer)
         self.step = checkpoint.step

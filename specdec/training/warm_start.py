@@ -121,7 +121,7 @@ def _fit_rows(tensor: Tensor, places: Tensor, trained: Tensor) -> None:
 
 
 def _sizes(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what a config.json fixes of depth, num_layers and markov_rank of TrainingConfig."""
+    """Return the fields of TrainingConfig that a config.json fixes."""
     found: dict[str, Any] = {}
     for key in _DEPTHS & config.keys():
         found["depth"] = config[key]
@@ -130,4 +130,5 @@ def _sizes(config: dict[str, Any]) -> dict[str, Any]:
         found["num_layers"] = config["transformer_layer_config"]["num_hidden_layers"]
     if "markov_rank" in config:
         found["markov_rank"] = config["markov_rank"]
+        found["markov_head"] = config.get("markov_head_type", "vanilla")
     return found

@@ -24,6 +24,7 @@ from cluster.cli.output import (
 from cluster.cli.training.train_data import corpus_flags, make_corpus
 from specdec.config.engine import Kernels
 from specdec.config.quantization import CPU_QUANTIZATION_METHODS, QuantizationMethod
+from specdec.models.heads.formats.dflash import MarkovKind
 from specdec.training.data.config import (
     ExportLayout,
     LossName,
@@ -51,6 +52,7 @@ _CHOICES = {
     "position_weights": PositionWeights,
     "optimizer": OptimizerName,
     "precision": Precision,
+    "markov_head": MarkovKind,
     "export_dtype": WeightDtype,
     "export_layout": ExportLayout,
 }
@@ -60,6 +62,7 @@ _TEXTS = {
         "depth": "Draft tokens after each position that are trained.",
         "num_layers": "Decoder layers.  [default: 2 of dspark and dflash, 3 of draft_model]",
         "markov_rank": "Rank of the Markov head of dspark.  [default: 64]",
+        "markov_head": "Kind of the Markov head of dspark.  [default: vanilla]",
         "lora_rank": "Rank of an adapter of the head in --start, which is trained instead of the "
         "head.  [default: 16 with --adapter]",
         "export_dtype": "Data type of the exported weights.",

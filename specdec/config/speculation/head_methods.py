@@ -225,7 +225,7 @@ class DSparkConfig(AttentionHeadConfig):
     native_network = f"{_NETWORKS}.native_dflash:NativeDFlashHead"
     drafts_by_depth = True
     trained = TrainedDrafter(
-        f"{_DRAFTERS}.dspark:DSparkDrafter", True, ("num_layers", "markov_rank")
+        f"{_DRAFTERS}.dspark:DSparkDrafter", True, ("num_layers", "markov_rank", "markov_head")
     )
 
 

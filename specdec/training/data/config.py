@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from specdec.config.speculation.head_methods import Eagle3Config
 from specdec.config.speculation.methods import trained_drafters
+from specdec.models.heads.formats.dflash import MarkovKind
 from specdec.types.errors import InvalidValueError
 from specdec.types.validation import check_types, require_choice, require_range
 
@@ -37,7 +38,7 @@ class TrainingConfig:
     depth: draft tokens after each position that are trained. A draft model is trained on the next
         token alone, and evaluated with this many.
     num_layers: decoder layers, where a method may have any number; None for its default.
-    markov_rank: of dspark's Markov head; None for the default.
+    markov_rank, markov_head: of dspark's Markov head, its rank and kind; None for the default.
     lora_rank: of an adapter, which is trained of a head that stays as it is; None to train all.
     num_epochs: passes over the samples; training ends earlier by `patience`.
     batch_tokens: tokens of prompts and answers in a step; a longer sample fills a separate step.
@@ -60,6 +61,7 @@ class TrainingConfig:
     depth: int = 4
     num_layers: int | None = None
     markov_rank: int | None = None
+    markov_head: MarkovKind | None = None
     lora_rank: int | None = None
     num_epochs: int = 4
     batch_tokens: int = 2048
@@ -91,8 +93,11 @@ class TrainingConfig:
         require_choice("export_layout", self.export_layout, get_args(ExportLayout))
         require_range("seed", self.seed, 0, _LARGEST)
         require_range("depth", self.depth, 1, 16)
-        self._check_size("num_layers", 64)
-        self._check_size("markov_rank", 4096)
+        for name in ("num_layers", "markov_rank", "markov_head"):
+            self._check_is_read(name)
+        require_range("num_layers", self.num_layers, 1, 64)
+        require_range("markov_rank", self.markov_rank, 1, 4096)
+        require_choice("markov_head", self.markov_head, get_args(MarkovKind))
         if self.lora_rank is not None:
             require_range("lora_rank", self.lora_rank, 1, 256)
             require_choice("export_layout", self.export_layout, ("published",))
@@ -105,14 +110,11 @@ class TrainingConfig:
         require_range("decay", self.decay, 0.01, 1)
         require_range("held_out", self.held_out, 1e-6, 0.5)
 
-    def _check_size(self, name: str, largest: int) -> None:
-        """Check a size that only some methods have."""
-        if (value := getattr(self, name)) is None:
-            return
-        require_range(name, value, 1, largest)
+    def _check_is_read(self, name: str) -> None:
+        """Reject a field that only some methods read if another method is trained."""
         methods = [
             method for method, each in reversed(trained_drafters().items()) if name in each.sizes
         ]
-        if self.method not in methods:
+        if getattr(self, name) is not None and self.method not in methods:
             limit = f"left out: it is of {', '.join(methods)}, and the method is {self.method}"
-            raise InvalidValueError(name, value, limit)
+            raise InvalidValueError(name, getattr(self, name), limit)

@@ -2,7 +2,7 @@
 
 Both draft by a block of mask tokens after the base (`specdec.training.drafters.blocks`). In DFlash
 each mask predicts its own token. In DSpark each slot, that of the base included, predicts the token
-after it; a Markov head adds to its logits a low-rank function of the token before, and a
+after it; a Markov head adds to its logits a low-rank function of the tokens before, and a
 confidence head predicts the probability that the target accepts it.
 
 The files have the layout of the `speculators` library, which allows for a reduced vocabulary. Its
@@ -29,6 +29,7 @@ from specdec.training.data.target import Target
 from specdec.training.drafters.base import Drafter
 from specdec.training.drafters.blocks import BlockLayer, Blocks
 from specdec.training.drafters.layers import RMSNorm, draft_id_tensors, linear
+from specdec.training.drafters.markov import MarkovHead
 
 _MAX_TAPS = 5
 _DEFAULT_NUM_LAYERS, _DEFAULT_MARKOV_RANK = 2, 64
@@ -154,11 +155,9 @@ class DFlashDrafter(BlockDrafter):
 
 
 class DSparkDrafter(BlockDrafter):
-    """A block drafter with a Markov head of the vanilla kind and a confidence head.
+    """A block drafter with a Markov head and a confidence head.
 
     Its states are the outputs of the slots, followed by the Markov head's row for the token before.
-    At first the Markov head adds nothing. Its rows are random projections of the embeddings, so
-    that similar tokens have similar rows.
     """
 
     predicts_from_base = True
@@ -167,25 +166,23 @@ class DSparkDrafter(BlockDrafter):
     def __init__(self, target: Target, token_ids: Tensor, config: TrainingConfig) -> None:
         """See Drafter."""
         super().__init__(target, token_ids, config)
-        size, self.rank = target.config.hidden_size, config.markov_rank or _DEFAULT_MARKOV_RANK
-        self.markov_embedding = nn.Embedding(target.config.vocab_size, self.rank)
-        self.markov_head = nn.Linear(self.rank, len(token_ids), bias=False)
-        self.confidence_head = nn.Linear(size + self.rank, 1)
+        rank = config.markov_rank or _DEFAULT_MARKOV_RANK
+        self.markov = MarkovHead(config.markov_head or "vanilla", rank, target, len(token_ids))
+        self.confidence_head = nn.Linear(target.config.hidden_size + rank, 1)
         with torch.no_grad():
-            projection = torch.randn(size, self.rank)
-            self.markov_embedding.weight.copy_(F.normalize(target.embedding) @ projection)
-            for parameter in (*self.markov_head.parameters(), *self.confidence_head.parameters()):
+            for parameter in self.confidence_head.parameters():
                 parameter.zero_()
 
     def states(self, batch: Batch, target: HiddenStates) -> Tensor:
         """See Drafter."""
-        before = self.markov_embedding(batch.token_ids[batch.places(self.depth)])
+        before = self.markov.embedding(batch.token_ids[batch.places(self.depth)])
         return torch.cat([super().states(batch, target), before], dim=-1)
 
     def logits(self, states: Tensor) -> Tensor:
         """See Drafter."""
-        outputs, before = states.split([states.shape[-1] - self.rank, self.rank], dim=-1)
-        bias: Tensor = self.markov_head(before)
+        rank = self.markov.rank
+        outputs, before = states.split([states.shape[-1] - rank, rank], dim=-1)
+        bias: Tensor = self.markov(outputs, before)
         return super().logits(outputs) + bias
 
     def confidence(self, states: Tensor) -> Tensor:
@@ -197,21 +194,19 @@ class DSparkDrafter(BlockDrafter):
         """See Drafter."""
         return {
             **super().config(),
-            "markov_rank": self.rank,
-            "markov_head_type": "vanilla",
+            "markov_rank": self.markov.rank,
+            "markov_head_type": self.markov.kind,
             "enable_confidence_head": True,
             "confidence_head_with_markov": True,
         }
 
     def tensors(self) -> Mapping[str, Tensor]:
         """See Drafter."""
-        own = {
-            "markov_head.markov_w1.weight": self.markov_embedding.weight,
-            "markov_head.markov_w2.weight": self.markov_head.weight,
-            "confidence_head.proj.weight": self.confidence_head.weight,
-            "confidence_head.proj.bias": self.confidence_head.bias,
+        confidence = {
+            "confidence_head.proj.weight": self.confidence_head.weight.detach(),
+            "confidence_head.proj.bias": self.confidence_head.bias.detach(),
         }
-        return {**super().tensors(), **{name: each.detach() for name, each in own.items()}}
+        return {**super().tensors(), **self.markov.tensors(), **confidence}
 
 
 def _layers_read(model: ModelConfig) -> Taps:

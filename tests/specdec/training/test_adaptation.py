@@ -30,6 +30,15 @@ def adaptation(target, output, config=CONFIG, min_held_out_tokens=1):
     return Adaptation(target, config, output, min_held_out_tokens)
 
 
+def test_a_markov_head_without_a_kind_is_vanilla(target, samples, tmp_path):
+    directory = exported("dspark", target, tmp_path / "run", samples).head_directory
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    assert config.pop("markov_head_type") == "vanilla"
+    path.write_text(json.dumps(config))
+    assert ExportedHead(directory).settings["markov_head"] == "vanilla"
+
+
 @pytest.mark.parametrize("method", sorted({*TRAINED_METHODS} - {"draft_model"}))
 def test_an_exported_head_is_continued_with_its_weights(method, target, samples, tmp_path):
     trainer = exported(method, target, tmp_path / "run", samples)
@@ -38,7 +47,7 @@ def test_an_exported_head_is_continued_with_its_weights(method, target, samples,
     if method in ("dspark", "dflash"):
         sizes["num_layers"] = 1
     if method == "dspark":
-        sizes["markov_rank"] = 64
+        sizes |= {"markov_rank": 64, "markov_head": "vanilla"}
     assert head.settings == {"method": method, **sizes}
     ids = head.token_ids(target.config.vocab_size)
     assert ids == trainer.drafter.token_ids.tolist()

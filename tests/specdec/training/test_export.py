@@ -1,5 +1,7 @@
 """Served drafts are those of the trained module, after export and reload."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -29,13 +31,16 @@ def target(tmp_path_factory):
     return Target(directory, 64, TargetPrecision(kernels="torch"))
 
 
-HEADS = [method for method in TRAINED_METHODS if method != "draft_model"]
+HEADS = [(method, None) for method in TRAINED_METHODS if method != "draft_model"]
+HEADS += [("dspark", kind) for kind in ("gated", "rnn")]
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("method", HEADS)
-def test_served_logits_equal_those_of_the_trained_module(method, kernels, target, tmp_path):
-    drafter = disturbed_drafter(method, target)
+@pytest.mark.parametrize(("method", "markov_head"), HEADS)
+def test_served_logits_equal_those_of_the_trained_module(
+    method, markov_head, kernels, target, tmp_path
+):
+    drafter = disturbed_drafter(method, target, markov_head)
     export(drafter, tmp_path, "float32", {})
     parts = sequences(num_drafts=DEPTH)
     served = head_logits(tmp_path, target.directory, parts, kernels=kernels)
@@ -44,12 +49,13 @@ def test_served_logits_equal_those_of_the_trained_module(method, kernels, target
     assert torch.equal(served.argmax(-1), expected.argmax(-1))
 
 
-def disturbed_drafter(method, target):
+def disturbed_drafter(method, target, markov_head):
     """Make a drafter whose weights differ from their initial ones, all norms included."""
     torch.manual_seed(1)
     has_reduced = drafter_class(method).has_reduced_vocabulary
     token_ids = torch.arange(1, VOCAB, 2) if has_reduced else torch.arange(VOCAB)
-    drafter = drafter_class(method)(target, token_ids, CONFIG)
+    config = replace(CONFIG, markov_head=markov_head)
+    drafter = drafter_class(method)(target, token_ids, config)
     with torch.no_grad():
         for parameter in drafter.parameters():
             if parameter.ndim == 1:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from specdec.training.acceptance import Acceptance
-from specdec.training.checkpoint import CheckpointError
+from specdec.training.checkpoint import Checkpoint, CheckpointError
 from specdec.training.data.config import TrainingConfig
 from specdec.training.data.corpus import Sample
 from specdec.training.data.target import Target, TargetPrecision
@@ -148,6 +148,16 @@ def test_a_run_that_starts_from_a_head_continues_with_its_own_weights(target, da
         assert torch.equal(weight, continued.drafter.state_dict()[name]), name
     with pytest.raises(InvalidValueError, match="start is None"):
         trainer(start=None)
+
+
+def test_a_checkpoint_of_another_version_is_rejected_with_its_directory(target, data, tmp_path):
+    config = dataclasses.replace(CONFIG, num_epochs=1)
+    Trainer(config, target, data, tmp_path).run(lambda _: None)
+    found = Checkpoint.load(tmp_path)
+    weights = {f"former_{name}": each for name, each in found.weights.items()}
+    dataclasses.replace(found, weights=weights).save(tmp_path)
+    with pytest.raises(CheckpointError, match=f"{tmp_path} has parameters of another version"):
+        Trainer(config, target, data, tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "other", "deep"])

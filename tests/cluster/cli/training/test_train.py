@@ -205,13 +205,13 @@ def test_errors_are_one_line(train, arguments, message):
 
 
 def test_the_sizes_of_a_block_drafter_follow_the_flags(train, tmp_path):
-    flags = ["--method", "dspark", "--num-layers", 1, "--markov-rank", 5, "--max-anchors", 4]
-    result = train(*flags, "--num-epochs", 1)
+    flags = ["--method", "dspark", "--num-layers", 1, "--markov-rank", 5, "--markov-head", "rnn"]
+    result = train(*flags, "--max-anchors", 4, "--num-epochs", 1)
     assert result.exit_code == 0, result.output
     head = tmp_path / "run" / "head"
     config = json.loads((head / "config.json").read_text())
     assert config["transformer_layer_config"]["num_hidden_layers"] == 1
-    assert config["markov_rank"] == 5
+    assert (config["markov_rank"], config["markov_head_type"]) == (5, "rnn")
     assert json.loads((head / "card.json").read_text())["training"]["max_anchors"] == 4
 
 

@@ -1,4 +1,4 @@
-# Modules: specdec.training.drafters.blocks
+# Modules: specdec.training.drafters.blocks, specdec.training.drafters.markov
 """Blocks after many bases at once, the heads of DSpark, and the files of both block drafters."""
 
 import dataclasses
@@ -18,7 +18,10 @@ from specdec.training.drafters import blocks
 from specdec.training.drafters.base import drafter_class
 from specdec.training.drafters.dspark import DSparkDrafter
 from specdec.training.export import export
+from specdec.training.head_adapter import HeadAdapter
 from specdec.training.objective import Objective
+from specdec.training.optimizers import is_outer
+from specdec.training.warm_start import ExportedHead
 
 CONFIG = TrainingConfig(method="dspark", depth=3, markov_rank=8, loss="kl", decay=0.5)
 BLOCK_METHODS = ["dspark", "dflash"]
@@ -34,10 +37,10 @@ def made(method, target, **changes):
     """Return a drafter whose Markov and confidence heads have an effect."""
     torch.manual_seed(0)
     drafter = drafter_class(method)(target, DRAFTED, dataclasses.replace(CONFIG, **changes))
-    with torch.no_grad():
-        for name in ("markov_head", "confidence_head"):
-            if hasattr(drafter, name):
-                getattr(drafter, name).weight.normal_()
+    if method == "dspark":
+        head = drafter.markov
+        for layer in filter(None, (head.output_head, head.projection, drafter.confidence_head)):
+            torch.nn.init.normal_(layer.weight)
     return drafter
 
 
@@ -124,8 +127,19 @@ def test_the_confidence_head_is_trained_by_position(target, batch, monkeypatch):
     assert loss - without == pytest.approx(expected, rel=1e-3)
 
 
-def test_the_markov_head_reads_the_token_before(target):
-    drafter = made("dspark", target)
+@pytest.mark.parametrize("kind", ["gated", "rnn"])
+def test_the_projection_is_a_hidden_matrix_without_an_adapter(kind, target, tmp_path):
+    drafter = made("dspark", target, markov_head=kind)
+    outer = {name for name, _ in drafter.markov.named_parameters(prefix="markov") if is_outer(name)}
+    assert outer == {"markov.embedding.weight", "markov.output_head.weight"}
+    export(drafter, tmp_path, "float32", {})
+    HeadAdapter(drafter, ExportedHead(tmp_path), 2)
+    assert not any(each.requires_grad for each in drafter.markov.parameters())
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+def test_the_markov_head_reads_the_token_before_and_rnn_the_whole_path(kind, target):
+    drafter = made("dspark", target, markov_head=kind)
     first = Batch.of([Sample((2, 4, 6, 8, 10), 1, 0.0)])
     other = dataclasses.replace(first, token_ids=first.token_ids.clone())
     other.token_ids[2] = 12
@@ -133,9 +147,11 @@ def test_the_markov_head_reads_the_token_before(target):
     before, after = (drafter.logits(drafter.states(each, hidden)[:, :1]) for each in (first, other))
     # Base 0 is token 1, so token 2 is the one before its draft token 1.
     is_changed = [not torch.equal(*pair) for pair in zip(before, after, strict=True)]
-    assert is_changed == [False, True, False]
-    rows = drafter.markov_embedding.weight[[12, 6]] @ drafter.markov_head.weight.T
-    torch.testing.assert_close(after[1, 0] - before[1, 0], rows[0] - rows[1], rtol=1e-3, atol=1e-3)
+    assert is_changed == [False, True, kind == "rnn"]
+    if kind == "vanilla":
+        head, change = drafter.markov, after[1, 0] - before[1, 0]
+        rows = head.embedding.weight[[12, 6]] @ head.output_head.weight.T
+        torch.testing.assert_close(change, rows[0] - rows[1], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("method", BLOCK_METHODS)
