@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,12 @@ from specdec.models.loading import Decoder, load_model
 _BLOCK_SIZE, _MAX_LEN = 4, 160
 _MASK_TOKEN = 17
 _NUM_HYDRA_HEADS = 5
+_MARKOV_RANK = 8
 _SHARPNESS = 12.0
 """Logit of the fitted token; that of others is near 0."""
+
+
+_Shapes = Callable[[ModelConfig], Mapping[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
@@ -39,14 +43,16 @@ class _Recipe:
 
     tensors: shapes by stored name, for the target's configuration. lm_heads: names of the output
     heads, one for each fitted draft token; {} stands for the target's number of layers. config:
-    keys beside the sizes of its layers.
+    keys beside the sizes of its layers. links: config and tensors that are added after the fit,
+    which make logits depend on the draft tokens before.
     """
 
-    tensors: Callable[[ModelConfig], Mapping[str, tuple[int, ...]]]
+    tensors: _Shapes
     lm_heads: tuple[str, ...]
     config: Mapping[str, Any]
     is_in_target: bool = False
     has_draft_ids: bool = False
+    links: tuple[Mapping[str, Any], _Shapes] | None = None
 
 
 def _layer(
@@ -106,6 +112,20 @@ def _dflash(target: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _vanilla(target: ModelConfig) -> dict[str, tuple[int, ...]]:
+    names = (f"markov_head.{name}.weight" for name in ("markov_w1", "markov_w2"))
+    return dict.fromkeys(names, (target.vocab_size, _MARKOV_RANK))
+
+
+def _rnn(target: ModelConfig) -> dict[str, tuple[int, ...]]:
+    joint = (3 * _MARKOV_RANK, 2 * _MARKOV_RANK + target.hidden_size)
+    return {**_vanilla(target), "markov_head.joint_proj.weight": joint}
+
+
+def _links(kind: str, shapes: _Shapes) -> tuple[Mapping[str, Any], _Shapes]:
+    return {"markov_rank": _MARKOV_RANK, "markov_head_type": kind}, shapes
+
+
 def _hydra(target: ModelConfig) -> dict[str, tuple[int, ...]]:
     hidden, shapes = target.hidden_size, dict[str, tuple[int, ...]]()
     for index in range(_NUM_HYDRA_HEADS):
@@ -141,8 +161,15 @@ _RECIPES = {
         _dflash,
         ("lm_head.weight",),
         {**_BLOCK, "architectures": ["Qwen3DSparkModel"], **_BLOCK_IDS, "markov_rank": 0},
+        links=_links("rnn", _rnn),
     ),
 }
+FITTED_METHODS = tuple(_RECIPES)
+MARKOV_VARIANTS = {
+    "dspark without links": replace(_RECIPES["dspark"], links=None),
+    "dspark vanilla": replace(_RECIPES["dspark"], links=_links("vanilla", _vanilla)),
+}
+"""Heads of the method dspark beside that of its recipe."""
 
 
 def fitted_head_dir(
@@ -155,10 +182,12 @@ def fitted_head_dir(
 ) -> Path:
     """Write a head of `method`, whose output heads are fitted to texts by least squares.
 
+    method: or a name of MARKOV_VARIANTS.
     num_prompt_tokens: of each text; the head is fitted after them. depth: draft tokens to which
     an output head that drafts all of them is fitted.
     """
-    recipe, target = _RECIPES[method], ModelConfig.from_directory(target_dir)
+    recipe = (_RECIPES | MARKOV_VARIANTS)[method]
+    target = ModelConfig.from_directory(target_dir)
     directory.mkdir(parents=True, exist_ok=True)
     tensors = _random(recipe.tensors(target))
     draft_ids = torch.arange(target.vocab_size)
@@ -180,6 +209,10 @@ def fitted_head_dir(
         wanted = F.one_hot(tokens[:, index], target.vocab_size)[:, draft_ids].float()
         tensors[name] = (torch.linalg.pinv(states[:, index], rtol=1e-3) @ wanted).T.contiguous()
         tensors[name] *= _SHARPNESS
+    if recipe.links is not None:
+        keys, shapes = recipe.links
+        recipe = replace(recipe, config={**recipe.config, **keys})
+        tensors |= _random(shapes(target))
     return _save(recipe, target, target_dir, directory, tensors)
 
 
@@ -295,6 +328,3 @@ def _steps(model: Decoder, head: DraftHead, places: _Places) -> Iterator[tuple[T
             if step + 1 < num_steps:
                 state = head.advance(state, tokens, step)
         yield torch.stack(found, dim=1), torch.stack(wanted, dim=1)
-
-
-FITTED_METHODS = tuple(_RECIPES)

@@ -18,10 +18,17 @@ from specdec.kernels.cpu.decoder import (
     EmbeddingStruct,
     KvCacheStruct,
 )
-from specdec.kernels.cpu.drafts import DraftArrays, DraftsStruct, HeadKernel
+from specdec.kernels.cpu.drafts import (
+    DraftArrays,
+    DraftsStruct,
+    DraftTreesStruct,
+    HeadKernel,
+    TreeArrays,
+)
 from specdec.kernels.cpu.matrix import MatrixStruct
 from specdec.kernels.reference.forward_batch import ForwardBatch
 from specdec.kernels.reference.sample_rows import SampleParams
+from specdec.types.drafts.draft_tree import TokenTree, TreeSize
 
 _Address = ctypes.c_void_p
 
@@ -69,7 +76,8 @@ class BlockHeadKernel(HeadKernel):
         """See ModelKernel. max_positions: draft blocks included."""
         super().__init__(library, head.decoder, max_positions, all_reduce)
         inputs = (ctypes.POINTER(each) for each in (BlockHeadStruct, BatchStruct, KvCacheStruct))
-        own, drafts = tuple(inputs), ctypes.POINTER(DraftsStruct)
+        own = tuple(inputs)
+        drafts, trees = ctypes.POINTER(DraftsStruct), ctypes.POINTER(DraftTreesStruct)
         memory = _Address, c_int64
         declare(
             library,
@@ -77,6 +85,8 @@ class BlockHeadKernel(HeadKernel):
             block_head_forward=(c_int32, *own, *memory, _Address, c_int64, _Address, c_int32),
             block_draft_memory_bytes=(c_int64, *own, drafts, c_int32),
             block_draft=(c_int32, *own, *memory, drafts, _Address, c_int32),
+            block_trees_memory_bytes=(c_int64, *own, trees, c_int32),
+            block_trees=(c_int32, *own, *memory, trees, _Address, c_int32),
         )
         self._head = head
 
@@ -116,18 +126,49 @@ class BlockHeadKernel(HeadKernel):
         Raises as `call` does.
         """
         assert self.can_draft
-        assert 0 < max(counts) <= self._head.draft_block_size - self._head.first_output
-        batch, drafts = self._arrays(pairs), DraftArrays(counts, params)
         assert len(counts) == pairs.num_sequences
+        drafts = DraftArrays(counts, params)
+        self._draft("block_draft", drafts.struct, max(counts), pairs, features, kv_cache)
+        return drafts.token_ids
+
+    def draft_trees(
+        self,
+        pairs: ForwardBatch,
+        features: Tensor,
+        kv_cache: Tensor,
+        sizes: Sequence[TreeSize],
+        params: SampleParams,
+    ) -> list[TokenTree]:
+        """Write the KV of T pairs of B sequences, and draft a tree after each sequence.
+
+        The head has a Markov head and one rank. Arguments as for `draft`.
+        """
+        assert len(sizes) == pairs.num_sequences
+        drafts = TreeArrays(sizes, params)
+        depth = max(each.depth for each in sizes)
+        self._draft("block_trees", drafts.tree_struct, depth, pairs, features, kv_cache)
+        return drafts.trees
+
+    def _draft(
+        self,
+        name: str,
+        drafts: ctypes.Structure,
+        depth: int,
+        pairs: ForwardBatch,
+        features: Tensor,
+        kv_cache: Tensor,
+    ) -> None:
+        """Call the kernel `name`. depth: the most draft tokens that follow each other."""
+        assert 0 < depth <= self._head.draft_block_size - self._head.first_output
+        batch, num_threads = self._arrays(pairs), torch.get_num_threads()
         features = self.features_of(batch, features)
         own = self._head, batch.struct, KvCacheStruct.of(kv_cache)
-        num_threads = torch.get_num_threads()
-        results = drafts.struct, features.data_ptr(), num_threads
+        run = getattr(self.library, f"specdec_{name}")
+        memory_bytes = getattr(self.library, f"specdec_{name}_memory_bytes")
         self.call(
-            lambda *memory: self.library.specdec_block_draft(*own, *memory, *results),
-            lambda: self.library.specdec_block_draft_memory_bytes(*own, drafts.struct, num_threads),
+            lambda *memory: run(*own, *memory, drafts, features.data_ptr(), num_threads),
+            lambda: memory_bytes(*own, drafts, num_threads),
         )
-        return drafts.token_ids
 
     def _arrays(self, pairs: ForwardBatch) -> BatchArrays:
         """Return a batch whose draft blocks have rotary positions."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from specdec.kernels.cpu.decoder import AllReduce, BatchArrays, DecoderStruct, ModelKernel
 from specdec.kernels.cpu.shared_memory import SharedMemory
 from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS, SampleParams
+from specdec.types.drafts.draft_tree import TokenTree, TreeSize
 
 _Address = ctypes.c_void_p
 
@@ -23,6 +24,17 @@ class DraftsStruct(ctypes.Structure):
     _fields_ = (
         *((name, _Address) for name in ("counts", "params", "tokens")),
         ("max_count", c_int64),
+    )
+
+
+class DraftTreesStruct(ctypes.Structure):
+    """`DraftTrees` in drafts.h."""
+
+    _fields_ = (
+        ("drafts", DraftsStruct),
+        ("depths", _Address),
+        ("parents", _Address),
+        ("max_depth", c_int64),
     )
 
 
@@ -55,6 +67,26 @@ class DraftArrays:
         num_drafts, size = self._shape
         rows = (self._tokens[row * size : (row + 1) * size] for row in range(num_drafts))
         return [[token for token in row if token >= 0] for row in rows]
+
+
+class TreeArrays(DraftArrays):
+    """Trees of B sequences in the memory layout of drafts.h."""
+
+    def __init__(self, sizes: Sequence[TreeSize], params: SampleParams) -> None:
+        """Lay out the trees; params: as for DraftArrays."""
+        super().__init__([each.num_nodes for each in sizes], params)
+        depths = [each.depth for each in sizes]
+        self._depths, self._parents = array("i", depths), array("i", self._tokens)
+        self.tree_struct = DraftTreesStruct(
+            self.struct, self._depths.buffer_info()[0], self._parents.buffer_info()[0], max(depths)
+        )
+
+    @property
+    def trees(self) -> list[TokenTree]:
+        """The trees, [B]."""
+        starts = range(0, len(self._parents), self._shape[1])
+        rows = zip(starts, self.token_ids, strict=True)
+        return [TokenTree(row, self._parents[at : at + len(row)].tolist()) for at, row in rows]
 
 
 class HeadKernel(ModelKernel):

@@ -10,6 +10,7 @@ None.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 BASE = -1
 """The parent of a node that follows the last known token."""
@@ -18,6 +19,20 @@ MAX_TREE_NODES = 64
 """Most nodes of a tree: ancestors are the bits of a 64-bit word."""
 
 Parents = Sequence[int]
+
+
+class TreeSize(NamedTuple):
+    """Size of a tree: nodes, and how many of them may follow each other; zeros for no tree."""
+
+    num_nodes: int
+    depth: int
+
+
+class TokenTree(NamedTuple):
+    """Draft tokens of a tree, and their parents."""
+
+    token_ids: Sequence[int]
+    parents: Parents
 
 
 def is_chain(parents: Parents) -> bool:

@@ -26,10 +26,11 @@ from specdec.models.heads.networks.base import (
     DraftHead,
     HeadState,
     WholeDraftHead,
+    WholeTreeHead,
     first_slot,
 )
 from specdec.sampling.vocab_shard import VocabShard
-from specdec.types.drafts.draft_tree import num_growth_slots
+from specdec.types.drafts.draft_tree import TreeSize, num_growth_slots
 from specdec.types.messages import StepInput, StepRow, VerifiedRow
 from specdec.worker.batch.batch_state import BatchState
 from specdec.worker.head.drafter import Verified
@@ -276,15 +277,23 @@ class HeadRunner:
         if self._whole_head is None or self._kv_cache is None or not drafts:
             return False
         is_tree = any(draft.is_tree for draft in drafts)
-        params = None if is_tree else self._sampler.whole_draft_params(drafts)
+        can_draft = not is_tree or self.head.capabilities.drafts_whole_trees
+        params = self._sampler.whole_draft_params(drafts) if can_draft else None
         if params is None:
             return False
-        counts, of_chunks = [0] * len(chunks), np.zeros(len(chunks), SAMPLE_PARAMS)
+        sizes, of_chunks = [TreeSize(0, 0)] * len(chunks), np.zeros(len(chunks), SAMPLE_PARAMS)
         of_chunks[list(members)] = params
         for member, draft in zip(members, drafts, strict=True):
-            counts[member] = draft.num_wanted
-        pairs = ForwardBatch(chunks, self._block_size)
-        found = self._whole_head.draft(pairs, features, self._kv_cache, counts, of_chunks)
+            sizes[member] = TreeSize(draft.num_wanted, draft.depth)
+        inputs = ForwardBatch(chunks, self._block_size), features, self._kv_cache
+        if is_tree:
+            head = cast(WholeTreeHead, self._whole_head)
+            trees = head.draft_trees(*inputs, sizes, of_chunks)
+            for member, draft in zip(members, drafts, strict=True):
+                draft.set_tree(trees[member])
+            return True
+        counts = [size.num_nodes for size in sizes]
+        found = self._whole_head.draft(*inputs, counts, of_chunks)
         for member, draft in zip(members, drafts, strict=True):
             draft.token_ids.extend(found[member])
         return True

@@ -27,6 +27,7 @@ from specdec.sampling.top_children import (
 )
 from specdec.sampling.vocab_shard import VocabShard, all_ranks_argmax
 from specdec.text.vocab_map import VocabularyMap
+from specdec.types.drafts.draft_tree import TokenTree, is_chain
 from specdec.worker.batch.batch_state import BatchState, TokenSpan
 from specdec.worker.batch.vocab_remap import VocabRemap
 
@@ -58,6 +59,11 @@ class PartialDraft:
     def is_complete(self) -> bool:
         """Return whether a chain has all its tokens."""
         return len(self.token_ids) >= self.num_wanted
+
+    def set_tree(self, tree: TokenTree) -> None:
+        """Set the nodes of a tree, which may be a chain."""
+        self.token_ids = list(tree.token_ids)
+        self.parents = None if is_chain(tree.parents) else tuple(tree.parents)
 
     def after(self, token_ids: Sequence[int]) -> DraftEnd:
         """Return the place after some draft tokens."""

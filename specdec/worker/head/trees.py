@@ -2,7 +2,9 @@
 
 A head whose logits do not depend on the draft tokens before gives the best tokens of each depth:
 the tree grows best first (`specdec.kernels.best_first`), or has the shape of given choices
-(Medusa). Any other head runs the most valuable nodes of each level (EAGLE-2).
+(Medusa). A head that reads them, without KV, gives the best tokens of each path, of which the tree
+grows best first as well (`path_tree`). One with KV runs the most valuable nodes of each level
+(EAGLE-2).
 """
 
 from __future__ import annotations
@@ -22,9 +24,13 @@ from specdec.sampling.device.device_growth import (
     TreeGrowth,
     WantedTrees,
 )
-from specdec.types.drafts.draft_tree import BASE, is_chain
+from specdec.types.drafts.draft_tree import BASE, TokenTree
 from specdec.types.drafts.static_tree import StaticTree
+from specdec.worker.head.path_tree import PathTrees
 from specdec.worker.head.sampler import DraftEnd, HeadSampler, PartialDraft
+
+_MAX_ROWS = 1024
+"""Rows of logits at a time. The plan of memory counts 2,048, or all nodes if they are fewer."""
 
 
 class HeadTrees:
@@ -41,7 +47,8 @@ class HeadTrees:
     def draft(self, state: HeadState, drafts: Sequence[PartialDraft]) -> None:
         """Fill `drafts`; state: of their sequences, in order."""
         if self._head.reads_drafts:
-            self._grow(state, drafts)
+            grow = self._grow if self._head.capabilities.runs_nodes else self._grow_paths
+            grow(state, drafts)
             return
         levels = self._levels(state, drafts)
         if self._shape is not None:
@@ -101,19 +108,39 @@ class HeadTrees:
                 first = growth.add_level(children, first)
             going = [growth for growth in going if growth.is_going]
             if going:
-                state = self._advance(state, going, index)
+                state = self._advance(state, going)
             index += 1
         for growth in growths:
             growth.finish()
 
-    def _advance(self, state: HeadState, growths: Sequence[_Growth], index: int) -> HeadState:
+    def _grow_paths(self, state: HeadState, drafts: Sequence[PartialDraft]) -> None:
+        """Grow trees best first, a level at a time; state: of their bases, in order."""
+        trees, index = PathTrees(drafts), 0
+        while trees.num_rows:
+            children = self._children(state, index, list(trees.ends()), trees.num_ranks)
+            trees.add_level(*(column.numpy() for column in children))
+            if trees.num_rows:
+                rows, token_ids = trees.frontier
+                state = self._head.advance(self._head.select(state, rows), token_ids, index)
+            index += 1
+        trees.finish()
+
+    def _children(
+        self, state: HeadState, index: int, ends: Sequence[DraftEnd], count: int
+    ) -> DeviceChildren:
+        """Return the children of the rows of a state, from the logits of some of them at a time."""
+        parts = list[DeviceChildren]()
+        for first in range(0, len(ends), _MAX_ROWS):
+            own = range(first, min(first + _MAX_ROWS, len(ends)))
+            part = state if len(own) == len(ends) else self._head.select(state, own)
+            logits = self._head.logits(part, index)
+            parts.append(self._sampler.children(logits, ends[first : own.stop], count))
+        return DeviceChildren(*map(torch.cat, zip(*parts, strict=True)))
+
+    def _advance(self, state: HeadState, growths: Sequence[_Growth]) -> HeadState:
         """Run the frontier of each tree; return one row for each of its nodes."""
         nodes = [each for growth in growths for each in growth.frontier_nodes()]
-        if self._head.capabilities.runs_nodes:
-            return cast(TreeDraftHead, self._head).advance_nodes(state, nodes)
-        rows = [row for each in nodes for row in each.rows]
-        tokens = [token for each in nodes for token in each.token_ids]
-        return self._head.advance(self._head.select(state, rows), tokens, index)
+        return cast(TreeDraftHead, self._head).advance_nodes(state, nodes)
 
 
 class _Node(NamedTuple):
@@ -210,15 +237,10 @@ def _set_shape(shape: StaticTree, levels: DepthChildren, drafts: Sequence[Partia
     columns = zip(drafts, levels.token_ids.tolist(), num_ranks, strict=True)
     for draft, token_ids, own_ranks in columns:
         own = shape.within(own_ranks, draft.num_wanted)
-        _set_tree(draft, own.token_ids(token_ids), own.parents)
+        draft.set_tree(TokenTree(own.token_ids(token_ids), own.parents))
 
 
 def _set_trees(trees: GrownTrees, drafts: Sequence[PartialDraft]) -> None:
     columns = (column.tolist() for column in trees)
     for draft, count, token_ids, parents in zip(drafts, *columns, strict=True):
-        _set_tree(draft, token_ids[:count], parents[:count])
-
-
-def _set_tree(draft: PartialDraft, token_ids: Sequence[int], parents: Sequence[int]) -> None:
-    draft.token_ids = list(token_ids)
-    draft.parents = None if is_chain(parents) else tuple(parents)
+        draft.set_tree(TokenTree(token_ids[:count], parents[:count]))

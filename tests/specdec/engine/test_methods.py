@@ -5,7 +5,7 @@ time the prefix cache has it, and suffix decoding has its output. `test_head_mat
 length, batch and size of heads.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
@@ -15,6 +15,7 @@ from specdec.speculation.proposers import DraftVocabulary, make_proposer
 from specdec.types.control import SpeculationControl
 from specdec.types.sampling.sampling_params import SpeculationOptions
 from specdec.worker import HeadFiles
+from tests.specdec.attention_heads import MARKOV_VARIANTS, fitted_head_dir
 from tests.specdec.engines import draft_model, engine_config, local_engine, request, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.heads import HEADS
@@ -80,6 +81,11 @@ TREES_OF_HEADS = {
     for method in HEADS
 }
 METHODS |= TREES_OF_HEADS
+METHODS |= {
+    f"{name}{suffix}": {"method": "dspark", "model": name, **keys}
+    for name in MARKOV_VARIANTS
+    for suffix, keys in (("", {}), (" trees", {"num_draft_tree_tokens": 12}))
+}
 # Combinations whose parts and order others of `make test` have.
 SLOW_COMBINATIONS = ("ngram first", "suffix first", "suffix, medusa", "budget, suffix")
 SLOW_COMBINATIONS += ("lookahead first", "suffix trees, medusa")
@@ -101,7 +107,8 @@ class DraftDirs(dict):
 
     def __missing__(self, method):
         texts = list(texts_of(self.target_dir))
-        self[method] = HEADS[method](self.target_dir, self.new_dir(method), texts)
+        write = HEADS.get(method, partial(fitted_head_dir, method))
+        self[method] = write(self.target_dir, self.new_dir(method.replace(" ", "-")), texts)
         return self[method]
 
 
@@ -136,7 +143,9 @@ def engine_for(directory, draft_dirs, method, k, group=None, kernels="auto", **c
     speculation = SpeculativeConfig.of(num_speculative_tokens=k, **METHODS[method])
     model, head = None, None
     if speculation.head is not None:
-        head = HeadFiles(draft_dirs[speculation.head.name], method=speculation.head.name)
+        name, model_name = speculation.head.name, METHODS[method]["model"]
+        head_dir = draft_dirs[name if model_name == "fitted" else model_name]
+        head = HeadFiles(head_dir, method=name)
     elif speculation.draft_model is not None:
         draft_dir = draft_dirs.get(method, draft_dirs["other"])
         vocabulary = DraftVocabulary.between(draft_dir, directory)
@@ -161,7 +170,7 @@ def reference(directory, temperature):
 def prepare(directory, draft_dirs, method, sampling):
     """Compute what several ranks use, before they start."""
     reference(directory, **sampling)
-    for head in HEADS.keys() & METHODS[method].values():
+    for head in (HEADS | MARKOV_VARIANTS).keys() & METHODS[method].values():
         assert draft_dirs[head].is_dir()
 
 

@@ -24,7 +24,7 @@ from specdec.kernels.reference.device_batch import AnyDeviceBatch, DeviceBatch
 from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch
 from specdec.kernels.reference.sample_rows import SampleParams
 from specdec.models.lora.updates import AdapterStore
-from specdec.types.drafts.draft_tree import Parents
+from specdec.types.drafts.draft_tree import Parents, TokenTree, TreeSize
 
 HeadState = Any
 """State of a draft between its tokens; only the head that made it reads it."""
@@ -47,13 +47,14 @@ class HeadCapabilities:
     """Capabilities of a head beside the calls of DraftHead; its type has those of their protocols.
 
     runs_nodes: a TreeDraftHead. on_device: None for a head that drafts on the host alone, as those
-    of native kernels. drafts_whole: a WholeDraftHead; equal on all ranks. fits_graphs: whether its
-    passes on a device can be graphs.
+    of native kernels. drafts_whole: a WholeDraftHead, and drafts_whole_trees: a WholeTreeHead;
+    equal on all ranks. fits_graphs: whether its passes on a device can be graphs.
     """
 
     runs_nodes: bool = False
     on_device: DeviceDrafts | None = None
     drafts_whole: bool = False
+    drafts_whole_trees: bool = False
     fits_graphs: bool = True
 
 
@@ -267,5 +268,24 @@ class WholeDraftHead(DraftHead, Protocol):
         counts: [B]; the block tables have room for all but the last token. params: of the first
         token of each sequence, [B]. Returns the target's ids; a draft ends early where the head's
         logits are not numbers.
+        """
+        ...
+
+
+class WholeTreeHead(WholeDraftHead, Protocol):
+    """A head that can draft whole trees in one call."""
+
+    def draft_trees(
+        self,
+        pairs: ForwardBatch,
+        features: Tensor,
+        kv_cache: Tensor,
+        sizes: Sequence[TreeSize],
+        params: SampleParams,
+    ) -> list[TokenTree]:
+        """Run pairs as `begin` does, and draft a tree of a size after each of B sequences.
+
+        The trees are those of `specdec.worker.head.path_tree`; where two nodes are as good,
+        rounding may decide. Arguments as for `draft`, whose params may cut.
         """
         ...

@@ -44,15 +44,27 @@ from specdec.models.weights.checkpoint import CheckpointReader
 
 @dataclass(frozen=True)
 class BlockState:
-    """Drafts of B sequences.
+    """B drafts after S sequences.
 
-    outputs: [B, K, hidden_size], one for each draft token, normed. logits: [B, K,
-    len(vocab_slice)], of this rank, without the Markov head's part.
+    outputs: [S, K, hidden_size], one for each draft token, normed. logits: [S, K,
+    len(vocab_slice)], of this rank, without the Markov head's part. sequences: of the drafts, [B]
+    int64; None for one draft of each.
     """
 
     outputs: Tensor
     logits: Tensor
     markov: MarkovState | None
+    sequences: Tensor | None = None
+
+    def of_drafts(self, rows: Tensor) -> Tensor:
+        """Return the rows [S, ...] of the sequences for the drafts, [B, ...]."""
+        return rows if self.sequences is None else rows[self.sequences]
+
+    def select(self, rows: Sequence[int]) -> BlockState:
+        """Return some of the drafts, by index."""
+        index = torch.tensor(rows, dtype=torch.int64, device=self.outputs.device)
+        sequences = index if self.sequences is None else self.sequences[index]
+        return replace(self, markov=self.markov and self.markov.select(rows), sequences=sequences)
 
 
 class _Visibility(NamedTuple):
@@ -198,7 +210,7 @@ class DFlashHead(AdaptedNetwork):
     @torch.inference_mode()
     def logits(self, state: BlockState, index: int) -> Tensor:
         """See DraftHead."""
-        logits = state.logits[:, index]
+        logits = state.of_drafts(state.logits[:, index])
         if self.markov is not None and state.markov is not None:
             logits = logits + self.markov.bias(state.markov)
         return logits
@@ -212,13 +224,12 @@ class DFlashHead(AdaptedNetwork):
         """See DeviceBlockHead."""
         if self.markov is None or state.markov is None:
             return state
-        outputs = state.outputs[:, index + 1]
+        outputs = state.of_drafts(state.outputs[:, index + 1])
         return replace(state, markov=self.markov.advance(state.markov, token_ids, outputs))
 
     def select(self, state: BlockState, rows: Sequence[int]) -> BlockState:
         """See DraftHead."""
-        markov = state.markov.select(rows) if state.markov else None
-        return BlockState(state.outputs[list(rows)], state.logits[list(rows)], markov)
+        return state.select(rows)
 
     def _index(self, token_ids: Sequence[int]) -> Tensor:
         """Return token ids on the device, [len(token_ids)] int64."""

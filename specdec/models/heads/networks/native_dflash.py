@@ -38,10 +38,11 @@ from specdec.models.native_weights import (
     embedding_struct,
     native_matrix,
 )
+from specdec.types.drafts.draft_tree import TokenTree, TreeSize
 
 
 class NativeDFlashHead:
-    """One rank of a DFlash or DSpark head on native kernels, a WholeDraftHead.
+    """One rank of a DFlash or DSpark head on native kernels, a WholeTreeHead.
 
     Keys are rotated to their slots, which are one after the positions of the torch layers: only
     differences of positions enter attention.
@@ -75,7 +76,9 @@ class NativeDFlashHead:
         """See DraftHead; kernels sample whole drafts from the products of the output head."""
         is_plain = self.torch_head.lm_head.transform.is_identity
         can_draft = is_plain and self._kernel.can_draft and has_ascending_tokens(self.target_ids)
-        return HeadCapabilities(drafts_whole=can_draft)
+        has_one_rank = self.torch_head.embed_tokens.group.size == 1
+        can_draft_trees = can_draft and has_one_rank and self.reads_drafts
+        return HeadCapabilities(drafts_whole=can_draft, drafts_whole_trees=can_draft_trees)
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """See DraftHead; in the layout of the kernels."""
@@ -131,6 +134,17 @@ class NativeDFlashHead:
     ) -> list[list[int]]:
         """See WholeDraftHead."""
         return self._kernel.draft(pairs, features, kv_cache, counts, params)
+
+    def draft_trees(
+        self,
+        pairs: ForwardBatch,
+        features: Tensor,
+        kv_cache: Tensor,
+        sizes: Sequence[TreeSize],
+        params: SampleParams,
+    ) -> list[TokenTree]:
+        """See WholeTreeHead."""
+        return self._kernel.draft_trees(pairs, features, kv_cache, sizes, params)
 
     def _struct(self, head: DFlashHead) -> BlockHeadStruct:
         decoder = self._weights.decoder(

@@ -31,13 +31,17 @@ class WholeDrafts(Drafting):
     """Sequences that a head drafts for in one call."""
 
     def draft(self, temperature):
+        return self.head.draft(*self._inputs(), COUNTS, params(temperature))
+
+    def draft_trees(self, temperature, sizes):
+        return self.head.draft_trees(*self._inputs(), sizes, params(temperature))
+
+    def _inputs(self):
         chunks = [
             Chunk(part.tokens[1:], 1, table)
             for part, table in zip(self.parts, self.tables, strict=True)
         ]
-        pairs = ForwardBatch(chunks, BLOCK_SIZE)
-        features = torch.cat(self.features)
-        return self.head.draft(pairs, features, self.cache, COUNTS, params(temperature))
+        return ForwardBatch(chunks, BLOCK_SIZE), torch.cat(self.features), self.cache
 
 
 def make_head(directory, target_dir, group=None, quantization=None):

@@ -5,6 +5,7 @@
 
 #include "heads/block_draft.h"
 #include "heads/block_pass.h"
+#include "heads/block_trees.h"
 
 namespace specdec {
 namespace {
@@ -65,6 +66,27 @@ SPECDEC_EXPORT specdec::PassResult specdec_block_draft(
     void* memory, int64_t memory_bytes, const specdec::Drafts* drafts, const float* features,
     int32_t num_threads) {
   specdec::BlockDraft draft(*head, *pairs, *cache, *drafts, memory, num_threads);
+  if (draft.memory_bytes() > memory_bytes) return specdec::PassResult::kNeedsMemory;
+  specdec::run_parallel(num_threads,
+                        [&](specdec::ThreadTeam team) { draft.run(features, team); });
+  return specdec::result_of(draft.has_failed());
+}
+
+// Return the bytes of workspace that specdec_block_trees needs.
+SPECDEC_EXPORT int64_t specdec_block_trees_memory_bytes(const specdec::BlockHead* head,
+                                                        const specdec::Batch* pairs,
+                                                        const specdec::KvCache* cache,
+                                                        const specdec::DraftTrees* trees,
+                                                        int32_t num_threads) {
+  return specdec::BlockTrees(*head, *pairs, *cache, *trees, nullptr, num_threads).memory_bytes();
+}
+
+// Draft trees as specdec_block_draft does chains, by one rank with a Markov head.
+SPECDEC_EXPORT specdec::PassResult specdec_block_trees(
+    const specdec::BlockHead* head, const specdec::Batch* pairs, const specdec::KvCache* cache,
+    void* memory, int64_t memory_bytes, const specdec::DraftTrees* trees, const float* features,
+    int32_t num_threads) {
+  specdec::BlockTrees draft(*head, *pairs, *cache, *trees, memory, num_threads);
   if (draft.memory_bytes() > memory_bytes) return specdec::PassResult::kNeedsMemory;
   specdec::run_parallel(num_threads,
                         [&](specdec::ThreadTeam team) { draft.run(features, team); });

@@ -32,4 +32,12 @@ struct Drafts {
   }
 };
 
+// Trees: `drafts` has their nodes, as in `specdec/types/drafts/draft_tree.py`.
+struct DraftTrees {
+  Drafts drafts;
+  const int32_t* depths;  // [num_sequences], the most nodes that follow each other
+  int32_t* parents;       // [num_sequences, max_count], of the nodes
+  int64_t max_depth;
+};
+
 }  // namespace specdec

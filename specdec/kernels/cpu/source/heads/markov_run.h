@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "base/arena.h"
 #include "base/elementwise.h"
@@ -14,7 +15,8 @@
 namespace specdec {
 
 // Adds the bias of a Markov head to logits, token by token of `num_rows` drafts. Ranks share
-// memory. All threads of a team call `begin`, then `add_bias` for each token.
+// memory. All threads of a team call `begin`, then `add_bias` for each token; between the levels of
+// trees, whose nodes are the rows, one calls `set_num_rows` and all call `follow`.
 class MarkovRun {
  public:
   MarkovRun(const Markov& markov, int64_t hidden_size, Communicator* communicator,
@@ -29,6 +31,7 @@ class MarkovRun {
       inputs_ = arena.allocate_floats(num_rows * num_inputs());
       projected_ = arena.allocate_floats(num_rows * num_projected());
       memory_ = arena.allocate_floats(num_rows * markov.size);
+      memory_before_ = arena.allocate_floats(num_rows * markov.size);
       scratch = std::max(scratch, scratch_bytes(markov.projection, num_rows));
     }
     matrix_scratch_ = arena.allocate(scratch);
@@ -36,9 +39,23 @@ class MarkovRun {
 
   // Run a stage before the first token.
   void begin(ThreadTeam team) {
-    if (!has_projection()) return;
+    if (!is_recurrent()) return;
     team.parallel_for_ranges(num_rows_ * markov_.size, [&](Range own) {
       std::fill(memory_ + own.begin, memory_ + own.end, 0.0f);
+    });
+  }
+
+  // Use the first `num_rows` of the rows that there is memory for. One thread calls it, in a stage
+  // that all threads have reached.
+  void set_num_rows(int64_t num_rows) { num_rows_ = num_rows; }
+
+  // Run stages that give each row the state of one of the rows before.
+  void follow(const int64_t* rows_before, ThreadTeam team) {
+    if (!is_recurrent()) return;
+    team.parallel_for(1, [&](int64_t) { std::swap(memory_, memory_before_); });
+    team.parallel_for(num_rows_, [&](int64_t row) {
+      const int64_t size = markov_.size;
+      std::copy_n(memory_before_ + rows_before[row] * size, size, memory_ + row * size);
     });
   }
 
@@ -64,6 +81,7 @@ class MarkovRun {
   float* inputs_ = nullptr;     // [num_rows, num_inputs]
   float* projected_ = nullptr;  // [num_rows, num_projected]
   float* memory_ = nullptr;     // [num_rows, size], of kRecurrent
+  float* memory_before_ = nullptr;
   void* matrix_scratch_;
 
   bool is_recurrent() const { return markov_.kind == MarkovKind::kRecurrent; }

@@ -11,6 +11,14 @@ struct ScoredDraft {
   int32_t token;
 };
 
+// A draft token, as the target's, and the estimated probability that the target takes it.
+struct WeighedDraft {
+  double confidence;
+  int32_t token;
+};
+
+constexpr size_t kNumWeighed = 32;  // NUM_WEIGHED in `sampling/device/device_children.py`
+
 // Samples rows of a draft vocabulary, a subset of the target's tokens in ascending order.
 class DraftSampler : public Sampler {
  public:
@@ -48,7 +56,52 @@ class DraftSampler : public Sampler {
     return best_;
   }
 
+  // Find up to `limit` children of a node, best first, as `best_children` in
+  // `sampling/device/device_children.py`; rounding may decide. A row without valid logits has none.
+  template <typename T>
+  std::vector<WeighedDraft> children(const SampleParams& params, const T* row,
+                                     const int32_t* target_tokens, int64_t num_tokens,
+                                     size_t limit) {
+    const bool is_greedy = params.temperature == 0.0f;
+    const auto& best = is_greedy ? likeliest_drafts(row, target_tokens, num_tokens, limit)
+                                 : best_drafts(params, row, target_tokens, num_tokens,
+                                               std::max(limit, kNumWeighed));
+    std::vector<WeighedDraft> found;
+    double total = 0.0;
+    for (const ScoredDraft& each : best) {
+      const double scale = is_greedy ? 1.0 : params.temperature;
+      const double offset = is_greedy ? 0.0 : best[0].score;
+      found.push_back({std::exp((each.score - offset) * scale), each.token});
+      if (found.size() <= kNumWeighed) total += found.back().confidence;
+    }
+    found.resize(std::min(found.size(), limit));
+    for (WeighedDraft& each : found) each.confidence /= is_greedy ? total_mass_ : total;
+    return found;
+  }
+
  private:
+  // Find the `limit` most likely draft tokens, best first, with the logarithms of their
+  // probabilities relative to the first one; total_mass_ is the sum of all tokens' probabilities.
+  template <typename T>
+  const std::vector<ScoredDraft>& likeliest_drafts(const T* row, const int32_t* target_tokens,
+                                                   int64_t num_tokens, size_t limit) {
+    best_.clear();
+    if (!read(row, num_tokens)) return best_;
+    scale(1.0f);
+    constexpr float kAll = -std::numeric_limits<float>::max();
+    compute_masses(kAll);
+    total_mass_ = tally(kAll).mass;
+    for_each_chunk_above(kAll, [&](int64_t first, const float* scores) {
+      if (best_.size() == limit && chunk_maxima_[first / kChunkTokens] < best_.front().score) return;
+      for (int64_t i = first; i < std::min(first + kChunkTokens, num_tokens); ++i) {
+        const float score = scores[i - first];
+        if (score >= kAll) add_to_best({score, target_tokens[i]}, limit);
+      }
+    });
+    std::sort_heap(best_.begin(), best_.end(), is_better);
+    return best_;
+  }
+
   // Consecutive draft tokens whose target tokens are in one chunk.
   struct Group {
     int64_t begin = 0, end = 0;
@@ -191,6 +244,7 @@ class DraftSampler : public Sampler {
     }
   }
 
+  double total_mass_ = 0.0;
   std::vector<ScoredDraft> best_;
   std::vector<Group> groups_;  // by chunk of the target's vocabulary
 };

@@ -14,6 +14,9 @@ from specdec.models.heads.networks.native_dflash import NativeDFlashHead
 from specdec.models.heads.networks.native_medusa import NativeMedusaHeads
 from specdec.sampling.row_ops import RowOps
 from specdec.sampling.sampling_batch import SamplingBatch
+from specdec.types.drafts.draft_tree import TreeSize
+from specdec.worker.head.path_tree import PathTrees
+from specdec.worker.head.sampler import PartialDraft
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.heads import driver
 from tests.specdec.models.heads.driver import VOCAB, Drafting, save, sequences
@@ -40,6 +43,8 @@ from tests.specdec.models.heads.networks.test_medusa import medusa_weights, orig
 from tests.specdec.processes import results, run_processes
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
+
+NUM_NODES = 24
 
 
 def save_eagle(directory):
@@ -109,6 +114,47 @@ def test_whole_drafts_equal_those_of_steps(kind, directory, target_dir, temperat
     assert head.capabilities.drafts_whole
     found = WholeDrafts(head, sequences()).draft(temperature)
     assert found == drafts_by_steps(head, sequences(), temperature)
+
+
+def trees_by_levels(head, parts, temperature, sizes):
+    """Draft trees level by level from the logits, in torch."""
+    own = WholeDrafts(head, parts)
+    state = own.begin([1] * len(parts), [len(part.tokens) for part in parts], max(COUNTS))
+    ids = torch.arange(VOCAB) if head.target_ids is None else head.target_ids
+    drafts = [PartialDraft(row, 9, *size) for row, size in enumerate(sizes)]
+    trees, index = PathTrees(drafts), 0
+    while trees.num_rows:
+        logits = torch.full((trees.num_rows, VOCAB), -torch.inf)
+        logits[:, ids] = head.logits(state, index)
+        own_params = params(temperature)[[end.seq_id for end in trees.ends()]]
+        own_params["position"] += index
+        batch = SamplingBatch.from_params(own_params, "cpu")
+        children = RowOps().children_of(logits, batch, trees.num_ranks)
+        trees.add_level(*(column.numpy() for column in children))
+        if trees.num_rows:
+            rows, tokens = trees.frontier
+            state, index = head.advance(head.select(state, rows), tokens, index), index + 1
+    trees.finish()
+    return [(draft.token_ids, list(draft.parents or range(-1, 4))) for draft in drafts]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("markov", MARKOV)
+def test_whole_trees_equal_those_of_levels(markov, temperature, target_dir, tmp_path):
+    """The last of them is a chain. The path decides more than the slot of the block."""
+    made = save_dspark(tmp_path / "head", markov)
+    for name in ("markov_w2", "joint_proj"):
+        if (tensor := made.get(f"markov_head.{name}.weight")) is not None:
+            tensor *= 6
+    save(tmp_path / "head", None, made)
+    head = make_head(tmp_path / "head", target_dir)
+    assert head.capabilities.drafts_whole_trees
+    sizes = [TreeSize(NUM_NODES, 4), TreeSize(11, 2), TreeSize(5, 5)]
+    expected = trees_by_levels(head, sequences(), temperature, sizes)
+    assert [len(tokens) for tokens, _ in expected] == [NUM_NODES, 11, 5]
+    assert WholeDrafts(head, sequences()).draft_trees(temperature, sizes) == expected
+    chain = WholeDrafts(head, sequences()).draft(temperature)[0][:4]
+    assert expected[0][0][:4] == chain
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dspark-rnn"])

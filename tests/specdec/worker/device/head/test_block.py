@@ -83,13 +83,15 @@ def test_the_drafts_are_those_of_the_host(
 
 
 def changed(directory, target, config, tensors=None):
-    """Return a copy of a head's directory with other keys of config.json, and further tensors."""
+    """Return a copy of a head's directory with other keys of config.json, or Markov tensors."""
     shutil.copytree(directory, target)
     path = target / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
     if tensors:
         path = target / "model.safetensors"
-        save_file(load_file(path) | tensors, path, {"format": "pt"})
+        read = load_file(path)
+        own = {name: read[name] for name in read if not name.startswith("markov_head.")}
+        save_file(own | tensors, path, {"format": "pt"})
     return target
 
 

@@ -37,7 +37,7 @@ from tests.specdec.worker.device.runners import FakeGraphs, device_runner, recor
 from tests.specdec.worker.operators import Operators
 
 NUM_NODES = 8
-SWITCHES = range(7, 12)
+SWITCHES = range(4, 16)
 """Steps whose drafts are chains."""
 
 
