@@ -18,6 +18,7 @@ from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.ranks import DraftWorker, Target
+from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +133,8 @@ def measure_costs(
     chosen = speculation.num_speculative_tokens, speculation.num_draft_tree_tokens
     most = max(*chosen, _max_adaptive_tokens(speculation))
     profiler = CostProfiler(config, most, time.perf_counter, text=text, draft_text=draft_text)
-    engine = measure_engine(most, _ENGINE_BUDGET_S)
+    # Beyond the longest chain the table grows with the rows, a little faster than the engine does.
+    engine = measure_engine(min(most, MAX_NUM_SPECULATIVE_TOKENS), _ENGINE_BUDGET_S)
     num_held = most if speculation.holds_drafts else 0
 
     def verification(profiler: CostProfiler, budget_s: float) -> CostTable:

@@ -5,13 +5,17 @@ import pytest
 from specdec.config.engine import DraftLimits
 from specdec.config.speculation.method_config import DraftPlace
 from specdec.config.speculation.speculative import SpeculativeConfig
+from specdec.engine.engine_profiler import EngineProfiler
 from specdec.engine.executor import Drafting
 from specdec.engine.memory.memory_plan import MemoryPlan
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.speculation.policy.cost_profiler import CostProfiler, TargetCosts
+from specdec.models.config.model_config import ModelConfig
+from specdec.speculation.policy.cost_profiler import CostProfiler, TargetCosts, with_engine
 from specdec.speculation.policy.cost_table import CostTable
 from specdec.speculation.policy.factory import _main_place, make_policy, measure_costs
+from specdec.text.tokenizer import Tokenizer
 from specdec.types.drafts.draft_decision import DecisionReason, DraftAhead, chain
+from specdec.types.drafts.draft_tree import MAX_TREE_NODES
 from specdec.worker import LocalTarget, load_runner
 from tests.specdec.engines import engine_config
 
@@ -24,12 +28,13 @@ def no_time(most, budget_s):
 def make(tiny_model_dir, monkeypatch):
     monkeypatch.setattr("specdec.speculation.policy.factory._VERIFICATION_BUDGET_S", 0.2)
 
-    def make(speculation):
-        config = engine_config(speculation=speculation)
+    def make(speculation, profiler=None, **changes):
+        config = engine_config(speculation=speculation, **changes)
         target = LocalTarget(load_runner(tiny_model_dir, "float32", config, TensorParallelGroup()))
         control = SpeculativeConfig.of().control if speculation is None else speculation.control
+        measure_engine = profiler(config).measure if profiler else no_time
         return make_policy(
-            control, config, target, None, None, lambda: True, 4, measure_engine=no_time
+            control, config, target, None, None, lambda: True, 4, measure_engine=measure_engine
         )
 
     return make
@@ -89,6 +94,26 @@ def test_the_engine_overlaps_the_drafts_that_the_ranks_hold(make, monkeypatch, k
     make(speculation)
     assert {count for _, count in found} == {num_held}
     assert speculation.holds_drafts == (num_held > 0)
+
+
+def test_the_largest_tree_costs_more_than_the_longest_chain(make, tiny_model_dir, monkeypatch):
+    """No chain is as long as it, so the engine's part is not measured with it."""
+    found = []
+
+    def spied(steps, engine, **options):
+        found.append(engine)
+        return with_engine(steps, engine, **options)
+
+    def profiler(config):
+        model, tokenizer = ModelConfig.from_directory(tiny_model_dir), Tokenizer(tiny_model_dir)
+        return EngineProfiler(config, model, tokenizer)
+
+    monkeypatch.setattr("specdec.speculation.policy.factory.with_engine", spied)
+    keys = {**HEAD, "num_speculative_tokens": 4, "num_draft_tree_tokens": MAX_TREE_NODES}
+    policy = make(SpeculativeConfig.of(**keys), profiler, max_num_batched_tokens=256)
+    assert policy.decide(2).reason is DecisionReason.GOODPUT
+    for engine in found:
+        assert engine.step_s(4, MAX_TREE_NODES) > engine.step_s(4, 32) >= engine.step_s(4, 4) > 0
 
 
 @pytest.mark.parametrize(
