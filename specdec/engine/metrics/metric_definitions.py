@@ -105,22 +105,14 @@ def by_method(name: str, meaning: str, read: Read) -> MetricSpec[EngineReport]:
     return MetricSpec(name, "counter", meaning, readings, ("method", "position"))
 
 
-def by_version(name: str, meaning: str, read: str) -> MetricSpec[EngineReport]:
-    """Define a counter of the drafts of a head by its version; read: a field of their counts."""
+def drafts_by(label: str, read: str, meaning: str) -> MetricSpec[EngineReport]:
+    """Define a counter of the drafts of each "version" or "adapter"; read: a field of theirs."""
+    drafts = attrgetter(f"drafts_by_{label}")
 
     def read_all(counts: Counts) -> dict[str, float]:
-        return {name: getattr(each, read) for name, each in counts.drafts_by_version.items()}
+        return {name: getattr(each, read) for name, each in drafts(counts).items()}
 
-    return counters(name, meaning, "version", read_all)
-
-
-def by_adapter(name: str, meaning: str, read: str) -> MetricSpec[EngineReport]:
-    """Define a counter of the drafts by adapter; read: a field of their counts."""
-
-    def read_all(counts: Counts) -> dict[str, float]:
-        return {name: getattr(each, read) for name, each in counts.drafts_by_adapter.items()}
-
-    return counters(name, meaning, "adapter", read_all)
+    return counters(f"spec_decode_{read}_by_{label}", meaning, label, read_all)
 
 
 def _histogram(name: str, meaning: str) -> MetricSpec[EngineReport]:
@@ -251,24 +243,12 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     by_method(
         "spec_decode_num_accepted_tokens_by_method", "Accepted draft tokens.", "accepted_by_method"
     ),
-    by_version("spec_decode_num_drafts_by_version", "Verified drafts.", "num_drafts"),
-    by_version(
-        "spec_decode_num_draft_tokens_by_version", "Verified draft tokens.", "num_draft_tokens"
-    ),
-    by_version(
-        "spec_decode_num_accepted_tokens_by_version",
-        "Accepted draft tokens.",
-        "num_accepted_tokens",
-    ),
-    by_adapter("spec_decode_num_drafts_by_adapter", "Verified drafts.", "num_drafts"),
-    by_adapter(
-        "spec_decode_num_draft_tokens_by_adapter", "Verified draft tokens.", "num_draft_tokens"
-    ),
-    by_adapter(
-        "spec_decode_num_accepted_tokens_by_adapter",
-        "Accepted draft tokens.",
-        "num_accepted_tokens",
-    ),
+    drafts_by("version", "num_drafts", "Verified drafts."),
+    drafts_by("version", "num_draft_tokens", "Verified draft tokens."),
+    drafts_by("version", "num_accepted_tokens", "Accepted draft tokens."),
+    drafts_by("adapter", "num_drafts", "Verified drafts."),
+    drafts_by("adapter", "num_draft_tokens", "Verified draft tokens."),
+    drafts_by("adapter", "num_accepted_tokens", "Accepted draft tokens."),
     gauge("drafter_version", "Version of the draft head in use.", "drafter_version"),
     counter(
         "drafter_rollbacks",
