@@ -193,7 +193,6 @@ def _policy(
         clock,
         choosers={None: chooser},
         max_num_batched_tokens=4096,
-        full_batch=case.num_streams,
         catches_up=True,
         ahead_choices=speculation.ahead_choices,
     )

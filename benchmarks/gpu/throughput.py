@@ -188,10 +188,7 @@ class Throughput:
         limits = self._limits(_SPECULATION)
         profiler = EngineProfiler(limits, self.model, self._tokenizer)
         none = (None, None, lambda: True)  # of a draft model
-        most = max(self.batches)
-        return make_policy(
-            _SPECULATION.control, limits, self._target, *none, most, profiler.measure
-        )
+        return make_policy(_SPECULATION.control, limits, self._target, *none, profiler.measure)
 
 
 def _request(index: int, temperature: float) -> EngineRequest:

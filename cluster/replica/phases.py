@@ -96,10 +96,11 @@ class Serving:
     def load_in_requests(self) -> float:
         """Return the load for the autoscaler. Does not block."""
         stats = self._thread.last_stats
+        curve, target = stats.service_curve, self._load.target_requests
         return self._load.requests(
             self._thread.num_sequences,
             stats.counts.num_generated_tokens,
-            stats.capacity_tokens_per_s,
+            curve.batch_tokens_per_s(target) if curve else None,
         )
 
     async def check_models(self) -> None:
@@ -135,6 +136,7 @@ class Serving:
             profile_error=stats.profile_error,
             head_probe_acceptance=stats.head_probe_acceptance,
             drafter_version=stats.drafter_version,
+            service_curve=stats.service_curve,
             mode=stats.mode,
             is_draft_worker_up=self._models.is_draft_up,
             memory=self._memory.read(self._models.places_on(self._address)),

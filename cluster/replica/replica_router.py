@@ -83,9 +83,8 @@ class ReplicaRouter(Router):
         finally:
             await text
         logger.info("the models are loaded and warm")
-        full = max(1, min(config.max_num_seqs, round(config.target_requests_per_replica)))
         loaded = await asyncio.to_thread(
-            self.core.load, self._models, self.text.tokenizer, full, self._instrumentation
+            self.core.load, self._models, self.text.tokenizer, self._instrumentation
         )
         self.serve(loaded.start_thread())
         logger.info("ready: %s with %s", config.served_model_name, self.core.plan.describe())

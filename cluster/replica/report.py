@@ -25,7 +25,7 @@ class ReplicaLoad:
 
     def __init__(self, target_requests: float, clock: Callable[[], float]) -> None:
         """target_requests: the intended maximum of open requests per replica."""
-        self._target_requests = target_requests
+        self.target_requests = target_requests
         self._clock = clock
         self._made: deque[tuple[float, int]] = deque()
 
@@ -40,7 +40,7 @@ class ReplicaLoad:
         rate = self._rate(num_generated_tokens)
         if not capacity_tokens_per_s:
             return float(num_open)
-        return max(float(num_open), self._target_requests * rate / capacity_tokens_per_s)
+        return max(float(num_open), self.target_requests * rate / capacity_tokens_per_s)
 
     def _rate(self, num_tokens: int) -> float:
         """Return tokens per second over the last ten seconds; 0 at first."""

@@ -70,19 +70,18 @@ class EngineCore(Generic[Config]):
         self,
         executor: Executor,
         tokenizer: Tokenizer,
-        full_batch: int,
         recorder: StepRecorder | None = None,
     ) -> LoadedEngine:
         """Measure the models and make the engine, which takes seconds. From any thread.
 
-        full_batch: the largest intended number of decoding requests. recorder: None for `metrics`.
+        recorder: None for `metrics`.
         """
         versions = self._drafter_versions()
         acceptance = self._probe_head(executor, tokenizer)
         policy, control, drafting = None, self.settings.control, executor.drafting
         if control is not None:
             profiler = EngineProfiler(self.plan.engine, self.model, tokenizer)
-            measured = full_batch, profiler.measure, profiler.text
+            measured = profiler.measure, profiler.text
             policy = executor.measure(
                 lambda target: drafting.make_policy(control, target, *measured)
             )

@@ -301,7 +301,7 @@ class Engine:
             decision_changes=policy.log.changes if policy else (),
             estimated_speedup=estimate.speedup if estimate else None,
             estimated_tokens_per_s=estimate.tokens_per_s if estimate else None,
-            capacity_tokens_per_s=policy.capacity_tokens_per_s if policy else None,
+            service_curve=policy.service_curve if policy else None,
             profile_error=estimate.profile_error if estimate else None,
             drafter_version=self.drafters.active if self.drafters else None,
             adapters_in_use=self._updates.adapters_in_use(),

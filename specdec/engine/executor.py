@@ -50,7 +50,6 @@ class Drafting:
         self,
         control: SpeculationControl,
         target: Target,
-        full_batch: int,
         measure_engine: MeasureEngine,
         text: tuple[int, ...],
     ) -> SpeculationPolicy | None:
@@ -62,7 +61,6 @@ class Drafting:
             self.measure_draft,
             self.plan.draft,
             self.is_available,
-            full_batch,
             measure_engine,
             text=text,
             draft_text=self.text,

@@ -107,7 +107,7 @@ class EngineHost:
         self._executor = _make_executor(arguments.executor, self.config, directories, plan)
         self.engine: LoadedEngine | RunningEngine | StoppedEngine
         try:
-            self.engine = self.core.load(self._executor, self.tokenizer, self.config.max_num_seqs)
+            self.engine = self.core.load(self._executor, self.tokenizer)
         except BaseException:
             self._executor.close()
             raise

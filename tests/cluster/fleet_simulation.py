@@ -34,7 +34,9 @@ class SimulatedReplica:
     ) -> None:
         self.clock = Clock(now_s)
         most, target = len(acceptance), config.target_requests_per_replica
-        self.policy = auto_policy(self.clock, curve.table(most), most, full_batch=int(target))
+        self.policy = auto_policy(
+            self.clock, curve.table(most), most, max_num_seqs=config.max_num_seqs
+        )
         self._load = ReplicaLoad(target, self.clock)
         self._num_tokens = 0
         self.num_left: list[int] = []  # tokens of each request, those that wait last
@@ -50,7 +52,8 @@ class SimulatedReplica:
         self.clock.now_s = max(self.clock.now_s, now_s)
 
     def report_load(self) -> None:
-        capacity = self.policy.capacity_tokens_per_s
+        curve = self.policy.service_curve
+        capacity = curve.batch_tokens_per_s(self._load.target_requests) if curve else None
         self.loads.append(self._load.requests(len(self.num_left), self._num_tokens, capacity))
 
     def _step(self) -> None:

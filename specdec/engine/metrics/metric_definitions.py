@@ -148,6 +148,12 @@ def _modes(report: EngineReport) -> Iterable[Reading]:
     return (Reading(report.mode == each, (each,)) for each in SPECULATION_MODES if report.mode)
 
 
+def _by_streams(report: EngineReport) -> Iterable[Reading]:
+    if (curve := report.service_curve) is not None:
+        for count, rate in zip(curve.num_streams, curve.stream_tokens_per_s, strict=True):
+            yield Reading(rate, (str(count),))
+
+
 def _indexed(values: Iterable[int]) -> dict[str, float]:
     return {str(index): value for index, value in enumerate(values)}
 
@@ -343,6 +349,18 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
         "head_probe_acceptance",
     ),
     gauge("goodput_tokens_per_second", "Estimated tokens per second.", "estimated_tokens_per_s"),
+    MetricSpec(
+        "expected_stream_tokens_per_second",
+        "gauge",
+        "Expected tokens per second of each of a number of running streams.",
+        _by_streams,
+        ("streams",),
+    ),
+    gauge(
+        "expected_prompt_tokens_per_second",
+        "Expected prompt tokens per second, cached ones aside.",
+        lambda report: report.service_curve and report.service_curve.prompt_tokens_per_s,
+    ),
 )
 
 VLLM_NAMES = frozenset(

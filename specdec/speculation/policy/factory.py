@@ -42,7 +42,6 @@ def make_policy(
     measure_draft: MeasureDraft | None,
     draft_limits: DraftLimits | None,
     is_drafter_available: Callable[[], bool],
-    full_batch: int,
     measure_engine: MeasureEngine,
     text: tuple[int, ...] = (),
     draft_text: tuple[int, ...] = (),
@@ -51,8 +50,7 @@ def make_policy(
 
     `target` and the draft worker must not have sequences yet. control: the present settings.
     measure_draft: passes the draft worker to the profiler; None without a draft model.
-    full_batch: intended number of decoding requests. measure_engine: measures the engine's own part
-        of a step. text, draft_text: see CostProfiler.
+    measure_engine: measures the engine's own part of a step. text, draft_text: see CostProfiler.
     """
     if (speculation := config.speculation) is None:
         return None
@@ -69,7 +67,7 @@ def make_policy(
         max_adaptive_tokens=_max_adaptive_tokens(speculation),
         num_tree_tokens=speculation.num_draft_tree_tokens,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        full_batch=full_batch,
+        max_num_seqs=config.max_num_seqs,
         is_drafter_available=is_drafter_available,
         # A head, too, has no draft for the first step after drafts were off.
         catches_up=any(each.place is not DraftPlace.ENGINE for each in speculation.drafters),

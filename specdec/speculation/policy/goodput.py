@@ -77,12 +77,12 @@ class GoodputChooser:
                 raise InvalidValueError(name, value, "0 or a number above it")
         self._acceptance = AcceptanceEstimator()
         self._costs = costs
-        self._expected = ExpectedGoodput(self._acceptance, costs)
+        self.expected = ExpectedGoodput(self._acceptance, costs)
         self._divides_slots = divides_slots
         self._margin = margin
         self._entry_margin = entry_margin
         self._inertia = Inertia(costs, dwell_s)
-        self._reviews = Reviews(self._expected, review_s)
+        self._reviews = Reviews(self.expected, review_s)
         self._chosen: DraftShape | None = None
         self._probe = Probe(0.0)
         self._num_decoding = 1  # of the present step
@@ -106,7 +106,7 @@ class GoodputChooser:
         self._num_decoding, self._num_accepted = num_decoding, 0
         self._has_prompts = prompts.num_tokens > 0
         if self._divides_slots:
-            self._expected.renew_slots(now_s, num_decoding, shapes)
+            self.expected.renew_slots(now_s, num_decoding, shapes)
         if self._chosen not in shapes:
             best = self._compare(now_s, num_decoding, shapes).best
             self._change(now_s, num_decoding, best)
@@ -133,7 +133,7 @@ class GoodputChooser:
         """Return the decision by goodput alone."""
         shape = self._chosen
         assert shape is not None
-        pays_beside = self._expected.pays_beside
+        pays_beside = self.expected.pays_beside
         if prompts.num_tokens and not pays_beside(prompts, now_s, num_decoding, shape):
             self._is_paused = True
             return Decision(chain(0), DecisionReason.PREFILL)
@@ -198,7 +198,7 @@ class GoodputChooser:
         """
         if is_typical:
             timing = StepTiming(now_s, seconds, waited_s, drafted_s, num_rows)
-            self._expected.observe(num_decoding, shape, timing, self._num_accepted)
+            self.expected.observe(num_decoding, shape, timing, self._num_accepted)
         if self._probe.shape is not None:
             lost_s = 0.0 if self._has_prompts else self._lost_s(num_decoding, seconds, now_s)
             self._probe.observe(lost_s, is_typical=is_typical)
@@ -237,7 +237,7 @@ class GoodputChooser:
     @property
     def slots(self) -> SlotBudget | None:
         """The division of slots, which observes sequences; None where all have the same length."""
-        return self._expected.slots if self._divides_slots else None
+        return self.expected.slots if self._divides_slots else None
 
     @property
     def observed(self) -> StepSeconds:
@@ -248,19 +248,19 @@ class GoodputChooser:
         self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]
     ) -> list[float]:
         """Return the expected tokens per second over the batch, for each shape."""
-        return self._expected.of(now_s, num_decoding, shapes)
+        return self.expected.of(now_s, num_decoding, shapes)
 
     def _decision(
         self, now_s: float, num_decoding: int, shape: DraftShape, reason: DecisionReason
     ) -> Decision:
         """Return the decision for a shape, with its slots and whether waiting for a draft pays."""
         if num_decoding > 1 or shape.ahead is DraftAhead.OFF:
-            return Decision(shape, reason, slots=self._expected.slots.apply(shape))
-        return Decision(shape, reason, waits=self._expected.pays_to_wait(now_s, shape))
+            return Decision(shape, reason, slots=self.expected.slots.apply(shape))
+        return Decision(shape, reason, waits=self.expected.pays_to_wait(now_s, shape))
 
     def estimate(self, now_s: float, num_decoding: int, shape: DraftShape) -> GoodputEstimate:
         """Return the estimate for a kind of step; see `ExpectedGoodput.estimate`."""
-        return self._expected.estimate(now_s, num_decoding, shape)
+        return self.expected.estimate(now_s, num_decoding, shape)
 
     def _compare(
         self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]
@@ -273,7 +273,7 @@ class GoodputChooser:
         goodputs = self.goodputs(now_s, num_decoding, shapes)
         best = max(range(len(shapes)), key=lambda index: (goodputs[index], -index))
         base = self._base(num_decoding, shapes, goodputs)
-        is_known = not base and self._expected.is_known(now_s, num_decoding, shapes[best])
+        is_known = not base and self.expected.is_known(now_s, num_decoding, shapes[best])
         is_entry = (not base or self._is_paused) and not is_known
         margin = self._entry_margin if is_entry else self._margin
         if goodputs[best] <= goodputs[base] * (1 + margin):
@@ -322,10 +322,10 @@ class GoodputChooser:
         assert chosen is not None
         if self._has_prompts or not chosen.num_draft_tokens:
             return False
-        is_known = self._expected.is_observed(num_decoding, chain(0))
+        is_known = self.expected.is_observed(num_decoding, chain(0))
         if is_known or not self._reviews.has_evidence(num_decoding, chosen):
             return False
-        return self._expected.least_gain(now_s, num_decoding, chosen) < gain
+        return self.expected.least_gain(now_s, num_decoding, chosen) < gain
 
     def _check(self, now_s: float, num_decoding: int, goodput: float) -> None:
         """Begin a check. goodput: expected of no draft."""
@@ -358,7 +358,7 @@ class GoodputChooser:
         probed = self._probe.shape
         if probed is not None and not chosen and self._probe.num_begun > 1:  # acceptance is known
             least = goodputs[0] * (1 + self._entry_margin)
-            may_pay_at = self._expected.may_be_cheaper
+            may_pay_at = self.expected.may_be_cheaper
             self._probe.is_whole = may_pay_at(now_s, num_decoding, probed, least)
 
     def _may_pay(
@@ -374,7 +374,7 @@ class GoodputChooser:
             return present < CERTAIN_GAIN * plain
         if self._chosen != chain(0):
             return True
-        most = self._expected.most(now_s, num_decoding, shape)
+        most = self.expected.most(now_s, num_decoding, shape)
         return most > plain * (1 + self._entry_margin)
 
     def _review_probe(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> None:

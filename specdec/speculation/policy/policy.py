@@ -17,6 +17,7 @@ from specdec.speculation.policy.cost_model import StepSeconds
 from specdec.speculation.policy.expected_goodput import GoodputEstimate
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.hysteresis import LoadHysteresis
+from specdec.speculation.policy.service_curve import CurveEstimator
 from specdec.types.control import SpeculationControl
 from specdec.types.drafts.draft_decision import (
     NO_PROMPTS,
@@ -32,6 +33,7 @@ from specdec.types.drafts.draft_decision import (
 )
 from specdec.types.drafts.draft_length import LengthSchedule, draft_budget
 from specdec.types.drafts.draft_survival import AcceptanceHistory
+from specdec.types.reports.service_curve import ServiceCurve
 
 DEFAULT_HYSTERESIS = 2
 DEFAULT_DWELL_S = 1.0
@@ -40,8 +42,6 @@ _SETTLING_S = 1.0
 _SETTLING_STEPS = 8
 """Time for a head or a draft model to catch up after drafts are turned on, whichever is longer;
 until then a missing draft does not count as rejected, nor a step with one as a slow step."""
-
-_CAPACITY_PERIOD_S = 1.0
 
 MAX_BATCHED_TOKENS = 2**20
 
@@ -68,7 +68,7 @@ class SpeculationPolicy:
         max_adaptive_tokens: int = 0,
         num_tree_tokens: int = 0,
         max_num_batched_tokens: int = MAX_BATCHED_TOKENS,
-        full_batch: int = 1,
+        max_num_seqs: int = 1,
         is_drafter_available: Callable[[], bool] = lambda: True,
         catches_up: bool = False,
         ahead_choices: tuple[DraftAhead, ...] = (DraftAhead.OFF,),
@@ -81,20 +81,20 @@ class SpeculationPolicy:
         num_tree_tokens: draft tokens of a tree, whose depth is the control's number; 0 for chains
             only. Fixed decisions are trees; goodput chooses, and a schedule has chains.
         max_num_batched_tokens: of a step; goodput chooses at most an even share of it.
-        full_batch: intended number of decoding requests, for `capacity_tokens_per_s`.
+        max_num_seqs: largest number of decoding requests, for `service_curve`.
         is_drafter_available: called in each step. catches_up: whether a draft model has to run a
             text before it can continue it.
         ahead_choices: what a draft model may draft while the target runs; goodput chooses, other
             policies take the last one.
         """
-        self._control, self._clock = control, clock
+        self._control, self._clock, self._log = control, clock, DecisionLog(clock)
         self._load = LoadHysteresis(control.threshold, hysteresis, dwell_s)
         self._schedule, self._choosers = schedule, choosers
         self._max_adaptive_tokens, self._num_tree_tokens = max_adaptive_tokens, num_tree_tokens
-        self._max_num_batched_tokens, self._full_batch = max_num_batched_tokens, full_batch
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._curves = CurveEstimator(max_num_seqs, max_num_batched_tokens)
         self._is_drafter_available = is_drafter_available
         self._catches_up, self._ahead_choices = catches_up, ahead_choices
-        self._log = DecisionLog(clock)
         self._begin_without_steps()
 
     def _begin_without_steps(self) -> None:
@@ -113,8 +113,6 @@ class SpeculationPolicy:
         self._observer = self._chooser  # records the step's drafts and time
         self._was_on = self.is_on
         self._num_flips = 0
-        self._capacity_tokens_per_s: float | None = None
-        self._capacity_at_s = -math.inf
 
     @property
     def control(self) -> SpeculationControl:
@@ -157,9 +155,12 @@ class SpeculationPolicy:
         return StepSeconds.sum(each.observed for each in self._choosers.values())
 
     @property
-    def capacity_tokens_per_s(self) -> float | None:
-        """Highest expected goodput of a full batch; None where nothing was measured."""
-        return self._capacity_tokens_per_s
+    def service_curve(self) -> ServiceCurve | None:
+        """Expected rates by load under the settings in force; None where nothing was measured."""
+        if self._chooser is None:
+            return None
+        of = self._chooser.expected, self._control
+        return self._curves.at(self._clock(), *of, self._possible_shapes)
 
     def update(self, control: SpeculationControl) -> None:
         """Apply an operator's settings; equal ones have no effect."""
@@ -193,8 +194,6 @@ class SpeculationPolicy:
         self._num_decoding = num_decoding
         decision = self._preferred(num_decoding, prompts, now_s)
         self._note_flip()
-        if now_s - self._capacity_at_s >= _CAPACITY_PERIOD_S:
-            self._estimate_capacity(now_s)
         if decision.num_draft_tokens and num_eligible == 0:
             decision = Decision(chain(0), DecisionReason.REQUEST)
         elif decision.num_draft_tokens and not self._is_drafter_available():
@@ -387,12 +386,13 @@ class SpeculationPolicy:
         ahead = (each.with_ahead(kind) for kind in self._possible_ahead[1:] for each in lengths[1:])
         return (*lengths, *((whole,) if has_tree else ()), *ahead)
 
-    def _estimate_capacity(self, now_s: float) -> None:
-        self._capacity_at_s = now_s
-        if self._chooser is not None:
-            shapes = self._shapes(self._full_batch)
-            goodputs = self._chooser.goodputs(now_s, self._full_batch, shapes)
-            self._capacity_tokens_per_s = max(goodputs)
+    def _possible_shapes(self, num_decoding: int) -> tuple[DraftShape, ...]:
+        """Return the shapes that the settings in force allow at a load."""
+        control, count = self._control, self._control.num_speculative_tokens
+        is_allowed = control.mode == "on" or num_decoding <= control.threshold
+        if control.mode == "off" or not (is_allowed and count and self._is_drafter_available()):
+            return chains(0)
+        return (self._fixed_shape(count),) if control.mode == "on" else self._shapes(num_decoding)
 
     def _note_flip(self) -> None:
         self._num_flips += self.is_on != self._was_on

@@ -11,6 +11,7 @@ from typing import Any
 
 from specdec.types.drafts.draft_decision import Decision, DecisionChange
 from specdec.types.reports.additive import Additive
+from specdec.types.reports.service_curve import ServiceCurve
 
 STRUCTURED_OUTPUT = "structured_output"
 """The drafting method that is counted where a grammar left a row only one continuation."""
@@ -307,6 +308,7 @@ class EngineReport:
     head_probe_acceptance: share of the first draft tokens of a head that were the target's in the
         probe at start-up; None without a head.
     drafter_version: of the head that drafts; None without a head.
+    service_curve: expected rates by load; None where no costs are known. It is no news.
     block_size: tokens of a KV block. num_kv_blocks: of the cache.
     max_loras: different adapters in a step; 0 without adapters.
     at_s: when it was read, in seconds since 1970; a report that differs in nothing else is no news.
@@ -323,6 +325,7 @@ class EngineReport:
     profile_error: float | None = None
     head_probe_acceptance: float | None = None
     drafter_version: int | None = None
+    service_curve: ServiceCurve | None = field(default=None, compare=False)
     block_size: int = 0
     num_kv_blocks: int = 0
     num_snapshots: int | None = None
@@ -341,7 +344,6 @@ class EngineStats(EngineReport):
     num_speculation_flips: how often `is_speculation_on` has changed.
     decision: of the last step that decoded something; None without a policy.
     decision_changes: the latest changes of the decision, oldest first.
-    capacity_tokens_per_s: expected throughput of a full batch; None if not measured.
     """
 
     num_blocks: int
@@ -350,7 +352,6 @@ class EngineStats(EngineReport):
     num_speculation_flips: int = 0
     decision: Decision | None = None
     decision_changes: tuple[DecisionChange, ...] = ()
-    capacity_tokens_per_s: float | None = None
 
     @property
     def kv_cache_usage(self) -> float:

@@ -27,6 +27,7 @@ from specdec.client import (
 from specdec.engine.metrics.metrics import CHAT, SERVER_LATENCIES, Metrics
 from specdec.types.control import SpeculationControl
 from specdec.types.reports.fleet import MemoryUse
+from specdec.types.reports.service_curve import ServiceCurve
 from specdec.types.reports.stats import AdaptersInUse, AheadCounts, SpeculationStats
 from tests.cluster.scraped import OPEN_METRICS, families, open_families, samples
 
@@ -54,6 +55,7 @@ FULL = ReplicaReport(
     profile_error=1.6,
     head_probe_acceptance=0.75,
     drafter_version=2,
+    service_curve=ServiceCurve((1, 16), (100.0, 25.0), 5000.0),
     mode="auto",
     is_draft_worker_up=False,
     memory=MemoryUse(10, 100, 30, 80, 20),

@@ -339,5 +339,5 @@ def test_executors_pass_the_text_of_the_draft_model(tmp_path, monkeypatch, execu
     monkeypatch.setattr(
         "specdec.engine.executor.make_policy", lambda *_, **own: policies.append(own)
     )
-    executor.drafting.make_policy(None, None, 1, None, (1, 2))
+    executor.drafting.make_policy(None, None, None, (1, 2))
     assert policies == [{"text": (1, 2), "draft_text": (tmp_path / "draft", "text")}]

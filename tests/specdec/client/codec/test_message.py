@@ -24,7 +24,7 @@ from specdec.types.sampling.sampling_params import (
 
 METRICS_ONLY = {
     *("block_size", "num_kv_blocks", "max_loras", "adapters_in_use", "at_s"),
-    *("num_snapshots", "state_bytes"),
+    *("num_snapshots", "state_bytes", "service_curve"),
 }
 """Fields of a replica's report that are sent as metrics alone."""
 

@@ -213,7 +213,7 @@ def auto_policy(
     table: CostTable,
     most: int,
     threshold: int = 256,
-    full_batch: int = 1,
+    max_num_seqs: int = 1,
     *,
     verification: CostTable | None = None,
     most_padding_tokens: int = 0,
@@ -226,7 +226,7 @@ def auto_policy(
     costs = CostModel(table, verification=verification, most_padding_tokens=most_padding_tokens)
     chooser = GoodputChooser(costs, divides_slots=divides_slots)
     control = SpeculationControl("auto", threshold, most)
-    return SpeculationPolicy(control, clock, choosers={None: chooser}, full_batch=full_batch)
+    return SpeculationPolicy(control, clock, choosers={None: chooser}, max_num_seqs=max_num_seqs)
 
 
 def fixed_policy(clock: Callable[[], float], count: int) -> SpeculationPolicy:

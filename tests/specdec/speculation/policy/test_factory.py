@@ -34,7 +34,7 @@ def make(tiny_model_dir, monkeypatch):
         control = SpeculativeConfig.of().control if speculation is None else speculation.control
         measure_engine = profiler(config).measure if profiler else no_time
         return make_policy(
-            control, config, target, None, None, lambda: True, 4, measure_engine=measure_engine
+            control, config, target, None, None, lambda: True, measure_engine=measure_engine
         )
 
     return make
@@ -51,7 +51,7 @@ def make(tiny_model_dir, monkeypatch):
 def test_each_policy_decides(make, changes, reason):
     policy = make(SpeculativeConfig.of("ngram", **changes))
     assert policy.decide(2).reason is reason
-    assert (policy.capacity_tokens_per_s is not None) == (reason is DecisionReason.GOODPUT)
+    assert (policy.service_curve is not None) == (reason is DecisionReason.GOODPUT)
 
 
 HEAD = {"method": "medusa", "model": "head"}
