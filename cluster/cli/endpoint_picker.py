@@ -62,6 +62,12 @@ _flags = combine_flags(
         help="Further endpoints to send to the proxy, for its retries; it must support lists. "
         "Default: 0.",
     ),
+    section_flag(
+        "Choice",
+        "--slo",
+        help='Choose by expected goodput under an objective, "ttft:2000 tpot:40" in milliseconds. '
+        "Default: by tokens.",
+    ),
     section_flag("Network", "--host", default="127.0.0.1", help="Address. Default: 127.0.0.1."),
     section_flag(
         "Network", "--port", type=_PORT, default=9002, help="Port of gRPC. Default: 9002."

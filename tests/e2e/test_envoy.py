@@ -288,6 +288,17 @@ def test_requests_go_to_the_other_replica_when_one_is_killed_and_return_to_it(re
         assert counts(replicas)[0] == 1, "of the new process"
 
 
+def test_an_objective_chooses_by_goodput(replicas, tmp_path):
+    """The replicas publish no curve, as they draft always: a typical one stands for it."""
+    with running_gateway(tmp_path, addresses(replicas), "--slo", "ttft:2000 tpot:40") as gateway:
+        before = sum(counts(replicas))
+        for url in (gateway.full_duplex, gateway.buffered):
+            assert complete(url, "by goodput").json()["usage"]["completion_tokens"] == 8
+        assert sum(counts(replicas)) == before + 2
+        wait_until(lambda: num_open(gateway) == 0, "the picker sees the end")
+    assert "reports no service curve" in (tmp_path / "picker.log").read_text()
+
+
 def prompt_of(gateway, address):
     """Return a prompt whose prefix is known at an endpoint, and only there."""
     prompts = (f"{number} {SENTENCE * 6}" for number in range(64))

@@ -78,6 +78,7 @@ def test_the_command_accepts_its_arguments(values, monkeypatch):
     assert dict(each.split("=") for each in config.pod_selector.split(",")) == labels
     assert config.tls_self_signed == given.get("selfSignedTls", True)
     assert config.max_waiting == given.get("maxWaiting")
+    assert config.slo == given.get("slo")
     assert config.scrape.interval_s == given.get("scrapeIntervalMs", 100) / 1000
     assert picker(objects)["spec"]["terminationGracePeriodSeconds"] > config.drain_timeout_s + 20
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}

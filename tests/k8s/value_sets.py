@@ -238,6 +238,7 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
             "selfSignedTls": False,
             "scrapeIntervalMs": 50,
             "maxWaiting": 20,
+            "slo": "ttft:2000 tpot:40",
         },
         "workerGroups": {"target": {"podLabels": {"pool": "chat"}}, "spot": {"role": "any"}},
         "monitoring": {"serviceMonitor": {"enabled": True}},

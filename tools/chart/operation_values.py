@@ -90,6 +90,12 @@ class EndpointPicker(Values):
         description="Queued requests of every replica at which requests are refused with 429; 0: "
         "no limit",
     )
+    slo: str = Field(
+        "",
+        pattern=r"^(ttft:[0-9.]+ tpot:[0-9.]+)?$",
+        description="Latency objective in milliseconds, such as ttft:2000 tpot:40, by whose "
+        "expected goodput replicas are chosen; empty: by tokens",
+    )
     resources: Resources = Field(
         default_factory=lambda: Resources(
             requests={"cpu": "500m", "memory": "256Mi"}, limits={"cpu": "2", "memory": "1Gi"}

@@ -6,10 +6,11 @@ Costs are in tokens. `Score` is the seam between the measure of cost and the cho
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cluster.api.base.prefix_record import PREFIX_WORTH, work_tokens
 from cluster.api.base.routing_hint import MAX_OUTPUT_TOKENS, RoutingHint
+from cluster.api.endpoint_picker.open_requests import OpenRequests
 from cluster.api.endpoint_picker.reports import EndpointReport
 
 OTHER_REQUEST_TOKENS = 512
@@ -39,15 +40,15 @@ class PickRequest:
 class Candidate:
     """An endpoint that may be chosen, as far as it is known.
 
-    matched_tokens: of the request's prompt, in its prefix cache. open_tokens: to be computed for
-    the requests that this picker has sent there and that have not ended. num_others: requests of
-    other senders. report: the last one; None before any. models: names that it serves; None where
-    they are unknown. last_pick: number of the pick that chose it last.
+    matched_tokens: of the request's prompt, in its prefix cache. open_requests: those that this
+    picker has sent there. num_others: requests of other senders. report: the last one; None before
+    any. models: names that it serves; None where they are unknown. last_pick: number of the pick
+    that chose it last.
     """
 
     address: str
     matched_tokens: int = 0
-    open_tokens: int = 0
+    open_requests: OpenRequests = field(default_factory=OpenRequests)
     num_others: int = 0
     report: EndpointReport | None = None
     models: frozenset[str] | None = None
@@ -71,7 +72,7 @@ def expected_tokens(candidates: Sequence[Candidate], request: PickRequest) -> li
 
 def _expected_tokens(candidate: Candidate, request: PickRequest) -> float:
     work = work_tokens(request.hint, candidate.matched_tokens)
-    cost = candidate.open_tokens + OTHER_REQUEST_TOKENS * candidate.num_others
+    cost = candidate.open_requests.tokens + OTHER_REQUEST_TOKENS * candidate.num_others
     cost += work - (PREFIX_WORTH - 1) * candidate.matched_tokens
     report = candidate.report
     if report is not None:
@@ -80,11 +81,12 @@ def _expected_tokens(candidate: Candidate, request: PickRequest) -> float:
             num_free = round(report.cache_tokens * (1 - report.kv_cache_usage))
             cost += max(0, work - num_free)
     if request.is_adapter:
-        cost += _adapter_tokens(request.model, report)
+        cost += adapter_tokens(request.model, report)
     return cost
 
 
-def _adapter_tokens(adapter: str, report: EndpointReport | None) -> int:
+def adapter_tokens(adapter: str, report: EndpointReport | None) -> int:
+    """Return the tokens that count for an adapter that may not be in use at an endpoint."""
     if report is None or report.max_adapters is None:
         return ADAPTER_TOKENS
     if adapter in report.adapters:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
-from cluster.api.base.prefix_record import PrefixRecord, work_tokens
+from cluster.api.base.prefix_record import PrefixRecord
 from cluster.api.endpoint_picker.choice import Candidate, PickRequest
+from cluster.api.endpoint_picker.open_requests import OpenRequest, OpenRequests
 from cluster.api.endpoint_picker.reports import EndpointReport
 
 MAX_FAILED_SCRAPES = 3
@@ -29,14 +30,13 @@ class Endpoint:
         self.record = PrefixRecord()
         self.models: frozenset[str] | None = None  # None: unknown
         self.adapters: frozenset[str] = frozenset()  # those of `models` that are adapters
-        self.num_open = 0
+        self.open_requests = OpenRequests()
         self.num_failed_scrapes = 0  # consecutive ones
         self.is_scraped = False  # or failed to be
         self.last_pick = 0
         self.choices = Counter[str]()  # by reason
         self.scrape_errors = 0
         self.response_errors = 0
-        self._open_tokens = 0
         self.last_report: EndpointReport | None = None
         self._reported_at_s = 0.0
         self._num_others = 0
@@ -50,6 +50,7 @@ class Endpoint:
         self.last_report, self._reported_at_s = report, now_s
         self._is_ready, self._is_refused = is_ready, False
         self._num_others = max(0, report.num_requests - self.num_open)
+        self.open_requests.renew(report, now_s)
         self.num_failed_scrapes, self.is_scraped = 0, True
         if report.cache_tokens is not None:
             self.record.limit(report.cache_tokens)
@@ -78,6 +79,11 @@ class Endpoint:
             self._num_ejections += 1
 
     @property
+    def num_open(self) -> int:
+        """Requests that this picker has sent there and that have not ended."""
+        return len(self.open_requests)
+
+    @property
     def is_up(self) -> bool:
         """Return whether it is ready and its scrapes succeed."""
         return self.may_be_up and self.num_failed_scrapes < MAX_FAILED_SCRAPES
@@ -100,22 +106,14 @@ class Endpoint:
         return Candidate(
             self.address,
             matched_tokens=self.record.matched_tokens(request.hint),
-            open_tokens=self._open_tokens,
+            open_requests=self.open_requests,
             num_others=self._num_others,
             report=self.last_report,
             models=self.models,
             last_pick=self.last_pick,
         )
 
-    def begin(self, request: PickRequest, matched_tokens: int) -> int:
-        """Add an open request and its prefixes; return its tokens, for `end`."""
-        tokens = work_tokens(request.hint, matched_tokens)
-        self._open_tokens += tokens
-        self.num_open += 1
+    def begin(self, request: PickRequest, matched_tokens: int, now_s: float) -> OpenRequest:
+        """Add an open request and its prefixes."""
         self.record.add(request.hint)
-        return tokens
-
-    def end(self, tokens: int) -> None:
-        """Remove an open request."""
-        self._open_tokens -= tokens
-        self.num_open -= 1
+        return self.open_requests.begin(request.hint, matched_tokens, now_s)

@@ -15,6 +15,7 @@ from cluster.api.endpoint_picker.choice import (
     ranked,
 )
 from cluster.api.endpoint_picker.endpoint import Endpoint
+from cluster.api.endpoint_picker.open_requests import OpenRequest
 from specdec.types.errors import NotReadyError, OverloadedError
 
 
@@ -22,32 +23,34 @@ from specdec.types.errors import NotReadyError, OverloadedError
 class Pick:
     """A chosen endpoint, whose request is open there until `end`.
 
-    fallbacks: addresses of the next best ones. matched_tokens: of the prompt, in its prefix cache.
+    fallbacks: addresses of the next best ones. clock: monotonic seconds. matched_tokens: of the
+    prompt, in its prefix cache.
     """
 
     endpoint: Endpoint
     fallbacks: tuple[str, ...]
     request: PickRequest
+    clock: Callable[[], float]
     matched_tokens: InitVar[int]
-    _tokens: int = field(init=False)
+    _sent: OpenRequest = field(init=False)
     _is_open: bool = True
 
     def __post_init__(self, matched_tokens: int) -> None:
-        self._tokens = self.endpoint.begin(self.request, matched_tokens)
+        self._sent = self.endpoint.begin(self.request, matched_tokens, self.clock())
 
     def end(self) -> None:
         """End the request; further calls have no effect."""
         if self._is_open:
             self._is_open = False
-            self.endpoint.end(self._tokens)
+            self.endpoint.open_requests.end(self._sent, self.clock())
 
     def move(self, endpoint: Endpoint) -> None:
         """Continue at the endpoint that served the request in place of the chosen one."""
         if self._is_open and endpoint is not self.endpoint:
-            self.endpoint.end(self._tokens)
+            self.endpoint.open_requests.end(self._sent, self.clock(), has_moved=True)
             self.endpoint = endpoint
             matched_tokens = endpoint.record.matched_tokens(self.request.hint)
-            self._tokens = endpoint.begin(self.request, matched_tokens)
+            self._sent = endpoint.begin(self.request, matched_tokens, self.clock())
 
 
 class Pool:
@@ -115,7 +118,7 @@ class Pool:
         self._num_picks += 1
         chosen.last_pick = self._num_picks
         fallbacks = tuple(each.address for each in others[: self._num_fallbacks])
-        return Pick(chosen, fallbacks, request, best.matched_tokens)
+        return Pick(chosen, fallbacks, request, self.clock, best.matched_tokens)
 
     def _is_full(self, endpoint: Endpoint) -> bool:
         """Return whether a queue is too long; not by a report from before the endpoint was lost."""

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from specdec.types.errors import InvalidValueError
+from specdec.types.reports.service_curve import ServiceCurve
 
 _PREFIXES = ("specdec:", "vllm:", "sglang:")
 """The first of them whose metrics an endpoint has is read."""
@@ -29,7 +33,12 @@ _NAMES = (
     "cache_config_info",
     "lora_requests_info",
     "replica_ready",
+    "num_requests_decoding",
+    "expected_stream_tokens_per_second",
+    "expected_prompt_tokens_per_second",
+    "request_generation_tokens",
 )
+_OUTPUT = ("request_generation_tokens_sum", "request_generation_tokens_count")
 _LOADED = "loaded_lora_adapters"
 _MAX_SAMPLES = 256
 """Samples that are read of a response: a few of each engine."""
@@ -48,6 +57,8 @@ class EndpointReport:
     adapters: LoRA adapters of running and of queued requests. max_adapters: most of them in one
     step; None without LoRA. is_ready: None where the metrics do not contain it. models: names that
     requests may use, of the model and of `loaded_adapters`; None where the metrics lack them.
+    num_decoding: running requests past their prompt; all where it is unknown. curve: expected rates
+    by load; None without them. output_tokens: mean of finished requests; None before any.
     """
 
     num_running: int = 0
@@ -59,6 +70,9 @@ class EndpointReport:
     is_ready: bool | None = None
     models: frozenset[str] | None = None
     loaded_adapters: frozenset[str] = frozenset()
+    num_decoding: int = 0
+    curve: ServiceCurve | None = None
+    output_tokens: float | None = None
 
     @property
     def num_requests(self) -> int:
@@ -79,7 +93,8 @@ def parse_report(text: str) -> EndpointReport:
     samples = _samples(text)
     for prefix in _PREFIXES:
         found = {
-            name: [each for each in samples if each[0] == _name(prefix, name)] for name in _NAMES
+            name: [each for each in samples if each[0] == _name(prefix, name)]
+            for name in (*_NAMES, *_OUTPUT)
         }
         if found["num_requests_running"]:
             report = _report(found)
@@ -94,8 +109,10 @@ def _name(prefix: str, name: str) -> str:
 def _samples(text: str) -> list[Sample]:
     """Return the samples that are read; the parser gets no other lines."""
     names = metric_names()
-    lines = [line for line in text.splitlines() if line.startswith(names)][:_MAX_SAMPLES]
-    families = text_string_to_metric_families("\n".join(lines) + "\n")
+    lines = [
+        line for line in text.splitlines() if line.startswith(names) and "_bucket{" not in line
+    ]
+    families = text_string_to_metric_families("\n".join(lines[:_MAX_SAMPLES]) + "\n")
     return [
         (sample.name, sample.labels, sample.value)
         for family in families
@@ -108,15 +125,35 @@ def _report(found: Mapping[str, Sequence[Sample]]) -> EndpointReport:
     labels = _adapter_labels(found)
     ready = [value > 0 for _, _, value in found["replica_ready"]]
     usages = [value for _, _, value in found["kv_cache_usage_perc"]]
+    num_running, decoding = _total(found["num_requests_running"]), found["num_requests_decoding"]
+    num_tokens, num_finished = (sum(each[2] for each in found[name]) for name in _OUTPUT)
     return EndpointReport(
-        num_running=_total(found["num_requests_running"]),
+        num_running=num_running,
         num_waiting=_total(found["num_requests_waiting"]),
         kv_cache_usage=min(1.0, max([0.0, *usages])),
         cache_tokens=_cache_tokens([each[1] for each in found["cache_config_info"]]),
         adapters=_names_in(labels, "running_lora_adapters", "waiting_lora_adapters"),
         max_adapters=_integer(labels.get("max_lora")) if labels else None,
         is_ready=all(ready) if ready else None,
+        num_decoding=min(num_running, _total(decoding)) if decoding else num_running,
+        curve=_curve(found),
+        output_tokens=num_tokens / num_finished if num_finished > 0 else None,
     )
+
+
+def _curve(found: Mapping[str, Sequence[Sample]]) -> ServiceCurve | None:
+    """Return the curve of one engine; None without one, or where it is none."""
+    prompts = found["expected_prompt_tokens_per_second"]
+    rates = {
+        _integer(labels.get("streams")): rate
+        for _, labels, rate in found["expected_stream_tokens_per_second"]
+    }
+    if len(prompts) != 1:
+        return None
+    with suppress(InvalidValueError):
+        sizes = sorted(rates)
+        return ServiceCurve(tuple(sizes), tuple(map(rates.__getitem__, sizes)), prompts[0][2])
+    return None
 
 
 def _with_names(report: EndpointReport, found: Mapping[str, Sequence[Sample]]) -> EndpointReport:

@@ -21,6 +21,8 @@ from prometheus_client import start_http_server
 from cluster.api.base.byte_budget import ByteBudget
 from cluster.api.endpoint_picker.certificates import self_signed
 from cluster.api.endpoint_picker.exchange import Exchange
+from cluster.api.endpoint_picker.expected_service import Objective
+from cluster.api.endpoint_picker.goodput_score import score_for
 from cluster.api.endpoint_picker.kubernetes import Cluster, PodWatcher
 from cluster.api.endpoint_picker.metrics import registry_of
 from cluster.api.endpoint_picker.pool import Pool
@@ -60,8 +62,9 @@ class PickerConfig:
 
     endpoints: addresses, or `pod_selector` with `pod_port` and `namespace` to follow pods.
     metrics_port: None to serve no metrics. health_port: of health checks without TLS; None for
-    those of `port` alone. drain_timeout_s: for open responses at a stop. The other fields are those
-    of Pool and ScrapeConfig.
+    those of `port` alone. drain_timeout_s: for open responses at a stop. slo: as in
+    `Objective.parse`; None to choose by tokens. The other fields are those of Pool and
+    ScrapeConfig.
     """
 
     endpoints: tuple[str, ...] = ()
@@ -77,6 +80,7 @@ class PickerConfig:
     tls_self_signed: bool = False
     max_waiting: int | None = None
     num_fallbacks: int = 0
+    slo: str | None = None
     drain_timeout_s: float = 20.0
     scrape: ScrapeConfig = field(default_factory=ScrapeConfig)
 
@@ -91,6 +95,7 @@ class PickerConfig:
         if self.tls_self_signed and self.tls_cert_file is not None:
             limit = "left out with a self-signed certificate"
             raise InvalidValueError("tls_cert_file", str(self.tls_cert_file), limit)
+        _ = self.objective  # raises
         check_certificate(self.tls_cert_file, self.tls_key_file)
         for each in self.endpoints:
             check_address(each)
@@ -99,6 +104,11 @@ class PickerConfig:
             port = getattr(self, name)
             if port is not None and (other := used.setdefault(port, name)) != name:
                 raise InvalidValueError(name, port, f"another port than {other}")
+
+    @property
+    def objective(self) -> Objective | None:
+        """The objective of `slo`; None without one."""
+        return None if self.slo is None else Objective.parse(self.slo)
 
     def check_ports(self) -> None:
         """Raise InvalidValueError for a port that is not free."""
@@ -203,7 +213,10 @@ class PickerServer:
     def __init__(self, config: PickerConfig) -> None:
         self._config = config
         self.pool = Pool(
-            time.monotonic, max_waiting=config.max_waiting, num_fallbacks=config.num_fallbacks
+            time.monotonic,
+            max_waiting=config.max_waiting,
+            num_fallbacks=config.num_fallbacks,
+            score=score_for(config.objective, time.monotonic),
         )
         self._processor = ExternalProcessor(self.pool)
         self._health = health.aio.HealthServicer()

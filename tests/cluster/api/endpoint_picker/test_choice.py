@@ -13,11 +13,19 @@ from cluster.api.endpoint_picker.choice import (
     expected_tokens,
     ranked,
 )
+from cluster.api.endpoint_picker.open_requests import OpenRequests
 from cluster.api.endpoint_picker.reports import EndpointReport
 
 HINT = RoutingHint.of(("m",), b"x" * 4000, 100)
 REQUEST = PickRequest(HINT, "m")
 WORK = 1000 + 100
+
+
+def sent(tokens):
+    """Return open requests of a number of tokens."""
+    requests = OpenRequests()
+    requests.begin(RoutingHint((), 0, tokens), 0, 0.0)
+    return requests
 
 
 def addresses(candidates, request=REQUEST):
@@ -28,7 +36,7 @@ def addresses(candidates, request=REQUEST):
     ("facts", "cost"),
     [
         ({}, WORK),
-        ({"open_tokens": 70}, WORK + 70),
+        ({"open_requests": sent(70)}, WORK + 70),
         ({"num_others": 3}, WORK + 3 * OTHER_REQUEST_TOKENS),
         ({"matched_tokens": 400}, WORK - PREFIX_WORTH * 400),
         ({"report": EndpointReport(num_running=5)}, WORK),
@@ -58,17 +66,17 @@ def test_an_adapter_that_is_not_in_use_costs_tokens(report, cost):
 
 
 def test_the_prefix_is_given_up_for_a_load_that_it_is_not_worth():
-    with_prefix = Candidate("a", matched_tokens=400, open_tokens=PREFIX_WORTH * 400 - 1)
+    with_prefix = Candidate("a", matched_tokens=400, open_requests=sent(PREFIX_WORTH * 400 - 1))
     assert addresses([Candidate("b"), with_prefix]) == ["a", "b"]
-    with_prefix = Candidate("a", matched_tokens=400, open_tokens=PREFIX_WORTH * 400 + 1)
+    with_prefix = Candidate("a", matched_tokens=400, open_requests=sent(PREFIX_WORTH * 400 + 1))
     assert addresses([Candidate("b"), with_prefix]) == ["b", "a"]
 
 
 def test_only_endpoints_that_may_serve_the_model_are_candidates():
     candidates = [
         Candidate("other", models=frozenset({"n"})),
-        Candidate("serves", models=frozenset({"m"}), open_tokens=9),
-        Candidate("unknown", open_tokens=10),
+        Candidate("serves", models=frozenset({"m"}), open_requests=sent(9)),
+        Candidate("unknown", open_requests=sent(10)),
     ]
     assert addresses(candidates) == ["serves", "unknown"]
     assert addresses(candidates[:1]) == ["other"], "which answers with its error"
@@ -78,10 +86,10 @@ def test_only_endpoints_that_may_serve_the_model_are_candidates():
 def test_equal_endpoints_take_turns():
     candidates = [Candidate("a", last_pick=3), Candidate("b", last_pick=1), Candidate("c")]
     assert addresses(candidates) == ["c", "b", "a"]
-    assert addresses([*candidates, Candidate("d", open_tokens=1)])[-1] == "d"
+    assert addresses([*candidates, Candidate("d", open_requests=sent(1))])[-1] == "d"
 
 
 def test_another_score_replaces_the_cost():
-    candidates = [Candidate("a"), Candidate("b", open_tokens=5)]
+    candidates = [Candidate("a"), Candidate("b", open_requests=sent(5))]
     found = ranked(candidates, PickRequest(UNREAD), lambda listed, _: range(len(listed), 0, -1))
     assert [each.address for each in found] == ["b", "a"]

@@ -10,9 +10,12 @@ from cluster.api.endpoint_picker.endpoint import (
     MAX_FAILED_SCRAPES,
     NUM_RESPONSES,
 )
+from cluster.api.endpoint_picker.expected_service import Objective
+from cluster.api.endpoint_picker.goodput_score import score_for
 from cluster.api.endpoint_picker.pool import Pool
 from cluster.api.endpoint_picker.reports import EndpointReport
 from specdec.types.errors import NotReadyError, OverloadedError
+from specdec.types.reports.service_curve import ServiceCurve
 
 
 class Clock:
@@ -32,6 +35,10 @@ LONG = "Once there was a river that met a mountain. " * 40
 @pytest.fixture
 def clock():
     return Clock()
+
+
+def goodput_pool(clock, *addresses):
+    return pool_of(clock, *addresses, score=score_for(Objective(2.0, 0.04), clock))
 
 
 def pool_of(clock, *addresses, **settings):
@@ -65,8 +72,7 @@ def test_open_requests_spread_and_their_ends_are_counted(clock):
         pick.end()
         pick.end()
     assert [each.num_open for each in pool.endpoints] == [0, 0]
-    candidate = pool.get("a").candidate(request_of(""))
-    assert candidate.open_tokens == 0
+    assert pool.get("a").open_requests.tokens == 0
 
 
 def test_idle_endpoints_take_turns(clock):
@@ -261,3 +267,43 @@ def test_endpoints_that_stay_keep_their_state(clock):
     pick.end()
     with pytest.raises(NotReadyError):
         pool.pick(request_of(LONG))
+
+
+CURVE = ServiceCurve((1, 16), (100.0, 50.0), 2000.0)
+
+
+def test_under_an_objective_the_endpoint_with_the_best_service_is_chosen(clock):
+    """Requests that are open here count before the next report, and no more after their end."""
+    pool = goodput_pool(clock, "a", "b")
+    report(pool, "a", curve=ServiceCurve((1, 16), (25.0, 12.5), 500.0))
+    report(pool, "b", curve=CURVE)
+    assert chosen(pool) == ["b"]
+    picks = [pool.pick(request_of(f"{number} {LONG}")) for number in range(40)]
+    assert {each.endpoint.address for each in picks} == {"a", "b"}
+    for each in picks:
+        each.end()
+    assert chosen(pool) == ["b"]
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [ServiceCurve((1,), (50.0,), 1000.0), ServiceCurve((1, 8), (1e-3,) * 2, 1e-3), None],
+)
+def test_no_curve_stops_the_pool(clock, curve, caplog):
+    """One of a replica with one seat, one of a replica that hardly works, and none."""
+    pool = goodput_pool(clock, "a", "b")
+    report(pool, "a", curve=curve, output_tokens=1e300)
+    report(pool, "b", curve=curve)
+    caplog.clear()
+    assert len(chosen(pool, count=200)) == 200
+    assert len(caplog.messages) == (curve is None)
+
+
+def test_a_request_that_has_moved_leaves_nothing_where_it_was(clock):
+    pool = goodput_pool(clock, "a", "b")
+    pick = pool.pick(request_of(LONG), {"a"})
+    clock.now_s += 1.0
+    pick.move(pool.get("b"))
+    rates = [pool.get(each).open_requests.prompt_tokens_per_s(clock()) for each in "ab"]
+    assert rates[0] == pytest.approx(0)
+    assert rates[1] > 0

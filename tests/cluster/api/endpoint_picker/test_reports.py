@@ -1,11 +1,17 @@
 """Reports from the metrics of this service, of vLLM and of SGLang."""
 
+from dataclasses import replace
+
 import pytest
 
 from cluster.api.endpoint_picker.reports import EndpointReport, metric_names, parse_report
 from cluster.observability.prometheus_text import expose, replica_families
+from specdec.engine.metrics.metrics import GENERATION_TOKENS
 from specdec.types.reports.fleet import ReplicaReport, ReplicaStatus
-from specdec.types.reports.stats import AdaptersInUse
+from specdec.types.reports.service_curve import ServiceCurve
+from specdec.types.reports.stats import AdaptersInUse, Counts, HistogramCounts
+
+CURVE = ServiceCurve((1, 16), (100.0, 25.0), 5000.0)
 
 VLLM = """
 # HELP vllm:num_requests_running Number of requests.
@@ -39,11 +45,12 @@ def test_vllms_engines_are_added():
         cache_tokens=4800,
         adapters=frozenset("abc"),
         max_adapters=4,
+        num_decoding=7,
     )
 
 
 def test_sglangs_names():
-    expected = EndpointReport(2, 5, 0.5, 640)
+    expected = EndpointReport(2, 5, 0.5, 640, num_decoding=2)
     assert parse_report(SGLANG) == expected
     assert parse_report(SGLANG + VLLM) == parse_report(VLLM), "one server's names alone are read"
 
@@ -55,6 +62,9 @@ def test_this_services_own_metrics(aliases):
         is_ready=True,
         num_running=5,
         num_waiting=2,
+        num_decoding=3,
+        service_curve=CURVE,
+        counts=Counts(histograms={GENERATION_TOKENS: HistogramCounts((64.0,), (4, 0), 200.0)}),
         kv_cache_usage=0.25,
         block_size=16,
         num_kv_blocks=10,
@@ -66,10 +76,16 @@ def test_this_services_own_metrics(aliases):
     )
     text = expose(families, "").body.decode()
     loaded = frozenset("abc")
-    expected = EndpointReport(
-        5, 2, 0.25, 160, frozenset("ab"), 2, True, loaded | {"m"}, loaded_adapters=loaded
-    )
+    expected = EndpointReport(5, 2, 0.25, 160, frozenset("ab"), 2, True, loaded | {"m"}, loaded)
+    expected = replace(expected, num_decoding=3, curve=CURVE, output_tokens=50.0)
     assert parse_report(text) == expected
+
+
+@pytest.mark.parametrize("rate", ["-1", "0", "1e999"])
+def test_a_curve_that_is_none_is_left_out(rate):
+    text = f'specdec:expected_stream_tokens_per_second{{streams="1"}} {rate}\n'
+    text += "specdec:expected_prompt_tokens_per_second 5\nspecdec:num_requests_running 1\n"
+    assert parse_report(text).curve is None
 
 
 def test_a_server_without_adapters_names_its_model():

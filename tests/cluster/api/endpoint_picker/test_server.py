@@ -67,6 +67,16 @@ def waiting(picker, replica):
     return pool.get(replica.address).last_report.num_waiting
 
 
+async def test_an_objective_reaches_the_pool(caplog):
+    async with picking(FakeReplica()) as picker:
+        await picker.pick()
+    assert "service curve" not in caplog.text
+    replica = FakeReplica()
+    async with picking(replica, slo="ttft:2000 tpot:40") as picker:
+        assert await picker.pick() == replica.address
+    assert "no service curve" in caplog.text
+
+
 async def test_open_streams_are_open_requests():
     async with picking(FakeReplica(), FakeReplica()) as picker:
         async with picker.stream() as one, picker.stream() as two:

@@ -1,0 +1,76 @@
+"""Costs of endpoints by the service that a request would get, for the choice among them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from cluster.api.endpoint_picker.choice import (
+    OTHER_REQUEST_TOKENS,
+    Candidate,
+    PickRequest,
+    Score,
+    adapter_tokens,
+    expected_tokens,
+)
+from cluster.api.endpoint_picker.expected_service import EndpointLoad, Objective, scores
+from cluster.api.endpoint_picker.reports import EndpointReport
+
+logger = logging.getLogger(__name__)
+
+_OUTPUT_TOKENS = 256.0  # of a request, before any has finished
+_MOST_OUTPUT_TOKENS = 2.0**20
+
+
+def score_for(objective: Objective | None, clock: Callable[[], float]) -> Score:
+    """Return the score of a picker: by goodput under an objective, otherwise by tokens."""
+    return expected_tokens if objective is None else GoodputScore(objective, clock)
+
+
+class GoodputScore:
+    """A `Score` under an objective: less goodput costs more."""
+
+    def __init__(self, objective: Objective, clock: Callable[[], float]) -> None:
+        """clock: that of the pool."""
+        self._objective, self._clock = objective, clock
+        self._has_warned = False
+
+    def __call__(self, candidates: Sequence[Candidate], request: PickRequest) -> list[float]:
+        """Return the costs in requests. An adapter that is not in use counts as prompt tokens."""
+        now_s, tokens, loads = self._clock(), [], []
+        for each in candidates:
+            uncached = max(1, request.hint.prompt_tokens - each.matched_tokens)
+            adapter = adapter_tokens(request.model, each.report) if request.is_adapter else 0
+            tokens.append(uncached + adapter)
+            loads.append(load_of(each, self._objective.first_token_s, now_s))
+            self._check_curve(each)
+        return [-score for score in scores(loads, tokens, self._objective)]
+
+    def _check_curve(self, candidate: Candidate) -> None:
+        """Log the first endpoint whose report has no curve."""
+        report = candidate.report
+        if report is not None and report.curve is None and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "%s reports no service curve, as only the policy goodput does; a typical one is "
+                "assumed there",
+                candidate.address,
+            )
+
+
+def load_of(candidate: Candidate, limit_s: float, now_s: float) -> EndpointLoad:
+    """Return the load of an endpoint now. limit_s: of the time to the first token.
+
+    Prompts of other senders have OTHER_REQUEST_TOKENS; all of these requests are in time.
+    """
+    report, sent = candidate.report or EndpointReport(), candidate.open_requests
+    rate = 0.0 if report.curve is None else report.curve.prompt_tokens_per_s
+    left = sent.prompt_tokens_left(rate, now_s)
+    return EndpointLoad(
+        report.curve,
+        num_streams=sent.num_streams,
+        num_in_time=sent.num_streams - sent.num_late(limit_s, now_s),
+        backlog_tokens=left + OTHER_REQUEST_TOKENS * sent.num_others_waiting,
+        prompt_share=sent.prompt_tokens_per_s(now_s) / rate if rate else 0.0,
+        output_tokens=min(report.output_tokens or _OUTPUT_TOKENS, _MOST_OUTPUT_TOKENS),
+    )
