@@ -65,8 +65,8 @@ _flags = combine_flags(
     section_flag(
         "Choice",
         "--slo",
-        help='Choose by expected goodput under an objective, "ttft:2000 tpot:40" in milliseconds. '
-        "Default: by tokens.",
+        help='Objective in milliseconds, "ttft:2000 tpot:40": choose by expected goodput, and '
+        "count the replicas that it needs, as KEDA's external scaler. Default: by tokens.",
     ),
     section_flag("Network", "--host", default="127.0.0.1", help="Address. Default: 127.0.0.1."),
     section_flag(

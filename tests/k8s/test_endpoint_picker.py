@@ -9,12 +9,15 @@ from cluster.api.endpoint_picker import server
 from cluster.api.endpoint_picker.kubernetes import SERVICE_ACCOUNT
 from cluster.api.endpoint_picker.server import LIVENESS, READINESS
 from cluster.cli.main import main
+from cluster.config.objective import Objective
+from specdec.types.errors import InvalidValueError
 from tests.k8s.rendering import of_kind, only, pod_specs, ray_templates, render
 from tests.k8s.value_sets import CLAIM, FIRST, SECOND, VALUE_SETS, with_model
 
 ALONE = VALUE_SETS["endpoint picker"]
 PICKER = {"enabled": True}
 OF_SEVERAL = VALUE_SETS["endpoint picker of several releases"]
+SCALED = OF_SEVERAL["endpointPicker"]
 
 
 def picker(objects):
@@ -124,8 +127,14 @@ def test_network_policies_let_the_picker_scrape_and_the_gateway_call_it():
     to_pods, to_api = own["egress"]
     assert to_pods["ports"] == [{"port": 8000}]
     assert {each["port"] for each in to_api["ports"]} == {443, 6443}
-    [_, prometheus] = only(render(OF_SEVERAL), "NetworkPolicy", "-picker")["spec"]["ingress"]
-    assert prometheus["ports"] == [{"port": 9090}]
+    several = only(render(OF_SEVERAL), "NetworkPolicy", "-picker")["spec"]["ingress"]
+    assert [rule["ports"] for rule in several] == [[{"port": port}] for port in (9002, 9090, 9002)]
+    assert several[-1]["from"] == [
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}},
+            "podSelector": {"matchLabels": {"app": "keda-operator"}},
+        }
+    ]
     closed = render({**ALONE, "networkPolicy": {"clients": []}})
     assert "ingress" not in only(closed, "NetworkPolicy", "-picker")["spec"], "no peer is allowed"
 
@@ -153,6 +162,45 @@ def test_prometheus_scrapes_the_picker():
     [endpoint] = monitor["spec"]["endpoints"]
     assert ports[endpoint["port"]] == "metrics"
     assert not [each for each in of_kind(render(ALONE), "ServiceMonitor") if "picker" in str(each)]
+
+
+@pytest.mark.parametrize("is_encrypted", [True, False])
+def test_keda_scales_the_pool_by_the_pickers_number(is_encrypted):
+    given = {**OF_SEVERAL["endpointPicker"], "selfSignedTls": is_encrypted}
+    objects = render({**OF_SEVERAL, "endpointPicker": given})
+    spec = only(objects, "ScaledObject")["spec"]
+    assert spec["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "chat"}
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (1, 8)
+    [trigger] = spec["triggers"]
+    assert trigger["type"] == "external"
+    service = only(objects, "Service", "-picker")
+    address, _, port = trigger["metadata"]["scalerAddress"].partition(":")
+    assert address == f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
+    assert int(port) == service["spec"]["ports"][0]["port"]
+    assert ("enableTLS" in trigger["metadata"]) == is_encrypted
+    assert not of_kind(render(ALONE), "ScaledObject")
+
+
+def test_numbers_of_replicas_have_no_effect_without_keda():
+    given = {**ALONE["endpointPicker"], "scaledObject": {"minReplicas": 9}}
+    assert not of_kind(render({**ALONE, "endpointPicker": given}), "ScaledObject")
+
+
+@pytest.mark.parametrize(
+    "slo",
+    [
+        *("ttft:2000 tpot:40", "ttft:0.5 tpot:.25", "ttft:10.0 tpot:007", "ttft:0 tpot:40"),
+        *("ttft:2000 tpot:0.00", "ttft:1.2.3 tpot:4", "ttft:. tpot:4", "ttft:2000", "ttft: tpot:1"),
+    ],
+)
+def test_the_schema_accepts_the_objectives_that_the_picker_accepts(slo):
+    try:
+        Objective.parse(slo)
+    except InvalidValueError:
+        with pytest.raises(Exception, match="slo"):
+            render({**ALONE, "endpointPicker": {**PICKER, "slo": slo}})
+    else:
+        assert f"--slo={slo}" in str(render({**ALONE, "endpointPicker": {**PICKER, "slo": slo}}))
 
 
 def test_the_route_leads_to_the_pool():
@@ -186,6 +234,19 @@ WRONG = {
     "two groups": (
         {"workerGroups": {"spot": {"role": "any"}}, "endpointPicker": PICKER},
         "endpointPicker.selector: required with 2 worker groups",
+    ),
+    "KEDA without an objective": (
+        {"endpointPicker": {**PICKER, "scaledObject": {"enabled": True, "name": "chat"}}},
+        "and endpointPicker.slo, such as ttft:2000 tpot:40",
+    ),
+    "fewer replicas at most than at least": (
+        {
+            "endpointPicker": {
+                **SCALED,
+                "scaledObject": {**SCALED["scaledObject"], "minReplicas": 9},
+            }
+        },
+        "endpointPicker.scaledObject.minReplicas: 9 must be at most maxReplicas (8); lower it",
     ),
     "an API server at any address": (
         {

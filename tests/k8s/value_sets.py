@@ -239,6 +239,7 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
             "scrapeIntervalMs": 50,
             "maxWaiting": 20,
             "slo": "ttft:2000 tpot:40",
+            "scaledObject": {"enabled": True, "name": "chat", "maxReplicas": 8},
         },
         "workerGroups": {"target": {"podLabels": {"pool": "chat"}}, "spot": {"role": "any"}},
         "monitoring": {"serviceMonitor": {"enabled": True}},

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from tools.chart.kinds import Count, Duration, KubernetesObject, Labels, Port, Resources, Values
 
+_POSITIVE = r"([0-9]*[1-9][0-9]*(\.[0-9]+)?|[0-9]*\.[0-9]*[1-9][0-9]*)"
+"""A decimal number above 0; Helm's expressions have no lookahead."""
+
 
 class Service(Values):
     """The Service that clients call; KubeRay creates it as RELEASE-serve-svc."""
@@ -59,6 +62,21 @@ class GatewayApi(Values):
     request_timeout: Duration = Field("3600s", description="Timeout of a request")
 
 
+class ScaledObject(Values):
+    """KEDA's ScaledObject for the pods of the pool, by the picker's number of replicas needed."""
+
+    enabled: bool = Field(False, description="Create a ScaledObject, with endpointPicker.slo")
+    api_version: str = Field("apps/v1", min_length=1, description="API version of the workload")
+    kind: str = Field("Deployment", min_length=1, description="Kind of the workload")
+    name: str = Field(
+        "",
+        description="Name of the workload whose pods endpointPicker.selector selects, one replica "
+        "each; required. A RayService cannot be scaled so",
+    )
+    min_replicas: int = Field(1, ge=1, le=1024, description="Minimum number of replicas")
+    max_replicas: int = Field(4, ge=1, le=1024, description="Maximum number of replicas")
+
+
 class EndpointPicker(Values):
     """An InferencePool of Gateway API's inference extension, and its endpoint picker.
 
@@ -92,9 +110,12 @@ class EndpointPicker(Values):
     )
     slo: str = Field(
         "",
-        pattern=r"^(ttft:[0-9.]+ tpot:[0-9.]+)?$",
+        pattern=rf"^(ttft:{_POSITIVE} tpot:{_POSITIVE})?$",
         description="Latency objective in milliseconds, such as ttft:2000 tpot:40, by whose "
-        "expected goodput replicas are chosen; empty: by tokens",
+        "expected goodput replicas are chosen and counted; empty: by tokens, not counted",
+    )
+    scaled_object: ScaledObject = Field(
+        default_factory=ScaledObject, description="Scaling of the pool by KEDA"
     )
     resources: Resources = Field(
         default_factory=lambda: Resources(

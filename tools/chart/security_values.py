@@ -145,6 +145,16 @@ class NetworkPolicy(Values):
         ],
         description="Peers that may scrape metrics, with monitoring.serviceMonitor",
     )
+    keda: list[KubernetesObject] = Field(
+        default_factory=lambda: [
+            {
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}},
+                "podSelector": {"matchLabels": {"app": "keda-operator"}},
+            }
+        ],
+        description="KEDA's operator, with endpointPicker.scaledObject; by default in the "
+        "namespace keda",
+    )
     operator: list[KubernetesObject] = Field(
         default_factory=lambda: [
             {

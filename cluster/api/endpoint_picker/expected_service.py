@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median_low
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
-from specdec.types.errors import InvalidValueError
+from cluster.config.objective import Objective
 from specdec.types.reports.service_curve import ServiceCurve
 
 TYPICAL_CURVE = ServiceCurve((1, 64), (60.0, 20.0), 5000.0)
@@ -32,32 +32,6 @@ _WAIT_PRICE = 0.02
 _TAIL_PRICE, _MOST_WAIT = 0.7, 1.0
 """Requests that the square of a wait is worth, in limits, beyond the pool's mean wait and
 `_MOST_WAIT` limits: late requests go where they harm nothing, but not all to one endpoint."""
-
-
-class Objective(NamedTuple):
-    """The service level objective: latencies that requests should have.
-
-    first_token_s: limit of the time to the first token. output_token_s: of the mean of later ones.
-    """
-
-    first_token_s: float
-    output_token_s: float
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Return the objective of a text such as "ttft:2000 tpot:40", in milliseconds.
-
-        Raises InvalidValueError.
-        """
-        try:
-            pairs = [each.split(":") for each in text.split()]
-            given = dict(pairs)
-            limits = [float(given[name]) / 1000 for name in ("ttft", "tpot")]
-            if len(pairs) == len(limits) and all(0 < each < math.inf for each in limits):
-                return cls(*limits)
-        except (KeyError, ValueError):
-            pass
-        raise InvalidValueError("slo", text, "milliseconds such as ttft:2000 tpot:40")
 
 
 class EndpointLoad(NamedTuple):

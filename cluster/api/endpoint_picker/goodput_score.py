@@ -13,8 +13,9 @@ from cluster.api.endpoint_picker.choice import (
     adapter_tokens,
     expected_tokens,
 )
-from cluster.api.endpoint_picker.expected_service import EndpointLoad, Objective, scores
+from cluster.api.endpoint_picker.expected_service import EndpointLoad, scores
 from cluster.api.endpoint_picker.reports import EndpointReport
+from cluster.config.objective import Objective
 
 logger = logging.getLogger(__name__)
 

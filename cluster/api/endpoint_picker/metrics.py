@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from cluster.api.endpoint_picker.pool import Pool
+from cluster.api.endpoint_picker.pool_scaler import PoolScaler
 
 _PREFIX = "specdec:endpoint_picker_"
 """Precedes each name."""
@@ -24,6 +25,7 @@ class PickerMetrics(Collector):
     """Collector of a pool's metrics; an endpoint that is gone has no series."""
 
     pool: Pool
+    scaler: PoolScaler | None = None
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
@@ -48,12 +50,15 @@ class PickerMetrics(Collector):
         for code in (429, 503):
             refusals.add_metric([str(code)], self.pool.refusals[code])
         yield from (choices, scrapes, failures, is_up, num_open, ages, refusals)
+        if self.scaler is not None and (number := self.scaler.number) is not None:
+            meaning = "Replicas needed for the objective."
+            yield GaugeMetricFamily(_PREFIX + "replicas_needed", meaning, number)
 
 
-def registry_of(pool: Pool) -> CollectorRegistry:
+def registry_of(pool: Pool, scaler: PoolScaler | None = None) -> CollectorRegistry:
     """Return a registry with the metrics of a pool."""
     registry = CollectorRegistry()
-    registry.register(PickerMetrics(pool))
+    registry.register(PickerMetrics(pool, scaler))
     return registry
 
 

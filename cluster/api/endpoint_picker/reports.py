@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster.control.replica_scaler import Totals
 from specdec.types.errors import InvalidValueError
 from specdec.types.reports.service_curve import ServiceCurve
 
@@ -37,14 +38,22 @@ _NAMES = (
     "expected_stream_tokens_per_second",
     "expected_prompt_tokens_per_second",
     "request_generation_tokens",
+    "requests_received_total",
+    "prompt_tokens_total",
+    "prompt_tokens_cached_total",
+    "generation_tokens_total",
+    "request_success_total",
+    "request_params_n",
 )
 _OUTPUT = ("request_generation_tokens_sum", "request_generation_tokens_count")
+_CHOICES = ("request_params_n_sum", "request_params_n_count")
 _LOADED = "loaded_lora_adapters"
 _MAX_SAMPLES = 256
 """Samples that are read of a response: a few of each engine."""
 _MAX_REQUESTS = 2**20
 _MAX_CACHE_TOKENS = 2**22
 _MAX_ADAPTERS = 1024
+_MAX_COUNT = 1e15
 
 Sample = tuple[str, Mapping[str, str], float]
 
@@ -58,7 +67,8 @@ class EndpointReport:
     step; None without LoRA. is_ready: None where the metrics do not contain it. models: names that
     requests may use, of the model and of `loaded_adapters`; None where the metrics lack them.
     num_decoding: running requests past their prompt; all where it is unknown. curve: expected rates
-    by load; None without them. output_tokens: mean of finished requests; None before any.
+    by load; None without them. output_tokens: mean of finished requests; None before any. totals:
+    counters since its start.
     """
 
     num_running: int = 0
@@ -73,6 +83,7 @@ class EndpointReport:
     num_decoding: int = 0
     curve: ServiceCurve | None = None
     output_tokens: float | None = None
+    totals: Totals = field(default_factory=Totals)
 
     @property
     def num_requests(self) -> int:
@@ -94,7 +105,7 @@ def parse_report(text: str) -> EndpointReport:
     for prefix in _PREFIXES:
         found = {
             name: [each for each in samples if each[0] == _name(prefix, name)]
-            for name in (*_NAMES, *_OUTPUT)
+            for name in (*_NAMES, *_OUTPUT, *_CHOICES)
         }
         if found["num_requests_running"]:
             report = _report(found)
@@ -138,6 +149,24 @@ def _report(found: Mapping[str, Sequence[Sample]]) -> EndpointReport:
         num_decoding=min(num_running, _total(decoding)) if decoding else num_running,
         curve=_curve(found),
         output_tokens=num_tokens / num_finished if num_finished > 0 else None,
+        totals=_totals(found),
+    )
+
+
+def _totals(found: Mapping[str, Sequence[Sample]]) -> Totals:
+    """Return the counters of requests and tokens; 0 for those that are missing."""
+
+    def total(name: str) -> float:
+        return sum(min(_MAX_COUNT, max(0.0, value)) for _, _, value in found[name])
+
+    num_choices, num_requests = map(total, _CHOICES)
+    return Totals.of_counters(
+        num_requests=total("requests_received_total"),
+        prompt_tokens=total("prompt_tokens_total"),
+        cached_tokens=total("prompt_tokens_cached_total"),
+        output_tokens=total("generation_tokens_total"),
+        num_ended=total("request_success_total"),
+        num_more_choices=max(0.0, num_choices - num_requests),
     )
 
 

@@ -21,13 +21,15 @@ from prometheus_client import start_http_server
 from cluster.api.base.byte_budget import ByteBudget
 from cluster.api.endpoint_picker.certificates import self_signed
 from cluster.api.endpoint_picker.exchange import Exchange
-from cluster.api.endpoint_picker.expected_service import Objective
+from cluster.api.endpoint_picker.external_scaler import ExternalScaler
 from cluster.api.endpoint_picker.goodput_score import score_for
 from cluster.api.endpoint_picker.kubernetes import Cluster, PodWatcher
 from cluster.api.endpoint_picker.metrics import registry_of
 from cluster.api.endpoint_picker.pool import Pool
+from cluster.api.endpoint_picker.pool_scaler import PoolScaler
 from cluster.api.endpoint_picker.scraper import ScrapeConfig, Scraper
 from cluster.config.network import address_of, check_certificate, listen_error
+from cluster.config.objective import Objective
 from protos.ext_proc import external_processor_pb2 as pb
 from specdec.types.errors import InvalidValueError
 
@@ -63,8 +65,8 @@ class PickerConfig:
     endpoints: addresses, or `pod_selector` with `pod_port` and `namespace` to follow pods.
     metrics_port: None to serve no metrics. health_port: of health checks without TLS; None for
     those of `port` alone. drain_timeout_s: for open responses at a stop. slo: as in
-    `Objective.parse`; None to choose by tokens. The other fields are those of Pool and
-    ScrapeConfig.
+    `Objective.parse`; None to choose by tokens and count no replicas. The other fields are those of
+    Pool and ScrapeConfig.
     """
 
     endpoints: tuple[str, ...] = ()
@@ -80,8 +82,8 @@ class PickerConfig:
     tls_self_signed: bool = False
     max_waiting: int | None = None
     num_fallbacks: int = 0
-    slo: str | None = None
     drain_timeout_s: float = 20.0
+    slo: str | None = None
     scrape: ScrapeConfig = field(default_factory=ScrapeConfig)
 
     def __post_init__(self) -> None:
@@ -218,6 +220,8 @@ class PickerServer:
             num_fallbacks=config.num_fallbacks,
             score=score_for(config.objective, time.monotonic),
         )
+        objective = config.objective
+        self.scaler = None if objective is None else PoolScaler(self.pool, objective)
         self._processor = ExternalProcessor(self.pool)
         self._health = health.aio.HealthServicer()
         self._grpc = grpc.aio.server(
@@ -242,6 +246,8 @@ class PickerServer:
         """
         watcher = self._pod_watcher() if self._config.pod_selector else None
         self._grpc.add_generic_rpc_handlers((self._processor.handler(),))
+        if self.scaler is not None:
+            self._grpc.add_generic_rpc_handlers((ExternalScaler(self.scaler).handler(),))
         for server in (self._grpc, self._probed):
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         await self._set_health()
@@ -256,6 +262,8 @@ class PickerServer:
             self._begin(watcher.run())
         self._begin(Scraper(self.pool, self._config.scrape, Random()).run())
         self._begin(self._follow_health())
+        if self.scaler is not None:
+            self._begin(self.scaler.run())
 
     def _begin(self, run: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(run))
@@ -326,7 +334,7 @@ async def serve(config: PickerConfig) -> None:
     server = PickerServer(config)
     await server.start()
     if config.metrics_port is not None:
-        start_http_server(config.metrics_port, config.host, registry_of(server.pool))
+        start_http_server(config.metrics_port, config.host, registry_of(server.pool, server.scaler))
     logger.info("listens on %s", address_of(config.host, server.port))
     drain_timeout_s = 0.0
     try:

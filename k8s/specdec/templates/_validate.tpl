@@ -34,6 +34,16 @@ the value, and ends with the fix.
 {{- if and (not .selector) (ne (len $groups) 1) -}}
 {{- fail (printf "endpointPicker.selector: required with %d worker groups for targets; write labels that select the pods with replicas" (len $groups)) -}}
 {{- end -}}
+{{- with .scaledObject -}}
+{{- if .enabled -}}
+{{- if not (and .name $.Values.endpointPicker.slo) -}}
+{{- fail "endpointPicker.scaledObject: needs name, of the workload with the pool's pods, and endpointPicker.slo, such as ttft:2000 tpot:40" -}}
+{{- end -}}
+{{- if gt (int .minReplicas) (int .maxReplicas) -}}
+{{- fail (printf "endpointPicker.scaledObject.minReplicas: %d must be at most maxReplicas (%d); lower it, or raise maxReplicas" (int .minReplicas) (int .maxReplicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -38,8 +38,8 @@ def test_flags_become_settings(served, monkeypatch, tmp_path):
     flags += "--scrape-interval-ms 50 --port 5 --metrics-port 6 --health-port 8 --max-waiting 7 "
     flags += "--num-fallbacks 2 --drain-timeout-s 9 "
     flags += f"--tls-self-signed --endpoint-ca-file {tmp_path / 'ca'} --log-level error"
-    slo = ["--slo", "ttft:2000 tpot:40"]
-    done = CliRunner().invoke(main, ["endpoint-picker", *flags.split(), *slo])
+    flags = [*flags.split(), "--slo", "ttft:2000 tpot:40"]
+    done = CliRunner().invoke(main, ["endpoint-picker", *flags])
     assert done.exit_code == 0, done.output
     scrape = ScrapeConfig(0.05, "/metrics", str(tmp_path / "ca"), "key")
     assert served == [
@@ -52,8 +52,8 @@ def test_flags_become_settings(served, monkeypatch, tmp_path):
             health_port=8,
             max_waiting=7,
             num_fallbacks=2,
-            slo="ttft:2000 tpot:40",
             drain_timeout_s=9.0,
+            slo="ttft:2000 tpot:40",
             tls_self_signed=True,
         )
     ]
@@ -73,10 +73,7 @@ def test_it_listens_on_loopback_by_default(served, monkeypatch):
         ([], "endpoints is ''; it must be given, or else a pod selector, and not both"),
         (["--endpoints", "a"], "endpoints is 'a'; it must be IP:PORT"),
         (["--endpoints", "10.0.0.1:1", "--pod-selector", "a=b"], "and not both"),
-        (
-            ["--endpoints", "10.0.0.1:1", "--slo", "2"],
-            "slo is '2'; it must be milliseconds such as",
-        ),
+        (["--endpoints", "10.0.0.1:1", "--slo", "2 s"], "slo is '2 s'; it must be milliseconds"),
     ],
 )
 def test_mistakes_are_reported_in_a_line(flags, message):

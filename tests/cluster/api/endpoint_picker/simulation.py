@@ -16,10 +16,10 @@ from typing import NamedTuple, Protocol
 from cluster.api.base.prefix_record import PrefixRecord
 from cluster.api.base.routing_hint import MAX_OUTPUT_TOKENS, RoutingHint, boundaries
 from cluster.api.endpoint_picker.choice import PickRequest
-from cluster.api.endpoint_picker.expected_service import Objective
 from cluster.api.endpoint_picker.goodput_score import score_for
 from cluster.api.endpoint_picker.pool import Pick, Pool
 from cluster.api.endpoint_picker.reports import EndpointReport
+from cluster.config.objective import Objective
 from cluster.serve.replica_choice import ReplicaChooser
 from specdec.types.reports.service_curve import ServiceCurve
 from tests.specdec.speculation.policy.synthetic_service import CostCurve, expected_accepted

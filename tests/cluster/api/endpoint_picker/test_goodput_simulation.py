@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from cluster.api.endpoint_picker.expected_service import Objective
+from cluster.config.objective import Objective
 from tests.cluster.api.endpoint_picker.simulation import (
     ByPool,
     QueueAndPrefix,

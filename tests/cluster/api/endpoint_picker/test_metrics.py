@@ -11,14 +11,16 @@ from cluster.api.base.routing_hint import RoutingHint
 from cluster.api.endpoint_picker.choice import PickRequest
 from cluster.api.endpoint_picker.metrics import registry_of
 from cluster.api.endpoint_picker.pool import Pool
+from cluster.api.endpoint_picker.pool_scaler import PoolScaler
 from cluster.api.endpoint_picker.reports import EndpointReport
+from cluster.config.objective import Objective
 from specdec.types.errors import NotReadyError
 
 DOCUMENTATION = Path(__file__).parents[4] / "docs" / "metrics.md"
 
 
-def families(pool):
-    text = generate_latest(registry_of(pool)).decode()
+def families(pool, scaler=None):
+    text = generate_latest(registry_of(pool, scaler)).decode()
     return {each.name: each for each in text_string_to_metric_families(text)}
 
 
@@ -57,10 +59,14 @@ def test_an_endpoint_that_is_gone_has_no_series():
 def test_the_documentation_has_every_metric():
     _, _, after = DOCUMENTATION.read_text().partition("the prefix `specdec:endpoint_picker_`")
     section, _, _ = after.partition("\n## ")
-    rows = re.findall(r"\| `(\w+)\{(\w+(?:, \w+)*)\}` \| (\w+) \|", section)
-    documented = {f"specdec:endpoint_picker_{name}": kind for name, _, kind in rows}
+    rows = re.findall(r"\| `(\w+)(?:\{\w+(?:, \w+)*\})?` \| (\w+) \|", section)
+    documented = {f"specdec:endpoint_picker_{name}": kind for name, kind in rows}
+    pool = Pool(lambda: 0.0)
+    scaler = PoolScaler(pool, Objective(1.0, 1.0))
+    assert "specdec:endpoint_picker_replicas_needed" not in families(pool, scaler)
+    scaler.number = 3
     found = {
         each.name + ("_total" if each.type == "counter" else ""): each.type
-        for each in families(Pool(lambda: 0.0)).values()
+        for each in families(pool, scaler).values()
     }
     assert documented == found

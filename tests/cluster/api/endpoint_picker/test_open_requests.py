@@ -7,10 +7,10 @@ import pytest
 
 from cluster.api.base.routing_hint import RoutingHint
 from cluster.api.endpoint_picker.choice import OTHER_REQUEST_TOKENS, Candidate, PickRequest
-from cluster.api.endpoint_picker.expected_service import Objective
 from cluster.api.endpoint_picker.goodput_score import GoodputScore, load_of
 from cluster.api.endpoint_picker.open_requests import OpenRequests
 from cluster.api.endpoint_picker.reports import EndpointReport
+from cluster.config.objective import Objective
 from specdec.types.reports.service_curve import ServiceCurve
 
 CURVE = ServiceCurve((1, 8), (100.0, 50.0), 1000.0)

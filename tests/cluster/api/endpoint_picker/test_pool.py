@@ -10,10 +10,10 @@ from cluster.api.endpoint_picker.endpoint import (
     MAX_FAILED_SCRAPES,
     NUM_RESPONSES,
 )
-from cluster.api.endpoint_picker.expected_service import Objective
 from cluster.api.endpoint_picker.goodput_score import score_for
 from cluster.api.endpoint_picker.pool import Pool
 from cluster.api.endpoint_picker.reports import EndpointReport
+from cluster.config.objective import Objective
 from specdec.types.errors import NotReadyError, OverloadedError
 from specdec.types.reports.service_curve import ServiceCurve
 

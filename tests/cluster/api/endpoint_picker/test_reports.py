@@ -1,10 +1,12 @@
 """Reports from the metrics of this service, of vLLM and of SGLang."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from cluster.api.endpoint_picker.reports import EndpointReport, metric_names, parse_report
+from cluster.control.replica_scaler import Totals
 from cluster.observability.prometheus_text import expose, replica_families
 from specdec.engine.metrics.metrics import GENERATION_TOKENS
 from specdec.types.reports.fleet import ReplicaReport, ReplicaStatus
@@ -12,6 +14,11 @@ from specdec.types.reports.service_curve import ServiceCurve
 from specdec.types.reports.stats import AdaptersInUse, Counts, HistogramCounts
 
 CURVE = ServiceCurve((1, 16), (100.0, 25.0), 5000.0)
+HUGE = {
+    **dict.fromkeys(("requests_received_total", "prompt_tokens_total"), 1e308),
+    **dict.fromkeys(("request_success_total", "request_params_n_sum"), 1e308),
+    "request_params_n_count": 1e-300,
+}
 
 VLLM = """
 # HELP vllm:num_requests_running Number of requests.
@@ -70,6 +77,15 @@ def test_this_services_own_metrics(aliases):
         num_kv_blocks=10,
         max_loras=2,
         adapters_in_use=AdaptersInUse(("a",), ("b",), ("a", "b", "c")),
+        service_curve=CURVE,
+        counts=Counts(
+            num_requests=9,
+            num_prompt_tokens=1000,
+            num_cached_tokens=300,
+            num_generated_tokens=500,
+            ended={"stop": 2, "abort": 1},
+            histograms={"request_params_n": HistogramCounts((1, 2), (1, 1, 0), 3.0)},
+        ),
     )
     families = replica_families(
         "m", ReplicaStatus(report, 1.0, 0.0), is_connected=True, aliases=aliases
@@ -78,6 +94,8 @@ def test_this_services_own_metrics(aliases):
     loaded = frozenset("abc")
     expected = EndpointReport(5, 2, 0.25, 160, frozenset("ab"), 2, True, loaded | {"m"}, loaded)
     expected = replace(expected, num_decoding=3, curve=CURVE, output_tokens=50.0)
+    # Two requests with three choices have ended, and one was aborted.
+    expected = replace(expected, totals=Totals(9, 700, 500, 3 + 1))
     assert parse_report(text) == expected
 
 
@@ -112,11 +130,14 @@ def test_a_text_without_the_number_of_requests_is_refused(text):
         'vllm:lora_requests_info{max_lora="x"} 1',
         "vllm:kv_cache_usage_perc -Inf",
         "vllm:num_requests_waiting -3",
+        "vllm:expected_prompt_tokens_per_second 0",
+        'vllm:expected_stream_tokens_per_second{streams="1"} 7',
     ],
 )
 def test_values_that_make_no_sense_are_left_out(line):
     report = parse_report(f"vllm:num_requests_running 1\n{line}\n")
-    assert (report.num_requests, report.kv_cache_usage, report.cache_tokens) == (1, 0.0, None)
+    most = report.max_adapters
+    assert report == EndpointReport(num_running=1, max_adapters=most, num_decoding=1)
 
 
 def test_bounds_hold_for_any_number_of_samples():
@@ -124,6 +145,9 @@ def test_bounds_hold_for_any_number_of_samples():
     assert parse_report("".join(map(engine.format, range(10_000)))).num_running <= 256
     large = 'vllm:num_requests_running{{engine="{}"}} 1e308\n'
     assert parse_report(large.format(0) + large.format(1)).num_running == 2 * 2**20
+    counts = "".join(f"vllm:{name} {value}\n" for name, value in HUGE.items())
+    totals = parse_report(f"{counts}vllm:num_requests_running 1").totals
+    assert all(map(math.isfinite, totals))
     huge = 'vllm:cache_config_info{block_size="999999999",num_gpu_blocks="999999999"} 1'
     assert parse_report(f"{huge}\nvllm:num_requests_running 1").cache_tokens == 2**22
 
