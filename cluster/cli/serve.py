@@ -63,7 +63,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "Replicas": (
             *("num_replicas", "min_replicas", "max_replicas", "target_requests_per_replica"),
-            *("upscale_delay_s", "downscale_delay_s", "routing_policy"),
+            *("slo", "upscale_delay_s", "downscale_delay_s", "routing_policy"),
             *("start_timeout_s", "drain_timeout_s"),
             *("spare_draft_worker", "replicas_per_draft_worker", "min_draft_workers"),
             *("max_draft_workers", "target_draft_utilization", "transport", "ray_address"),

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from cluster.config.objective import Objective
 from cluster.config.receipts import ReceiptConfig
 from specdec.config.fields import (
     NOT_NEGATIVE,
     POSITIVE,
+    TEXT,
     one_of,
     optional,
     setting,
@@ -41,6 +43,13 @@ class ReplicaConfig(ReceiptConfig):
         "Target number of running and waiting requests per replica; the autoscaler adds a replica "
         "above it",
     )
+    slo: str | None = setting(
+        None,
+        optional(TEXT),
+        'Objective such as "ttft:2000 tpot:40", in milliseconds to the first token and for each '
+        "later one; the replicas that it needs are counted, and added with max_replicas",
+        "no objective",
+    )
     upscale_delay_s: float = setting(
         10.0, NOT_NEGATIVE, "Seconds of sustained high load before a replica is added"
     )
@@ -61,12 +70,18 @@ class ReplicaConfig(ReceiptConfig):
         return self.num_replicas if self.max_replicas is None else self.min_replicas
 
     @property
+    def objective(self) -> Objective | None:
+        """The objective of `slo`; None without one."""
+        return None if self.slo is None else Objective.parse(self.slo)
+
+    @property
     def most_replicas(self) -> int:
         """Number of replicas at the highest load."""
         return self.max_replicas or self.num_replicas
 
     def _check_together(self) -> None:
         super()._check_together()
+        _ = self.objective  # raises
         if self.max_replicas is None and self.min_replicas != 1:
             limit = "left out unless max_replicas is given; num_replicas sets a fixed number"
             raise InvalidValueError("min_replicas", self.min_replicas, limit)

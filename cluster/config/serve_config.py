@@ -20,6 +20,7 @@ from cluster.config.service_checks import (
     check_cluster,
     check_ingress,
     check_lora_modules,
+    check_objective,
     check_ports_and_tls,
     check_startup_adapters,
     check_tracing,
@@ -339,6 +340,7 @@ class ServeConfig(DraftWorkersConfig):
         check_verifiers(self)
         check_tracing(self)
         check_training(self)
+        check_objective(self)
         check_ingress(self)
         check_cluster(self)
 

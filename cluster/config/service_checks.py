@@ -59,6 +59,9 @@ class Settings(Protocol):
     def max_replicas(self) -> int | None: ...
 
     @property
+    def slo(self) -> str | None: ...
+
+    @property
     def ingress(self) -> str: ...
 
     @property
@@ -138,6 +141,16 @@ def check_training(config: Settings) -> None:
     elif config.training_cache_salt is not None:
         limit = "left out unless training_buffer_tokens is given"
         raise InvalidValueError("training_cache_salt", config.training_cache_salt, limit)
+
+
+def check_objective(config: Settings) -> None:
+    """Check that replicas publish what the number of replicas for an objective is computed from."""
+    speculation = config.speculative_config
+    if config.slo is None or (speculation and speculation.chosen_policy == "goodput"):
+        return
+    limit = "left out unless speculative_config has the policy goodput: others do not measure the "
+    limit += "tokens per second by load, from which the number of replicas is computed"
+    raise InvalidValueError("slo", config.slo, limit)
 
 
 def check_tracing(config: Settings) -> None:

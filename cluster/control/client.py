@@ -55,7 +55,8 @@ _UNAVAILABLE = (
 class ControlClient:
     """Client of a ControlPlane through a Serve handle, for one Router.
 
-    is_connected: whether the ControlPlane answered the last call.
+    is_connected: whether the ControlPlane answered the last call. replicas_needed: for the
+    objective, by the answer to the last report; None while it is unknown.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class ControlClient:
         self._clock = clock
         self._started_at_s = clock()
         self.is_connected = False
+        self.replicas_needed: int | None = None
         self._reported: ReplicaReport | None = None
         self._reported_at_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
@@ -171,17 +173,17 @@ class ControlClient:
                 report, idle_s = self._make_report(), self._clock() - self._reported_at_s
                 if report != self._reported or idle_s >= _IDLE_REPORT_PERIOD_S:
                     await self._report(report)
-            except NotReadyError:
-                pass  # logged by the watch
-            except Exception:
-                logger.exception("a report to the control plane failed")
+            except Exception as error:
+                self.replicas_needed = None
+                if not isinstance(error, NotReadyError):  # which the watch logs
+                    logger.exception("a report to the control plane failed")
             with suppress(TimeoutError):  # reports at once that a new state is in force
                 async with asyncio.timeout(_REPORT_PERIOD_S):
                     await self._has_applied.wait()
             self._has_applied.clear()
 
     async def _report(self, report: ReplicaReport) -> None:
-        await self._call(self._plane.report, report, self._uptime_s)
+        self.replicas_needed = await self._call(self._plane.report, report, self._uptime_s)
         self._reported, self._reported_at_s = report, self._clock()
 
     @property

@@ -17,10 +17,13 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from cluster.config.objective import Objective
 from cluster.control.overrides import OverrideLimits, after_change, plain_change, state_of
 from cluster.control.peers import ServiceCard
+from cluster.control.replica_scaler import ReplicaScaler, Totals
 from cluster.control.store import ControlStore, StoredSpeculation, state_dir
 from cluster.control.timeseries import Figures, FleetHistory, RequestRate
+from specdec.engine.metrics.metrics import PARAMS_N
 from specdec.types.control import (
     DEFAULT_AUDIT_PAGE,
     MAX_AUDIT_PAGE,
@@ -33,7 +36,13 @@ from specdec.types.control import (
     active_rule,
 )
 from specdec.types.errors import InvalidValueError, SpecdecError, StorageError, VersionConflictError
-from specdec.types.reports.fleet import FleetStatistics, ReplicaReport, ReplicaStatus, ServiceStatus
+from specdec.types.reports.fleet import (
+    DRAINING,
+    FleetStatistics,
+    ReplicaReport,
+    ReplicaStatus,
+    ServiceStatus,
+)
 from specdec.types.reports.stats import Counts
 
 logger = logging.getLogger(__name__)
@@ -87,13 +96,15 @@ class ControlPlane:
         store: ControlStore,
         *,
         limits: OverrideLimits | None = None,
+        objective: Objective | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Read the stored settings.
 
         configured: settings without overrides; None: nothing can draft. limits: of what can be set.
-        wall_clock: seconds since 1970, for what outlasts this process.
+        objective: for which replicas are counted. wall_clock: seconds since 1970, for what outlasts
+        this process.
         """
         self._configured = configured
         self._store = store
@@ -112,6 +123,8 @@ class ControlPlane:
         self._silent: dict[str, Counts] = {}  # parts of `_departed`, the earliest first
         self._history = FleetHistory()
         self._num_lost = 0
+        self._scaler = None if objective is None else ReplicaScaler(objective, clock())
+        self._replicas_needed: int | None = None
         self._ticking: asyncio.Task[None] | None = None
         self.tick()
 
@@ -178,23 +191,26 @@ class ControlPlane:
                     await self._changed.wait()
         return self._state
 
-    async def report(self, report: ReplicaReport, uptime_s: float) -> None:
+    async def report(self, report: ReplicaReport, uptime_s: float) -> int | None:
         """Store a replica's report, unless a later one has arrived, or the replica has left.
 
+        Returns the number of replicas that the objective needs; None while it is unknown.
         Calls may overtake each other, and counters must never decrease. A replica that was silent
         may return: its report has what was counted when it was taken for lost.
         """
         before = self._reports.get(report.replica_id)
         is_outdated = before is not None and uptime_s < before.uptime_s
         if is_outdated or report.replica_id in self._left:
-            return
+            return self._replicas_needed
         if (counted := self._silent.pop(report.replica_id, None)) is not None:
             self._departed = self._departed.minus(counted)
         self._reports[report.replica_id] = _Received(report, uptime_s, self._clock())
         self._request_rate.report(report.replica_id, report.counts.num_requests)
         self.tick()
+        self._count_replicas()
         if self._history.is_due(self._wall_clock()):
             await self.fleet()
+        return self._replicas_needed
 
     async def leave(self, replica_id: str, *, has_failed: bool) -> None:
         """Remove a replica that ends."""
@@ -228,6 +244,7 @@ class ControlPlane:
             status,
             self._request_rate.per_s(),
             Counts.sum((self._departed, *(each.report.counts for each in status.replicas))),
+            self._replicas_needed,
         )
         if self._history.is_due(fleet.at.timestamp()):
             self._history.add(fleet)
@@ -249,6 +266,18 @@ class ControlPlane:
         if active != self._active_rule:
             self._active_rule = active
             self._announce()
+
+    def _count_replicas(self) -> None:
+        if self._scaler is not None:
+            received = (each.report for each in self._reports.values())
+            reports = [each for each in received if each.reason != DRAINING]
+            counts = {each.replica_id: each.counts for each in reports}
+            self._replicas_needed = self._scaler.needed(
+                self._clock(),
+                {name: Totals.of(c, c.histograms.get(PARAMS_N)) for name, c in counts.items()},
+                sum(each.num_running + each.num_waiting for each in reports),
+                [each.service_curve for each in reports if each.service_curve is not None],
+            )
 
     def _require_speculation(self, change: SpeculationChange) -> None:
         if self._configured is None:
@@ -358,9 +387,11 @@ class ControlPlaneReplica(ControlPlane):
         limits: OverrideLimits,
         directory: Path | None,
         card: ServiceCard,
+        objective: Objective | None,
     ) -> None:
         """directory: for the store, on the node that it runs on; None for the default."""
-        super().__init__(configured, ControlStore(state_dir(directory), card.model), limits=limits)
+        store = ControlStore(state_dir(directory), card.model)
+        super().__init__(configured, store, limits=limits, objective=objective)
         self._card = card
 
     async def card(self) -> ServiceCard:

@@ -90,6 +90,7 @@ FLEET_METRICS: tuple[MetricSpec[FleetView], ...] = (
         lambda view: sum(each.report.is_ready for each in view.fleet.status.replicas),
     ),
     gauge("fleet_replicas_expected", "Minimum number of replicas.", "num_expected"),
+    gauge("fleet_replicas_needed", "Replicas needed for the objective.", "fleet.replicas_needed"),
     MetricSpec(
         "fleet_replicas_lost",
         "counter",

@@ -15,7 +15,7 @@ from cluster.replica.report import ReplicaLoad, decision_news
 from specdec.engine.phases import RunningEngine, SpeculationSettings
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import NotReadyError, TargetFailedError
-from specdec.types.reports.fleet import ReplicaReport
+from specdec.types.reports.fleet import DRAINING, ReplicaReport
 
 
 class Loading:
@@ -82,7 +82,7 @@ class Serving:
             return "the model stopped answering"
         if thread.is_recovering:
             return "the model is starting again"
-        return "it is draining" if thread.is_draining else ""
+        return DRAINING if thread.is_draining else ""
 
     @property
     def failure(self) -> TargetFailedError | None:

@@ -8,8 +8,8 @@ import random
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -32,7 +32,7 @@ from specdec.sequences.prediction import PredictedText
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.grammar import Grammar
 from specdec.types.deadline import Deadline
-from specdec.types.errors import TargetFailedError, UnknownModelError
+from specdec.types.errors import OverloadedError, TargetFailedError, UnknownModelError
 from specdec.types.messages import BASE_MODEL
 from specdec.types.request import (
     Caller,
@@ -155,18 +155,17 @@ class Router(ABC):
         measured = self._instrumentation.begin(
             request_id, call.model, call.params, is_chat=_is_chat(call.prompt)
         )
-        with deadline.enforce() if deadline and _takes_time(call) else nullcontext():
+        limited = deadline.enforce() if deadline and _takes_time(call) else nullcontext()
+        with limited, self.counting_refusal(call.params.n):
             try:
                 client = self._client_for(call.model)
                 if not is_admitted:
                     client.require_room(call.params.n)
-                timeout_s = math.inf if is_admitted else self.config.queue_timeout_s
-                request = await self._prepare(request_id, call, timeout_s)
-                if request.receipt:
-                    self._receipts.check(request)
+                request = await self._prepare(request_id, call, is_admitted=is_admitted)
             except BaseException as error:
                 measured.on_refused(error)
                 raise
+        self.metrics.num_requests += call.params.n
         measured.on_queued(call.params, request.seed)
         caller = current_caller.get()
         outputs = client.generate(
@@ -176,6 +175,18 @@ class Router(ABC):
         if (is_audited := self._receipts.draw_audit()) or request.receipt:
             outputs = self._receipts.follow(request, outputs, is_audited=is_audited)
         return Generation(request_id, request.seed, outputs)
+
+    @contextmanager
+    def counting_refusal(self, num_choices: int = 1) -> Iterator[None]:
+        """Count a request as received if overload, deadline or client end it before the engine.
+
+        It is demand, unlike an invalid one. For what comes before `generate`, which does the same.
+        """
+        try:
+            yield
+        except (OverloadedError, asyncio.CancelledError):  # a deadline cancels
+            self.metrics.num_requests += num_choices
+            raise
 
     def _recorded(
         self,
@@ -191,11 +202,11 @@ class Router(ABC):
         return self._samples.recording(request, temperature, outputs)
 
     async def _prepare(
-        self, request_id: str, call: GenerateRequest, queue_timeout_s: float
+        self, request_id: str, call: GenerateRequest, *, is_admitted: bool
     ) -> EngineRequest:
-        """Return an admitted request with token ids, compiled grammar and seed."""
-        self.metrics.num_requests += call.params.n
-        return EngineRequest.of(
+        """Return an admitted request with token ids, compiled grammar and seed, if it may run."""
+        timeout_s = math.inf if is_admitted else self.config.queue_timeout_s
+        request = EngineRequest.of(
             call,
             await self.text.encode(call.prompt),
             self.new_seed() if call.params.seed is None else call.params.seed,
@@ -203,8 +214,11 @@ class Router(ABC):
             adapter_id=self._adapter_of(call.model),
             request_id=request_id,
             prediction=await self._predicted_text(call.params.speculation.prediction),
-            queue_deadline_s=time.monotonic() + queue_timeout_s,
+            queue_deadline_s=time.monotonic() + timeout_s,
         )
+        if request.receipt:
+            self._receipts.check(request)
+        return request
 
     async def _compile(self, spec: StructuredOutput | None, caller: Caller) -> Grammar | None:
         """Return the compiled grammar of a request; see `Preprocessor.compile`."""

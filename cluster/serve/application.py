@@ -118,6 +118,7 @@ def _control_plane(config: ServeConfig) -> serve.Application:
         limits,
         config.state_dir,
         ServiceCard(config.served_model_name, config.fewest_replicas),
+        config.objective,
     )
 
 

@@ -20,10 +20,19 @@ its token rate (`cluster.replica.report`). Of a draft worker: the part of the ti
 Serve's own metric also counts calls without cost for the engine, such as statistics streams.
 """
 
+NEEDED = "replicas_needed"
+"""The number of replicas for the objective `slo`, by the ControlPlane (`cluster.control`), which
+sees all replicas; each Router reports the last that it has received."""
+
 _LOOK_BACK_S = 12.0  # must exceed Serve's report interval of 10 s
 _SLACK = 0.8
 """A replica is removed if the load of the others stays below this share of their target. Without
 this hysteresis a load at the threshold would add and remove a replica indefinitely."""
+
+_NEEDED_AT_S = "replicas_needed_at_s"
+_HOLD_S = 60.0
+"""For how long the last number for the objective counts while no Router has one, as after a restart
+of the ControlPlane, which needs time to count again."""
 
 
 def autoscaling_config(config: ServeConfig) -> AutoscalingConfig | None:
@@ -48,16 +57,32 @@ def scaling(config: ServeConfig, fewest: int, most: int, target: float) -> Autos
 
 
 def num_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """Return the number of replicas for the load, and an empty policy state.
+    """Return the number of replicas, and the policy state: the last number for the objective.
 
-    No replica is removed before all replicas have reported their load.
+    It is the one that the objective needs, as far as that is known, otherwise that for the load. No
+    replica is removed before all replicas have reported their load.
     """
     loads: Mapping[Any, float] = (context.aggregated_metrics or {}).get(LOAD, {})
-    target, load = context.config.target_ongoing_requests, sum(loads.values())
-    current = context.target_num_replicas
+    current, state = context.target_num_replicas, _last_needed(context)
+    wanted = state[NEEDED] if state else _for_load(context, sum(loads.values()))
+    if wanted < current and len(loads) < context.current_num_replicas:
+        return current, state
+    return wanted, state
+
+
+def _last_needed(context: AutoscalingContext) -> dict[str, Any]:
+    """Return the number for the objective and its time; empty where it is not known, or too old."""
+    reported = (context.raw_metrics or {}).get(NEEDED, {})
+    if latest := [series[-1].value for series in reported.values() if series]:
+        return {NEEDED: round(max(latest)), _NEEDED_AT_S: context.current_time}
+    before = context.policy_state or {}
+    is_held = context.current_time - before.get(_NEEDED_AT_S, -math.inf) < _HOLD_S
+    return {key: before[key] for key in (NEEDED, _NEEDED_AT_S)} if is_held else {}
+
+
+def _for_load(context: AutoscalingContext, load: float) -> int:
+    """Return the number for a load, with hysteresis."""
+    target: float = context.config.target_ongoing_requests
+    current: int = context.target_num_replicas
     needed, kept = math.ceil(load / target), math.ceil(load / (target * _SLACK))
-    if needed > current:
-        return needed, {}
-    if kept < current and len(loads) >= context.current_num_replicas:
-        return max(1, kept), {}
-    return current, {}
+    return max(needed, min(current, max(1, kept)))

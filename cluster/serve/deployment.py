@@ -49,7 +49,7 @@ from cluster.replica.orders import (
     result_of,
 )
 from cluster.replica.replica_router import ReplicaRouter
-from cluster.serve.autoscaling import LOAD
+from cluster.serve.autoscaling import LOAD, NEEDED
 from cluster.serve.broadcast import Broadcast
 from cluster.serve.request_router import KV_CACHE_TOKENS
 from cluster.serve.router_factory import make_router
@@ -219,7 +219,9 @@ class RouterReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the load for cluster.serve.autoscaling; Serve calls this every few seconds."""
-        return {LOAD: self.router.load_in_requests()}
+        needed = self.operators.control.replicas_needed
+        known = {} if needed is None else {NEEDED: float(needed)}
+        return {LOAD: self.router.load_in_requests(), **known}
 
     async def record_routing_stats(self) -> dict[str, int]:
         """Return what request routers learn of this replica; Serve calls this every 10 s."""

@@ -1,6 +1,7 @@
 """Tests of two replicas, of which one is lost or replaced."""
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import grpc
+import httpx
 import psutil
 import pytest
 
@@ -108,6 +110,23 @@ def test_replicas_are_added_under_load_and_removed_when_idle(tiny_model_dir, tmp
             assert all(client.result() > 0 for client in clients)
         removed_s = seconds_until(lambda: len(routers(service)) == 1)
         print(f"added after {added_s:.0f} s of load, removed after {removed_s:.0f} s without")
+
+
+def test_replicas_are_added_for_an_objective(tiny_model_dir, tmp_path):
+    """No replica meets it, so each serves one request at a time; the load alone adds none."""
+    flags = ["--ingress", "serve", "--max-replicas", "2", "--upscale-delay-s", "1"]
+    flags += ["--slo", "ttft:2000 tpot:0.001", "--target-requests-per-replica", "1000"]
+    with running_service(tiny_model_dir, tmp_path / "log", *flags) as service:
+        is_done = threading.Event()
+        with ThreadPoolExecutor(2) as pool:
+            clients = [pool.submit(ask_until, is_done, service.grpc_address) for _ in range(2)]
+            added_s = seconds_until(lambda: len(routers(service)) == 2)
+            is_done.set()
+            assert all(client.result() > 0 for client in clients)
+        text = httpx.get(f"{service.http_url}/metrics").text
+        [needed] = re.findall(r"^specdec:fleet_replicas_needed\{.*\} (\d+)", text, re.MULTILINE)
+        assert int(needed) >= 2
+        print(f"added after {added_s:.0f} s of load")
 
 
 def ask_until(is_done, address):

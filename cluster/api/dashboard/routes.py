@@ -180,7 +180,11 @@ class SharedMoments:
         self, admin: OperatorService, fleet: FleetStatistics, sent_until_s: float
     ) -> Moment:
         figures = await admin.control.history(sent_until_s)
-        data = {"status": asdict(fleet.status), "figures": [asdict(each) for each in figures]}
+        data = {
+            "status": asdict(fleet.status),
+            "replicas_needed": fleet.replicas_needed,
+            "figures": [asdict(each) for each in figures],
+        }
         return Moment(json_event("now", data), figures[-1].time_s if figures else sent_until_s)
 
 

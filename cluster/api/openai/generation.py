@@ -99,7 +99,7 @@ async def generate_response(
 
     async def answer() -> Response:
         handler.get_keys().check_priority(authorization_of(request), body.priority)
-        with context.deadline.enforce():
+        with context.deadline.enforce(), router.counting_refusal():
             builder = await prepare(router, body, context)
         if not body.stream:
             return await _complete(builder, _outputs(router, builder, context.deadline))

@@ -8,6 +8,9 @@ from datetime import datetime
 from specdec.types.control import SpeculationState
 from specdec.types.reports.stats import Counts, EngineReport
 
+DRAINING = "it is draining"
+"""The `reason` of a replica that ends: it completes its requests and gets no others."""
+
 
 @dataclass(frozen=True)
 class DecisionNews:
@@ -86,10 +89,12 @@ class FleetStatistics:
     """The service at one moment.
 
     requests_per_s: arrivals over all replicas and the last ten seconds. totals: since the control
-    plane started, ended replicas included.
+    plane started, ended replicas included. replicas_needed: for the objective; None without one, or
+    while it is unknown.
     """
 
     at: datetime
     status: ServiceStatus
     requests_per_s: float
     totals: Counts
+    replicas_needed: int | None = None

@@ -3,6 +3,7 @@
 
 import pytest
 
+from cluster.config.objective import Objective
 from cluster.config.serve_config import ServeConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.types.errors import InvalidValueError
@@ -22,6 +23,17 @@ def test_replicas_are_checked_together(values, field):
     with pytest.raises(InvalidValueError) as error:
         ServeConfig(**values)
     assert error.value.field == field
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [None, {"policy": "threshold"}, {"num_speculative_tokens_per_batch_size": [[1, 64, 3]]}],
+)
+def test_an_objective_needs_the_policy_that_measures_tokens_per_second(speculation):
+    given = {"slo": "ttft:2000 tpot:40"}
+    assert ServeConfig.from_mapping(given).objective == Objective(2.0, 0.04)
+    with pytest.raises(InvalidValueError, match=r"slo is 'ttft:2000 .* the policy goodput: others"):
+        ServeConfig.from_mapping({**given, "speculative_config": speculation})
 
 
 def test_minimum_and_maximum_number_of_replicas():

@@ -370,7 +370,7 @@ async def test_an_invalid_page_is_refused(plane, size, token, field):
 
 async def test_a_deployment_returns_its_refusals_for_the_client_to_raise(tmp_path):
     card = ServiceCard("tiny", 1)
-    plane = ControlPlaneReplica(None, OverrideLimits(), tmp_path, card)
+    plane = ControlPlaneReplica(None, OverrideLimits(), tmp_path, card, None)
     refused = await plane.audit_log(5, "wombat")
     assert isinstance(refused, InvalidValueError)
     assert str(pickle.loads(pickle.dumps(refused))) == str(refused)

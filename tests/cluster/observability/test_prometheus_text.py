@@ -113,6 +113,7 @@ def fleet_of(*reports, num_expected=2):
         ServiceStatus(replicas, STATE, num_lost_replicas=3),
         requests_per_s=2.5,
         totals=Counts(),
+        replicas_needed=3,
     )
     return FleetView(fleet, num_expected)
 
@@ -249,6 +250,7 @@ def test_replicas_have_labels_and_the_fleet_has_separate_series():
     assert samples(text, None) == {
         ("fleet_replicas_ready",): 1,
         ("fleet_replicas_expected",): 2,
+        ("fleet_replicas_needed",): 3,
         ("fleet_replicas_lost_total",): 3,
         ("fleet_requests_per_second",): 2.5,
         ("fleet_control_version",): 4,

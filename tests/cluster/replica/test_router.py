@@ -5,6 +5,8 @@ import json
 import math
 import shutil
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -19,10 +21,16 @@ from cluster.workers.ray.resources import ReplicaMemory
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.types.drafters import DrafterOrder
-from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError
+from specdec.types.errors import (
+    InvalidValueError,
+    NotReadyError,
+    OverloadedError,
+    UnknownModelError,
+)
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling.sampling_params import SamplingDefaults, SamplingParams
 from tests.cluster.serving import serve_on
+from tests.specdec.engines import engine_config
 from tests.specdec.tiny import renamed_dtype_dir
 
 DEFAULTS = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_new_tokens": 99}
@@ -122,6 +130,24 @@ async def test_a_later_part_of_a_request_is_admitted_and_does_not_expire(tiny_mo
         await router.generate(call)
     await router.generate(call, is_admitted=True)
     assert given == [(math.inf, True)]
+
+
+async def test_demand_is_what_is_refused_for_overload_but_not_what_is_invalid(tiny_model_dir):
+    config = ServeConfig(model=str(tiny_model_dir), max_model_len=128)
+    router = ReplicaRouter(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
+    room = engine_config(max_num_seqs=2, max_queue_len=2)
+
+    async def count(error, **changes):
+        before = router.metrics.num_requests
+        with pytest.raises(error):
+            await router.generate(replace(GenerateRequest((1, 2), SamplingParams()), **changes))
+        return router.metrics.num_requests - before
+
+    assert await count(NotReadyError) == 0
+    serve_on(router, SimpleNamespace(require_room=partial(room.require_room, 3)))
+    assert await count(OverloadedError, params=SamplingParams(n=2)) == 2
+    assert await count(InvalidValueError, params=SamplingParams(n=5)) == 0
+    assert await count(UnknownModelError, model="other") == 0
 
 
 async def test_the_head_is_not_changed_while_the_target_restarts(tiny_model_dir):

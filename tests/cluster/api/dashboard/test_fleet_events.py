@@ -6,17 +6,20 @@ import json
 import pytest
 
 from cluster.api.dashboard.routes import SharedMoments, fleet_events
+from cluster.config.objective import Objective
 from cluster.control.client import MAX_WATCHERS, ControlClient
 from cluster.control.plane import ControlPlane
 from cluster.control.store import ControlStore
 from specdec.client import ReplicaReport
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import NotReadyError, OverloadedError
+from specdec.types.reports.service_curve import ServiceCurve
 from tests.clock import Clock
 from tests.cluster.admin_service import LocalHandle, operator_service
 
 CONFIGURED = SpeculationControl("auto", threshold=8, num_speculative_tokens=3)
-REPORT = ReplicaReport("a", is_ready=True, num_decoding=2)
+CURVE = ServiceCurve((1, 8), (100.0, 50.0), 1000.0)
+REPORT = ReplicaReport("a", is_ready=True, num_decoding=2, service_curve=CURVE)
 
 
 @pytest.fixture
@@ -27,7 +30,9 @@ def clock():
 @pytest.fixture
 async def handle(tmp_path, clock):
     store = ControlStore(tmp_path, "tiny")
-    return LocalHandle(ControlPlane(CONFIGURED, store, clock=clock, wall_clock=clock))
+    objective = Objective(2.0, 0.04)
+    plane = ControlPlane(CONFIGURED, store, objective=objective, clock=clock, wall_clock=clock)
+    return LocalHandle(plane)
 
 
 @pytest.fixture
@@ -55,8 +60,11 @@ async def test_the_first_event_has_the_history_and_later_ones_new_points(handle,
     assert len(first["figures"]) == 6
     assert first["status"]["replicas"][0]["report"]["num_decoding"] == 2
     assert first["status"]["speculation"]["without_rules"]["mode"] == "auto"
-    clock.now_s += 1
+    assert first["replicas_needed"] is None
+    clock.now_s += 30
+    await handle.plane.report(REPORT, 40.0)
     _, second = parsed(await anext(events))
+    assert second["replicas_needed"] == 1
     assert len(second["figures"]) == 1
     assert second["figures"][0]["time_s"] > first["figures"][-1]["time_s"]
     await events.aclose()

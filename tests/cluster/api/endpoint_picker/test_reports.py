@@ -70,8 +70,6 @@ def test_this_services_own_metrics(aliases):
         num_running=5,
         num_waiting=2,
         num_decoding=3,
-        service_curve=CURVE,
-        counts=Counts(histograms={GENERATION_TOKENS: HistogramCounts((64.0,), (4, 0), 200.0)}),
         kv_cache_usage=0.25,
         block_size=16,
         num_kv_blocks=10,
@@ -84,7 +82,10 @@ def test_this_services_own_metrics(aliases):
             num_cached_tokens=300,
             num_generated_tokens=500,
             ended={"stop": 2, "abort": 1},
-            histograms={"request_params_n": HistogramCounts((1, 2), (1, 1, 0), 3.0)},
+            histograms={
+                "request_params_n": HistogramCounts((1, 2), (1, 1, 0), 3.0),
+                GENERATION_TOKENS: HistogramCounts((64.0,), (4, 0), 200.0),
+            },
         ),
     )
     families = replica_families(

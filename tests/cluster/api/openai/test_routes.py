@@ -8,6 +8,7 @@ import pytest
 
 from cluster.api.base.errors import TARGET_FAILED_MESSAGE
 from cluster.replica.replica_router import ReplicaRouter
+from specdec.engine.engine_thread import EngineThread
 from specdec.types.errors import TargetFailedError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -69,10 +70,11 @@ async def test_a_failed_stream_ends_with_an_error_event(http, router, breaking, 
 
 
 @ALL
-async def test_a_deadline_ends_an_answer(http, path, body):
-    headers = {"x-request-timeout-s": "0.000001"}
+async def test_a_deadline_ends_an_answer(http, router, path, body):
+    headers, before = {"x-request-timeout-s": "0.000001"}, router.metrics.num_requests
     response = await http.post(path, json=body, headers=headers)
     assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert router.metrics.num_requests == before + 1
 
 
 @ALL
@@ -82,6 +84,23 @@ async def test_the_answer_has_the_request_id(http, path, body):
     response = await http.post(path, json={**body, **limit}, headers=headers)
     assert response.headers["x-request-id"] == "mine"
     assert response.json()["id"].endswith("mine")
+
+
+@ALL
+async def test_demand_is_what_a_full_queue_refuses_too(http, router, monkeypatch, path, body):
+    limit = {"max_output_tokens": 1} if path == RESPONSE[0] else {"max_tokens": 1}
+
+    async def status(path, **body):
+        return (await http.post(path, json=body)).status_code, router.metrics.num_requests - before
+
+    before = router.metrics.num_requests
+    assert await status(path, **body, **limit) == (200, 1)
+    assert await status(path, **body, temperature=-1) == (400, 1)
+    assert await status(path, **body, model="other") == (404, 1)
+    monkeypatch.setattr(EngineThread, "num_sequences", 1000)
+    assert await status(path, **body, **limit) == (429, 2)
+    assert await status(path, **body, **limit, stream=True) == (429, 3)
+    assert await status("/tokenize", prompt="The river") == (429, 3), "it generates nothing"
 
 
 @pytest.mark.parametrize(

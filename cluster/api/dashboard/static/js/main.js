@@ -32,6 +32,14 @@ function onEvent({ name, data }) {
   if (data.figures.length > 0) charts.load(data.figures);
   if (charts.last !== undefined) tiles.show(charts.last);
   showFleet(data.status);
+  showNeeded(data.replicas_needed, data.status.replicas);
+}
+
+/** Shows the replicas that the objective needs, beside the rules by requests per second. */
+function showNeeded(number, replicas) {
+  const numReady = replicas.filter(({ report }) => report.is_ready).length;
+  const text = number === null ? "" : `Replicas: ${number} needed for the objective, ${numReady} ready`;
+  setText(byId("replicas-needed"), text);
 }
 
 function showFleet({ replicas, num_lost_replicas: numLost, speculation }) {
