@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple, Self
 
 from specdec.types.errors import InvalidValueError
+
+_LEAST_MS, _MOST_MS = 1, 3_600_000
 
 
 class Objective(NamedTuple):
@@ -26,9 +27,10 @@ class Objective(NamedTuple):
         try:
             pairs = [each.split(":") for each in text.split()]
             given = dict(pairs)
-            limits = [float(given[name]) / 1000 for name in ("ttft", "tpot")]
-            if len(pairs) == len(limits) and all(0 < each < math.inf for each in limits):
-                return cls(*limits)
+            limits = [float(given[name]) for name in ("ttft", "tpot")]
+            if len(pairs) == len(limits) and all(_LEAST_MS <= each <= _MOST_MS for each in limits):
+                return cls(*(each / 1000 for each in limits))
         except (KeyError, ValueError):
             pass
-        raise InvalidValueError("slo", text, "milliseconds such as ttft:2000 tpot:40")
+        limit = f"milliseconds from {_LEAST_MS} to {_MOST_MS} such as ttft:2000 tpot:40"
+        raise InvalidValueError("slo", text, limit)

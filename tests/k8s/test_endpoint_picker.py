@@ -189,7 +189,7 @@ def test_numbers_of_replicas_have_no_effect_without_keda():
 @pytest.mark.parametrize(
     "slo",
     [
-        *("ttft:2000 tpot:40", "ttft:0.5 tpot:.25", "ttft:10.0 tpot:007", "ttft:0 tpot:40"),
+        *("ttft:2000 tpot:40", "ttft:0.5 tpot:40", "ttft:10.5 tpot:007", "ttft:0 tpot:40"),
         *("ttft:2000 tpot:0.00", "ttft:1.2.3 tpot:4", "ttft:. tpot:4", "ttft:2000", "ttft: tpot:1"),
     ],
 )

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from tools.chart.kinds import Count, Duration, KubernetesObject, Labels, Port, Resources, Values
 
-_POSITIVE = r"([0-9]*[1-9][0-9]*(\.[0-9]+)?|[0-9]*\.[0-9]*[1-9][0-9]*)"
-"""A decimal number above 0; Helm's expressions have no lookahead."""
+_MILLISECONDS = r"0*[1-9][0-9]{0,6}(\.[0-9]+)?"
+"""A decimal number from 1; the picker knows the upper limit."""
 
 
 class Service(Values):
@@ -110,7 +110,7 @@ class EndpointPicker(Values):
     )
     slo: str = Field(
         "",
-        pattern=rf"^(ttft:{_POSITIVE} tpot:{_POSITIVE})?$",
+        pattern=rf"^(ttft:{_MILLISECONDS} tpot:{_MILLISECONDS})?$",
         description="Latency objective in milliseconds, such as ttft:2000 tpot:40, by whose "
         "expected goodput replicas are chosen and counted; empty: by tokens, not counted",
     )

@@ -28,12 +28,13 @@ class PickRequest:
     """A request for which an endpoint is chosen.
 
     model: the name in the request, of a model or of an adapter; empty without one. is_adapter:
-    whether an endpoint reports an adapter of that name.
+    whether an endpoint reports an adapter of that name. num_choices: the request's `n`.
     """
 
     hint: RoutingHint = UNREAD
     model: str = ""
     is_adapter: bool = False
+    num_choices: int = 1
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,19 @@ def _expected_tokens(candidate: Candidate, request: PickRequest) -> float:
     report = candidate.report
     if report is not None:
         cost += OTHER_REQUEST_TOKENS * report.num_waiting
-        if report.cache_tokens is not None:
-            num_free = round(report.cache_tokens * (1 - report.kv_cache_usage))
-            cost += max(0, work - num_free)
+        cost += cache_tokens_missing(candidate, request.hint)
     if request.is_adapter:
         cost += adapter_tokens(request.model, report)
     return cost
+
+
+def cache_tokens_missing(candidate: Candidate, hint: RoutingHint) -> int:
+    """Return the tokens that have to leave the KV cache before the request fits."""
+    report = candidate.report
+    if report is None or report.cache_tokens is None:
+        return 0
+    num_free = round(report.cache_tokens * (1 - report.kv_cache_usage))
+    return max(0, work_tokens(hint, candidate.matched_tokens) - num_free)
 
 
 def adapter_tokens(adapter: str, report: EndpointReport | None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 from cluster.api.base.prefix_record import PrefixRecord
-from cluster.api.endpoint_picker.choice import Candidate, PickRequest
+from cluster.api.endpoint_picker.choice import UNREAD, Candidate, PickRequest
 from cluster.api.endpoint_picker.open_requests import OpenRequest, OpenRequests
 from cluster.api.endpoint_picker.reports import EndpointReport
 
@@ -24,13 +24,13 @@ _MAX_EJECTED_S = 30.0
 class Endpoint:
     """An endpoint. Times are monotonic seconds."""
 
-    def __init__(self, address: str) -> None:
-        """address: host:port."""
+    def __init__(self, address: str, limit_s: float) -> None:
+        """address: host:port. limit_s: of the time to the first token; infinite without one."""
         self.address = address
         self.record = PrefixRecord()
         self.models: frozenset[str] | None = None  # None: unknown
         self.adapters: frozenset[str] = frozenset()  # those of `models` that are adapters
-        self.open_requests = OpenRequests()
+        self.open_requests = OpenRequests(limit_s)
         self.num_failed_scrapes = 0  # consecutive ones
         self.is_scraped = False  # or failed to be
         self.last_pick = 0
@@ -116,4 +116,10 @@ class Endpoint:
     def begin(self, request: PickRequest, matched_tokens: int, now_s: float) -> OpenRequest:
         """Add an open request and its prefixes."""
         self.record.add(request.hint)
-        return self.open_requests.begin(request.hint, matched_tokens, now_s)
+        return self.open_requests.begin(
+            request.hint,
+            matched_tokens,
+            now_s,
+            num_choices=request.num_choices,
+            has_prompt=request.hint is not UNREAD,
+        )

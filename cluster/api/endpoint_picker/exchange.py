@@ -19,6 +19,7 @@ from cluster.api.endpoint_picker.choice import UNREAD, PickRequest
 from cluster.api.endpoint_picker.pool import Pick, Pool
 from protos.ext_proc import external_processor_pb2 as pb
 from specdec.types.errors import NotReadyError, OverloadedError
+from specdec.types.sampling.sampling_params import MAX_CHOICES
 
 DESTINATION = "x-gateway-destination-endpoint"
 """Header, and key of the metadata, with the chosen endpoint."""
@@ -36,7 +37,15 @@ def read_request(body: bytes) -> PickRequest:
         return PickRequest()
     model = fields.get("model")
     hint = RoutingHint.of_fields(fields)
-    return PickRequest(hint or UNREAD, model if isinstance(model, str) else "")
+    return PickRequest(
+        hint or UNREAD, model if isinstance(model, str) else "", num_choices=_num_choices(fields)
+    )
+
+
+def _num_choices(fields: Mapping[str, Any]) -> int:
+    """Return `n`, within its limits: the endpoint refuses others."""
+    number = fields.get("n")
+    return max(1, min(number, MAX_CHOICES)) if isinstance(number, int) else 1
 
 
 class Exchange:

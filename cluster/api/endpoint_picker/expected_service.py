@@ -22,12 +22,12 @@ _FIRST_SPREAD, _TOKEN_SPREAD = 1.0, 0.4
 """Standard deviations of both latencies around the expected ones, in their limits. Lengths of
 outputs and later arrivals are unknown; narrow ones would see no difference where all are late."""
 
-_PROMPT_PRICE, _DELAY_PRICE = 0.5, 1.0
-"""Requests lost later for each limit to the first token that the endpoint spends on a prompt, and
-the addition where these would be in time."""
+_PROMPT_PRICE = 0.5
+"""Requests lost later for each limit to the first token that the endpoint spends on a prompt."""
 
 _WAIT_PRICE = 0.02
-"""Requests that a wait of one limit is worth, so that late requests prefer the least one."""
+"""Requests that a wait of one limit is worth. It decides where no endpoint meets the objective, as
+for a time per token that none reaches."""
 
 _TAIL_PRICE, _MOST_WAIT = 0.7, 1.0
 """Requests that the square of a wait is worth, in limits, beyond the pool's mean wait and
@@ -37,14 +37,16 @@ _TAIL_PRICE, _MOST_WAIT = 0.7, 1.0
 class EndpointLoad(NamedTuple):
     """An endpoint as a request arrives.
 
-    curve: None where its report is missing or has none. num_streams: requests that run or wait
-    there. num_in_time: those of them whose first token was, or still can be, within the limit.
-    backlog_tokens: prompt tokens that are not computed yet, cached ones aside. prompt_share: part
-    of the last seconds that prompts took. output_tokens: mean of finished requests.
+    num_streams: choices of requests that run or wait there. num_seats: those that can run, by the
+    batch and the KV cache. num_in_time: those of num_streams whose first token was, or still can
+    be, within the limit. backlog_tokens: prompt tokens that are not computed yet, cached ones
+    aside. prompt_share: part of the last seconds that prompts took. output_tokens: mean of finished
+    requests.
     """
 
-    curve: ServiceCurve | None
+    curve: ServiceCurve
     num_streams: float
+    num_seats: float
     num_in_time: float
     backlog_tokens: float
     prompt_share: float
@@ -66,16 +68,14 @@ class ExpectedService(NamedTuple):
     after_s: float
 
 
-def expected_service(
-    load: EndpointLoad, curve: ServiceCurve, prompt_tokens: float
-) -> ExpectedService:
+def expected_service(load: EndpointLoad, prompt_tokens: float) -> ExpectedService:
     """Return the service of a request. prompt_tokens: of its prompt, those not cached there.
 
-    - First token: the prompts before it, the wait for a seat in the batch, and its prompt.
+    - First token: the prompts before it, the wait for a seat, and its prompt.
     - Tokens: those of the curve at one stream more, as prompts take their share of the time.
     - The others also wait for its prompt, each by its part of an output.
     """
-    output_tokens, most = max(1.0, load.output_tokens), curve.max_streams
+    curve, output_tokens, most = load.curve, max(1.0, load.output_tokens), load.num_seats
     prompt_s, backlog_s = (
         tokens / curve.prompt_tokens_per_s for tokens in (prompt_tokens, load.backlog_tokens)
     )
@@ -92,14 +92,11 @@ def scores(
 ) -> list[float]:
     """Return the goodput that the choice of each endpoint adds for a request.
 
-    prompt_tokens: of its prompt, those that are not cached at each endpoint. An endpoint without a
-    curve has a typical one, so that its queue and prefix decide. The pool's mean wait is that of
-    its backlog at all endpoints together, so a slow one hardly changes it.
+    prompt_tokens: of its prompt, those that are not cached at each endpoint. The pool's mean wait
+    is that of its backlog at all endpoints together, so a slow one hardly changes it.
     """
-    substitute = _typical([each.curve for each in loads if each.curve is not None])
-    curves = [each.curve or substitute for each in loads]
-    found = list(map(expected_service, loads, curves, prompt_tokens))
-    rates = [each.prompt_tokens_per_s for each in curves]
+    found = list(map(expected_service, loads, prompt_tokens))
+    rates = [each.curve.prompt_tokens_per_s for each in loads]
     mean_s = sum(map(math.prod, zip(rates, (each.first_token_s for each in found), strict=True)))
     mean_s /= sum(rates)
     return [
@@ -124,14 +121,11 @@ def added_goodput(
         _within(each, token_s, _TOKEN_SPREAD)
         for each in (service.output_token_s, service.before_s, service.after_s)
     )
-    with_prompt, without = (
-        own * _within(each, first_s, _FIRST_SPREAD)
-        for each in (service.first_token_s, service.first_token_s - service.prompt_s)
-    )
-    price = (_PROMPT_PRICE + _DELAY_PRICE * without) * service.prompt_s / first_s
+    in_time = own * _within(service.first_token_s, first_s, _FIRST_SPREAD)
+    price = _PROMPT_PRICE * service.prompt_s / first_s
     excess = max(0.0, (service.first_token_s - mean_wait_s) / first_s - _MOST_WAIT)
     late = _WAIT_PRICE * service.first_token_s / first_s + _TAIL_PRICE * excess**2
-    return with_prompt - num_in_time * (before - after) - price - late
+    return in_time - num_in_time * (before - after) - price - late
 
 
 def _within(expected_s: float, limit_s: float, spread: float) -> float:
@@ -139,8 +133,8 @@ def _within(expected_s: float, limit_s: float, spread: float) -> float:
     return 0.5 * math.erfc((expected_s / limit_s - 1) / (spread * math.sqrt(2)))
 
 
-def _typical(curves: Sequence[ServiceCurve]) -> ServiceCurve:
-    """Return the curve with the median rate of prompts."""
+def typical(curves: Sequence[ServiceCurve]) -> ServiceCurve:
+    """Return the curve with the median rate of prompts, for endpoints without one."""
     if not curves:
         return TYPICAL_CURVE
     middle = median_low(each.prompt_tokens_per_s for each in curves)

@@ -11,11 +11,13 @@ from cluster.api.endpoint_picker.choice import (
     PickRequest,
     Score,
     adapter_tokens,
+    cache_tokens_missing,
     expected_tokens,
 )
-from cluster.api.endpoint_picker.expected_service import EndpointLoad, scores
+from cluster.api.endpoint_picker.expected_service import EndpointLoad, scores, typical
 from cluster.api.endpoint_picker.reports import EndpointReport
 from cluster.config.objective import Objective
+from specdec.types.reports.service_curve import ServiceCurve
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +39,19 @@ class GoodputScore:
         self._has_warned = False
 
     def __call__(self, candidates: Sequence[Candidate], request: PickRequest) -> list[float]:
-        """Return the costs in requests. An adapter that is not in use counts as prompt tokens."""
+        """Return the costs in requests; endpoints without a curve have the typical one.
+
+        An adapter that is not in use counts as prompt tokens, and so do those that have to leave
+        the KV cache first.
+        """
         now_s, tokens, loads = self._clock(), [], []
+        reports = [each.report for each in candidates if each.report is not None]
+        substitute = typical([each.curve for each in reports if each.curve is not None])
         for each in candidates:
             uncached = max(1, request.hint.prompt_tokens - each.matched_tokens)
             adapter = adapter_tokens(request.model, each.report) if request.is_adapter else 0
-            tokens.append(uncached + adapter)
-            loads.append(load_of(each, self._objective.first_token_s, now_s))
+            tokens.append(uncached + adapter + cache_tokens_missing(each, request.hint))
+            loads.append(load_of(each, substitute, now_s))
             self._check_curve(each)
         return [-score for score in scores(loads, tokens, self._objective)]
 
@@ -59,19 +67,27 @@ class GoodputScore:
             )
 
 
-def load_of(candidate: Candidate, limit_s: float, now_s: float) -> EndpointLoad:
-    """Return the load of an endpoint now. limit_s: of the time to the first token.
+def load_of(candidate: Candidate, substitute: ServiceCurve, now_s: float) -> EndpointLoad:
+    """Return the load of an endpoint now. substitute: its curve where the report has none.
 
     Prompts of other senders have OTHER_REQUEST_TOKENS; all of these requests are in time.
     """
     report, sent = candidate.report or EndpointReport(), candidate.open_requests
-    rate = 0.0 if report.curve is None else report.curve.prompt_tokens_per_s
-    left = sent.prompt_tokens_left(rate, now_s)
+    curve = report.curve or substitute
+    left = sent.prompt_tokens_left(curve.prompt_tokens_per_s, now_s)
     return EndpointLoad(
-        report.curve,
+        curve,
         num_streams=sent.num_streams,
-        num_in_time=sent.num_streams - sent.num_late(limit_s, now_s),
+        num_seats=_seats(report, curve),
+        num_in_time=sent.num_streams - sent.num_late(now_s),
         backlog_tokens=left + OTHER_REQUEST_TOKENS * sent.num_others_waiting,
-        prompt_share=sent.prompt_tokens_per_s(now_s) / rate if rate else 0.0,
+        prompt_share=sent.prompt_tokens_per_s(now_s) / curve.prompt_tokens_per_s,
         output_tokens=min(report.output_tokens or _OUTPUT_TOKENS, _MOST_OUTPUT_TOKENS),
     )
+
+
+def _seats(report: EndpointReport, curve: ServiceCurve) -> float:
+    """Return the streams that can run: the KV cache has room for more like those that do."""
+    if report.num_running == 0 or report.kv_cache_usage <= 0:
+        return curve.max_streams
+    return min(curve.max_streams, max(1.0, report.num_running / report.kv_cache_usage))

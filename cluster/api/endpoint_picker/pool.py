@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import InitVar, dataclass, field, replace
+from math import inf
 
 from cluster.api.endpoint_picker.choice import (
     UNREAD,
     Candidate,
     PickRequest,
-    Score,
-    expected_tokens,
     ranked,
 )
 from cluster.api.endpoint_picker.endpoint import Endpoint
+from cluster.api.endpoint_picker.goodput_score import score_for
 from cluster.api.endpoint_picker.open_requests import OpenRequest
+from cluster.config.objective import Objective
 from specdec.types.errors import NotReadyError, OverloadedError
 
 
@@ -62,12 +63,13 @@ class Pool:
         *,
         max_waiting: int | None = None,
         num_fallbacks: int = 0,
-        score: Score = expected_tokens,
+        objective: Objective | None = None,
     ) -> None:
         """Make a pool without endpoints.
 
         clock: monotonic seconds. max_waiting: queue length at which an endpoint gets no more
         requests; None for no limit. num_fallbacks: most addresses of a pick after the first.
+        objective: None to choose by tokens.
         """
         self.clock = clock
         self.refusals = Counter[int]()  # by HTTP status
@@ -76,12 +78,16 @@ class Pool:
         self._num_picks = 0
         self._max_waiting = max_waiting
         self._num_fallbacks = num_fallbacks
-        self._score = score
+        self.objective = objective
+        self._limit_s = inf if objective is None else objective.first_token_s
+        self._score = score_for(objective, clock)
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
         """Set the endpoints; the state of those that stay is kept."""
         known = self._endpoints
-        self._endpoints = {each: known.get(each) or Endpoint(each) for each in addresses}
+        self._endpoints = {
+            each: known.get(each) or Endpoint(each, self._limit_s) for each in addresses
+        }
         self._is_listed = True
 
     @property

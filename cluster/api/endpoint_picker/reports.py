@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from types import MappingProxyType
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -34,19 +35,23 @@ _NAMES = (
     "cache_config_info",
     "lora_requests_info",
     "replica_ready",
+)
+_LENGTHS = ("request_max_num_generation_tokens", "request_generation_tokens")
+"""Histograms of finished requests, of which the first that has any is read: it counts the longest
+of several choices, the other the sum."""
+_CHOICES = "request_params_n"
+_OBJECTIVE_NAMES = (
     "num_requests_decoding",
     "expected_stream_tokens_per_second",
     "expected_prompt_tokens_per_second",
-    "request_generation_tokens",
     "requests_received_total",
     "prompt_tokens_total",
     "prompt_tokens_cached_total",
     "generation_tokens_total",
     "request_success_total",
-    "request_params_n",
+    *(name + suffix for name in (*_LENGTHS, _CHOICES) for suffix in ("", "_sum", "_count")),
 )
-_OUTPUT = ("request_generation_tokens_sum", "request_generation_tokens_count")
-_CHOICES = ("request_params_n_sum", "request_params_n_count")
+"""Read under an objective only. Servers select histograms by their names or by those of samples."""
 _LOADED = "loaded_lora_adapters"
 _MAX_SAMPLES = 256
 """Samples that are read of a response: a few of each engine."""
@@ -91,22 +96,21 @@ class EndpointReport:
         return self.num_running + self.num_waiting
 
 
-def metric_names() -> tuple[str, ...]:
-    """Return the names of the metrics that `parse_report` reads."""
-    return tuple(_name(prefix, name) for prefix in _PREFIXES for name in _NAMES)
+@cache
+def metric_names(*, has_objective: bool) -> tuple[str, ...]:
+    """Return the names of the samples that `parse_report` reads."""
+    names = _NAMES + _OBJECTIVE_NAMES * has_objective
+    return tuple(_name(prefix, name) for prefix in _PREFIXES for name in names)
 
 
-def parse_report(text: str) -> EndpointReport:
+def parse_report(text: str, *, has_objective: bool = True) -> EndpointReport:
     """Parse metrics in Prometheus' text format.
 
     Raises ValueError for a text that has no number of requests, or is no such text.
     """
-    samples = _samples(text)
+    samples = _samples(text, metric_names(has_objective=has_objective))
     for prefix in _PREFIXES:
-        found = {
-            name: [each for each in samples if each[0] == _name(prefix, name)]
-            for name in (*_NAMES, *_OUTPUT, *_CHOICES)
-        }
+        found = {name: samples.get(_name(prefix, name), []) for name in _NAMES + _OBJECTIVE_NAMES}
         if found["num_requests_running"]:
             report = _report(found)
             return _with_names(report, found) if prefix == _PREFIXES[0] else report
@@ -117,19 +121,17 @@ def _name(prefix: str, name: str) -> str:
     return prefix + (_SGLANG_NAMES.get(name, name) if prefix == "sglang:" else name)
 
 
-def _samples(text: str) -> list[Sample]:
-    """Return the samples that are read; the parser gets no other lines."""
-    names = metric_names()
+def _samples(text: str, names: tuple[str, ...]) -> Mapping[str, Sequence[Sample]]:
+    """Return the samples of these names by name; the parser gets no other lines."""
     lines = [
         line for line in text.splitlines() if line.startswith(names) and "_bucket{" not in line
     ]
-    families = text_string_to_metric_families("\n".join(lines[:_MAX_SAMPLES]) + "\n")
-    return [
-        (sample.name, sample.labels, sample.value)
-        for family in families
-        for sample in family.samples
-        if math.isfinite(sample.value)
-    ]
+    found: dict[str, list[Sample]] = {}
+    for family in text_string_to_metric_families("\n".join(lines[:_MAX_SAMPLES]) + "\n"):
+        for sample in family.samples:
+            if math.isfinite(sample.value):
+                found.setdefault(sample.name, []).append((sample.name, sample.labels, sample.value))
+    return found
 
 
 def _report(found: Mapping[str, Sequence[Sample]]) -> EndpointReport:
@@ -137,7 +139,6 @@ def _report(found: Mapping[str, Sequence[Sample]]) -> EndpointReport:
     ready = [value > 0 for _, _, value in found["replica_ready"]]
     usages = [value for _, _, value in found["kv_cache_usage_perc"]]
     num_running, decoding = _total(found["num_requests_running"]), found["num_requests_decoding"]
-    num_tokens, num_finished = (sum(each[2] for each in found[name]) for name in _OUTPUT)
     return EndpointReport(
         num_running=num_running,
         num_waiting=_total(found["num_requests_waiting"]),
@@ -148,24 +149,39 @@ def _report(found: Mapping[str, Sequence[Sample]]) -> EndpointReport:
         is_ready=all(ready) if ready else None,
         num_decoding=min(num_running, _total(decoding)) if decoding else num_running,
         curve=_curve(found),
-        output_tokens=num_tokens / num_finished if num_finished > 0 else None,
+        output_tokens=_output_tokens(found),
         totals=_totals(found),
     )
 
 
+def _mean(found: Mapping[str, Sequence[Sample]], histogram: str) -> float | None:
+    """Return the mean of a histogram; None for an empty one."""
+    total, number = (_sum(found[f"{histogram}_{part}"]) for part in ("sum", "count"))
+    return total / number if number >= 1 else None
+
+
+def _sum(samples: Sequence[Sample]) -> float:
+    return sum(min(_MAX_COUNT, max(0.0, value)) for _, _, value in samples)
+
+
+def _output_tokens(found: Mapping[str, Sequence[Sample]]) -> float | None:
+    """Return the mean of finished requests; None before any."""
+    for name in _LENGTHS:
+        mean = _mean(found, name)
+        if mean is not None:
+            return mean
+    return None
+
+
 def _totals(found: Mapping[str, Sequence[Sample]]) -> Totals:
     """Return the counters of requests and tokens; 0 for those that are missing."""
-
-    def total(name: str) -> float:
-        return sum(min(_MAX_COUNT, max(0.0, value)) for _, _, value in found[name])
-
-    num_choices, num_requests = map(total, _CHOICES)
+    num_choices, num_requests = (_sum(found[f"{_CHOICES}_{part}"]) for part in ("sum", "count"))
     return Totals.of_counters(
-        num_requests=total("requests_received_total"),
-        prompt_tokens=total("prompt_tokens_total"),
-        cached_tokens=total("prompt_tokens_cached_total"),
-        output_tokens=total("generation_tokens_total"),
-        num_ended=total("request_success_total"),
+        num_requests=_sum(found["requests_received_total"]),
+        prompt_tokens=_sum(found["prompt_tokens_total"]),
+        cached_tokens=_sum(found["prompt_tokens_cached_total"]),
+        output_tokens=_sum(found["generation_tokens_total"]),
+        num_ended=_sum(found["request_success_total"]),
         num_more_choices=max(0.0, num_choices - num_requests),
     )
 

@@ -26,8 +26,6 @@ _MAX_BYTES = 2**21
 _MODELS_PERIOD_S = 1.0
 _MAX_MODELS = 1024
 _MAX_BACKOFF_S = 1.0
-_NAMES = httpx.QueryParams([("name[]", each) for each in metric_names()])
-"""Selects metrics in servers that support it, as Prometheus' Python client does."""
 _PLAIN = {"accept-encoding": "identity"}
 """A compressed body has no bound when it is expanded."""
 
@@ -124,14 +122,18 @@ class EndpointScrape:
         self._clock = pool.clock
         self._config = config
         self._models_due_s = 0.0
+        self._has_objective = pool.objective is not None
+        names = metric_names(has_objective=self._has_objective)
+        self._selection = httpx.QueryParams([("name[]", each) for each in names])
 
     async def once(self) -> None:
         """Scrape; an error counts for the endpoint."""
         endpoint, was_up = self._endpoint, self._endpoint.is_up
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                text = (await self._get(self._config.path, params=_NAMES)).decode(errors="replace")
-                report = parse_report(text)
+                body = await self._get(self._config.path, params=self._selection)
+                text = body.decode(errors="replace")
+                report = parse_report(text, has_objective=self._has_objective)
                 is_ready = report.is_ready
                 if is_ready is None:
                     is_ready = await self._responds_ready()

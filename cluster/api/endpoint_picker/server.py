@@ -22,7 +22,6 @@ from cluster.api.base.byte_budget import ByteBudget
 from cluster.api.endpoint_picker.certificates import self_signed
 from cluster.api.endpoint_picker.exchange import Exchange
 from cluster.api.endpoint_picker.external_scaler import ExternalScaler
-from cluster.api.endpoint_picker.goodput_score import score_for
 from cluster.api.endpoint_picker.kubernetes import Cluster, PodWatcher
 from cluster.api.endpoint_picker.metrics import registry_of
 from cluster.api.endpoint_picker.pool import Pool
@@ -218,7 +217,7 @@ class PickerServer:
             time.monotonic,
             max_waiting=config.max_waiting,
             num_fallbacks=config.num_fallbacks,
-            score=score_for(config.objective, time.monotonic),
+            objective=config.objective,
         )
         objective = config.objective
         self.scaler = None if objective is None else PoolScaler(self.pool, objective)

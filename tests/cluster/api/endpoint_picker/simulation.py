@@ -1,6 +1,7 @@
 """Simulated replicas with prompts, caches and drafts, and bursts of requests that a picker routes.
 
 A picker knows of a replica what it has scraped, each 100 ms, and what it has sent and seen end.
+Requests are 20 ms in transit to it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import NamedTuple, Protocol
 from cluster.api.base.prefix_record import PrefixRecord
 from cluster.api.base.routing_hint import MAX_OUTPUT_TOKENS, RoutingHint, boundaries
 from cluster.api.endpoint_picker.choice import PickRequest
-from cluster.api.endpoint_picker.goodput_score import score_for
 from cluster.api.endpoint_picker.pool import Pick, Pool
 from cluster.api.endpoint_picker.reports import EndpointReport
 from cluster.config.objective import Objective
@@ -32,7 +32,7 @@ ACCEPTANCE = ((0.85, 0.8, 0.8, 0.75, 0.7), (0.6, 0.5, 0.5, 0.45, 0.4), (0.2, 0.2
 """Of the kinds of conversations."""
 
 CACHE_TOKENS, MAX_NUM_SEQS, CHUNK_TOKENS = 200_000, 64, 512
-SCRAPE_S = 0.1
+SCRAPE_S, TRANSIT_S = 0.1, 0.02
 _LENGTHS = range(6)
 _SIZES = (1, 2, 4, 8, 16, 32, MAX_NUM_SEQS)
 
@@ -51,6 +51,11 @@ class Request:
     first_at_s: float = math.inf
     ended_at_s: float = math.inf
 
+    @property
+    def kv_tokens(self) -> int:
+        """Return the tokens of the KV cache that are reserved for it."""
+        return self.hint.prompt_tokens + self.num_output_tokens
+
     def meets(self, objective: Objective) -> bool:
         """Return whether its latencies were within the objective."""
         decode_s = self.ended_at_s - self.first_at_s
@@ -62,18 +67,23 @@ class Request:
 class Replica:
     """Steps of continuous batching with chunked prompts, on a separate clock.
 
+    cache_tokens: capacity of the KV cache, where running requests have their tokens reserved.
     Steps with a part of a prompt have no drafts; others have those of the highest goodput.
     """
 
     name: str
     costs: CostCurve
+    cache_tokens: int = CACHE_TOKENS
     now_s: float = 0.0
     waiting: deque[Request] = field(default_factory=deque)
     running: list[Request] = field(default_factory=list)
-    cache: PrefixRecord = field(default_factory=lambda: PrefixRecord(CACHE_TOKENS))
+    cache: PrefixRecord = field(init=False)
     ended: list[Request] = field(default_factory=list)  # since they were last collected
     num_ended: int = 0
     num_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.cache = PrefixRecord(self.cache_tokens)
 
     def run_until(self, now_s: float) -> None:
         """Run steps until a time."""
@@ -83,18 +93,28 @@ class Replica:
 
     def report(self) -> EndpointReport:
         """Return the gauges of this moment."""
-        num_tokens = sum(each.hint.prompt_tokens for each in self.running)
         num_decoding = sum(not each.prompt_left for each in self.running)
         mean = self.num_tokens / self.num_ended if self.num_ended else None
         return EndpointReport(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
-            kv_cache_usage=min(1.0, num_tokens / CACHE_TOKENS),
-            cache_tokens=CACHE_TOKENS,
+            kv_cache_usage=min(1.0, self._num_reserved / self.cache_tokens),
+            cache_tokens=self.cache_tokens,
             num_decoding=num_decoding,
             curve=curve_of(self.costs, self._acceptance()),
             output_tokens=mean,
         )
+
+    @property
+    def _num_reserved(self) -> int:
+        return sum(each.kv_tokens for each in self.running)
+
+    def _may_run_another(self) -> bool:
+        """Return whether the oldest waiting request has a seat; one that runs alone always has."""
+        if not self.waiting or len(self.running) == MAX_NUM_SEQS:
+            return False
+        num_tokens = self._num_reserved + self.waiting[0].kv_tokens
+        return not self.running or num_tokens <= self.cache_tokens
 
     def _acceptance(self) -> tuple[float, ...]:
         """Return the mean of those that run, which an engine observes."""
@@ -134,7 +154,7 @@ class Replica:
         )
         while num_left:
             if not taken:
-                if not self.waiting or len(self.running) == MAX_NUM_SEQS:
+                if not self._may_run_another():
                     break
                 taken = [self.waiting.popleft()]
                 num_cached = self.cache.matched_tokens(taken[0].hint)
@@ -219,6 +239,7 @@ class QueueAndPrefix(RoundRobin):
 
     def scrape(self, index: int, report: EndpointReport, now_s: float) -> None:
         self._reports[index], self._num_sent[index] = report, 0
+        self._records[index].limit(report.cache_tokens or CACHE_TOKENS)
 
     def choose(self, request: Request) -> int:
         found = [each for each in self._reports if each is not None]
@@ -264,7 +285,7 @@ class ByPool(RoundRobin):
     def __init__(self, number: int, objective: Objective | None) -> None:
         super().__init__(number)
         self._now_s = 0.0
-        self._pool = Pool(self._clock, score=score_for(objective, self._clock))
+        self._pool = Pool(self._clock, objective=objective)
         self._pool.set_addresses(map(str, range(number)))
         self._picks: dict[str, Pick] = {}
 
@@ -329,12 +350,22 @@ def _hint(talk: int, num_prompt_tokens: int) -> RoutingHint:
     return RoutingHint(keys, num_prompt_tokens, MAX_OUTPUT_TOKENS)
 
 
-def route(make: Callable[[int], Picker], costs: Sequence[str], trace: Trace) -> list[Request]:
+def route(
+    make: Callable[[int], Picker],
+    costs: Sequence[str],
+    trace: Trace,
+    cache_tokens: int = CACHE_TOKENS,
+) -> list[Request]:
     """Return the requests of a trace after the replicas, one for each cost, have served them."""
-    replicas = [Replica(str(index), COSTS[name]) for index, name in enumerate(costs)]
+    replicas = [Replica(str(index), COSTS[name], cache_tokens) for index, name in enumerate(costs)]
     picker, requests, scraped_s = make(len(replicas)), trace.requests(), -SCRAPE_S
+    in_transit = deque[tuple[float, int, Request]]()
 
     def advance(now_s: float) -> None:
+        while in_transit and in_transit[0][0] <= now_s:
+            arrives_s, index, request = in_transit.popleft()
+            replicas[index].run_until(arrives_s)
+            replicas[index].waiting.append(request)
         for index, each in enumerate(replicas):
             each.run_until(now_s)
             for request in each.ended:
@@ -348,6 +379,6 @@ def route(make: Callable[[int], Picker], costs: Sequence[str], trace: Trace) -> 
             for index, each in enumerate(replicas):
                 picker.scrape(index, each.report(), scraped_s)
         advance(request.at_s)
-        replicas[picker.choose(request)].waiting.append(request)
+        in_transit.append((request.at_s + TRANSIT_S, picker.choose(request), request))
     advance(math.inf)
     return requests

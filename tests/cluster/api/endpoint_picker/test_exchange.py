@@ -257,6 +257,11 @@ def test_prompts_of_both_apis_are_read(fields, model):
     assert request.hint is not UNREAD
 
 
+@pytest.mark.parametrize(("n", "expected"), [(4, 4), (None, 1), (0, 1), (10**30, 128), ("4", 1)])
+def test_the_number_of_choices_is_read_within_its_limits(n, expected):
+    assert read_request(json.dumps({"prompt": "x", "n": n}).encode()).num_choices == expected
+
+
 def test_the_request_is_open_until_the_response_ends(pool):
     for end in (response_body(b"", is_end=True), pb.ProcessingRequest(response_trailers={})):
         exchange = exchange_of(pool)

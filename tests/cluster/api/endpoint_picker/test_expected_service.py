@@ -13,7 +13,7 @@ from specdec.types.reports.service_curve import ServiceCurve
 CURVE = ServiceCurve((1, 8), (100.0, 50.0), 1000.0)
 SLOW = ServiceCurve((1, 8), (20.0, 10.0), 200.0)
 OBJECTIVE = Objective(2.0, 0.04)
-IDLE = EndpointLoad(CURVE, 0, 0, 0, 0.0, 100.0)
+IDLE = EndpointLoad(CURVE, 0, 8, 0, 0, 0.0, 100.0)
 
 
 def best(loads, prompt_tokens):
@@ -23,21 +23,21 @@ def best(loads, prompt_tokens):
 
 
 def test_an_idle_endpoint():
-    service = expected_service(IDLE, CURVE, 500)
+    service = expected_service(IDLE, 500)
     assert service.first_token_s == pytest.approx(0.5)
     assert service.output_token_s == pytest.approx(0.01)
 
 
 def test_prompts_before_it_a_seat_and_its_prompt():
     load = IDLE._replace(num_streams=9, num_in_time=8, backlog_tokens=300, prompt_share=0.5)
-    service = expected_service(load, CURVE, 500)
+    service = expected_service(load, 500)
     assert service.first_token_s == pytest.approx(0.3 + 2 / 8 * 100 / 50 + 0.5)
     assert service.output_token_s == pytest.approx(2 * 0.02)
     assert service.after_s - service.before_s == pytest.approx(0.5 / 100)
 
 
 def test_prompts_never_take_all_of_the_time():
-    service = expected_service(IDLE._replace(prompt_share=7.0), CURVE, 1)
+    service = expected_service(IDLE._replace(prompt_share=7.0), 1)
     assert service.output_token_s == pytest.approx(0.01 / 0.2)
 
 
@@ -68,12 +68,6 @@ def test_late_prompts_go_where_others_are_late_but_not_all_of_them():
     assert choice(20_000) == "near"
 
 
-def test_a_prompt_that_is_late_anywhere_goes_where_it_delays_no_request_in_time():
-    loads = {"late": IDLE._replace(num_streams=4, backlog_tokens=3000), "idle": IDLE}
-    assert best(loads, {"late": 5000, "idle": 5000}) == "late"
-    assert best(loads, {"late": 500, "idle": 500}) == "idle"
-
-
 def test_an_endpoint_that_hardly_works_excuses_no_long_wait_elsewhere():
     late = IDLE._replace(num_streams=8, num_in_time=4, backlog_tokens=20_000)
     slow = ServiceCurve((1,), (1e-3,), 1e-3)
@@ -85,17 +79,19 @@ def test_an_endpoint_that_hardly_works_excuses_no_long_wait_elsewhere():
     assert worst < min(with_it)
 
 
-def test_a_missing_curve_is_that_of_the_others_and_affects_no_other():
-    known = [IDLE._replace(num_streams=4, num_in_time=4), IDLE]
-    missing = IDLE._replace(curve=None, num_streams=4, num_in_time=4)
-    busy, idle = scores(known, [10, 10], OBJECTIVE)
-    assert scores([*known, missing], [10, 10, 10], OBJECTIVE) == [busy, idle, busy]
+def test_a_wait_for_a_seat_in_the_kv_cache():
+    load = IDLE._replace(num_streams=5, num_seats=4)
+    assert expected_service(load, 500).first_token_s == pytest.approx(
+        2 / 4 * 100 * CURVE.token_s(4) + 0.5
+    )
 
 
-def test_without_any_curve_queue_and_prefix_decide():
-    none = IDLE._replace(curve=None)
-    assert best({"a": none._replace(num_streams=3), "b": none}, {"a": 9, "b": 9}) == "b"
-    assert best({"a": none, "b": none}, {"a": 9, "b": 2000}) == "a"
+def test_where_no_endpoint_meets_the_objective_the_least_wait_decides():
+    out_of_reach = Objective(2.0, 0.003)
+    long = IDLE._replace(num_streams=1, backlog_tokens=1000)
+    short = IDLE._replace(num_streams=4, num_in_time=4)
+    of_long, of_short = scores([long, short], [100, 100], out_of_reach)
+    assert of_long < of_short < 0
 
 
 def test_the_faster_endpoint_is_better():

@@ -34,6 +34,13 @@ LOADS = (
 OVERLOAD = ("slow", 70, Objective(2, 0.04), BURSTS)
 """Of 60 s."""
 
+KV_LOADS = (
+    ("mixed", 80, Objective(2, 0.04), SMOOTH, 20_000),
+    ("mixed", 100, Objective(2, 0.04), BURSTS, 20_000),
+    ("mixed", 60, Objective(2, 0.04), BURSTS, 10_000),
+)
+"""The last field is the capacity of a KV cache in tokens: it fills before the batch does."""
+
 HEAVY_SEEDS, SEEDS = (1, 2, 3), (7, 8, 9)
 """Those of the former have more requests. The weights of the score were chosen on seed 0, that of
 the tail also on seed 4 of the overload; the rates earlier, on seeds 0 and 1."""
@@ -50,8 +57,10 @@ class Outcome(NamedTuple):
 
 def outcome(make, load, seeds, seconds):
     """Return the mean share of the traces, and latencies of all their requests."""
-    fleet, rate, objective, bursts = load
-    traces = [route(make, FLEETS[fleet], Trace(rate, seconds, seed, bursts)) for seed in seeds]
+    fleet, rate, objective, bursts, *cache = load
+    traces = [
+        route(make, FLEETS[fleet], Trace(rate, seconds, seed, bursts), *cache) for seed in seeds
+    ]
     within = mean(mean(each.meets(objective) for each in trace) for trace in traces)
     waits_s = [each.first_at_s - each.at_s for trace in traces for each in trace]
     cuts = quantiles(waits_s, n=100)
@@ -77,7 +86,18 @@ def outcomes(load, seeds, seconds=15):
     return found
 
 
-def test_more_requests_are_within_the_objective_in_a_burst():
+def shares(loads, seeds):
+    """Return the mean share of each rule, and print the gains of goodput."""
+    found = [outcomes(load, seeds) for load in loads]
+    within = {name: mean(each[name].within for each in found) for name in found[0]}
+    print(
+        seeds,
+        *(f"{name} {each:.3f} {within['goodput'] / each:.3f}" for name, each in within.items()),
+    )
+    return within
+
+
+def test_more_requests_are_within_the_objective_than_by_turns():
     load = ("mixed", 170, Objective(1, 0.03), SMOOTH)
     turns, scores, goodput = (
         outcome(rules(load[2])[name], load, (1,), 5).within
@@ -89,20 +109,29 @@ def test_more_requests_are_within_the_objective_in_a_burst():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("seeds", "gain"), [(HEAVY_SEEDS, 1.1), (SEEDS, 1.05)])
-def test_over_all_loads_more_requests_are_within_the_objective(seeds, gain):
-    found = [outcomes(load, seeds) for load in LOADS]
-    within = {name: mean(each[name].within for each in found) for name in found[0]}
-    print(within)
+@pytest.mark.parametrize("seeds", [HEAVY_SEEDS, SEEDS])
+def test_over_all_loads_more_requests_are_within_the_objective(seeds):
+    within = shares(LOADS, seeds)
     assert within["goodput"] >= 1.25 * within["turns"]
-    assert within["goodput"] >= gain * within["queue, prefix"]
+    assert within["goodput"] >= 1.03 * within["queue, prefix"]
     assert within["goodput"] >= max(within.values())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_in_a_long_overload_late_requests_do_not_wait_much_longer():
+@pytest.mark.parametrize("seeds", [HEAVY_SEEDS, SEEDS])
+def test_full_kv_caches_cost_little_against_the_default(seeds):
+    within = shares(KV_LOADS, seeds)
+    assert within["goodput"] >= 1.25 * within["turns"]
+    assert within["goodput"] >= 0.97 * within["tokens"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_in_a_long_overload_more_requests_are_within_the_objective():
+    """The late ones wait longer: that is its cost."""
     found = outcomes(OVERLOAD, SEEDS, seconds=60)
     goodput = found["goodput"]
+    assert goodput.within >= 1.25 * found["turns"].within
     assert goodput.within >= max(each.within for each in found.values())
     assert goodput.ttft_p99_s <= 2.5 * found["queue, prefix"].ttft_p99_s

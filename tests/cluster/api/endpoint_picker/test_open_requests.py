@@ -2,6 +2,7 @@
 """The load of an endpoint between reports, by hand."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -28,18 +29,19 @@ def begin(requests, prompt_tokens, at_s):
 
 def sent(*pairs):
     """Return open requests of prompt tokens and times, and what ends each."""
-    requests = OpenRequests()
+    requests = OpenRequests(LIMIT_S)
     renew(requests, 0.0)
     return requests, [begin(requests, *each) for each in pairs]
 
 
 def load(requests, at_s, report=REPORT):
-    return load_of(Candidate("a", open_requests=requests, report=report), LIMIT_S, at_s)
+    return load_of(Candidate("a", open_requests=requests, report=report), CURVE, at_s)
 
 
 def facts(requests, at_s):
     """Return the numbers of streams, of those in time, and of prompt tokens."""
-    return load(requests, at_s)[1:4]
+    found = load(requests, at_s)
+    return found.num_streams, found.num_in_time, found.backlog_tokens
 
 
 def a_stream():
@@ -96,10 +98,10 @@ def test_a_request_that_has_ended_leaves_nothing(make):
 
 
 def test_before_any_report_the_load_is_what_was_sent():
-    requests = OpenRequests()
+    requests = OpenRequests(LIMIT_S)
     begin(requests, 1000, 0.1)
     found = load(requests, 0.3, report=None)
-    assert found[:4] == (None, 1, 1, 1000)
+    assert (found.curve, *found[1:5]) == (CURVE, 1, 8, 1, 800)  # a substitute's rate
 
 
 def test_streams_stay_streams_after_their_last_report():
@@ -124,12 +126,35 @@ def test_a_stream_is_never_taken_for_a_waiting_request_of_another_sender():
     assert facts(requests, 1.6) == (3, 3, 2 * OTHER_REQUEST_TOKENS)
 
 
-def test_a_request_that_has_not_arrived_by_its_first_report_is_found_by_the_second():
+def test_a_request_in_transit_gives_no_token_to_one_before_it():
+    requests, _ = sent((10_000, 0.1))
+    for at_s in (0.2, 0.3):
+        renew(requests, at_s, num_running=1)
+    begin(requests, 100, 0.39)
+    renew(requests, 0.4, num_running=1)
+    assert facts(requests, 0.4) == pytest.approx((2, 1 + 1, 9800))
+    renew(requests, 0.5, num_running=1, num_waiting=1)
+    assert facts(requests, 0.5) == pytest.approx((2, 2, 9700))
+
+
+def test_a_request_that_other_senders_hid_from_its_first_report_is_found_by_the_second():
     requests, _ = sent((1000, 0.1))
-    renew(requests, 0.1)
+    renew(requests, 0.1, num_running=1, num_decoding=1)
     assert facts(requests, 0.1)[2] == 0
-    renew(requests, 0.2, num_running=1)
-    assert facts(requests, 0.2) == (1, 1, 1000)
+    renew(requests, 0.2, num_running=2, num_decoding=1)
+    assert facts(requests, 0.2) == (2, 2, 1000)
+
+
+def test_several_choices_have_one_prompt():
+    requests, _ = sent()
+    hint = RoutingHint((), 2005, 10)
+    request = requests.begin(hint, 5, 0.1, num_choices=4)
+    for number, left in ((0, 1900), (1, 1900), (4, 0), (4, 0)):
+        renew(requests, 0.2, num_running=4, num_decoding=number)
+        assert facts(requests, 0.2) == pytest.approx((4, 4, left)), number
+    requests.end(request, 0.3)
+    renew(requests, 0.4)
+    assert facts(requests, 0.4) == (0, 0, 0)
 
 
 def test_outputs_are_bounded():
@@ -149,6 +174,93 @@ def test_a_request_that_was_computed_elsewhere_leaves_no_share():
     requests.end(keys[1], 4.0)
     alone, _ = sent((1000, 3.0))
     assert load(requests, 4.0).prompt_share == pytest.approx(load(alone, 4.0).prompt_share)
+
+
+def test_a_prompt_that_never_was_computed_leaves_no_share():
+    requests, keys = sent((1000, 0.1), (1000, 0.1))
+    renew(requests, 0.2, num_running=1, num_waiting=1)
+    for each in keys:
+        requests.end(each, 3.0)
+    assert load(requests, 3.0).prompt_share == pytest.approx(0)
+
+
+def test_an_answer_between_two_reports_had_a_prompt():
+    requests, [key] = sent((1000, 0.1))
+    requests.end(key, 0.15)
+    assert load(requests, 0.15).prompt_share == pytest.approx(0.1, rel=0.01)
+
+
+def test_counts_agree_with_the_requests_after_any_operations():
+    chance, requests, open_, at_s = Random(5), OpenRequests(LIMIT_S), [], 0.0
+    for _ in range(3000):
+        at_s += chance.expovariate(20)
+        action = chance.choice(("begin", "begin", "end", "renew", "late"))
+        if action == "begin":
+            hint = RoutingHint((), chance.randrange(1, 900), 10)
+            open_.append(requests.begin(hint, 0, at_s, num_choices=chance.choice((1, 1, 3))))
+        elif action == "end" and open_:
+            requests.end(open_.pop(chance.randrange(len(open_))), at_s)
+        elif action == "renew":
+            running, decoding = sorted((chance.randrange(30), chance.randrange(30)))[::-1]
+            renew(requests, at_s, num_running=running, num_decoding=decoding)
+        requests.num_late(at_s)
+        requests.check_integrity()
+        assert len(requests) == len(open_)
+    requests.num_late(at_s + 2 * LIMIT_S)
+    requests.check_integrity()
+
+
+def test_a_full_kv_cache_is_a_wait():
+    """One endpoint has many streams, the other queued requests that do not fit its cache."""
+    report = replace(REPORT, curve=ServiceCurve((1, 256), (60.0, 30.0), 5000.0))
+    report = replace(report, output_tokens=400.0, cache_tokens=20_000)
+    free, full = OpenRequests(), OpenRequests()
+    for requests, number in ((free, 60), (full, 50)):
+        requests.renew(report, 0.0)
+        for _ in range(number):
+            begin(requests, 100, 1.0)
+    states = (
+        (free, {"num_running": 60, "num_decoding": 60, "kv_cache_usage": 0.5}),
+        (full, {"num_running": 20, "num_decoding": 20, "num_waiting": 30, "kv_cache_usage": 1.0}),
+    )
+    candidates = []
+    for requests, numbers in states:
+        for at_s in (2.0, 3.0):
+            requests.renew(replace(report, **numbers), at_s)
+        report_now = replace(report, **numbers)
+        candidates.append(Candidate("a", open_requests=requests, report=report_now))
+    score = GoodputScore(Objective(2.0, 0.04), lambda: 6.0)
+    costs = score(candidates, PickRequest(RoutingHint((), 100, 256)))
+    assert costs[0] < costs[1] - 0.5
+    assert load_of(candidates[1], CURVE, 6.0).num_seats == 20
+
+
+@pytest.mark.parametrize(("num_tokens", "is_first"), [(100, True), (5000, False)])
+def test_tokens_that_have_to_leave_the_cache_cost_goodput(num_tokens, is_first):
+    half = replace(REPORT, cache_tokens=4000, kv_cache_usage=0.5, num_running=2, num_decoding=2)
+    candidates = [
+        Candidate("a", report=half),
+        Candidate("b", report=replace(half, cache_tokens=40_000)),
+    ]
+    small, large = GoodputScore(Objective(60.0, 0.04), lambda: 0.0)(
+        candidates, PickRequest(RoutingHint((), num_tokens, 10))
+    )
+    assert (small == large) == is_first
+    assert small >= large
+
+
+def test_without_any_curve_queue_and_prefix_decide():
+    report = replace(REPORT, curve=None)
+    queue = OpenRequests()
+    queue.renew(replace(report, num_waiting=3), 0.0)
+    idle, busy, cached = (
+        Candidate("a", report=report),
+        Candidate("b", open_requests=queue, report=report),
+        Candidate("c", matched_tokens=1900, report=report),
+    )
+    score, request = GoodputScore(Objective(2.0, 0.04), lambda: 0.0), RoutingHint((), 2000, 10)
+    costs = score([idle, busy, cached], PickRequest(request))
+    assert costs[2] < costs[0] < costs[1]
 
 
 def test_an_adapter_that_is_not_in_use_costs_goodput():

@@ -10,7 +10,6 @@ from cluster.api.endpoint_picker.endpoint import (
     MAX_FAILED_SCRAPES,
     NUM_RESPONSES,
 )
-from cluster.api.endpoint_picker.goodput_score import score_for
 from cluster.api.endpoint_picker.pool import Pool
 from cluster.api.endpoint_picker.reports import EndpointReport
 from cluster.config.objective import Objective
@@ -38,7 +37,7 @@ def clock():
 
 
 def goodput_pool(clock, *addresses):
-    return pool_of(clock, *addresses, score=score_for(Objective(2.0, 0.04), clock))
+    return pool_of(clock, *addresses, objective=Objective(2.0, 0.04))
 
 
 def pool_of(clock, *addresses, **settings):
@@ -297,6 +296,27 @@ def test_no_curve_stops_the_pool(clock, curve, caplog):
     caplog.clear()
     assert len(chosen(pool, count=200)) == 200
     assert len(caplog.messages) == (curve is None)
+
+
+def test_an_endpoint_without_a_curve_gets_no_more_than_its_share(clock):
+    pool, open_ = goodput_pool(clock, "curve", "none"), []
+    for number in range(600):
+        clock.now_s += 0.1
+        while open_ and open_[0][0] <= clock.now_s:
+            open_.pop(0)[1].end()
+        for each in pool.endpoints:
+            curve = CURVE if each.address == "curve" else None
+            load = {"num_running": each.num_open, "num_decoding": each.num_open}
+            report(pool, each.address, curve=curve, output_tokens=50.0, **load)
+        open_.append((clock.now_s + 1.0, pool.pick(request_of(f"{number} {LONG[:400]}"))))
+    shares = [each.choices.total() for each in pool.endpoints]
+    assert max(shares) < 1.1 * min(shares)
+
+
+def test_a_request_without_a_readable_prompt_counts_for_no_rate(clock):
+    pool = goodput_pool(clock, "a")
+    pool.pick(PickRequest())
+    assert pool.get("a").open_requests.prompt_tokens_per_s(clock()) == 0
 
 
 def test_a_request_that_has_moved_leaves_nothing_where_it_was(clock):

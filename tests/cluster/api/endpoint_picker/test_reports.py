@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 
 from cluster.api.endpoint_picker.reports import EndpointReport, metric_names, parse_report
 from cluster.control.replica_scaler import Totals
@@ -154,5 +155,30 @@ def test_bounds_hold_for_any_number_of_samples():
 
 
 def test_the_names_are_those_that_a_scrape_selects():
-    assert "specdec:num_requests_running" in metric_names()
-    assert "sglang:num_queue_reqs" in metric_names()
+    names = metric_names(has_objective=False)
+    assert "specdec:num_requests_running" in names
+    assert "sglang:num_queue_reqs" in names
+
+
+def test_without_an_objective_nothing_more_is_read():
+    assert not any("expected" in each for each in metric_names(has_objective=False))
+    lines = "specdec:request_params_n_sum 3\nspecdec:request_params_n_count 2\n"
+    text = f"{lines}specdec:requests_received_total 5\nspecdec:num_requests_running 1\n"
+    assert parse_report(text).totals.num_requests == 5
+    assert parse_report(text, has_objective=False).totals.num_requests == 0
+
+
+@pytest.mark.parametrize("longest", [None, 30])
+def test_a_python_client_exposes_the_samples_that_are_selected(longest):
+    """Histograms of vLLM: of all choices, and of the longest of each request."""
+    registry = CollectorRegistry()
+    Gauge("vllm:num_requests_running", "x", registry=registry).set(3)
+    values = {"request_generation_tokens": 77, "request_params_n": 2}
+    if longest is not None:
+        values["request_max_num_generation_tokens"] = longest
+    for name, value in values.items():
+        Histogram(f"vllm:{name}", "x", registry=registry).observe(value)
+    names = metric_names(has_objective=True)
+    text = generate_latest(registry.restricted_registry(names)).decode()
+    assert parse_report(text).output_tokens == (longest or 77)
+    assert "request_params_n_count" in text

@@ -32,6 +32,15 @@ async def test_a_report_has_the_load_and_the_models():
     assert headers["accept-encoding"] == "identity", "bounds are those of the bytes received"
 
 
+@pytest.mark.parametrize("slo", [None, "ttft:2000 tpot:40"])
+async def test_metrics_for_an_objective_are_read_under_one_only(slo):
+    text = "vllm:num_requests_running 0\nvllm:requests_received_total 5\n"
+    async with picking(replica := FakeReplica(metrics=text), slo=slo) as picker:
+        [endpoint] = picker.server.pool.endpoints
+        assert endpoint.last_report.totals.num_requests == (0 if slo is None else 5)
+    assert ("requests_received_total" in replica.requests[0][1]) == (slo is not None)
+
+
 @pytest.mark.parametrize(("status", "is_up"), [(200, True), (503, False), (404, True)])
 async def test_readiness_is_asked_for_where_the_metrics_lack_it(status, is_up):
     replica = FakeReplica(ready_status=status)
@@ -77,7 +86,7 @@ async def test_a_server_without_usable_metrics_goes_down(metrics):
 async def test_whatever_a_parser_raises_is_a_failed_scrape(monkeypatch):
     """The text of a server must not end the picker."""
 
-    def parse(text):
+    def parse(text, **_):
         raise OverflowError
 
     async with picking(FakeReplica()) as picker:
