@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config.objective import Objective
+from cluster.control.fleet_scaler import FleetScaler
 from cluster.control.overrides import OverrideLimits, after_change, plain_change, state_of
 from cluster.control.peers import ServiceCard
-from cluster.control.replica_scaler import ReplicaScaler, Totals
 from cluster.control.store import ControlStore, StoredSpeculation, state_dir
 from cluster.control.timeseries import Figures, FleetHistory, RequestRate
-from specdec.engine.metrics.metrics import PARAMS_N
 from specdec.types.control import (
     DEFAULT_AUDIT_PAGE,
     MAX_AUDIT_PAGE,
@@ -37,7 +36,6 @@ from specdec.types.control import (
 )
 from specdec.types.errors import InvalidValueError, SpecdecError, StorageError, VersionConflictError
 from specdec.types.reports.fleet import (
-    DRAINING,
     FleetStatistics,
     ReplicaReport,
     ReplicaStatus,
@@ -123,7 +121,7 @@ class ControlPlane:
         self._silent: dict[str, Counts] = {}  # parts of `_departed`, the earliest first
         self._history = FleetHistory()
         self._num_lost = 0
-        self._scaler = None if objective is None else ReplicaScaler(objective, clock())
+        self._scaler = None if objective is None else FleetScaler(objective, clock())
         self._replicas_needed: int | None = None
         self._ticking: asyncio.Task[None] | None = None
         self.tick()
@@ -269,15 +267,10 @@ class ControlPlane:
 
     def _count_replicas(self) -> None:
         if self._scaler is not None:
-            received = (each.report for each in self._reports.values())
-            reports = [each for each in received if each.reason != DRAINING]
-            counts = {each.replica_id: each.counts for each in reports}
-            self._replicas_needed = self._scaler.needed(
-                self._clock(),
-                {name: Totals.of(c, c.histograms.get(PARAMS_N)) for name, c in counts.items()},
-                sum(each.num_running + each.num_waiting for each in reports),
-                [each.service_curve for each in reports if each.service_curve is not None],
-            )
+            now_s, received = self._clock(), self._reports.values()
+            is_stale = any(now_s - each.received_at_s > OVERDUE_S for each in received)
+            self._scaler.count(now_s, (each.report for each in received), is_stale=is_stale)
+            self._replicas_needed = self._scaler.number
 
     def _require_speculation(self, change: SpeculationChange) -> None:
         if self._configured is None:

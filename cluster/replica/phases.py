@@ -15,13 +15,13 @@ from cluster.replica.report import ReplicaLoad, decision_news
 from specdec.engine.phases import RunningEngine, SpeculationSettings
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import NotReadyError, TargetFailedError
-from specdec.types.reports.fleet import DRAINING, ReplicaReport
+from specdec.types.reports.fleet import DRAINING, LOADING, ReplicaReport
 
 
 class Loading:
     """A replica whose models load: it refuses requests, and has none to wait for."""
 
-    why_not_ready = "the model is loading"
+    why_not_ready = LOADING
     failure: TargetFailedError | None = None
 
     def __init__(self, replica: str, settings: SpeculationSettings) -> None:

@@ -6,7 +6,7 @@ Serve calls the policy and applies the bounds and delays.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
@@ -60,21 +60,27 @@ def num_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
     """Return the number of replicas, and the policy state: the last number for the objective.
 
     It is the one that the objective needs, as far as that is known, otherwise that for the load. No
-    replica is removed before all replicas have reported their load.
+    replica is removed before all replicas have reported their load, and that number if it decides:
+    the ControlPlane does not count what a Router that lacks it serves.
     """
     loads: Mapping[Any, float] = (context.aggregated_metrics or {}).get(LOAD, {})
-    current, state = context.target_num_replicas, _last_needed(context)
+    reported = (context.raw_metrics or {}).get(NEEDED, {})
+    needed = [series[-1].value for series in reported.values() if series]
+    current, state = context.target_num_replicas, _last_needed(context, needed)
     wanted = state[NEEDED] if state else _for_load(context, sum(loads.values()))
-    if wanted < current and len(loads) < context.current_num_replicas:
+    num_reported = min(len(loads), len(needed)) if state else len(loads)
+    if wanted < current and num_reported < context.current_num_replicas:
         return current, state
     return wanted, state
 
 
-def _last_needed(context: AutoscalingContext) -> dict[str, Any]:
-    """Return the number for the objective and its time; empty where it is not known, or too old."""
-    reported = (context.raw_metrics or {}).get(NEEDED, {})
-    if latest := [series[-1].value for series in reported.values() if series]:
-        return {NEEDED: round(max(latest)), _NEEDED_AT_S: context.current_time}
+def _last_needed(context: AutoscalingContext, needed: Sequence[float]) -> dict[str, Any]:
+    """Return the number for the objective and its time; empty where it is not known, or too old.
+
+    needed: the latest number of each Router that has one.
+    """
+    if needed:
+        return {NEEDED: round(max(needed)), _NEEDED_AT_S: context.current_time}
     before = context.policy_state or {}
     is_held = context.current_time - before.get(_NEEDED_AT_S, -math.inf) < _HOLD_S
     return {key: before[key] for key in (NEEDED, _NEEDED_AT_S)} if is_held else {}

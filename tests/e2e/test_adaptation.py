@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
 MODEL, HEAD = "smollm2-135m-instruct", "smollm2-135m-instruct-eagle3"
 NUM_STREAMS = 4
 NUM_VERSIONS = 1
-"""Of each domain."""
+"""Versions of each domain."""
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ class EndpointLoad(NamedTuple):
 
 
 class ExpectedService(NamedTuple):
-    """What a request would get and take.
+    """Latencies that a request would have, and those that it would add.
 
     first_token_s: time to its first token. output_token_s: mean time of each later one.
     prompt_s: time of its prompt. before_s, after_s: mean time of a token of another stream,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Hashable
 
 from cluster.api.endpoint_picker.pool import Pool
 from cluster.config.objective import Objective
-from cluster.control.replica_scaler import PERIOD_S, ReplicaScaler
+from cluster.control.replica_scaler import PERIOD_S, ReplicaScaler, Totals
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +36,18 @@ class PoolScaler:
         reports = {each: each.last_report for each in counted if each.last_report is not None}
         curves = [each.curve for each in reports.values() if each.curve is not None]
         self._check(lacks_curves=bool(reports) and not curves)
+        totals: dict[Hashable, Totals] = {
+            endpoint: each.totals for endpoint, each in reports.items() if each.totals is not None
+        }
+        is_old = any((each.report_age_s(now_s) or 0.0) > 2 * PERIOD_S for each in reports)
         self.number = self._scaler.needed(
             now_s,
-            {endpoint: each.totals for endpoint, each in reports.items()},
+            totals,
             sum(each.num_requests for each in reports.values()),
             curves,
             num_refused=self._pool.refusals[429],
             num_starting=len(self._pool.endpoints) - len(reports),
-            is_stale=any((each.report_age_s(now_s) or 0.0) > 2 * PERIOD_S for each in reports),
+            is_stale=is_old or len(totals) < len(reports),
         )
 
     def _check(self, *, lacks_curves: bool) -> None:

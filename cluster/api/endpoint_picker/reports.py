@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
 
@@ -73,7 +73,7 @@ class EndpointReport:
     requests may use, of the model and of `loaded_adapters`; None where the metrics lack them.
     num_decoding: running requests past their prompt; all where it is unknown. curve: expected rates
     by load; None without them. output_tokens: mean of finished requests; None before any. totals:
-    counters since its start.
+    counters since its start; None without one of arrivals.
     """
 
     num_running: int = 0
@@ -88,7 +88,7 @@ class EndpointReport:
     num_decoding: int = 0
     curve: ServiceCurve | None = None
     output_tokens: float | None = None
-    totals: Totals = field(default_factory=Totals)
+    totals: Totals | None = None
 
     @property
     def num_requests(self) -> int:
@@ -173,8 +173,10 @@ def _output_tokens(found: Mapping[str, Sequence[Sample]]) -> float | None:
     return None
 
 
-def _totals(found: Mapping[str, Sequence[Sample]]) -> Totals:
-    """Return the counters of requests and tokens; 0 for those that are missing."""
+def _totals(found: Mapping[str, Sequence[Sample]]) -> Totals | None:
+    """Return the counters of requests and tokens; None for a server that counts no arrivals."""
+    if not found["requests_received_total"]:
+        return None
     num_choices, num_requests = (_sum(found[f"{_CHOICES}_{part}"]) for part in ("sum", "count"))
     return Totals.of_counters(
         num_requests=_sum(found["requests_received_total"]),

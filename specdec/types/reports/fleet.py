@@ -10,6 +10,8 @@ from specdec.types.reports.stats import Counts, EngineReport
 
 DRAINING = "it is draining"
 """The `reason` of a replica that ends: it completes its requests and gets no others."""
+LOADING = "the model is loading"
+"""The `reason` of a replica that starts: it has no requests yet."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What an engine is expected to yield at each load, by its own measurements."""
+"""Rates that an engine expects at each load, by its own measurements."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from specdec.types.errors import InvalidValueError
 
 LEAST_RATE, MOST_RATE = 1e-3, 1e9
+MOST_STREAMS = 2**20
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,9 @@ class ServiceCurve:
     def __post_init__(self) -> None:
         """Raise InvalidValueError for what is no curve: reports come from other processes."""
         sizes, rates = self.num_streams, self.stream_tokens_per_s
-        if not sizes or sizes[0] != 1 or list(sizes) != sorted(set(sizes)):
-            raise InvalidValueError("num_streams", sizes, "ascending from 1")
+        is_ascending = bool(sizes) and sizes[0] == 1 and list(sizes) == sorted(set(sizes))
+        if not is_ascending or sizes[-1] > MOST_STREAMS:
+            raise InvalidValueError("num_streams", sizes, f"ascending from 1 to {MOST_STREAMS}")
         limit = f"from {LEAST_RATE:g} to {MOST_RATE:g}"
         if len(rates) != len(sizes) or not all(map(_is_rate, rates)):
             raise InvalidValueError("stream_tokens_per_s", rates, f"{limit} for each number")

@@ -1,4 +1,4 @@
-# Modules: cluster.control.plane
+# Modules: cluster.control.plane, cluster.control.fleet_scaler
 """Replicas that an objective needs, as the ControlPlane counts them and Routers receive it."""
 
 import asyncio
@@ -10,7 +10,7 @@ from cluster.config.objective import Objective
 from cluster.control.client import ControlClient
 from cluster.control.plane import ControlPlane
 from cluster.control.store import ControlStore
-from specdec.types.reports.fleet import DRAINING, ReplicaReport
+from specdec.types.reports.fleet import DRAINING, LOADING, ReplicaReport
 from specdec.types.reports.service_curve import ServiceCurve
 from specdec.types.reports.stats import Counts
 from tests.cluster.admin_service import LocalHandle
@@ -36,13 +36,13 @@ def counts(num_requests):
     )
 
 
-async def serve(plane, clock, requests_per_s, seconds):
+async def serve(plane, clock, requests_per_s, seconds, **changes):
     """Serve by two replicas; return the number of the last report."""
     for _ in range(seconds):
         clock.now_s += 1
         for name in "ab":
             number = round(requests_per_s / 2 * clock.now_s)
-            report = replace(REPORT, replica_id=name, counts=counts(number))
+            report = replace(REPORT, replica_id=name, counts=counts(number), **changes)
             needed = await plane.report(report, clock.now_s)
     return needed
 
@@ -61,6 +61,24 @@ async def test_a_replica_that_drains_does_not_count(plane, clock):
         clock.now_s += 1
         await plane.report(ending, clock.now_s)
     assert (await plane.fleet()).replicas_needed == 2
+
+
+async def test_a_replica_that_starts_clears_no_queue(plane, clock):
+    """Otherwise each one that is ordered would make the next order larger."""
+    queue = {"num_running": 16, "num_waiting": 100}
+    before = await serve(plane, clock, 20, 60, **queue)
+    for each in range(20):
+        starting = replace(REPORT, is_ready=False, reason=LOADING, service_curve=None)
+        await plane.report(replace(starting, replica_id=f"c{each}"), clock.now_s)
+    assert await serve(plane, clock, 20, 10, **queue) == before
+
+
+async def test_a_silent_replica_lowers_no_number(plane, clock):
+    await serve(plane, clock, 20, 60)
+    for _ in range(500):  # "b" is silent, with its requests
+        clock.now_s += 1
+        report = replace(REPORT, counts=counts(round(10 * clock.now_s)))
+        assert await plane.report(report, clock.now_s) in (8, None)
 
 
 async def test_without_an_objective_it_is_unknown(make, clock):

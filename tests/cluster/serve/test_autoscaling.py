@@ -84,7 +84,7 @@ def test_no_replica_is_removed_before_all_have_reported():
 
 @pytest.mark.parametrize(
     ("needed", "expected"),
-    [([[2.0, 4.0]], 4), ([[4.0, 2.0], [3.0]], 3), ([[1.0], []], 1), ([[]], 5), ([], 5)],
+    [([[2.0, 4.0]], 4), ([[4.0, 2.0], [3.0]], 3), ([[1.0], [1.0]], 1), ([[]], 5), ([], 5)],
 )
 def test_the_latest_number_for_the_objective_counts_in_place_of_the_load(needed, expected):
     assert num_replicas(context([25.0, 25.0], needed=needed))[0] == expected
@@ -92,7 +92,9 @@ def test_the_latest_number_for_the_objective_counts_in_place_of_the_load(needed,
 
 def test_no_replica_is_removed_for_the_objective_before_all_have_reported():
     assert num_replicas(context([1.0], 2, needed=[[1.0]]))[0] == 2
-    assert num_replicas(context([1.0, 1.0], 2, needed=[[1.0]]))[0] == 1
+    assert num_replicas(context([1.0, 1.0], 2, needed=[[1.0], [1.0]]))[0] == 1
+    for needed in ([[1.0]], [[1.0], []]):
+        assert num_replicas(context([1.0, 1.0], 2, needed=needed))[0] == 2, "one lacks the number"
 
 
 def test_ongoing_requests_of_serve_are_ignored():

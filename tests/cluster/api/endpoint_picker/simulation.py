@@ -29,7 +29,7 @@ COSTS = {
     "slow": CostCurve(weights_s=0.010, row_s=0.0002, draft_s=0.0008),
 }
 ACCEPTANCE = ((0.85, 0.8, 0.8, 0.75, 0.7), (0.6, 0.5, 0.5, 0.45, 0.4), (0.2, 0.2, 0.1, 0.1, 0.1))
-"""Of the kinds of conversations."""
+"""Rates by position, for each kind of conversation."""
 
 CACHE_TOKENS, MAX_NUM_SEQS, CHUNK_TOKENS = 200_000, 64, 512
 SCRAPE_S, TRANSIT_S = 0.1, 0.02

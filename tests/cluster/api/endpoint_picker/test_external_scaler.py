@@ -14,6 +14,7 @@ METRICS = """
 specdec:num_requests_running 400
 specdec:num_requests_waiting 0
 specdec:replica_ready 1
+specdec:requests_received_total 400
 specdec:expected_stream_tokens_per_second{streams="1"} 100
 specdec:expected_stream_tokens_per_second{streams="16"} 25
 specdec:expected_prompt_tokens_per_second 1000

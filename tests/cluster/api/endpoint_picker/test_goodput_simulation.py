@@ -32,7 +32,7 @@ LOADS = (
 """Fleets, requests per second, objectives, and factors of the rate by turns."""
 
 OVERLOAD = ("slow", 70, Objective(2, 0.04), BURSTS)
-"""Of 60 s."""
+"""The load of 60 s."""
 
 KV_LOADS = (
     ("mixed", 80, Objective(2, 0.04), SMOOTH, 20_000),

@@ -74,6 +74,22 @@ def test_requests_that_the_picker_refuses_are_demand():
     assert fleet.scaler.number == 2 * before
 
 
+def test_a_server_that_counts_no_arrivals_lowers_no_number():
+    fleet = Fleet(4)
+    fleet.count()
+    assert fleet.serve(5, 120) == 8
+    silent = next(iter(fleet.pool.endpoints))
+    silent.apply(EndpointReport(), is_ready=True, now_s=fleet.clock())
+    for _ in range(100):
+        fleet.clock.now_s += STEP_S
+        fleet.totals = fleet.totals.plus(Totals(25, 2500, 2500, 25))
+        for each in fleet.pool.endpoints:
+            report = fleet.report if each is silent else replace(fleet.report, totals=fleet.totals)
+            each.apply(report, is_ready=True, now_s=fleet.clock())
+        fleet.scaler.count()
+        assert fleet.scaler.number in (8, None)
+
+
 def test_open_requests_count():
     fleet = Fleet(2)
     fleet.count()
