@@ -113,9 +113,10 @@ def test_replicas_are_added_under_load_and_removed_when_idle(tiny_model_dir, tmp
 
 
 def test_replicas_are_added_for_an_objective(tiny_model_dir, tmp_path):
-    """No replica meets it, so each serves one request at a time; the load alone adds none."""
+    """Each replica serves one request at a time; the load alone adds none."""
     flags = ["--ingress", "serve", "--max-replicas", "2", "--upscale-delay-s", "1"]
-    flags += ["--slo", "ttft:2000 tpot:0.001", "--target-requests-per-replica", "1000"]
+    flags += ["--slo", "ttft:1000 tpot:100", "--max-num-seqs", "1"]
+    flags += ["--target-requests-per-replica", "1000"]
     with running_service(tiny_model_dir, tmp_path / "log", *flags) as service:
         is_done = threading.Event()
         with ThreadPoolExecutor(2) as pool:
