@@ -18,7 +18,12 @@ class FleetScaler:
         self._scaler = ReplicaScaler(objective, now_s)
 
     def count(self, now_s: float, reports: Iterable[ReplicaReport], *, is_stale: bool) -> None:
-        """Set the number. is_stale: a report is overdue, so that load may be missing."""
+        """Set the number. is_stale: a report is overdue, so that load may be missing.
+
+        It is cheap to call for each report: most calls come before a count is due.
+        """
+        if not self._scaler.is_due(now_s):
+            return
         staying = [each for each in reports if each.reason != DRAINING]
         running = [each for each in staying if each.reason != LOADING]
         counts = {each.replica_id: each.counts for each in running}

@@ -122,7 +122,6 @@ class ControlPlane:
         self._history = FleetHistory()
         self._num_lost = 0
         self._scaler = None if objective is None else FleetScaler(objective, clock())
-        self._replicas_needed: int | None = None
         self._ticking: asyncio.Task[None] | None = None
         self.tick()
 
@@ -265,12 +264,15 @@ class ControlPlane:
             self._active_rule = active
             self._announce()
 
+    @property
+    def _replicas_needed(self) -> int | None:
+        return None if self._scaler is None else self._scaler.number
+
     def _count_replicas(self) -> None:
         if self._scaler is not None:
             now_s, received = self._clock(), self._reports.values()
             is_stale = any(now_s - each.received_at_s > OVERDUE_S for each in received)
             self._scaler.count(now_s, (each.report for each in received), is_stale=is_stale)
-            self._replicas_needed = self._scaler.number
 
     def _require_speculation(self, change: SpeculationChange) -> None:
         if self._configured is None:

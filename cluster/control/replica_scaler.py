@@ -134,6 +134,10 @@ class ReplicaScaler:
         self._known_s = now_s  # when it could last be computed, or the start
         self._least, self._least_until_s = 1, now_s
 
+    def is_due(self, now_s: float) -> bool:
+        """Return whether `needed` counts again; until then it returns the last number."""
+        return self._latest is None or now_s >= self._latest.at_s + PERIOD_S
+
     def needed(
         self,
         now_s: float,
@@ -156,7 +160,7 @@ class ReplicaScaler:
         None: it is unknown, as before the first window, and after HOLD_S without curves or with
         stale reports, from which it begins again.
         """
-        if self._latest is not None and now_s < self._latest.at_s + PERIOD_S:
+        if not self.is_due(now_s):
             return self._number
         if now_s > self._known_s + HOLD_S:
             self._samples.clear()
