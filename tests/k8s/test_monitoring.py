@@ -95,7 +95,12 @@ def test_keda_scales_by_the_models_that_run_on_the_groups_device():
         [scaled] = of_kind(render(values), "ScaledObject")
         for trigger in scaled["spec"]["triggers"]:
             [selector] = selectors(trigger["metadata"]["query"])
-            assert [each.value for each in selector.matchers.matchers] == [models]
+            found = {each.name: each.value for each in selector.matchers.matchers}
+            own = {"namespace": "llm", "service": "demo-specdec-metrics"}
+            assert found == {"model_name": models, **own}
+    del values["monitoring"]["serviceMonitor"]
+    [scaled] = of_kind(render(values), "ScaledObject")
+    assert "service=" not in str(scaled["spec"]["triggers"])
 
 
 def test_placeholders_exist_and_request_the_resources_of_a_worker():

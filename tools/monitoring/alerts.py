@@ -1,7 +1,8 @@
 """Alerts of Prometheus; docs/runbook.md documents what to do about each.
 
 No alert fires for an idle service, nor while a replica or the control plane restarts: each alert
-waits long enough for automatic recovery.
+waits long enough for automatic recovery. Aggregations are by `namespace` and `service`, too, which
+Prometheus adds on Kubernetes, since several releases may serve one model.
 """
 
 from __future__ import annotations
@@ -34,9 +35,15 @@ ALERTS = (
     Alert(
         "SpecdecAcceptanceLow",
         """
-        sum by (model_name) (rate(specdec:spec_decode_num_accepted_tokens_total[10m]))
-          / sum by (model_name) (rate(specdec:spec_decode_num_draft_tokens_total[10m])) < 0.2
-        and sum by (model_name) (rate(specdec:spec_decode_num_draft_tokens_total[10m])) > 1
+        sum by (namespace, service, model_name) (
+          rate(specdec:spec_decode_num_accepted_tokens_total[10m])
+        )
+          / sum by (namespace, service, model_name) (
+            rate(specdec:spec_decode_num_draft_tokens_total[10m])
+          ) < 0.2
+        and sum by (namespace, service, model_name) (
+          rate(specdec:spec_decode_num_draft_tokens_total[10m])
+        ) > 1
         """,
         "15m",
         "warning",
@@ -76,13 +83,13 @@ ALERTS = (
     Alert(
         "SpecdecRequestsFailing",
         """
-        sum by (model_name, code) (
+        sum by (namespace, service, model_name, code) (
           rate(specdec:request_failure_total{code=~"INTERNAL|RESOURCE_EXHAUSTED"}[5m])
         )
-          / on (model_name) group_left ()
+          / on (namespace, service, model_name) group_left ()
         (
-          sum by (model_name) (rate(specdec:request_success_total[5m]))
-            + sum by (model_name) (rate(specdec:request_failure_total[5m]))
+          sum by (namespace, service, model_name) (rate(specdec:request_success_total[5m]))
+            + sum by (namespace, service, model_name) (rate(specdec:request_failure_total[5m]))
         ) > 0.05
         """,
         "5m",
@@ -104,7 +111,9 @@ ALERTS = (
         """
         histogram_quantile(
           0.95,
-          sum by (model_name, le) (rate(specdec:time_to_first_token_seconds_bucket[5m]))
+          sum by (namespace, service, model_name, le) (
+            rate(specdec:time_to_first_token_seconds_bucket[5m])
+          )
         ) > 5
         """,
         "10m",
@@ -150,8 +159,8 @@ ALERTS = (
     Alert(
         "SpecdecReplicasDisagree",
         """
-        max by (model_name) (specdec:speculation_control_version)
-          - min by (model_name) (specdec:speculation_control_version) > 0
+        max by (namespace, service, model_name) (specdec:speculation_control_version)
+          - min by (namespace, service, model_name) (specdec:speculation_control_version) > 0
         """,
         "2m",
         "warning",
@@ -160,7 +169,7 @@ ALERTS = (
     Alert(
         "SpecdecControlPlaneUnreachable",
         # Through Serve's ingress, each scrape may reach a different replica.
-        "max by (model_name) (specdec:control_plane_up) == 0",
+        "max by (namespace, service, model_name) (specdec:control_plane_up) == 0",
         "2m",
         "critical",
         "The control plane does not respond to the replicas of {{ $labels.model_name }}.",
