@@ -47,6 +47,60 @@ def test_large_numbers_are_not_rendered_in_exponent_notation():
     assert "1e+06" not in json.dumps(args_of(with_model(settings={"max_model_len": 1_000_000})))
 
 
+@pytest.mark.parametrize(
+    ("given", "requests", "limits"),
+    [
+        ({}, {"cpu": "4", "memory": "8Gi"}, {"cpu": "4", "memory": "8Gi"}),
+        (
+            {"requests": {"cpu": "500m", "memory": "64Gi"}},
+            {"cpu": "500m", "memory": "64Gi"},
+            {"cpu": "4", "memory": "64Gi"},
+        ),
+        (
+            {"limits": {"cpu": 2, "memory": "16Gi"}},
+            {"cpu": 2, "memory": "8Gi"},
+            {"cpu": 2, "memory": "16Gi"},
+        ),
+    ],
+)
+def test_no_default_of_a_group_contradicts_a_given_resource(given, requests, limits):
+    """Kubernetes refuses a limit below the request."""
+    templates = ray_templates(render({"workerGroups": {"big": {"resources": given}}}))
+    resources = templates["big"]["spec"]["containers"][0]["resources"]
+    assert resources == {"requests": requests, "limits": limits}
+
+
+@pytest.mark.parametrize("text", ["123", "1e3", "no", "null", "0x1f"])
+def test_names_that_could_be_of_another_type_are_strings(text):
+    values = {
+        "models": [{**FIRST, "name": text}],
+        "workerGroups": {"target": {"enabled": False}, f"e{text}": {}, "on": {}},
+        "fullnameOverride": text,
+        "image": {"pullSecrets": [text]},
+        "serviceAccount": {"create": False, "name": text},
+        "auth": {"apiKeys": {"existingSecret": text}, "adminToken": {"existingSecret": text}},
+        "hub": {"token": {"name": text, "key": text}},
+        "storage": {"models": {"type": "claim", "existingClaim": text}},
+        "head": {"priorityClassName": text, "runtimeClassName": text},
+        "tls": {"mode": "sidecar", "secretName": text},
+        "monitoring": {"serviceMonitor": {"enabled": True}},
+    }
+    objects = render(values, namespace=text)
+    for key, found in leaves([objects, serve_config(objects)]):
+        if key.lower().endswith(("name", "names", "namespace", "component", "-group", "prefix")):
+            assert isinstance(found, str), key
+
+
+def leaves(value, key=""):
+    """Yield the scalars of a tree, each with the key that leads to it."""
+    children = value.items() if isinstance(value, dict) else ((key, each) for each in value)
+    for own, child in children:
+        if isinstance(child, (dict, list)):
+            yield from leaves(child, own)
+        else:
+            yield own, child
+
+
 def test_false_and_zero_override_defaults():
     values = with_model(settings={"enable_prefix_caching": False, "max_queue_len": 0})
     assert args_of(values)["enable_prefix_caching"] is False

@@ -176,6 +176,21 @@ def test_offline_pods_have_no_egress_to_the_internet():
         assert "0.0.0.0/0" not in egress(VALUE_SETS[name])
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [
+        ("", 443),
+        ("https://hub.internal", 443),
+        ("http://hub.internal", 80),
+        ("http://hub.internal:8080/hub", 8080),
+        ("https://[fd00::12]:8443", 8443),
+    ],
+)
+def test_pods_can_connect_to_the_port_of_the_hub(endpoint, port):
+    rules = rays_policy(render({"hub": {"endpoint": endpoint}}))["spec"]["egress"]
+    assert [rule["ports"] for rule in rules if "ipBlock" in rule["to"][0]] == [[{"port": port}]]
+
+
 def test_only_the_head_with_autoscaler_can_connect_to_the_api_server():
     assert of_kind(render(), "NetworkPolicy", "-autoscaler") == []
     objects = render({**VALUE_SETS["ray autoscaler"], "networkPolicy": {"hubCidr": "192.0.2.0/24"}})

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.k8s.rendering import render
-from tests.k8s.value_sets import DRAFT, FIRST, GPU, KEDA, ONE_NODE, with_model
+from tests.k8s.value_sets import DRAFT, FIRST, GPU, KEDA, ONE_NODE, SECOND, with_model
 
 BY_THE_SCHEMA = {
     "an unknown key": ({"replicas": 2}, "replicas"),
@@ -73,6 +73,14 @@ BY_A_TEMPLATE = {
         {"models": [FIRST, {**FIRST, "name": "b", "routePrefix": "/"}]},
         "write /b, or leave it empty",
     ),
+    "a route prefix of the API": (
+        {"models": [FIRST, {**SECOND, "routePrefix": "/v1/second"}]},
+        'models[1].routePrefix: "/v1/second" would hide an API path of the model at /',
+    ),
+    "a name whose route prefix is one of the API": (
+        {"models": [FIRST, {**SECOND, "name": "Metrics"}]},
+        "or give the model another name",
+    ),
     "no model at /": (with_model(routePrefix="/a"), "leave it empty for the first"),
     "minReplicas of a model above maxReplicas": (
         with_model(autoscaling={"enabled": True, "minReplicas": 3, "maxReplicas": 2}),
@@ -141,6 +149,14 @@ BY_A_TEMPLATE = {
     ),
     "a group with the name head": ({"workerGroups": {"head": {}}}, "write another name"),
     "a group name that Ray rejects": ({"workerGroups": {"A_B": {}}}, "write another name"),
+    "a request of CPUs above the default limit": (
+        {"workerGroups": {"target": {"resources": {"requests": {"cpu": "4500m"}}}}},
+        "workerGroups.target.resources.requests.cpu: 4500m must be at most the limit (4); lower it",
+    ),
+    "a limit of memory below the default request": (
+        {"head": {"resources": {"limits": {"memory": "4000Mi"}}}},
+        "head.resources.requests.memory: 4Gi must be at most the limit (4000Mi); lower it",
+    ),
     "minReplicas of a group above maxReplicas": (
         {"workerGroups": {"target": {"minReplicas": 2}}},
         "2 must be at most maxReplicas (1); lower it",

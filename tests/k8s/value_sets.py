@@ -41,7 +41,7 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
     "no speculation": with_model(speculativeConfig="none"),
     "lookup": with_model(speculativeConfig={"method": "suffix", "num_speculative_tokens": 7}),
     "draft on cpu": with_model(speculativeConfig=DRAFT),
-    "own prefix": {"models": [FIRST, {**SECOND, "routePrefix": "/v2/second"}]},
+    "own prefix": {"models": [FIRST, {**SECOND, "routePrefix": "/models/second"}]},
     "three models": {"models": [FIRST, SECOND, {**SECOND, "name": "Org/Third.1"}]},
     "replicas": with_model(replicas=3),
     "serve autoscaling": with_model(autoscaling={"enabled": True, "maxReplicas": 5}),

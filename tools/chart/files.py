@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from cluster.config.config_file import PATHS_OF_THE_SERVICE
 from cluster.config.serve_config import ServeConfig
 from tools.chart.kinds import Values
 from tools.chart.manifests import manifest_yaml
@@ -48,11 +49,15 @@ def chart_yaml() -> str:
 
 
 def serve_yaml() -> str:
-    """Generate the servicer functions of Serve's gRPC ingress, as the service configures them."""
+    """Generate what templates need of the service: its gRPC functions and reserved paths."""
     from cluster.serve.application import grpc_options  # loads Ray
 
     functions = grpc_options(ServeConfig(ingress="serve")).grpc_servicer_functions
-    return GENERATED_BY_CHART + yaml.safe_dump({"grpc_servicer_functions": functions})
+    content = {
+        "grpc_servicer_functions": functions,
+        "paths_of_the_service": sorted(PATHS_OF_THE_SERVICE),
+    }
+    return GENERATED_BY_CHART + yaml.safe_dump(content)
 
 
 def defaults_json() -> str:

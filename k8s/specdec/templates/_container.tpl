@@ -3,7 +3,7 @@
 {{- define "specdec.rayContainer" -}}
 {{- $values := .root.Values -}}
 name: ray-{{ .kind }}
-image: {{ include "specdec.image" .root }}
+image: {{ include "specdec.image" .root | quote }}
 imagePullPolicy: {{ $values.image.pullPolicy }}
 securityContext:
   {{- toYaml $values.security.containerSecurityContext | nindent 2 }}
@@ -36,8 +36,9 @@ volumeMounts:
 {{- $resources := deepCopy .resources -}}
 {{- with .gpu -}}
 {{- if gt (int .count) 0 -}}
-{{- $_ := set $resources.limits .resource (int .count) -}}
-{{- $_ := set $resources.requests .resource (int .count) -}}
+{{- range $side := list "limits" "requests" -}}
+{{- $_ := set $resources $side (set (default dict (get $resources $side)) $.gpu.resource (int $.gpu.count)) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml $resources -}}
@@ -177,7 +178,7 @@ while [ $SECONDS -lt {{ include "specdec.hookSeconds" . }} ]; do {{ include "spe
 {{- $values := .root.Values -}}
 {{- with $values.tls.sidecar -}}
 name: tls
-image: {{ .image }}
+image: {{ .image | quote }}
 imagePullPolicy: {{ $values.image.pullPolicy }}
 args: ["--config-path", "/etc/envoy/envoy.yaml", "--disable-hot-restart", "--log-level", "warning"]
 securityContext:

@@ -86,6 +86,35 @@ app.kubernetes.io/component: test
 {{- toJson $merged -}}
 {{- end -}}
 
+{{/*
+The given resources of CPU and memory, with defaults that contradict none: a limit is at least the
+given request, a request at most the given limit.
+*/}}
+{{- define "specdec.givenResources" -}}
+{{- $resources := include "specdec.merged" . | fromJson -}}
+{{- $given := default dict (index . 1) -}}
+{{- range $name, $request := $resources.requests -}}
+{{- with get $resources.limits $name -}}
+{{- if gt (include "specdec.quantity" $request | float64) (include "specdec.quantity" . | float64) -}}
+{{- if not (hasKey (default dict $given.limits) $name) -}}
+{{- $_ := set $resources.limits $name $request -}}
+{{- else if not (hasKey (default dict $given.requests) $name) -}}
+{{- $_ := set $resources.requests $name . -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $resources -}}
+{{- end -}}
+
+{{/* A Kubernetes quantity, such as 500m or 64Gi, as a number. */}}
+{{- define "specdec.quantity" -}}
+{{- $text := toString . -}}
+{{- $number := regexFind "^[0-9.]+([eE][+-]?[0-9]+)?" $text -}}
+{{- $factors := dict "n" 1e-9 "u" 1e-6 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 "Ei" 1152921504606846976 -}}
+{{- mulf (float64 $number) (default 1 (get $factors (trimPrefix $number $text))) -}}
+{{- end -}}
+
 {{- define "specdec.defaults" -}}
 {{- .Files.Get "files/defaults.json" -}}
 {{- end -}}
@@ -96,11 +125,18 @@ app.kubernetes.io/component: test
 {{- $groups := dict -}}
 {{- range $name, $given := .Values.workerGroups -}}
 {{- $group := include "specdec.merged" (list $default $given) | fromJson -}}
+{{- $_ := set $group "resources" (include "specdec.givenResources" (list $default.resources (default dict $given.resources)) | fromJson) -}}
 {{- if $group.enabled -}}
 {{- $_ := set $groups $name $group -}}
 {{- end -}}
 {{- end -}}
 {{- toJson $groups -}}
+{{- end -}}
+
+{{/* The port of hub.endpoint, or that of its scheme. */}}
+{{- define "specdec.hubPort" -}}
+{{- $url := urlParse .Values.hub.endpoint -}}
+{{- default (ternary "80" "443" (eq $url.scheme "http")) (regexFind "[0-9]+$" (regexFind ":[0-9]+$" $url.host)) -}}
 {{- end -}}
 
 {{/* "true" if a worker group has GPUs, else empty. */}}

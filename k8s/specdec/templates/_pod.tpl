@@ -11,7 +11,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
-  serviceAccountName: {{ include "specdec.serviceAccount" .root }}
+  serviceAccountName: {{ include "specdec.serviceAccount" .root | quote }}
   automountServiceAccountToken: false
   enableServiceLinks: false
   # The preStop hook, and 30 s in which Ray and Serve's replicas stop.
@@ -21,7 +21,7 @@ spec:
   {{- with $values.image.pullSecrets }}
   imagePullSecrets:
     {{- range . }}
-    - name: {{ . }}
+    - name: {{ . | quote }}
     {{- end }}
   {{- end }}
   {{- with include "specdec.scheduling" . | trim }}
@@ -43,7 +43,7 @@ spec:
 
 {{- define "specdec.podLabels" -}}
 {{ include "specdec.selector" .root }}
-app.kubernetes.io/component: {{ .name }}
+app.kubernetes.io/component: {{ .name | quote }}
 {{- with .group.podLabels }}
 {{ toYaml . }}
 {{- end }}
@@ -87,15 +87,15 @@ topologySpreadConstraints:
     labelSelector:
       matchLabels:
         {{- include "specdec.selector" $.root | nindent 8 }}
-        app.kubernetes.io/component: {{ $.name }}
+        app.kubernetes.io/component: {{ $.name | quote }}
     {{- end }}
   {{- end }}
 {{- end }}
 {{- with .group.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- with .group.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
@@ -148,7 +148,7 @@ initContainers:
   {{- range . }}
   {{- $copy := include "specdec.merged" (list $default .) | fromJson }}
   - name: copy-{{ $copy.name | replace "." "-" | trunc 50 | trimSuffix "-" }}
-    image: {{ $copy.image }}
+    image: {{ $copy.image | quote }}
     imagePullPolicy: {{ $copy.pullPolicy }}
     securityContext:
       {{- toYaml $.Values.security.containerSecurityContext | nindent 6 }}
@@ -179,10 +179,10 @@ initContainers:
 {{- $values := .root.Values -}}
 {{- $fullname := include "specdec.fullname" .root -}}
 - name: scratch
-  emptyDir: {sizeLimit: {{ $values.storage.scratchSize }}}
+  emptyDir: {sizeLimit: {{ $values.storage.scratchSize | quote }}}
 # The name under which KubeRay's autoscaler expects the volume of the logs.
 - name: ray-logs
-  emptyDir: {sizeLimit: {{ $values.storage.scratchSize }}}
+  emptyDir: {sizeLimit: {{ $values.storage.scratchSize | quote }}}
 {{- if include "specdec.runsModels" . }}
 {{ include "specdec.volume" (list "models" $values.storage.models $fullname) }}
 {{ include "specdec.volume" (list "cache" $values.storage.cache $fullname) }}
@@ -190,10 +190,10 @@ initContainers:
 {{- if .name }}
 - name: hub-token
   secret:
-    secretName: {{ .name }}
+    secretName: {{ .name | quote }}
     defaultMode: 0440
     items:
-      - {key: {{ .key }}, path: token}
+      - {key: {{ .key | quote }}, path: token}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -207,15 +207,15 @@ initContainers:
 {{- end }}
 {{- if $values.auth.apiKeys.enabled }}
 - name: api-keys
-  secret: {secretName: {{ include "specdec.apiKeysSecret" .root }}, defaultMode: 0440}
+  secret: {secretName: {{ include "specdec.apiKeysSecret" .root | quote }}, defaultMode: 0440}
 {{- end }}
 {{- if $values.auth.adminToken.enabled }}
 - name: admin-token
-  secret: {secretName: {{ include "specdec.adminTokenSecret" .root }}, defaultMode: 0440}
+  secret: {secretName: {{ include "specdec.adminTokenSecret" .root | quote }}, defaultMode: 0440}
 {{- end }}
 {{- if and (eq $values.tls.mode "sidecar") (include "specdec.takesRequests" .) }}
 - name: tls
-  secret: {secretName: {{ include "specdec.tlsSecret" .root }}, defaultMode: 0440}
+  secret: {secretName: {{ include "specdec.tlsSecret" .root | quote }}, defaultMode: 0440}
 - name: envoy
   configMap: {name: {{ $fullname }}-envoy}
 {{- end }}
@@ -232,9 +232,9 @@ initContainers:
 - name: {{ $name }}
 {{- if eq .type "claim" }}
   persistentVolumeClaim:
-    claimName: {{ default (printf "%s-%s" $fullname $name) .existingClaim }}
+    claimName: {{ default (printf "%s-%s" $fullname $name) .existingClaim | quote }}
 {{- else }}
-  emptyDir: {sizeLimit: {{ .size }}}
+  emptyDir: {sizeLimit: {{ .size | quote }}}
 {{- end }}
 {{- end -}}
 {{- end -}}

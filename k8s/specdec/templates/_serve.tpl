@@ -14,8 +14,8 @@ grpc_options:
 {{- end }}
 applications:
 {{- range (include "specdec.models" . | fromJson).models }}
-  - name: {{ .application }}
-    route_prefix: {{ .routePrefix }}
+  - name: {{ .application | quote }}
+    route_prefix: {{ .routePrefix | quote }}
     import_path: cluster.app:build
     args:
 {{- /* As JSON, since toYaml may write large numbers as 1e+06. */}}

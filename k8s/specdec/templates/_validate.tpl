@@ -6,6 +6,7 @@ the value, and ends with the fix.
 {{- define "specdec.validate" -}}
 {{- include "specdec.validateModels" . -}}
 {{- include "specdec.validateGroups" . -}}
+{{- include "specdec.validateResources" . -}}
 {{- include "specdec.validateImage" . -}}
 {{- include "specdec.validateGpus" . -}}
 {{- include "specdec.validateStorage" . -}}
@@ -58,6 +59,10 @@ the value, and ends with the fix.
 {{- end -}}
 {{- if hasKey $seen $model.routePrefix -}}
 {{- fail (printf "%s.routePrefix: %q is already used by another model; write /%s, or leave it empty" $at $model.routePrefix $application) -}}
+{{- end -}}
+{{- $first := index (splitList "/" $model.routePrefix) 1 -}}
+{{- if has $first ($.Files.Get "files/serve.yaml" | fromYaml).paths_of_the_service -}}
+{{- fail (printf "%s.routePrefix: %q would hide an API path of the model at /; write another prefix, or give the model another name" $at $model.routePrefix) -}}
 {{- end -}}
 {{- $_ := set $seen $application true -}}
 {{- $_ = set $seen $model.routePrefix true -}}
@@ -126,6 +131,24 @@ the value, and ends with the fix.
 {{- end -}}
 {{- if and (not $.Values.ray.autoscaler.enabled) (ne (int $group.replicas) (int $group.maxReplicas)) -}}
 {{- fail (printf "%s.maxReplicas: must equal replicas (%d), since ray.autoscaler is disabled; write %d, or enable ray.autoscaler" $at (int $group.replicas) (int $group.replicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "specdec.validateResources" -}}
+{{- $values := .Values -}}
+{{- $all := dict "head" $values.head.resources "ray.autoscaler" $values.ray.autoscaler.resources "tls.sidecar" $values.tls.sidecar.resources "endpointPicker" $values.endpointPicker.resources "tests" $values.tests.resources -}}
+{{- range $name, $group := include "specdec.groups" . | fromJson -}}
+{{- $_ := set $all (printf "workerGroups.%s" $name) $group.resources -}}
+{{- end -}}
+{{- range $at, $resources := $all -}}
+{{- range $name, $request := $resources.requests -}}
+{{- if hasKey (default dict $resources.limits) $name -}}
+{{- $limit := get $resources.limits $name -}}
+{{- if gt (include "specdec.quantity" $request | float64) (include "specdec.quantity" $limit | float64) -}}
+{{- fail (printf "%s.resources.requests.%s: %v must be at most the limit (%v); lower it, or raise %s.resources.limits.%s" $at $name $request $limit $at $name) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
