@@ -164,7 +164,7 @@ def test_row_depends_on_neither_threads_nor_panels_of_a_tile(weights, panels):
     expected, added = product(matrix, x), product(matrix, x, base)
     for count in (1, 2, 3, 5):
         with num_threads(count):
-            for rows in (1, 2, 3, 7, 33):
+            for rows in (1, 2, 3, 4, 7, 33):
                 assert torch.equal(product(matrix, x[:rows]), expected[:rows])
                 assert torch.equal(product(matrix, x[:rows], base[:rows]), added[:rows])
 

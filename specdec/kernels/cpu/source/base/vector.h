@@ -54,9 +54,18 @@ inline void pin_register([[maybe_unused]] Vector& value) {
 #endif
 }
 
+// Have a sum in a register at this point, and not in that of a factor, so that it does not move.
+template <class Vector>
+inline void pin_sum([[maybe_unused]] Vector& sum, [[maybe_unused]] Vector factor,
+                    [[maybe_unused]] Vector other_factor) {
+#if defined(__AVX__) && !defined(__AVX512F__)
+  asm("" : "+x"(sum) : "x"(factor), "x"(other_factor));
+#endif
+}
+
 // Load through this pointer after this point, also what has been loaded before.
-template <class Value>
-inline void load_again([[maybe_unused]] const Value*& source) {
+template <class Pointer>
+inline void load_again([[maybe_unused]] Pointer& source) {
 #if defined(__AVX__) && !defined(__AVX512F__)
   asm volatile("" : "+r"(source));
 #endif

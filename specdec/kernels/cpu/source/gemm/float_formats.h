@@ -40,7 +40,8 @@ struct ShortFloat32 : SingleWeights {
   static constexpr int kInputs = inputs_per_step(Format::kShortFloat32), kTerms = 2;
 
   static SPECDEC_INLINE Floats weights(const uint16_t* step, int term) {
-    const Bits pairs = load<Bits>(step);
+    Bits pairs = load<Bits>(step);
+    pin_register(pairs);
     return (Floats)(term == 0 ? pairs << 16 : pairs & 0xffff0000);
   }
   static SPECDEC_INLINE Floats input(const float* step, int term) { return broadcast(step[term]); }
@@ -82,7 +83,8 @@ struct BFloat16 {
   static constexpr int kTerms = 2;
 
   static SPECDEC_INLINE Floats weights(const uint16_t* step, int term) {
-    const Bits pairs = load<Bits>(step);
+    Bits pairs = load<Bits>(step);
+    pin_register(pairs);
     return (Floats)(term == 0 ? pairs & 0xffff0000 : pairs << 16);
   }
   static SPECDEC_INLINE Floats input(const float* step, int term) {

@@ -41,17 +41,17 @@ struct FloatMicroKernel {
   using Tile = FloatTile<Weights>;
   static constexpr int kMaxRows = kTileAccumulators / kTileVectors;
 
-  // Panels of a tile. With AVX2, one panel of one or two rows has too few sums to hide the latency
-  // of a product, and memory serves several streams faster than one.
+  // Panels of a tile. With AVX2, one panel of a few rows has too few sums to hide the latency of a
+  // product, and memory serves several streams faster than one.
   static constexpr int tile_panels(int64_t rows) {
-    if (kVectorBytes != 32 || rows > 2) return kTilePanels;
-    return rows == 2 ? 2 : 3;
+    if (kVectorBytes != 32 || rows > kMaxStreamedRows) return kTilePanels;
+    return rows == 3 ? 2 : 3;
   }
 
   // With AVX2, up to two tiles of rows prefetch the next group's panels as two streams: memory
   // serves them faster than one. 16-bit weights of a single tile need less bandwidth.
   static constexpr int group_panels(int64_t rows) {
-    constexpr int kUnsplitRows = sizeof(typename Weights::Element) == 4 ? 2 : kMaxRows;
+    constexpr int kUnsplitRows = kIsWide ? kMaxStreamedRows : kMaxRows;
     const bool is_split = rows > kUnsplitRows && rows <= 2 * kMaxRows;
     return is_split && kPrefetchedPanels > 1 ? kPrefetchedPanels : tile_panels(rows);
   }
@@ -60,9 +60,8 @@ struct FloatMicroKernel {
   template <int kRows, int kPanels>
   __attribute__((aligned(64))) static void run(const Tile& tile) {
     constexpr int kVectors = kPanels * kPanelVectors;
-    // Registers cannot hold the loaded weights of all terms beside the sums, an input and a mask.
-    constexpr bool kIsTight = Weights::kTerms > 1 && kPanels <= kTilePanels &&
-                              (kRows + Weights::kTerms) * kVectors + 2 >= kNumRegisters;
+    constexpr int kRowsInRegisters =
+        kPanels > kTilePanels ? std::min(kRows, kTileAccumulators / kVectors) : kRows;
     Floats sums[kRows][kVectors];
     SPECDEC_UNROLL
     for (int vector = 0; vector < kVectors; ++vector) {
@@ -72,36 +71,10 @@ struct FloatMicroKernel {
       SPECDEC_UNROLL
       for (int row = 0; row < kRows; ++row) sums[row][vector] = begin;
     }
-    for (int64_t step = 0; step < tile.steps; ++step) {
-      // With more streams, software prefetches would delay those of the hardware.
-      constexpr int kPrefetched = kPanels > kTilePanels ? 0 : std::max(kPanels, kPrefetchedPanels);
-      SPECDEC_UNROLL
-      for (int panel = 0; panel < kPrefetched; ++panel) {
-        tile.prefetch.fetch_line(step, panel * tile.panel_elements * sizeof(*tile.weights));
-      }
-      SPECDEC_UNROLL
-      for (int term = 0; term < Weights::kTerms; ++term) {
-        Floats weights[kVectors];
-        SPECDEC_UNROLL
-        for (int vector = 0; vector < kVectors; ++vector) {
-          const auto* panel = tile.weights + vector / kPanelVectors * tile.panel_elements;
-          const int64_t output = step * kPanelOutputs + vector % kPanelVectors * kLanes;
-          const auto* source = panel + output * Weights::kInputs;
-          if (kIsTight) load_again(source);
-          weights[vector] = Weights::weights(source, term);
-          if (kRows > 1) pin_register(weights[vector]);
-        }
-        SPECDEC_UNROLL
-        for (int row = 0; row < kRows; ++row) {
-          const auto* x = tile.x + row * tile.x_stride + step * Weights::kInputs;
-          const Floats input = Weights::input(x, term);
-          SPECDEC_UNROLL
-          for (int vector = 0; vector < kVectors; ++vector) {
-            sums[row][vector] = Weights::add_product(sums[row][vector], weights[vector], input);
-            if (kIsTight && kRows == kMaxRows) pin_register(sums[row][vector]);
-          }
-        }
-      }
+    if constexpr (kRows == kRowsInRegisters) {
+      accumulate<kRows, kPanels>(tile, sums);
+    } else {
+      accumulate_in_parts<kRowsInRegisters, kPanels>(tile, sums, kRows);
     }
     SPECDEC_UNROLL
     for (int row = 0; row < kRows; ++row) {
@@ -113,7 +86,115 @@ struct FloatMicroKernel {
   }
 
  private:
+  static constexpr bool kIsWide = sizeof(typename Weights::Element) == 4;
+  static constexpr int kMaxStreamedRows = kIsWide ? 4 : 3;  // prefetched by hardware with AVX2
   static constexpr int kPrefetchedPanels = kVectorBytes == 32 && Weights::kTerms == 1 ? 2 : 1;
+  static constexpr int64_t kChunkSteps = 32;  // their weights stay in the first-level cache
+
+  // Add the products of all steps to the sums of `rows` rows, which exceed the registers: chunk by
+  // chunk of the steps, for kRows at a time.
+  template <int kRows, int kPanels>
+  static SPECDEC_INLINE void accumulate_in_parts(const Tile& tile,
+                                                 Floats (*sums)[kPanels * kPanelVectors],
+                                                 int rows) {
+    constexpr int kVectors = kPanels * kPanelVectors;
+    Tile chunk = tile;
+    for (int64_t step = 0; step < tile.steps; step += kChunkSteps) {
+      chunk.steps = std::min(kChunkSteps, tile.steps - step);
+      chunk.weights = tile.weights + step * kPanelOutputs * Weights::kInputs;
+      for (int row = 0; row < rows; row += kRows) {
+        chunk.x = tile.x + row * tile.x_stride + step * Weights::kInputs;
+        auto* part = sums + row;
+        load_again(part);  // or else the compiler would try to keep all sums in registers
+        Floats own[kRows][kVectors];
+        SPECDEC_UNROLL
+        for (int sum = 0; sum < kRows * kVectors; ++sum) {
+          own[sum / kVectors][sum % kVectors] = part[sum / kVectors][sum % kVectors];
+        }
+        accumulate<kRows, kPanels>(chunk, own);
+        SPECDEC_UNROLL
+        for (int sum = 0; sum < kRows * kVectors; ++sum) {
+          part[sum / kVectors][sum % kVectors] = own[sum / kVectors][sum % kVectors];
+        }
+      }
+    }
+  }
+
+  // Add the products of all steps of a tile to its sums.
+  template <int kRows, int kPanels>
+  static SPECDEC_INLINE void accumulate(const Tile& tile,
+                                        Floats (&sums)[kRows][kPanels * kPanelVectors]) {
+    constexpr int kVectors = kPanels * kPanelVectors;
+    // With more streams, software prefetches would delay those of the hardware.
+    constexpr bool kIsStreamed = kPanels > kTilePanels;
+    constexpr int kPrefetched = kIsStreamed ? 0 : std::max(kPanels, kPrefetchedPanels);
+    // Registers hold the inputs of a term or else its weights, beside the sums.
+    constexpr bool kHoldsInputs = kIsStreamed && kRows > 1;
+    // Registers cannot hold the loaded weights of all terms beside the sums, an input and a mask.
+    constexpr bool kIsTight =
+        Weights::kTerms > 1 &&
+        (kHoldsInputs ||
+         (!kIsStreamed && (kRows + Weights::kTerms) * kVectors + 2 >= kNumRegisters));
+    for (int64_t step = 0; step < tile.steps; ++step) {
+      SPECDEC_UNROLL
+      for (int panel = 0; panel < kPrefetched; ++panel) {
+        tile.prefetch.fetch_line(step, panel * tile.panel_elements * sizeof(*tile.weights));
+      }
+      SPECDEC_UNROLL
+      for (int term = 0; term < Weights::kTerms; ++term) {
+        Floats inputs[kRows], weights[kVectors];
+        if constexpr (kHoldsInputs) {
+          SPECDEC_UNROLL
+          for (int row = 0; row < kRows; ++row) {
+            inputs[row] = load_input<true>(tile, row, step, term);
+          }
+          SPECDEC_UNROLL
+          for (int product = 0; product < kRows * kVectors; ++product) {
+            const int row = product % kRows, vector = product / kRows;
+            if (row == 0) weights[vector] = load_weights<kIsTight, kRows>(tile, vector, step, term);
+            sums[row][vector] = add_product(sums[row][vector], weights[vector], inputs[row]);
+          }
+        } else {
+          SPECDEC_UNROLL
+          for (int vector = 0; vector < kVectors; ++vector) {
+            weights[vector] = load_weights<kIsTight, kRows>(tile, vector, step, term);
+          }
+          SPECDEC_UNROLL
+          for (int row = 0; row < kRows; ++row) {
+            inputs[row] = load_input<false>(tile, row, step, term);
+            SPECDEC_UNROLL
+            for (int vector = 0; vector < kVectors; ++vector) {
+              sums[row][vector] = add_product(sums[row][vector], weights[vector], inputs[row]);
+            }
+          }
+        }
+      }
+    }
+  }
+
+  template <bool kIsTight, int kRows>
+  static SPECDEC_INLINE Floats load_weights(const Tile& tile, int vector, int64_t step, int term) {
+    const auto* panel = tile.weights + vector / kPanelVectors * tile.panel_elements;
+    const int64_t output = step * kPanelOutputs + vector % kPanelVectors * kLanes;
+    const auto* source = panel + output * Weights::kInputs;
+    if (kIsTight) load_again(source);
+    Floats weights = Weights::weights(source, term);
+    if (kRows > 1) pin_register(weights);
+    return weights;
+  }
+
+  static SPECDEC_INLINE Floats add_product(Floats sum, Floats weights, Floats input) {
+    sum = Weights::add_product(sum, weights, input);
+    if (Weights::kTerms > 1) pin_sum(sum, weights, input);
+    return sum;
+  }
+
+  template <bool kIsHeld>
+  static SPECDEC_INLINE Floats load_input(const Tile& tile, int row, int64_t step, int term) {
+    Floats input = Weights::input(tile.x + row * tile.x_stride + step * Weights::kInputs, term);
+    if (kIsHeld) pin_register(input);
+    return input;
+  }
 
   static int64_t output_offset(const Tile& tile, int vector) {
     return vector / kPanelVectors * tile.panel_outputs + vector % kPanelVectors * kLanes;

@@ -18,8 +18,8 @@ inline Floats convert_to_floats(Ints values) { return __builtin_convertvector(va
 // Registers of a vector's weights.
 constexpr int kWeightRegisters = sizeof(QuadWeights) / kVectorBytes;
 
-// One row of pairs of 16 bits takes so few instructions that its loads would overtake prefetches to
-// the second level.
+// Few rows of pairs of 16 bits take so few instructions that their loads would overtake prefetches
+// to the second level.
 using WeightPrefetch = std::conditional_t<kHasByteDot, Prefetch<>, Prefetch<2048, kFirstLevel>>;
 
 // Exact sum of products of kInt8, which may exceed 32 bits: high * 256 + low.
