@@ -70,8 +70,12 @@ struct Int8MicroKernel {
   static constexpr int kMaxRows = std::max(
       1, (kNumRegisters - kTileVectors * kWeightRegisters - 1) / kTileVectors / kParts);
 
-  static constexpr int tile_panels(int64_t) { return kTilePanels; }
-  static constexpr int group_panels(int64_t) { return kTilePanels; }
+  // Panels of a tile. One or two rows of pairs of 16 bits take three with AVX2, as streams that the
+  // hardware prefetches.
+  static constexpr int tile_panels(int64_t rows) {
+    return kVectorBytes == 32 && !kHasByteDot && rows * kParts <= 2 ? 3 : kTilePanels;
+  }
+  static constexpr int group_panels(int64_t rows) { return tile_panels(rows); }
 
   template <int kRows, int kPanels>
   static void run(const Tile& tile) {
@@ -99,6 +103,16 @@ struct Int8MicroKernel {
   // kW8A8: the sum of scaled groups.
   using Total = std::conditional_t<kFormat == Format::kInt8, ExactSum, Floats>;
 
+  static SPECDEC_INLINE QuadWeights load_weights(const Tile& tile, int vector, int64_t quad) {
+    const uint8_t* panel = tile.weights + vector / kPanelVectors * tile.panel_bytes;
+    const int64_t output = quad * kPanelOutputs + vector % kPanelVectors * kLanes;
+    return unpack_weights(load<Ints>(panel + output * kQuad));
+  }
+
+  static SPECDEC_INLINE QuadValues load_values(const Tile& tile, int row, int64_t quad) {
+    return broadcast_quad(tile.values + row * tile.value_stride + quad * kQuad);
+  }
+
   // Multiply one group of inputs, and add its sums to the totals of each row and vector.
   template <int kRows, int kPanels>
   static SPECDEC_INLINE void accumulate_group(const Tile& tile, int64_t group,
@@ -113,13 +127,24 @@ struct Int8MicroKernel {
     }
     const int64_t end = std::min((group + 1) * tile.group_quads, tile.quads);
     for (int64_t quad = group * tile.group_quads; quad < end; ++quad) {
+      if constexpr (kPanels > kTilePanels) {
+        QuadValues values[kPartRows];
+        SPECDEC_UNROLL
+        for (int row = 0; row < kPartRows; ++row) values[row] = load_values(tile, row, quad);
+        SPECDEC_UNROLL
+        for (int vector = 0; vector < kVectors; ++vector) {
+          const QuadWeights weights = load_weights(tile, vector, quad);
+          SPECDEC_UNROLL
+          for (int row = 0; row < kPartRows; ++row) {
+            sums[row][vector] = dot_accumulate(sums[row][vector], weights, values[row]);
+          }
+        }
+        continue;
+      }
       QuadWeights weights[kVectors];
       SPECDEC_UNROLL
       for (int vector = 0; vector < kVectors; ++vector) {
-        const uint8_t* panel = tile.weights + vector / kPanelVectors * tile.panel_bytes;
-        const uint8_t* source =
-            panel + (quad * kPanelOutputs + vector % kPanelVectors * kLanes) * kQuad;
-        weights[vector] = unpack_weights(load<Ints>(source));
+        weights[vector] = load_weights(tile, vector, quad);
       }
       SPECDEC_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
@@ -127,8 +152,7 @@ struct Int8MicroKernel {
       }
       SPECDEC_UNROLL
       for (int row = 0; row < kPartRows; ++row) {
-        const QuadValues values =
-            broadcast_quad(tile.values + row * tile.value_stride + quad * kQuad);
+        const QuadValues values = load_values(tile, row, quad);
         SPECDEC_UNROLL
         for (int vector = 0; vector < kVectors; ++vector) {
           sums[row][vector] = dot_accumulate(sums[row][vector], weights[vector], values);
