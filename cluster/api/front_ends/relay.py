@@ -60,16 +60,18 @@ class RelayHttp:
         request = Request(scope, receive)
         try:
             forwarded = ForwardedRequest.of(request, await request.body())
-            response: ASGIApp = await self._answer(forwarded, receive)
+            response: ASGIApp = await self._answer(forwarded, scope, receive)
         except ClientDisconnect:
             return
         except SpecdecError as error:
             response = failure_response(failure_of(error), scope["path"])
         await response(scope, receive, send)
 
-    async def _answer(self, request: ForwardedRequest, receive: Receive) -> ForwardedResponse:
+    async def _answer(
+        self, request: ForwardedRequest, scope: Scope, receive: Receive
+    ) -> ForwardedResponse:
         """Wait for the head of the response; the call ends if the client leaves."""
-        messages, watch = self._client.call(HTTP, request), DisconnectWatch(receive)
+        messages, watch = self._client.call(HTTP, request), DisconnectWatch(scope, receive)
         try:
             with watch:
                 head = await anext(messages)

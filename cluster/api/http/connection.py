@@ -29,6 +29,9 @@ HEADER_TIMEOUT_S = 10.0
 WRITE_TIMEOUT_S = 20.0
 """Limit for a client to read any part of what is buffered for it."""
 
+CONNECTION_LOST = "specdec.connection_lost"
+"""Name of a future in the state of a scope, which is done when the connection ends."""
+
 MAX_CONNECTIONS = 1000
 """Beyond this, the connection that has waited longest for its client is closed for a new one. So
 clients that send nothing take no place of a probe. Connections with a request are not closed."""
@@ -51,6 +54,7 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection, and close another one if there are too many."""
         super().connection_made(transport)
+        self._lost: asyncio.Future[None] = self.loop.create_future()
         self._waiting_since_s = self.loop.time()
         self._start_header_timer()
         if len(self.connections) > MAX_CONNECTIONS:
@@ -60,6 +64,7 @@ class BoundedConnection(HttpToolsProtocol):
         """End the request, which is cancelled."""
         self._stop_header_timer()
         self._stop_write_timer()
+        self._lost.set_result(None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -75,6 +80,7 @@ class BoundedConnection(HttpToolsProtocol):
         """Begin a request, or answer it here if its header block is too large."""
         self._stop_header_timer()
         self._num_unparsed = 0
+        self.scope["state"][CONNECTION_LOST] = self._lost
         app, former = self.app, self.cycle
         num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if num_bytes > MAX_HEADER_BYTES:
@@ -97,6 +103,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._num_unparsed = 0
         if not self._is_between_requests:
             self._waiting_since_s = None
+            self.flow.resume_reading()  # for the end of the connection
         super().on_message_complete()
 
     def on_response_complete(self) -> None:

@@ -95,7 +95,7 @@ async def generate_response(
     """
     context = handler.context(request, request_id)
     get_names = request.get_names = partial(_names, body)
-    router, watch = handler.get_router(), DisconnectWatch(request.receive)
+    router, watch = handler.get_router(), DisconnectWatch(request.scope, request.receive)
 
     async def answer() -> Response:
         handler.get_keys().check_priority(authorization_of(request), body.priority)

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from cluster.api.base.authentication import Lease
 from cluster.api.base.keep_alive import KeepAlive
 from cluster.api.base.sse import COMMENT, STREAM_HEADERS
+from cluster.api.http.connection import CONNECTION_LOST
 from specdec.types.deadline import CancelScope, Deadline, TimeLimit
 from specdec.types.responses import EngineOutput
 
@@ -55,7 +56,7 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
 
     Call this after the body has been read: the next message is the end of the connection.
     """
-    watch = DisconnectWatch(request.receive)
+    watch = DisconnectWatch(request.scope, request.receive)
     try:
         with watch:
             return await work
@@ -64,31 +65,37 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
 
 
 class DisconnectWatch(CancelScope):
-    """Task that waits for the disconnect of a request's client.
+    """Watch for the disconnect of a request's client: of our own server's connection, else a task.
 
     A context manager, which may be entered several times: a disconnect cancels its body, which then
     raises ClientDisconnectedError.
     """
 
-    def __init__(self, receive: Receive) -> None:
-        """Start the task. Needs `close`."""
+    _waiting: asyncio.Task[None] | None = None
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        """Start to watch. Needs `close`."""
         super().__init__(ClientDisconnectedError)
-        self._watch = asyncio.create_task(_wait_for_disconnect(receive))
+        lost: asyncio.Future[None] | None = scope.get("state", {}).get(CONNECTION_LOST)
+        if lost is None:
+            lost = self._waiting = asyncio.create_task(_wait_for_disconnect(receive))
+        self._lost = lost
 
     def __enter__(self) -> None:
         super().__enter__()
-        self._watch.add_done_callback(self._cancel)
+        self._lost.add_done_callback(self._cancel)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._watch.remove_done_callback(self._cancel)
+        self._lost.remove_done_callback(self._cancel)
         super().__exit__(kind)
 
     def close(self) -> None:
-        """End the task."""
-        self._watch.cancel()
+        """End the task, if there is one."""
+        if self._waiting is not None:
+            self._waiting.cancel()
 
-    def _cancel(self, watch: asyncio.Task[None]) -> None:
-        if not watch.cancelled():
+    def _cancel(self, lost: asyncio.Future[None]) -> None:
+        if not lost.cancelled():
             self.cancel()
 
 
@@ -196,7 +203,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end or the client disconnects; Serve cancels then."""
-        watch = self.watch = self.watch or DisconnectWatch(receive)
+        watch = self.watch = self.watch or DisconnectWatch(scope, receive)
         time_to_send_s = self._deadline.remaining_s + self._grace_s
         try:
             with TimeLimit(time_to_send_s, _NotReadError), suppress(ClientDisconnectedError), watch:

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from cluster.api.http import connection
-from cluster.api.http.connection import MAX_HEADER_BYTES, BoundedConnection
+from cluster.api.http.connection import CONNECTION_LOST, MAX_HEADER_BYTES, BoundedConnection
 from tests.cluster.http_server import connected, running_server
 
 MIB = b"x" * 2**20
@@ -292,3 +292,23 @@ async def test_a_client_that_waits_for_100_continue_gets_it():
         assert status_of(await asyncio.wait_for(client.receive(), 5)) == 100
         await client.send(b"x")
         assert b"hello" in await client.answer()
+
+
+@pytest.mark.parametrize("num_bytes", [3, 300_000])  # the latter pauses reading
+async def test_the_end_of_a_connection_reaches_its_request(num_bytes):
+    has_body, ends = asyncio.Event(), []
+
+    async def wait_for_end(scope, receive, send):
+        while (await receive())["more_body"]:
+            pass
+        has_body.set()
+        ends.append(await asyncio.wait_for(scope["state"][CONNECTION_LOST], 10))
+
+    async with running_server(wait_for_end) as port:
+        async with connected(port) as client:
+            head = b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % num_bytes
+            await client.send(head + b"x" * num_bytes)
+            await has_body.wait()
+        async with asyncio.timeout(10):
+            while not ends:
+                await asyncio.sleep(0.01)

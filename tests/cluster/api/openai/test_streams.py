@@ -96,7 +96,7 @@ class Connection:
 
     def __init__(self, disconnects_after_s):
         self.disconnects_after_s = disconnects_after_s
-        self.sent = []
+        self.scope, self.sent = {}, []
 
     async def receive(self):
         await asyncio.sleep(self.disconnects_after_s)
@@ -123,7 +123,7 @@ async def test_work_is_cancelled_when_the_client_disconnects():
 
 
 async def test_a_watch_cancels_each_body_that_it_is_entered_for():
-    watch = DisconnectWatch(Connection(0.02).receive)
+    watch = DisconnectWatch({}, Connection(0.02).receive)
     with watch:
         await asyncio.sleep(0)
     for _ in range(2):  # at the disconnect, and after it
@@ -133,7 +133,7 @@ async def test_a_watch_cancels_each_body_that_it_is_entered_for():
 
 
 async def test_another_cancellation_is_not_a_disconnect():
-    watch = DisconnectWatch(Connection(10).receive)
+    watch = DisconnectWatch({}, Connection(10).receive)
 
     async def work():
         with watch:

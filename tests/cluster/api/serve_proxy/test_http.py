@@ -1,6 +1,7 @@
 """What Serve's HTTP proxies send in place of the proxy's own endings."""
 
 import json
+import pickle
 
 import httpx
 import pytest
@@ -8,7 +9,8 @@ from ray.serve._private.http_util import _apply_middlewares
 from ray.serve._private.http_util import convert_object_to_asgi_messages as messages_of_serve
 from starlette.middleware import Middleware
 
-from cluster.api.serve_proxy.http import EndResponses
+from cluster.api.http.limits import HttpLimits
+from cluster.api.serve_proxy.http import EndResponses, ReadBodies
 from cluster.control.peers import LOST_MESSAGE, NOT_STARTED_MESSAGE
 from tests.cluster.http_server import running_server
 
@@ -106,3 +108,15 @@ async def test_anthropics_client_is_refused_in_its_format():
 async def test_an_answer_of_an_application_is_sent_as_it_is(start, path):
     answer = await post(proxy({**START, **start}, body(b"theirs", more_body=False)), path)
     assert (answer.status_code, answer.content) == (start["status"], b"theirs")
+
+
+async def test_the_scope_of_a_request_can_be_sent_to_a_replica():
+    paths = []
+
+    async def app(scope, receive, send):
+        paths.append(pickle.loads(pickle.dumps(scope))["path"])
+        for message in (STREAM, body(PART, more_body=False)):
+            await send(message)
+
+    await post(_apply_middlewares(app, [Middleware(ReadBodies, limits=HttpLimits())]))
+    assert paths == ["/v1/completions"]
