@@ -22,6 +22,7 @@ from cluster.api.base.authentication import Lease
 from cluster.api.base.byte_budget import HeldBytes
 from cluster.api.base.openai_errors import failure_of, invalid_value
 from cluster.api.base.openai_schema import RequestModel
+from cluster.api.http.connection import BODY_ARRIVED
 from cluster.api.http.limits import HttpLimits
 from specdec.types.deadline import TimeLimit
 from specdec.types.errors import BodyTooLargeError, InvalidValueError, SlowBodyError
@@ -53,6 +54,7 @@ class BoundedBody:
         self._held = held
         self._num_bytes = 0
         self._began_at_s = time.monotonic()
+        self._has_arrived = BODY_ARRIVED in scope.get("state", ())
         headers = dict(scope["headers"])
         declared = headers.get(b"content-length", b"0")
         self._declared_bytes = int(declared) if declared.isdigit() else 0
@@ -75,8 +77,11 @@ class BoundedBody:
         """
         if self._is_complete:
             return await self._receive()
-        with TimeLimit(self._timeout_s, lambda: SlowBodyError(BODY_TIMEOUT_S)):
+        if self._has_arrived:
             message = await self._receive()
+        else:
+            with TimeLimit(self._timeout_s, lambda: SlowBodyError(BODY_TIMEOUT_S)):
+                message = await self._receive()
         if message["type"] == "http.request":
             self._num_bytes += len(message.get("body", b""))
             self._is_complete = not message.get("more_body", False)

@@ -32,6 +32,9 @@ WRITE_TIMEOUT_S = 20.0
 CONNECTION_LOST = "specdec.connection_lost"
 """Name of a future in the state of a scope, which is done when the connection ends."""
 
+BODY_ARRIVED = "specdec.body_arrived"
+"""Name in the state of a scope whose request has arrived completely."""
+
 MAX_CONNECTIONS = 1000
 """Beyond this, the connection that has waited longest for its client is closed for a new one. So
 clients that send nothing take no place of a probe. Connections with a request are not closed."""
@@ -103,6 +106,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._num_unparsed = 0
         if not self._is_between_requests:
             self._waiting_since_s = None
+            self.scope["state"][BODY_ARRIVED] = True
             self.flow.resume_reading()  # for the end of the connection
         super().on_message_complete()
 

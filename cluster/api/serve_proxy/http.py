@@ -19,7 +19,6 @@ from cluster.api.base.byte_budget import ByteBudget
 from cluster.api.base.openai_errors import Failure, failure_of
 from cluster.api.base.sse import event
 from cluster.api.http.bodies import BoundedBody
-from cluster.api.http.connection import CONNECTION_LOST
 from cluster.api.http.limits import HttpLimits
 from cluster.api.http.routing import AddRoutingHint
 from cluster.config.config_file import PATHS_OF_THE_SERVICE
@@ -95,7 +94,7 @@ class ReadBodies:
             async def receive_whole() -> Message:
                 return messages.pop() if messages else await receive()
 
-            scope["state"].pop(CONNECTION_LOST, None)  # Serve sends the scope to a replica
+            scope["state"].clear()  # it is that of this connection; Serve sends the scope on
             await self._app(scope, receive_whole, send)
 
 
