@@ -8,8 +8,8 @@ import random
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -53,6 +53,9 @@ DEFAULT_MODEL = "default"
 """SGLang's name for the served model; an adapter of this name takes precedence."""
 
 
+_NO_LIMIT = nullcontext()
+
+
 @dataclass(frozen=True)
 class Generation:
     """A running request. The seed is known before the first token."""
@@ -74,6 +77,24 @@ class RoutedModel:
     model: ModelConfig
     directory: Path
     replica: str
+
+
+class CountedRefusal:
+    """Context that counts a request as received if overload, deadline or client end it there.
+
+    It is demand, unlike an invalid one.
+    """
+
+    def __init__(self, metrics: Metrics, num_choices: int) -> None:
+        self._metrics = metrics
+        self._num_choices = num_choices
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, OverloadedError | asyncio.CancelledError):
+            self._metrics.num_requests += self._num_choices  # a deadline cancels
 
 
 class Router(ABC):
@@ -155,7 +176,7 @@ class Router(ABC):
         measured = self._instrumentation.begin(
             request_id, call.model, call.params, is_chat=_is_chat(call.prompt)
         )
-        limited = deadline.enforce() if deadline and _takes_time(call) else nullcontext()
+        limited = deadline.enforce() if deadline and _takes_time(call) else _NO_LIMIT
         with limited, self.counting_refusal(call.params.n):
             try:
                 client = self._client_for(call.model)
@@ -176,17 +197,9 @@ class Router(ABC):
             outputs = self._receipts.follow(request, outputs, is_audited=is_audited)
         return Generation(request_id, request.seed, outputs)
 
-    @contextmanager
-    def counting_refusal(self, num_choices: int = 1) -> Iterator[None]:
-        """Count a request as received if overload, deadline or client end it before the engine.
-
-        It is demand, unlike an invalid one. For what comes before `generate`, which does the same.
-        """
-        try:
-            yield
-        except (OverloadedError, asyncio.CancelledError):  # a deadline cancels
-            self.metrics.num_requests += num_choices
-            raise
+    def counting_refusal(self, num_choices: int = 1) -> CountedRefusal:
+        """Return what counts a request that is refused before `generate`, which does the same."""
+        return CountedRefusal(self.metrics, num_choices)
 
     def _recorded(
         self,
@@ -206,28 +219,28 @@ class Router(ABC):
     ) -> EngineRequest:
         """Return an admitted request with token ids, compiled grammar and seed, if it may run."""
         timeout_s = math.inf if is_admitted else self.config.queue_timeout_s
+        params = call.params
+        structure, prediction = params.structured_output, params.speculation.prediction
         request = EngineRequest.of(
             call,
             await self.text.encode(call.prompt),
-            self.new_seed() if call.params.seed is None else call.params.seed,
-            await self._compile(call.params.structured_output, current_caller.get()),
+            self.new_seed() if params.seed is None else params.seed,
+            None if structure is None else await self._compile(structure, current_caller.get()),
             adapter_id=self._adapter_of(call.model),
             request_id=request_id,
-            prediction=await self._predicted_text(call.params.speculation.prediction),
+            prediction=None if prediction is None else await self._predicted_text(prediction),
             queue_deadline_s=time.monotonic() + timeout_s,
         )
         if request.receipt:
             self._receipts.check(request)
         return request
 
-    async def _compile(self, spec: StructuredOutput | None, caller: Caller) -> Grammar | None:
+    async def _compile(self, spec: StructuredOutput, caller: Caller) -> Grammar | None:
         """Return the compiled grammar of a request; see `Preprocessor.compile`."""
         return await self.text.compile(spec, caller)
 
-    async def _predicted_text(self, text: str | None) -> PredictedText | None:
+    async def _predicted_text(self, text: str) -> PredictedText:
         """Return predicted output, without tokens that cannot fit the context."""
-        if text is None:
-            return None
         token_ids = await self.text.encode(text, add_special_tokens=False)
         return await asyncio.to_thread(PredictedText, token_ids[: self.max_model_len])
 

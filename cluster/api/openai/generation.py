@@ -191,9 +191,11 @@ async def _one(
         generated = started.outputs
     else:
         generated = generate_within_budget(router, call, deadline, budget, on_admitted)
-    async with aclosing(generated) as outputs:
-        async for output in outputs:
+    try:
+        async for output in generated:
             yield PromptOutput(index, output)
+    finally:
+        await generated.aclose()  # as `aclosing` does, without its two coroutines
 
 
 async def _all(
@@ -244,10 +246,15 @@ async def _cancel(*tasks: asyncio.Task[Any]) -> None:
 
 
 async def _complete(builder: ResponseBuilder, outputs: Outputs) -> Response:
-    async with aclosing(outputs):
+    try:
         async for each in outputs:
-            await offload(partial(builder.add, each), is_large=builder.is_large(each.output))
-    text = await offload(lambda: builder.body().to_json(), is_large=builder.is_body_large)
+            if builder.is_large(each.output):
+                await asyncio.to_thread(builder.add, each)
+            else:
+                builder.add(each)
+    finally:
+        await outputs.aclose()
+    text = await offload(builder.to_json, is_large=builder.is_body_large)
     return Response(text, media_type="application/json")
 
 

@@ -162,13 +162,13 @@ class OutputText:
         text = self._texts.get(output.choice) or self._begin(output.choice)
         token_ids = output.token_ids
         if output.finish_reason is None:
-            return output._replace(text=text.decode(token_ids), text_lengths=text.lengths)
+            return output.with_text(text.decode(token_ids), text.lengths)
         if output.finish_reason is FinishReason.STOP and not self._includes_end:
             text.extend(token_ids[:-1])  # the last one ends the text
             text.skip()
         else:
             text.extend(token_ids)
-        return output._replace(text=text.flush(), text_lengths=text.lengths)
+        return output.with_text(text.flush(), text.lengths)
 
     def _begin(self, choice: int) -> IncrementalDetokenizer:
         request = self._request
