@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
+from benchmarks import svg
 from benchmarks.async_results import CaseResult
 
 _PANEL_WIDTH, _PANEL_HEIGHT, _MARGIN = 230, 150, 46  # pixels
@@ -18,18 +19,9 @@ def chart(results: Sequence[CaseResult]) -> str:
     acceptances = sorted({each.case.acceptance for each in results})
     width = _MARGIN + len(acceptances) * (_PANEL_WIDTH + _MARGIN)
     height = _MARGIN + len(streams) * (_PANEL_HEIGHT + _MARGIN)
-    root = ElementTree.Element(
-        "svg",
-        {
-            "xmlns": "http://www.w3.org/2000/svg",
-            "viewBox": f"0 0 {width} {height}",
-            "font-family": "sans-serif",
-            "font-size": "11",
-        },
-    )
-    ElementTree.SubElement(root, "rect", width="100%", height="100%", fill="white")
+    root = svg.drawing(width, height, font_size=11)
     for index, (mode, colour) in enumerate(_COLOURS.items()):
-        _text(root, _MARGIN + 130 * index, 16, f"— {mode}", colour)
+        svg.text(root, _MARGIN + 130 * index, 16, f"— {mode}", colour)
     for row, count in enumerate(streams):
         for column, acceptance in enumerate(acceptances):
             own = [
@@ -47,32 +39,23 @@ def chart(results: Sequence[CaseResult]) -> str:
 def _panel(
     root: ElementTree.Element, left: int, top: int, title: str, results: Sequence[CaseResult]
 ) -> None:
-    _text(root, left, top - 6, title)
+    svg.text(root, left, top - 6, title)
     for value in (0.5, 1.0, 1.5, 2.0, 2.5):
         y = _y(top, value)
         line = {"x1": left, "x2": left + _PANEL_WIDTH, "y1": y, "y2": y}
-        _element(root, "line", **line, stroke="#dddddd" if value != 1 else "#888888")
-        _text(root, left - 24, y + 4, f"{value:g}")
+        svg.element(root, "line", **line, stroke="#dddddd" if value != 1 else "#888888")
+        svg.text(root, left - 24, y + 4, f"{value:g}")
     places = [left + 15 + index * 40 for index in range(len(results))]
     for x, each in zip(places, results, strict=True):
-        _text(root, x - 8, top + _PANEL_HEIGHT + 14, f"{each.case.ratio:g}")
+        svg.text(root, x - 8, top + _PANEL_HEIGHT + 14, f"{each.case.ratio:g}")
     for mode, colour in _COLOURS.items():
         points = " ".join(
             f"{x},{_y(top, each.over_synchronous(mode)):.1f}"
             for x, each in zip(places, results, strict=True)
         )
-        _element(root, "polyline", points=points, fill="none", stroke=colour)
+        svg.element(root, "polyline", points=points, fill="none", stroke=colour)
 
 
 def _y(top: int, value: float) -> float:
     share = (min(_HIGH, max(_LOW, value)) - _LOW) / (_HIGH - _LOW)
     return top + _PANEL_HEIGHT * (1 - share)
-
-
-def _text(root: ElementTree.Element, x: float, y: float, text: str, colour: str = "black") -> None:
-    _element(root, "text", x=x, y=y, fill=colour).text = text
-
-
-def _element(root: ElementTree.Element, tag: str, **attributes: object) -> ElementTree.Element:
-    named = {name: str(value) for name, value in attributes.items()}
-    return ElementTree.SubElement(root, tag, named)

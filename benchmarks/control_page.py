@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
+from benchmarks import svg
 from benchmarks.report_file import markdown_table
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _PLOT_HEIGHT = 760, 300, 60, 40, 200  # pixels
@@ -130,35 +131,21 @@ def _cell(result: Result) -> str:
 def plot(results: Sequence[Result], most_regret: float) -> str:
     """Return a scatter plot of auto's share of the best by number of streams, as SVG."""
     streams = sorted({each.num_streams for each in results})
-    root = ElementTree.Element(
-        "svg",
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
-        attrib={"font-family": "sans-serif", "font-size": "13"},
-    )
-    ElementTree.SubElement(root, "rect", width="100%", height="100%", fill="white")
-    _text(root, 12, 22, "auto / best fixed number of draft tokens, by streams")
+    root = svg.drawing(_WIDTH, _HEIGHT, font_size=13)
+    svg.text(root, 12, 22, "auto / best fixed number of draft tokens, by streams")
     for share, dash in ((1 - most_regret, "6 4"), (1.0, "")):
         _line(root, _y(share), f"{share:.2f}", dash)
     for place, size in enumerate(streams):
-        _text(root, _x(place, len(streams)) - 8, _TOP + _PLOT_HEIGHT + 24, str(size))
+        svg.text(root, _x(place, len(streams)) - 8, _TOP + _PLOT_HEIGHT + 24, str(size))
     for each in results:
         place = streams.index(each.num_streams)
         offset = 9 * (list(_COLOURS).index(each.curve) - 1)
-        ElementTree.SubElement(
-            root,
-            "circle",
-            cx=f"{_x(place, len(streams)) + offset:.1f}",
-            cy=f"{_y(1 - each.regret):.1f}",
-            r="4",
-            fill=_COLOURS[each.curve],
-        )
+        x, y = _x(place, len(streams)) + offset, _y(1 - each.regret)
+        svg.element(root, "circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=4, fill=_COLOURS[each.curve])
     for index, (curve, colour) in enumerate(_COLOURS.items()):
         left = _LEFT + 120 * index
-        ElementTree.SubElement(
-            root, "circle", cx=f"{left}", cy=f"{_HEIGHT - 18}", r="4", fill=colour
-        )
-        _text(root, left + 10, _HEIGHT - 14, curve)
+        svg.element(root, "circle", cx=left, cy=_HEIGHT - 18, r=4, fill=colour)
+        svg.text(root, left + 10, _HEIGHT - 14, curve)
     return ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
@@ -172,19 +159,7 @@ def _y(share: float) -> float:
 
 
 def _line(root: ElementTree.Element, y: float, label: str, dash: str) -> None:
-    style = {"stroke-dasharray": dash} if dash else {}
-    ElementTree.SubElement(
-        root,
-        "line",
-        x1=f"{_LEFT}",
-        x2=f"{_WIDTH - 20}",
-        y1=f"{y:.1f}",
-        y2=f"{y:.1f}",
-        stroke="#888",
-        attrib=style,
-    )
-    _text(root, 12, y + 4, label)
-
-
-def _text(root: ElementTree.Element, x: float, y: float, text: str) -> None:
-    ElementTree.SubElement(root, "text", x=f"{x:.1f}", y=f"{y:.1f}").text = text
+    style = {"stroke_dasharray": dash} if dash else {}
+    ends = {"x1": _LEFT, "x2": _WIDTH - 20, "y1": f"{y:.1f}", "y2": f"{y:.1f}"}
+    svg.element(root, "line", **ends, stroke="#888", **style)
+    svg.text(root, 12, y + 4, label)

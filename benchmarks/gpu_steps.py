@@ -75,15 +75,16 @@ def median_s(work: Callable[[], object], device: torch.device, rounds: int = _RO
     work()
     times = []
     for _ in range(rounds):
-        _synchronize(device)
+        synchronize(device)
         started_at = time.perf_counter()
         work()
-        _synchronize(device)
+        synchronize(device)
         times.append(time.perf_counter() - started_at)
     return statistics.median(times)
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
+    """Wait for what the device has been given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

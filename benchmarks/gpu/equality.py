@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.parts import Context, Result, run_cases
+from benchmarks.gpu.parts import Context, Result, run_cases, share_differing
 from benchmarks.random_heads import HEADS
 from benchmarks.tiny_model import write_tiny_llama
 from specdec import LLM, SamplingParams
@@ -151,19 +151,15 @@ def compare_graphs(context: Context) -> Result:
     case = Case("graphs", _LOOKUP)
     found, _ = _generate(case, directory, context, drafts=True)
     expected, _ = _generate(case, directory, context, drafts=True, enforce_eager=True)
-    differing = _share(found, expected)
+    differing = share_differing(found, expected)
     return {"passed": differing <= _MAX_DIFFERING, "differing": differing}
 
 
 def _compare(plain: list[tuple[int, ...]], case: Case, directory: Path, context: Context) -> Result:
     drafted, num_drafts = _generate(case, directory, context, drafts=True)
-    differing = _share(plain, drafted)
+    differing = share_differing(plain, drafted)
     is_passed = num_drafts > 0 and differing <= _MAX_DIFFERING
     return {"passed": is_passed, "differing": differing, "num_drafts": num_drafts}
-
-
-def _share(left: list[tuple[int, ...]], right: list[tuple[int, ...]]) -> float:
-    return sum(a != b for a, b in zip(left, right, strict=True)) / len(left)
 
 
 def _generate(

@@ -250,3 +250,8 @@ def _saved(cases: Sequence[Case], context: Context, result: Result) -> Iterator[
     for name, run in cases:
         context.save({**result, "passed": False, "error": f"did not end; ran case {name}"})
         yield name, run
+
+
+def share_differing(left: Sequence[Sequence[int]], right: Sequence[Sequence[int]]) -> float:
+    """Return the share of answers that differ."""
+    return sum(a != b for a, b in zip(left, right, strict=True)) / len(left)

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.parts import Context, PartSkippedError, Result
+from benchmarks.gpu.parts import Context, PartSkippedError, Result, share_differing
+from benchmarks.gpu_steps import synchronize
 from benchmarks.tiny_model import write_tiny_llama
 from specdec.config.engine import EngineConfig
 from specdec.kernels.collectives import Collectives, OneShotCollectives, OrderedCollectives
@@ -61,9 +62,9 @@ def compare_ranks(context: Context) -> Result:
     ranks = [_Rank(rank, context.device.type, directory, model) for rank in range(_NUM_RANKS)]
     first, second = _run(ranks)
     differing = {
-        "one rank, operators": _share(first["alone"], first["operators"]),
-        "operators, graphs": _share(first["operators"], first["graphs"]),
-        "first rank, second": _share(first["graphs"], second["graphs"]),
+        "one rank, operators": share_differing(first["alone"], first["operators"]),
+        "operators, graphs": share_differing(first["operators"], first["graphs"]),
+        "first rank, second": share_differing(first["graphs"], second["graphs"]),
     }
     is_equal = first["graphs"] == second["graphs"]
     has_bits = all(each["differing_bits"] == 0 for each in first["sums"])
@@ -214,17 +215,8 @@ def _time_us(
 
     replay = CudaGraphs(device).capture(sums) if device.type == "cuda" else sums
     replay()
-    _synchronize(device)
+    synchronize(device)
     began_at_s = time.perf_counter()
     replay()
-    _synchronize(device)
+    synchronize(device)
     return (time.perf_counter() - began_at_s) / _SUMS_IN_GRAPH * 1e6
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _share(left: Sequence[list[int]], right: Sequence[list[int]]) -> float:
-    return sum(a != b for a, b in zip(left, right, strict=True)) / len(left)
