@@ -12,6 +12,7 @@ one token, for the cost of a request. The last line printed is JSON.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import time
@@ -28,8 +29,10 @@ from benchmarks.service import ServiceProcess, started_service
 from benchmarks.service_cpu.cpu import REFERENCE_LOOP_US, ServiceThreads, loop_us
 from benchmarks.service_cpu.device import (
     INSTANT,
+    LINE_FILE,
     DeviceSpeed,
     DeviceUse,
+    read_speed,
     read_steps,
     write_clocked_model,
 )
@@ -75,13 +78,16 @@ class MeasuredService:
     """A running service, its load generator and its threads."""
 
     def __init__(self, service: ServiceProcess, directory: Path) -> None:
-        self._directory = directory
+        self._directory, self._num_requests = directory, 0
         self._threads = ServiceThreads.of(service.pid, directory)
         self._loads = LoadGenerator(service.address, service.http_url)
         self.close = self._loads.close
 
     def measure(self, load: Load, seed: int) -> Repetition:
         """Run a load. seed: of its prompts."""
+        self._num_requests += load.num_requests
+        streams = load.streams if read_speed(self._directory) == INSTANT else 0
+        (self._directory / LINE_FILE).write_text(json.dumps((streams, self._num_requests)))
         loop_before_us = _median_loop_us()
         running = self._loads.begin(load, seed)
         time.sleep(running.starts_at_s - time.perf_counter())

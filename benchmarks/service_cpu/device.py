@@ -20,7 +20,7 @@ import numpy as np
 from specdec.types.messages import StepInput, VerifiedRow, VerifyOutput
 
 MAX_IN_FLIGHT = 2
-SPEED_FILE, STEPS_FILE = "device.json", "steps.bin"
+SPEED_FILE, STEPS_FILE, LINE_FILE = "device.json", "steps.bin", "line.json"
 _FIRST_TOKEN, _NUM_TOKENS = 1000, 39_000
 _RECORD = struct.Struct("6d")
 

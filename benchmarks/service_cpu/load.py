@@ -87,8 +87,8 @@ class LoadGenerator:
         prompts, starts_at_s = load.prompts(seed), time.perf_counter() + _PREPARE_S
         target = self._address if load.api.startswith("grpc") else self._http_url
         futures = [
-            self._pool.submit(_run, target, load, load.streams // count, own, starts_at_s)
-            for own in (prompts[index::count] for index in range(count))
+            self._pool.submit(_run, target, load, len(own), prompts[own[0] :: count], starts_at_s)
+            for own in (range(index, load.streams, count) for index in range(count))
         ]
         return RunningLoad(starts_at_s, futures)
 

@@ -20,8 +20,8 @@ that are begun ahead queue up on the device.
 in the same run and multiplied by {loop:g} µs, its time on the machine of these figures.
 - *over engine*: tokens per second over those of the engine in process on the same requests and \
 device; aim: at least 0.95.
-- *tokens a step*: the more, the less a token costs the engine's thread. On an instant target \
-streams end while gRPC still accepts calls one by one, so that fewer decode together.
+- *tokens a step*: the more, the less a token costs the engine's thread. An instant target \
+steps while all streams have a request; else streams would end while others are accepted.
 """
 
 

@@ -12,13 +12,13 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 from unittest.mock import patch
 
 from ray.util.placement_group import PlacementGroup
 
 from benchmarks.service_cpu.cpu import EVENT_LOOP, THREADS_FILE
-from benchmarks.service_cpu.device import ClockedRunner
+from benchmarks.service_cpu.device import LINE_FILE, ClockedRunner
 from cluster.config.serve_config import ServeConfig
 from cluster.serve import application
 from cluster.serve.deployment import RouterReplica
@@ -29,6 +29,8 @@ from cluster.workers.rank.actor import TargetWorker
 from cluster.workers.rank.heap import freeze_heap
 from cluster.workers.rank.target_steps import TargetSteps
 from cluster.workers.rank.worker import ModelWorker
+from specdec.engine import phases
+from specdec.engine.engine_thread import EngineThread
 from specdec.worker import TargetModelRunner
 
 
@@ -42,6 +44,29 @@ class ClockedWorker(TargetWorker):
         return ModelWorker(runner, steps, self._rank, steps.finish)
 
 
+class StartLine(EngineThread):
+    """Engine's thread that steps while all streams of a load have a request.
+
+    Otherwise a target that takes no time ends streams while others are still accepted. Requests of
+    front ends do not wait.
+    """
+
+    directory: ClassVar[Path]
+    _line, _num_added = (0, 0), 0  # streams, and requests of this load and those before
+
+    def _add(self, *arguments: Any, **options: Any) -> Any:
+        self._num_added += 1
+        if self._num_added > self._line[1]:
+            self._line = json.loads((self.directory / LINE_FILE).read_text())
+        return super()._add(*arguments, **options)
+
+    @property
+    def _can_step(self) -> bool:
+        streams, num_requests = self._line
+        is_full = self.num_streams >= streams or self._num_added >= num_requests
+        return is_full and super()._can_step
+
+
 class ClockedReplica(RouterReplica):
     """A replica whose target is a clocked device."""
 
@@ -52,9 +77,10 @@ class ClockedReplica(RouterReplica):
         found: Any,
         draft_pool: Any,
     ) -> None:
-        self._directory = Path(ServeConfig.from_mapping(config).model)
+        self._directory = StartLine.directory = Path(ServeConfig.from_mapping(config).model)
         clocked = replace(TARGET, actor=ClockedWorker)
         patch.object(target_group, "TARGET", clocked).start()  # this process serves nothing else
+        patch.object(phases, "EngineThread", StartLine).start()
         await super().__init__(config, control_plane, found, draft_pool)
 
     async def _start(self, placement: PlacementGroup | None, found: Any) -> None:

@@ -1,5 +1,7 @@
 """The arithmetic of the service's CPU time, and the queue of its clocked device."""
 
+import asyncio
+import json
 import os
 import threading
 from dataclasses import replace
@@ -10,6 +12,7 @@ from benchmarks.service_cpu import cpu
 from benchmarks.service_cpu.cpu import ENGINE, FRONT_ENDS, OTHERS, PARTS, RANK, ServiceThreads
 from benchmarks.service_cpu.device import (
     INSTANT,
+    LINE_FILE,
     ClockedRunner,
     DeviceSpeed,
     DeviceUse,
@@ -20,8 +23,10 @@ from benchmarks.service_cpu.device import (
 )
 from benchmarks.service_cpu.load import Load, Times
 from benchmarks.service_cpu.page import page
+from benchmarks.service_cpu.replica import StartLine
 from benchmarks.service_cpu.results import Latencies, Repetition, make_row
 from specdec.types.messages import StepInput, StepRow
+from tests.specdec.engines import HashTarget, engine_config, make_engine, request
 
 LOAD = Load("sse", streams=2, num_requests=4, max_tokens=5)
 THREADS = ServiceThreads(1, 20, {21: ENGINE}, 30, frozenset({40}))
@@ -75,6 +80,25 @@ def test_use_of_the_device_is_split_by_decodes_and_steps_with_prompts():
     assert (use.prompt_idle_ms, use.prompt_ahead_share) == (pytest.approx(4.0), 0.0)
     assert (use.prompt_tokens_per_step, use.num_steps) == (256, 4)
     assert DeviceUse.of([]) == DeviceUse(0.0, None, None, None, None, None)
+
+
+async def test_steps_wait_until_all_streams_of_a_load_have_a_request(tiny_model_dir, tmp_path):
+    (tmp_path / LINE_FILE).write_text(json.dumps((2, 3)))
+    target = HashTarget(block_size=4, vocab_size=383)
+    thread = StartLine(make_engine(tiny_model_dir, engine_config(), target))
+    thread.directory = tmp_path
+
+    async def answer(name):
+        return [each async for each in thread.generate(request(name, (5, 6, 7), max_tokens=2))]
+
+    first = asyncio.create_task(answer("a"))
+    await asyncio.sleep(0.05)
+    assert (first.done(), thread.last_stats.counts.num_steps) == (False, 0)
+    second = asyncio.create_task(answer("b"))
+    await asyncio.wait((first, second), return_when=asyncio.FIRST_COMPLETED)
+    assert await answer("c"), "the last request waits for no other"
+    assert all(await asyncio.gather(first, second))
+    await thread.close()
 
 
 def test_cpu_time_is_counted_by_part_of_the_service():
