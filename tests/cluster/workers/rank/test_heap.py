@@ -14,8 +14,10 @@ def test_loaded_objects_are_kept_and_leftovers_freed():
     kept.self, leftover.self = kept, leftover
     is_alive = weakref.ref(leftover)
     del leftover
-    before = gc.get_freeze_count()
+    before, thresholds = gc.get_freeze_count(), gc.get_threshold()
     freeze_heap()
     assert is_alive() is None
     assert gc.get_freeze_count() > before
+    assert gc.get_threshold()[0] == 10_000
+    gc.set_threshold(*thresholds)
     assert not any(each is kept for each in gc.get_objects())
