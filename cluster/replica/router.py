@@ -258,7 +258,7 @@ class Router(ABC):
 
     def _client_for(self, model: str) -> EngineClient:
         """Return the way to the engine for a model. Raises UnknownModelError, NotReadyError."""
-        self._check_model(model)
+        self._adapter_of(model)
         return self._client()
 
     def max_tokens(self, params: SamplingParams) -> int:
@@ -269,13 +269,13 @@ class Router(ABC):
 
     async def tokenize(self, call: TokenizeRequest) -> list[int]:
         """Return the token ids of a text or a chat."""
-        self._check_model(call.model)
+        self._adapter_of(call.model)
         add = call.add_special_tokens
         return list(await self.text.encode(call.prompt, add_special_tokens=add))
 
     async def detokenize(self, call: DetokenizeRequest) -> str:
         """Return the text of token ids without special tokens."""
-        self._check_model(call.model)
+        self._adapter_of(call.model)
         return await self.text.decode(call.token_ids)
 
     def model_info(self, model: str) -> ModelInfo:
@@ -312,9 +312,6 @@ class Router(ABC):
         if adapter_id == BASE_MODEL and model != DEFAULT_MODEL:
             raise UnknownModelError(model, self.config.served_model_name, *self.adapter_ids)
         return adapter_id
-
-    def _check_model(self, model: str) -> None:
-        self._adapter_of(model)
 
 
 def _takes_time(call: GenerateRequest) -> bool:

@@ -98,7 +98,7 @@ class Client:
 
     call: Call
     request: EngineRequest
-    stream: OutputStream = field(default_factory=lambda: OutputStream(None, OWN_PROCESS))
+    stream: OutputStream = field(default_factory=lambda: OutputStream("r", None, OWN_PROCESS))
 
     @property
     def expected(self) -> Tokens:

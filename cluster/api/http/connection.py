@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -85,7 +86,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._num_unparsed = 0
         self.scope["state"][CONNECTION_LOST] = self._lost
         app, former = self.app, self.cycle
-        num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        num_bytes = len(self.url) + sum(map(len, chain.from_iterable(self.headers)))
         if num_bytes > MAX_HEADER_BYTES:
             self.app = _respond_431
         super().on_headers_complete()

@@ -298,6 +298,8 @@ def _check_num_logprobs(
 
     max_tokens: most tokens of a choice. A stream sends those of the answer in parts, uncounted.
     """
+    if params.logprobs is None and request.prompt_logprobs is None:
+        return
     num_prompt_tokens = sum(len(each.token_ids) for each in echoes)
     num_positions = params.n * num_prompt_tokens if request.echo else 0
     if not (request.stream or request.max_tokens == 0):

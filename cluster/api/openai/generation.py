@@ -96,19 +96,17 @@ async def generate_response(
     context = handler.context(request, request_id)
     get_names = request.get_names = partial(_names, body)
     router, watch = handler.get_router(), DisconnectWatch(request.scope, request.receive)
-
-    async def answer() -> Response:
-        handler.get_keys().check_priority(authorization_of(request), body.priority)
-        with context.deadline.enforce(), router.counting_refusal():
-            builder = await prepare(router, body, context)
-        if not body.stream:
-            return await _complete(builder, _outputs(router, builder, context.deadline))
-        return await _stream(handler, builder, context.deadline, get_names)
-
     response: Response | None = None
     try:
         with watch:
-            response = await answer()
+            handler.get_keys().check_priority(authorization_of(request), body.priority)
+            with context.deadline.enforce(), router.counting_refusal():
+                builder = await prepare(router, body, context)
+            if body.stream:
+                response = await _stream(handler, builder, context.deadline, get_names)
+            else:
+                outputs = _outputs(router, builder, context.deadline)
+                response = await _complete(builder, outputs)
         if headers := warning_headers(context.warnings, get_names):
             response.headers.update(headers)
     except BaseException:

@@ -86,21 +86,21 @@ class EngineClient(ABC):
         self._admit(request, metrics, is_admitted=is_admitted)
         text = None if request.params.stop else OutputText(request, self._get_tokenizer())
         finished, num_choices = False, request.params.n
-        unique_id = self._streams.open(request.request_id, num_choices, metrics, caller, deadline)
+        stream = self._streams.open(request.request_id, num_choices, metrics, caller, deadline)
         try:
-            own, is_silent = request.for_stream(unique_id), on_admitted is None
+            own, is_silent = request.for_stream(stream.unique_id), on_admitted is None
             admission = self._add(own, is_admitted=is_admitted, is_silent=is_silent)
-            await self._streams.wait_for(unique_id, admission)
+            await stream.wait_for(admission)
             if on_admitted is not None:
                 on_admitted()
             while not finished:
-                output = await self._streams.next_output(unique_id)
+                output = await stream.take()
                 finished = output.is_last
                 yield output if text is None else await text.completed(output)
         finally:
-            self._streams.close(unique_id)
+            self._streams.close(stream)
             if not finished:
-                self._drop(unique_id)
+                self._drop(stream.unique_id)
                 if metrics is not None:
                     metrics.on_broken_off(sys.exception())
 

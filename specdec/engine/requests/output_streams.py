@@ -32,8 +32,9 @@ class OutputStream:
     the event loop is busy or its client reads slowly, the fewer and larger its outputs are.
     """
 
-    def __init__(self, metrics: RequestMetrics | None, caller: Caller) -> None:
-        """caller: may abort the request."""
+    def __init__(self, unique_id: str, metrics: RequestMetrics | None, caller: Caller) -> None:
+        """unique_id: of the request, for its engine. caller: may abort it."""
+        self.unique_id = unique_id
         self.metrics = metrics
         self.caller = caller
         self.timer: asyncio.TimerHandle | None = None  # of the deadline
@@ -161,38 +162,30 @@ class OutputStreams:
         metrics: RequestMetrics | None,
         caller: Caller,
         deadline: Deadline | None,
-    ) -> str:
-        """Open a stream, which fails at the deadline, and return its unique id."""
+    ) -> OutputStream:
+        """Open a stream, which fails at the deadline."""
         unique_id = f"{request_id}/{self._prefix}{next(self._serial)}"
-        stream = self._streams[unique_id] = OutputStream(metrics, caller)
+        stream = self._streams[unique_id] = OutputStream(unique_id, metrics, caller)
         self._num_choices[unique_id] = num_choices
         self.num_sequences += num_choices
         self._none_left.clear()
         if deadline is not None:
             loop = asyncio.get_running_loop()
             stream.timer = loop.call_later(deadline.remaining_s, stream.expire, deadline)
-        return unique_id
+        return stream
 
-    def close(self, unique_id: str) -> None:
+    def close(self, stream: OutputStream) -> None:
         """Forget a stream that is no longer read."""
-        stream = self._streams.pop(unique_id)
+        del self._streams[stream.unique_id]
         if stream.timer is not None:
             stream.timer.cancel()
-        self._end(unique_id)
+        self._end(stream.unique_id)
         if not self._streams:
             self._none_left.set()
 
     def _end(self, unique_id: str) -> None:
         """Count the choices of a request no longer; of one that has ended there are none."""
         self.num_sequences -= self._num_choices.pop(unique_id, 0)
-
-    async def wait_for(self, unique_id: str, admission: asyncio.Future[None]) -> None:
-        """Wait until the engine has a request. Raises its refusal, or what ended it before."""
-        await self._streams[unique_id].wait_for(admission)
-
-    async def next_output(self, unique_id: str) -> EngineOutput:
-        """Wait for the next output of a request. Raises the error that ends it."""
-        return await self._streams[unique_id].take()
 
     async def all_close_within(self, timeout_s: float) -> bool:
         """Wait until no stream is open; return False if some still are after `timeout_s`."""

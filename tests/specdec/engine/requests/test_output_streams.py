@@ -22,7 +22,7 @@ def output(token, choice=0, *, num_so_far=0, reason=None, is_last=False):
 
 @pytest.fixture
 def stream():
-    return OutputStream(None, OWN_PROCESS)
+    return OutputStream("r", None, OWN_PROCESS)
 
 
 async def test_a_late_reader_gets_all_at_once(stream):
@@ -163,9 +163,9 @@ async def test_a_deadline_ends_a_stream_and_is_forgotten_with_it():
     streams = OutputStreams()
     late = streams.open("r", 1, None, OWN_PROCESS, Deadline.after(0.01))
     with pytest.raises(DeadlineExceededError, match=r"within 0\.01 s"):
-        await streams.next_output(late)
+        await late.take()
     streams.close(late)
     early = streams.open("r", 1, None, OWN_PROCESS, Deadline.after(60))
-    timer = streams._streams[early].timer
+    timer = early.timer
     streams.close(early)
     assert timer.cancelled()
