@@ -58,3 +58,9 @@ def test_a_token_has_the_output_that_its_step_would_have_made(engine):
 )
 def test_outputs_with_more_than_a_token_are_whole(engine, only):
     assert not any(delivery.token_ids for _, delivery in generated(engine, only))
+
+
+def test_an_output_with_its_text_differs_in_nothing_else(engine):
+    for outputs, _ in generated(engine, without_text("a", max_tokens=5)):
+        for each in outputs:
+            assert each.with_text("ab", (1, 1)) == each._replace(text="ab", text_lengths=(1, 1))
