@@ -13,8 +13,9 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Self
 
 from pydantic_core import from_json
@@ -134,8 +135,7 @@ class RoutingHint:
     @property
     def tokens_by_key(self) -> tuple[int, ...]:
         """Number of tokens that each key adds to the prefix before it."""
-        ends = (0, *_ends(len(self.prefix_keys)))
-        return tuple((end - begin) // BYTES_PER_TOKEN for begin, end in pairwise(ends))
+        return _tokens_by_key(len(self.prefix_keys))
 
 
 def read_fields(body: bytes) -> dict[str, Any] | None:
@@ -162,10 +162,10 @@ def _hash(text: str) -> bytes:
     return blake2b(text.encode(errors="surrogatepass"), digest_size=_KEY_BYTES).digest()
 
 
-def _ends(count: int) -> tuple[int, ...]:
-    """Return the first boundaries."""
-    found = boundaries(2**63)
-    return tuple(next(found) for _ in range(count))
+@lru_cache(maxsize=512)
+def _tokens_by_key(count: int) -> tuple[int, ...]:
+    ends = pairwise((0, *islice(boundaries(2**63), count)))
+    return tuple((end - begin) // BYTES_PER_TOKEN for begin, end in ends)
 
 
 def _pieces(values: Iterable[Any]) -> Iterator[bytes]:
