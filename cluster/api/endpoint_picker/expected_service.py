@@ -22,6 +22,9 @@ _FIRST_SPREAD, _TOKEN_SPREAD = 1.0, 0.4
 """Standard deviations of both latencies around the expected ones, in their limits. Lengths of
 outputs and later arrivals are unknown; narrow ones would see no difference where all are late."""
 
+_LEAST_SLACK = 0.1
+"""Least part of the limit of a token's time that is left for the prompts of others."""
+
 _PROMPT_PRICE = 0.5
 """Requests lost later for each limit to the first token that the endpoint spends on a prompt."""
 
@@ -29,7 +32,7 @@ _WAIT_PRICE = 0.02
 """Requests that a wait of one limit is worth. It decides where no endpoint meets the objective, as
 for a time per token that none reaches."""
 
-_TAIL_PRICE, _MOST_WAIT = 0.7, 1.0
+_TAIL_PRICE, _MOST_WAIT = 3.0, 1.0
 """Requests that the square of a wait is worth, in limits, beyond the pool's mean wait and
 `_MOST_WAIT` limits: late requests go where they harm nothing, but not all to one endpoint."""
 
@@ -40,8 +43,8 @@ class EndpointLoad(NamedTuple):
     num_streams: choices of requests that run or wait there. num_seats: those that can run, by the
     batch and the KV cache. num_in_time: those of num_streams whose first token was, or still can
     be, within the limit. backlog_tokens: prompt tokens that are not computed yet, cached ones
-    aside. prompt_share: part of the last seconds that prompts took. output_tokens: mean of finished
-    requests.
+    aside. prompt_share: part of the last seconds that prompts took. output_tokens: expected of a
+    request.
     """
 
     curve: ServiceCurve
@@ -56,16 +59,16 @@ class EndpointLoad(NamedTuple):
 class ExpectedService(NamedTuple):
     """Latencies that a request would have, and those that it would add.
 
-    first_token_s: time to its first token. output_token_s: mean time of each later one.
-    prompt_s: time of its prompt. before_s, after_s: mean time of a token of another stream,
-    without the request and with it.
+    first_token_s: time to its first token. output_token_s: mean time of each later one, and of one
+    of another stream; before_s: that without the request. prompt_s: time of its prompt, for which
+    the others wait. prompt_token_s: the same for each token of an output of mean length.
     """
 
     first_token_s: float
     output_token_s: float
-    prompt_s: float
     before_s: float
-    after_s: float
+    prompt_s: float
+    prompt_token_s: float
 
 
 def expected_service(load: EndpointLoad, prompt_tokens: float) -> ExpectedService:
@@ -73,7 +76,6 @@ def expected_service(load: EndpointLoad, prompt_tokens: float) -> ExpectedServic
 
     - First token: the prompts before it, the wait for a seat, and its prompt.
     - Tokens: those of the curve at one stream more, as prompts take their share of the time.
-    - The others also wait for its prompt, each by its part of an output.
     """
     curve, output_tokens, most = load.curve, max(1.0, load.output_tokens), load.num_seats
     prompt_s, backlog_s = (
@@ -83,8 +85,8 @@ def expected_service(load: EndpointLoad, prompt_tokens: float) -> ExpectedServic
     before, after = min(load.num_streams, most), min(load.num_streams + 1, most)
     seat_s = (load.num_streams + 1 - after) / most * output_tokens * curve.token_s(most)
     before_s, token_s = (curve.token_s(number) / decode_share for number in (before, after))
-    after_s = token_s + prompt_s / output_tokens
-    return ExpectedService(backlog_s + seat_s + prompt_s, token_s, prompt_s, before_s, after_s)
+    first_s, prompt_token_s = backlog_s + seat_s + prompt_s, prompt_s / output_tokens
+    return ExpectedService(first_s, token_s, before_s, prompt_s, prompt_token_s)
 
 
 def scores(
@@ -111,16 +113,19 @@ def added_goodput(
     """Return the requests within the objective that the choice of an endpoint adds.
 
     - The probability that the request is within both limits,
-    - minus the streams that it is expected to push beyond theirs; late ones are lost already,
+    - minus the streams that it is expected to push beyond theirs, where late ones are lost already:
+      of exponentially distributed outputs, its prompt pushes those that are too short to make up
+      for it,
     - minus what its prompt and its wait are worth, also where it is late everywhere.
 
     num_in_time: as in EndpointLoad. mean_wait_s: of the pool.
     """
     first_s, token_s = objective
-    own, before, after = (
-        _within(each, token_s, _TOKEN_SPREAD)
-        for each in (service.output_token_s, service.before_s, service.after_s)
+    own, before = (
+        _within(each, token_s, _TOKEN_SPREAD) for each in (service.output_token_s, service.before_s)
     )
+    slack_s = max(_LEAST_SLACK * token_s, token_s - service.output_token_s)
+    after = own * math.exp(-service.prompt_token_s / slack_s)
     in_time = own * _within(service.first_token_s, first_s, _FIRST_SPREAD)
     price = _PROMPT_PRICE * service.prompt_s / first_s
     excess = max(0.0, (service.first_token_s - mean_wait_s) / first_s - _MOST_WAIT)

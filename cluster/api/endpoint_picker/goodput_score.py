@@ -21,7 +21,6 @@ from specdec.types.reports.service_curve import ServiceCurve
 
 logger = logging.getLogger(__name__)
 
-_OUTPUT_TOKENS = 256.0  # of a request, before any has finished
 _MOST_OUTPUT_TOKENS = 2.0**20
 
 
@@ -82,7 +81,7 @@ def load_of(candidate: Candidate, substitute: ServiceCurve, now_s: float) -> End
         num_in_time=sent.num_streams - sent.num_late(now_s),
         backlog_tokens=left + OTHER_REQUEST_TOKENS * sent.num_others_waiting,
         prompt_share=sent.prompt_tokens_per_s(now_s) / curve.prompt_tokens_per_s,
-        output_tokens=min(report.output_tokens or _OUTPUT_TOKENS, _MOST_OUTPUT_TOKENS),
+        output_tokens=min(report.output_tokens, _MOST_OUTPUT_TOKENS),
     )
 
 

@@ -36,10 +36,6 @@ _NAMES = (
     "lora_requests_info",
     "replica_ready",
 )
-_LENGTHS = ("request_max_num_generation_tokens", "request_generation_tokens")
-"""Histograms of finished requests, of which the first that has any is read: it counts the longest
-of several choices, the other the sum."""
-_CHOICES = "request_params_n"
 _OBJECTIVE_NAMES = (
     "num_requests_decoding",
     "expected_stream_tokens_per_second",
@@ -49,9 +45,15 @@ _OBJECTIVE_NAMES = (
     "prompt_tokens_cached_total",
     "generation_tokens_total",
     "request_success_total",
-    *(name + suffix for name in (*_LENGTHS, _CHOICES) for suffix in ("", "_sum", "_count")),
 )
-"""Read under an objective only. Servers select histograms by their names or by those of samples."""
+"""Read under an objective only."""
+_CHOICES = "request_params_n"
+_CHOICES_NAMES = (f"{_CHOICES}_sum", f"{_CHOICES}_count")
+"""Read of this service only, under an objective: vLLM counts an end for each choice."""
+_CENSORED = ("abort", "error")
+"""The `finished_reason` of outputs that are not complete; vLLM has both."""
+OUTPUT_TOKENS, _NUM_ASSUMED = 256.0, 8
+"""Expected tokens of an output before any has ended, and the number of outputs that these are."""
 _LOADED = "loaded_lora_adapters"
 _MAX_SAMPLES = 256
 """Samples that are read of a response: a few of each engine."""
@@ -72,8 +74,8 @@ class EndpointReport:
     step; None without LoRA. is_ready: None where the metrics do not contain it. models: names that
     requests may use, of the model and of `loaded_adapters`; None where the metrics lack them.
     num_decoding: running requests past their prompt; all where it is unknown. curve: expected rates
-    by load; None without them. output_tokens: mean of finished requests; None before any. totals:
-    counters since its start; None without one of arrivals.
+    by load; None without them. output_tokens: expected of an output. totals: counters since its
+    start; None without one of arrivals.
     """
 
     num_running: int = 0
@@ -87,7 +89,7 @@ class EndpointReport:
     loaded_adapters: frozenset[str] = frozenset()
     num_decoding: int = 0
     curve: ServiceCurve | None = None
-    output_tokens: float | None = None
+    output_tokens: float = OUTPUT_TOKENS
     totals: Totals | None = None
 
     @property
@@ -98,9 +100,10 @@ class EndpointReport:
 
 @cache
 def metric_names(*, has_objective: bool) -> tuple[str, ...]:
-    """Return the names of the samples that `parse_report` reads."""
+    """Return the names by which servers select what `parse_report` reads."""
     names = _NAMES + _OBJECTIVE_NAMES * has_objective
-    return tuple(_name(prefix, name) for prefix in _PREFIXES for name in names)
+    own = (_PREFIXES[0] + _CHOICES,) * has_objective
+    return (*own, *(_name(prefix, name) for prefix in _PREFIXES for name in names))
 
 
 def parse_report(text: str, *, has_objective: bool = True) -> EndpointReport:
@@ -109,8 +112,9 @@ def parse_report(text: str, *, has_objective: bool = True) -> EndpointReport:
     Raises ValueError for a text that has no number of requests, or is no such text.
     """
     samples = _samples(text, metric_names(has_objective=has_objective))
+    names = _NAMES + _OBJECTIVE_NAMES + _CHOICES_NAMES
     for prefix in _PREFIXES:
-        found = {name: samples.get(_name(prefix, name), []) for name in _NAMES + _OBJECTIVE_NAMES}
+        found = {name: samples.get(_name(prefix, name), []) for name in names}
         if found["num_requests_running"]:
             report = _report(found)
             return _with_names(report, found) if prefix == _PREFIXES[0] else report
@@ -154,37 +158,46 @@ def _report(found: Mapping[str, Sequence[Sample]]) -> EndpointReport:
     )
 
 
-def _mean(found: Mapping[str, Sequence[Sample]], histogram: str) -> float | None:
-    """Return the mean of a histogram; None for an empty one."""
-    total, number = (_sum(found[f"{histogram}_{part}"]) for part in ("sum", "count"))
-    return total / number if number >= 1 else None
-
-
 def _sum(samples: Sequence[Sample]) -> float:
     return sum(min(_MAX_COUNT, max(0.0, value)) for _, _, value in samples)
 
 
-def _output_tokens(found: Mapping[str, Sequence[Sample]]) -> float | None:
-    """Return the mean of finished requests; None before any."""
-    for name in _LENGTHS:
-        mean = _mean(found, name)
-        if mean is not None:
-            return mean
-    return None
+def expected_output_tokens(num_tokens: float, num_ended: float) -> float:
+    """Return the expected tokens of an output. num_tokens: generated, by running requests too.
+
+    After a start, the mean of finished ones would be that of the short ones. This is the estimate
+    for exponentially distributed lengths of which running and aborted ones are censored.
+    """
+    return (num_tokens + OUTPUT_TOKENS * _NUM_ASSUMED) / (num_ended + _NUM_ASSUMED)
+
+
+def _output_tokens(found: Mapping[str, Sequence[Sample]]) -> float:
+    """Return the expected tokens of an output."""
+    ended = found["request_success_total"]
+    if not ended:
+        return OUTPUT_TOKENS
+    complete = [each for each in ended if each[1].get("finished_reason") not in _CENSORED]
+    num_tokens = _sum(found["generation_tokens_total"])
+    return expected_output_tokens(num_tokens, _sum(complete) + _num_more_choices(found))
+
+
+def _num_more_choices(found: Mapping[str, Sequence[Sample]]) -> float:
+    """Return the choices of ended requests after the first."""
+    num_choices, num_requests = (_sum(found[f"{_CHOICES}_{part}"]) for part in ("sum", "count"))
+    return max(0.0, num_choices - num_requests)
 
 
 def _totals(found: Mapping[str, Sequence[Sample]]) -> Totals | None:
     """Return the counters of requests and tokens; None for a server that counts no arrivals."""
     if not found["requests_received_total"]:
         return None
-    num_choices, num_requests = (_sum(found[f"{_CHOICES}_{part}"]) for part in ("sum", "count"))
     return Totals.of_counters(
         num_requests=_sum(found["requests_received_total"]),
         prompt_tokens=_sum(found["prompt_tokens_total"]),
         cached_tokens=_sum(found["prompt_tokens_cached_total"]),
         output_tokens=_sum(found["generation_tokens_total"]),
         num_ended=_sum(found["request_success_total"]),
-        num_more_choices=max(0.0, num_choices - num_requests),
+        num_more_choices=_num_more_choices(found),
     )
 
 

@@ -1,9 +1,13 @@
 """The expected service of a request, and the scores of endpoints, by hand."""
 
+import math
+
 import pytest
 
 from cluster.api.endpoint_picker.expected_service import (
     EndpointLoad,
+    ExpectedService,
+    added_goodput,
     expected_service,
     scores,
 )
@@ -33,7 +37,7 @@ def test_prompts_before_it_a_seat_and_its_prompt():
     service = expected_service(load, 500)
     assert service.first_token_s == pytest.approx(0.3 + 2 / 8 * 100 / 50 + 0.5)
     assert service.output_token_s == pytest.approx(2 * 0.02)
-    assert service.after_s - service.before_s == pytest.approx(0.5 / 100)
+    assert service.prompt_token_s == pytest.approx(0.5 / 100)
 
 
 def test_prompts_never_take_all_of_the_time():
@@ -56,6 +60,15 @@ def test_the_streams_that_it_would_delay_count():
         "b": IDLE._replace(num_streams=6, num_in_time=0, backlog_tokens=2000),
     }
     assert best(loads, {"a": 1500, "b": 1500}) == "b"
+
+
+@pytest.mark.parametrize("prompt_token_s", [0.0, 0.02, 0.04])
+def test_a_prompt_pushes_the_streams_with_too_short_outputs(prompt_token_s):
+    """They have 20 ms a token left; lengths are exponentially distributed."""
+    service = ExpectedService(0.5, 0.02, 0.02, prompt_s=1.0, prompt_token_s=prompt_token_s)
+    alone, beside = (added_goodput(service, number, OBJECTIVE, 0.5) for number in (0, 10))
+    in_time = 10 * 0.5 * math.erfc(-0.5 / 0.4 / math.sqrt(2))
+    assert alone - beside == pytest.approx(in_time * (1 - math.exp(-prompt_token_s / 0.02)))
 
 
 def test_late_prompts_go_where_others_are_late_but_not_all_of_them():

@@ -4,12 +4,17 @@ import math
 from dataclasses import replace
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from cluster.api.endpoint_picker.reports import EndpointReport, metric_names, parse_report
+from cluster.api.endpoint_picker.reports import (
+    OUTPUT_TOKENS,
+    EndpointReport,
+    expected_output_tokens,
+    metric_names,
+    parse_report,
+)
 from cluster.control.replica_scaler import Totals
 from cluster.observability.prometheus_text import expose, replica_families
-from specdec.engine.metrics.metrics import GENERATION_TOKENS
 from specdec.types.reports.fleet import ReplicaReport, ReplicaStatus
 from specdec.types.reports.service_curve import ServiceCurve
 from specdec.types.reports.stats import AdaptersInUse, Counts, HistogramCounts
@@ -85,19 +90,23 @@ def test_this_services_own_metrics(aliases):
             ended={"stop": 2, "abort": 1},
             histograms={
                 "request_params_n": HistogramCounts((1, 2), (1, 1, 0), 3.0),
-                GENERATION_TOKENS: HistogramCounts((64.0,), (4, 0), 200.0),
             },
         ),
     )
     families = replica_families(
-        "m", ReplicaStatus(report, 1.0, 0.0), is_connected=True, aliases=aliases
+        "m",
+        ReplicaStatus(report, 1.0, 0.0),
+        is_connected=True,
+        names=metric_names(has_objective=True),
+        aliases=aliases,
     )
     text = expose(families, "").body.decode()
     loaded = frozenset("abc")
     expected = EndpointReport(5, 2, 0.25, 160, frozenset("ab"), 2, True, loaded | {"m"}, loaded)
-    expected = replace(expected, num_decoding=3, curve=CURVE, output_tokens=50.0)
+    expected = replace(expected, num_decoding=3, curve=CURVE)
     # Two requests with three choices have ended, and one was aborted.
     expected = replace(expected, totals=Totals(9, 700, 500, 3 + 1))
+    expected = replace(expected, output_tokens=expected_output_tokens(500, 3))
     assert parse_report(text) == expected
 
 
@@ -147,8 +156,8 @@ def test_bounds_hold_for_any_number_of_samples():
     assert parse_report("".join(map(engine.format, range(10_000)))).num_running <= 256
     large = 'vllm:num_requests_running{{engine="{}"}} 1e308\n'
     assert parse_report(large.format(0) + large.format(1)).num_running == 2 * 2**20
-    counts = "".join(f"vllm:{name} {value}\n" for name, value in HUGE.items())
-    totals = parse_report(f"{counts}vllm:num_requests_running 1").totals
+    counts = "".join(f"specdec:{name} {value}\n" for name, value in HUGE.items())
+    totals = parse_report(f"{counts}specdec:num_requests_running 1").totals
     assert all(map(math.isfinite, totals))
     huge = 'vllm:cache_config_info{block_size="999999999",num_gpu_blocks="999999999"} 1'
     assert parse_report(f"{huge}\nvllm:num_requests_running 1").cache_tokens == 2**22
@@ -168,17 +177,45 @@ def test_without_an_objective_nothing_more_is_read():
     assert parse_report(text, has_objective=False).totals is None
 
 
-@pytest.mark.parametrize("longest", [None, 30])
-def test_a_python_client_exposes_the_samples_that_are_selected(longest):
-    """Histograms of vLLM: of all choices, and of the longest of each request."""
+def test_a_python_client_exposes_the_samples_that_are_selected():
+    """Samples of vLLM, which counts an end for each of a request's choices."""
     registry = CollectorRegistry()
     Gauge("vllm:num_requests_running", "x", registry=registry).set(3)
-    values = {"request_generation_tokens": 77, "request_params_n": 2}
-    if longest is not None:
-        values["request_max_num_generation_tokens"] = longest
-    for name, value in values.items():
-        Histogram(f"vllm:{name}", "x", registry=registry).observe(value)
-    names = metric_names(has_objective=True)
-    text = generate_latest(registry.restricted_registry(names)).decode()
-    assert parse_report(text).output_tokens == (longest or 77)
-    assert "request_params_n_count" in text
+    Counter("vllm:generation_tokens", "x", registry=registry).inc(77)
+    Counter("vllm:request_success", "x", registry=registry).inc(2)
+    Histogram("vllm:request_params_n", "x", registry=registry).observe(2)
+    selected = registry.restricted_registry(metric_names(has_objective=True))
+    for each in (registry, selected):
+        report = parse_report(generate_latest(each).decode())
+        assert report.output_tokens == expected_output_tokens(77, 2)
+
+
+def ended_text(server, **numbers):
+    """Return metrics with 32,000 generated tokens, and requests by the reason of their end."""
+    lines = [f"{server}:num_requests_running 1", f"{server}:generation_tokens_total 32000"]
+    for reason, number in numbers.items():
+        lines.append(f'{server}:request_success_total{{finished_reason="{reason}"}} {number}')
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("server", "reason"), [("specdec", "abort"), ("vllm", "abort"), ("vllm", "error")]
+)
+def test_an_aborted_output_counts_by_its_tokens_but_not_as_an_end(server, reason):
+    report = parse_report(ended_text(server, stop=70, length=20, **{reason: 500}))
+    assert report.output_tokens == expected_output_tokens(32_000, 90)
+
+
+@pytest.mark.parametrize("server", ["specdec", "vllm"])
+def test_outputs_that_run_count_before_one_has_ended(server):
+    report = parse_report(ended_text(server, stop=0, abort=0))
+    assert report.output_tokens == expected_output_tokens(32_000, 0)
+    assert parse_report(ended_text(server)).output_tokens == OUTPUT_TOKENS, "ends are not counted"
+
+
+def test_outputs_that_run_count_for_the_expected_length():
+    """Of requests of 100 and 500 tokens, the short ones end first."""
+    assert expected_output_tokens(16 * 100 * 2, 16) > 200
+    assert expected_output_tokens(16 * 600, 32) == pytest.approx(291, abs=1)
+    assert expected_output_tokens(10_000 * 600, 20_000) == pytest.approx(300, rel=0.01)
+    assert expected_output_tokens(0, 0) == OUTPUT_TOKENS
