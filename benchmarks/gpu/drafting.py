@@ -23,7 +23,7 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head
 from specdec.models.llama import CausalDecoder
-from specdec.text.grammar import GrammarCompiler
+from specdec.text.grammar.compiler import GrammarCompiler
 from specdec.types.draft_messages import DraftRow, DraftStep
 from specdec.types.messages import (
     BlockTableDelta,

@@ -13,12 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from specdec.models.config.model_config import ModelConfig
 from specdec.text.chat_template import ChatTemplate, read_template
-from specdec.text.grammar import (
-    COMPILE_TIMEOUT_S,
-    TIMED_OUT,
-    Grammar,
-    GrammarCompiler,
-)
+from specdec.text.grammar.compiler import COMPILE_TIMEOUT_S, TIMED_OUT, GrammarCompiler
+from specdec.text.grammar.matcher import Grammar
 from specdec.text.tokenizer import Tokenizer, check_token_ids
 from specdec.text.vocab_bytes import TokenBytes
 from specdec.types.errors import OverloadedError

@@ -30,7 +30,7 @@ from specdec.engine.requests.engine_client import EngineClient
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.prediction import PredictedText
 from specdec.sequences.sequence import EngineRequest
-from specdec.text.grammar import Grammar
+from specdec.text.grammar.matcher import Grammar
 from specdec.types.deadline import Deadline
 from specdec.types.errors import OverloadedError, TargetFailedError, UnknownModelError
 from specdec.types.messages import BASE_MODEL

@@ -36,7 +36,8 @@ from specdec.llm.prompts import PromptParts
 from specdec.models.resolve import print_progress
 from specdec.sequences.prediction import PredictedText
 from specdec.sequences.sequence import EngineRequest
-from specdec.text.grammar import Grammar, GrammarCompiler
+from specdec.text.grammar.compiler import GrammarCompiler
+from specdec.text.grammar.matcher import Grammar
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.adapters import AdapterOrder, AdapterReport, LoRARequest
 from specdec.types.drafters import DrafterOrder, DrafterReport

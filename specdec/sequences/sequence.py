@@ -10,7 +10,7 @@ from specdec.sequences.block_manager import BlockKey, root_key
 from specdec.sequences.output_buffer import OutputBuffer
 from specdec.sequences.prediction import PredictedText, PredictionCursor
 from specdec.text.detokenizer import IncrementalDetokenizer
-from specdec.text.grammar import Grammar, OutputConstraint
+from specdec.text.grammar.matcher import Grammar, OutputConstraint
 from specdec.types.control import SpeculationControl
 from specdec.types.drafters import CONFIGURED_VERSION
 from specdec.types.drafts.draft_length import DraftLength

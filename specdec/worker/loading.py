@@ -32,7 +32,7 @@ from specdec.models.hybrid import HybridDecoder
 from specdec.models.loading import Decoder, load_model
 from specdec.models.weights.checkpoint import CPU
 from specdec.sampling.row_ops import row_ops_of
-from specdec.text.grammar import GrammarCompiler
+from specdec.text.grammar.compiler import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.text.vocab_map import VocabularyMap
 from specdec.worker.adapters import RankAdapters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specdec.models.config.model_config import ModelConfig
-from specdec.text.grammar import GrammarCompiler
+from specdec.text.grammar.compiler import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 
 

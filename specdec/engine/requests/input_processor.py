@@ -15,7 +15,7 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.output_buffer import OutputBuffer
 from specdec.sequences.sequence import EngineRequest, Sequence
 from specdec.text.detokenizer import IncrementalDetokenizer
-from specdec.text.grammar import OutputConstraint
+from specdec.text.grammar.matcher import OutputConstraint
 from specdec.text.tokenizer import Tokenizer, check_token_ids
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import ContextLengthError, GrammarError, InvalidValueError

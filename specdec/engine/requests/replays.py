@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from specdec.sequences.sequence import EngineRequest
-from specdec.text.grammar import Grammar, OutputConstraint
+from specdec.text.grammar.matcher import Grammar, OutputConstraint
 from specdec.types.errors import InvalidValueError
 from specdec.types.messages import Logprobs
 from specdec.types.responses import EngineOutput

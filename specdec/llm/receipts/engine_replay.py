@@ -11,7 +11,7 @@ from specdec.engine.receipts.model import receipt_model
 from specdec.engine.requests.replays import comparison_in, replay_request
 from specdec.llm.host import EngineHost
 from specdec.sequences.sequence import EngineRequest
-from specdec.text.grammar import Grammar
+from specdec.text.grammar.matcher import Grammar
 from specdec.types.messages import Logprobs
 from specdec.types.sampling.sampling_params import StructuredOutput
 from specdec.types.sampling.sampling_spec import Replay

@@ -17,7 +17,8 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.sampling.replay import OutputReplay
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.sequences.sequence import EngineRequest
-from specdec.text.grammar import Grammar, GrammarCompiler
+from specdec.text.grammar.compiler import GrammarCompiler
+from specdec.text.grammar.matcher import Grammar
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.types.messages import Logprobs

@@ -20,7 +20,7 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
 from specdec.sequences.sequence import Sequence as TextSequence
 from specdec.text.detokenizer import IncrementalDetokenizer
-from specdec.text.grammar import Grammar
+from specdec.text.grammar.matcher import Grammar
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError
 from specdec.types.messages import Logprobs

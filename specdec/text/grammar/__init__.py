@@ -5,16 +5,3 @@ A `GrammarCompiler` compiles a request's constraint to a `Grammar`; each sequenc
 `GrammarMatcher`, which computes the tokens that are allowed next. Applying the resulting bitmask to
 logits belongs in `sampling`.
 """
-
-from specdec.text.grammar.compiler import COMPILE_TIMEOUT_S, TIMED_OUT, GrammarCompiler
-from specdec.text.grammar.matcher import ConstrainedDraft, Grammar, GrammarMatcher, OutputConstraint
-
-__all__ = [
-    "COMPILE_TIMEOUT_S",
-    "TIMED_OUT",
-    "ConstrainedDraft",
-    "Grammar",
-    "GrammarCompiler",
-    "GrammarMatcher",
-    "OutputConstraint",
-]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec.text.grammar import GrammarCompiler, GrammarMatcher
+from specdec.text.grammar.compiler import GrammarCompiler
+from specdec.text.grammar.matcher import GrammarMatcher
 from specdec.types.errors import GrammarError, SpecdecError
 from specdec.types.messages import SequenceAdmission, StepInput
 

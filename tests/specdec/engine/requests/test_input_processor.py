@@ -9,8 +9,7 @@ import pytest
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.requests.input_processor import InputProcessor
 from specdec.models.config.model_config import ModelConfig
-from specdec.text.grammar import Grammar
-from specdec.text.grammar.matcher import MAX_SHARING
+from specdec.text.grammar.matcher import MAX_SHARING, Grammar
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling.sampling_params import StructuredOutput
 from tests.specdec.engines import engine_config, local_engine, request, run

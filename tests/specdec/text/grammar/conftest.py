@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from specdec.text.grammar import GrammarCompiler
+from specdec.text.grammar.compiler import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.sampling.sampling_params import StructuredOutput
 from tests.specdec.text.grammar.vocabulary import EOS, VOCAB_SIZE, TinyVocabulary

@@ -11,12 +11,12 @@ import pytest
 
 import specdec.text.grammar.compiler as compiler_module
 import specdec.text.grammar.trial as trial_module
-from specdec.text.grammar import GrammarCompiler
 from specdec.text.grammar.compiler import (
     MAX_WAITING,
     MAX_WAITING_OF_STRANGER,
     NUM_THREADS,
     NUM_TRIAL_PROCESSES,
+    GrammarCompiler,
 )
 from specdec.text.grammar.matcher import MAX_SHARING
 from specdec.text.grammar.translation import refusal, to_llguidance

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec.text.grammar import OutputConstraint
+from specdec.text.grammar.matcher import OutputConstraint
 from specdec.types.errors import GrammarError
 from specdec.types.sampling.sampling_params import StructuredOutput
 from tests.specdec.text.grammar.vocabulary import EOS, allowed

@@ -55,6 +55,15 @@ def test_the_process_has_no_secrets(tokenizer, monkeypatch):
         trial.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_process_starts_without_numpy(trial):
+    """Its import would double the time of the start."""
+    trial.prepare()
+    loaded = Path(f"/proc/{trial._process.pid}/maps").read_bytes()
+    assert b"llguidance" in loaded
+    assert b"numpy" not in loaded
+
+
 def test_grammars_are_compiled_during_a_restart(trial):
     trial.fault(BOMB)
     assert trial.fault(ORDINARY) is None
