@@ -20,6 +20,7 @@ from specdec.types.control import SpeculationControl
 from specdec.types.drafters import HeadFile
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.worker import HeadFiles
+from tests.combinations import every_value
 from tests.specdec.adapters import HEAD_MODULES, adapter_dir, merged_dir, rewrite
 from tests.specdec.engines import (
     engine_config,
@@ -151,16 +152,10 @@ def files_of(tiny_model_dir, tmp_path_factory, expected):
     return write
 
 
-def configurations():
-    """Yield methods, kernels, ranks and nodes of trees; make test has one of each method."""
-    choices = list(product(KERNELS, (1, 2), (0, NUM_NODES)))
-    for index, method in enumerate(METHODS):
-        for place, each in enumerate(choices):
-            marks = pytest.mark.slow if (index + place) % len(choices) else ()
-            yield pytest.param(method, *each, marks=marks)
+CHOICES = list(product(KERNELS[::-1], (1, 2), (0, NUM_NODES)))
 
 
-@pytest.mark.parametrize(("method", "kernels", "size", "num_nodes"), list(configurations()))
+@pytest.mark.parametrize(("method", "kernels", "size", "num_nodes"), every_value(METHODS, CHOICES))
 def test_drafts_are_those_of_the_own_adapter_alone_and_in_a_batch(
     tiny_model_dir, targets, expected, files_of, method, kernels, size, num_nodes
 ):
@@ -192,8 +187,7 @@ def test_drafts_are_those_of_the_own_adapter_alone_and_in_a_batch(
     run_ranks(size, check)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "kernels"), every_value(METHODS, KERNELS))
 def test_an_adapter_drafts_as_the_head_that_it_is_merged_into(
     tiny_model_dir, tmp_path, expected, files_of, method, kernels
 ):

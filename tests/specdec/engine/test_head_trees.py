@@ -2,6 +2,7 @@
 """The real engine with trees that heads draft: no token changes, and no chain accepts more."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -16,6 +17,7 @@ from specdec.types.drafts.draft_tree import depths, first_path, paths
 from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.worker import HeadFiles
 from specdec.worker.batch.batch_state import BatchState
+from tests.combinations import every_value
 from tests.specdec.engines import engine_config, local_engine, request, tokens_by
 from tests.specdec.grammars import grammar_compiler
 from tests.specdec.heads import HEADS
@@ -23,11 +25,7 @@ from tests.specdec.heads import HEADS
 K, NUM_NODES = 3, 12
 KERNELS = ["torch"] + ["native"] * (native_library() is not None)
 QUICK = [("medusa", KERNELS[-1]), ("eagle3", KERNELS[-1]), ("eagle", "torch")]
-HEADS_AND_KERNELS = [
-    pytest.param(method, kernels, marks=[] if (method, kernels) in QUICK else pytest.mark.slow)
-    for method in HEADS
-    for kernels in KERNELS
-]
+OTHERS = [each for each in product(HEADS, KERNELS) if each not in QUICK]
 CHOICES = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 1]]
 
 
@@ -124,8 +122,9 @@ class Recording:
         return self.engine.stats().counts
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize(("method", "kernels"), HEADS_AND_KERNELS)
+@pytest.mark.parametrize(
+    ("method", "kernels", "temperature"), every_value(QUICK, [0.8, 0.0], slow=OTHERS)
+)
 def test_trees_change_no_token(texts, method, kernels, temperature):
     expected = texts.without_speculation(temperature)
     limits = {"num_blocks": 40, "max_num_seqs": 4, "max_num_batched_tokens": 64}
@@ -142,8 +141,9 @@ def test_trees_change_no_token(texts, method, kernels, temperature):
     assert again.counts.num_cached_tokens > 0
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-@pytest.mark.parametrize(("method", "kernels"), HEADS_AND_KERNELS)
+@pytest.mark.parametrize(
+    ("method", "kernels", "batch_size"), every_value(QUICK, [4, 1], slow=OTHERS)
+)
 def test_a_tree_holds_the_chain_of_an_undisturbed_run(texts, method, kernels, batch_size):
     """So it accepts at least what the chain does, wherever the KV of its head comes from."""
     asked = requests()

@@ -5,7 +5,6 @@
 
 import json
 from dataclasses import replace
-from itertools import cycle
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.worker import HeadFiles
+from tests.combinations import every_value
 from tests.specdec.engines import (
     HashTarget,
     engine_config,
@@ -76,15 +76,7 @@ def head_of(engine):
     return engine._steps.target._runner.head.head
 
 
-def methods_and_kernels():
-    """Yield all pairs; make test has each method with one of the kernels."""
-    for method, quick in zip(HEADS, cycle(KERNELS), strict=False):
-        for kernels in KERNELS:
-            marks = () if kernels == quick else pytest.mark.slow
-            yield pytest.param(method, kernels, marks=marks)
-
-
-@pytest.mark.parametrize(("method", "kernels"), list(methods_and_kernels()))
+@pytest.mark.parametrize(("method", "kernels"), every_value(list(HEADS), KERNELS))
 def test_kernels_and_lengths_change_no_token(tiny_model_dir, head_dirs, expected, method, kernels):
     engine = engine_with(tiny_model_dir, head_dirs[method], method, kernels=kernels)
     counts = [None, 1, 5, 2]

@@ -22,6 +22,7 @@ from specdec.types.drafts.slot_rule import SlotRule
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling.sampling_params import SERVED_VERIFIERS, VERIFIERS, SpeculationOptions
 from specdec.worker import HeadFiles
+from tests.combinations import every_value
 from tests.specdec.engines import (
     ScriptedProposer,
     draft_model,
@@ -135,14 +136,7 @@ def test_mixed_verifiers_generate_the_same_on_every_rank(
             assert tokens == plain[name], "others in the batch changed it"
 
 
-@pytest.mark.parametrize(
-    ("verifier", "k"),
-    [
-        pytest.param(verifier, k, marks=() if k == quick else pytest.mark.slow)
-        for verifier, quick in zip(LOSSLESS, (3, 1, 3), strict=True)
-        for k in (1, 3)
-    ],
-)
+@pytest.mark.parametrize(("verifier", "k"), every_value(LOSSLESS, [3, 1]))
 def test_the_target_as_its_own_draft_is_nearly_always_right(tiny_model_dir, verifier, k):
     proposer = draft_model(tiny_model_dir)
     engine = local_engine(tiny_model_dir, engine_config(k), proposer=proposer)

@@ -12,6 +12,7 @@ from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS
 from specdec.kernels.sample import logits_and_argmax, row_argmax, sample_tokens, torch_row_argmax
 from specdec.sampling.row_ops import CpuRowOps, RowOps
 from specdec.sampling.sampling_batch import SamplingBatch
+from tests.combinations import every_value
 from tests.specdec.threads import num_threads
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
@@ -64,10 +65,12 @@ TRUNCATIONS = {
 }
 
 
-@pytest.mark.parametrize("truncation", TRUNCATIONS.values(), ids=TRUNCATIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("truncation", "dtype"),
+    every_value(list(TRUNCATIONS), [torch.float32, torch.bfloat16, torch.float16]),
+)
 def test_samples_equal_reference_and_are_rarely_undecided(truncation, dtype):
-    logits, batch = logits_of(150).to(dtype), batch_of(150, **truncation)
+    logits, batch = logits_of(150).to(dtype), batch_of(150, **TRUNCATIONS[truncation])
     drawn = torch.from_numpy(sample_tokens(logits, batch.params))
     is_undecided = drawn < 0
     expected = reference(logits.float(), batch)

@@ -66,11 +66,36 @@ FAMILIES = [
 ]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def directory(request, tmp_path_factory):
-    directory = tmp_path_factory.mktemp(request.param)
-    save_family(directory, request.param)
-    return directory
+def families_and_kernels():
+    """Yield directories and kernels; slow are those that run on torch's whatever is given."""
+    for name in HYBRIDS:
+        is_native = f"{HYBRIDS[name][0]}ForCausalLM" in NATIVE
+        yield pytest.param(name, "torch", marks=[] if name in QUICK else pytest.mark.slow)
+        marks = [] if name in QUICK and is_native else [pytest.mark.slow]
+        yield pytest.param(name, "auto", marks=[*marks, COMPILED])
+
+
+WITH_KERNELS = pytest.mark.parametrize(
+    ("directory", "kernels"), list(families_and_kernels()), indirect=["directory"]
+)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Return a function that writes each family once, for all tests."""
+
+    @cache
+    def save(name):
+        directory = tmp_path_factory.mktemp(name)
+        save_family(directory, name)
+        return directory
+
+    return save
+
+
+@pytest.fixture(params=FAMILIES)
+def directory(request, saved):
+    return saved(request.param)
 
 
 def text(length=NUM_TOKENS, seed=1):
@@ -102,7 +127,7 @@ class Passes:
         return self.model.compute_logits(hidden)[-len(token_ids) :].clone()
 
 
-@KERNELS
+@WITH_KERNELS
 @pytest.mark.parametrize("size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_logits_equal_transformers(directory, size, kernels):
     ids = [text(40), text(40, seed=2)]
@@ -121,7 +146,7 @@ def test_ranks_may_have_whole_experts(directory):
     assert_close(torch.cat(parts, dim=1), expected)
 
 
-@KERNELS
+@WITH_KERNELS
 @pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_prompt_may_be_chunked_anywhere(directory, step, kernels):
     ids, passes = text(), Passes(directory, kernels)
@@ -132,7 +157,7 @@ def test_a_prompt_may_be_chunked_anywhere(directory, step, kernels):
         assert_close(logits, expected)
 
 
-@KERNELS
+@WITH_KERNELS
 def test_guesses_leave_no_state(directory, kernels):
     """Whatever number of guesses is accepted, and whatever the others were."""
     ids, plain, passes = text(60), Passes(directory, kernels), Passes(directory, kernels)
@@ -225,7 +250,7 @@ def test_every_parameter_is_read_and_counted(directory):
 
 
 @pytest.mark.slow
-@KERNELS
+@WITH_KERNELS
 def test_greedy_text_equals_transformers(directory, kernels):
     """200 tokens, with drafts."""
     train_tokenizer(383).save_pretrained(directory)

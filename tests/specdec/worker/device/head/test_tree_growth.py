@@ -22,6 +22,7 @@ from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker.device.input.columns import StepColumns
 from specdec.worker.device.state import DeviceStepLimits
 from specdec.worker.head.runner import HeadRunner
+from tests.combinations import every_value
 from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, local_engine, make_engine, tokens_by
 from tests.specdec.fakes import run_ranks
@@ -227,25 +228,25 @@ def test_trees_are_drafted_on_the_device_beside_rows_that_the_host_verifies(
     assert len(tree_counts) > sum(tree_counts) == 0, "the host drafts chains"
 
 
+RUNS = {
+    "sampled": (requests(max_tokens=16)[1:], {"max_num_batched_tokens": 40}),
+    "changed logits": (shaped()[:2], {}),
+    "to the longest sequence": (up_to(40), {"max_model_len": 40, "num_blocks": 40}),
+}
+
+
 @pytest.mark.parametrize(
-    ("asked", "changes"),
-    [
-        (requests(max_tokens=16)[1:], {"max_num_batched_tokens": 40}),
-        (shaped()[:2], {}),
-        (up_to(40), {"max_model_len": 40, "num_blocks": 40}),
-    ],
-    ids=["sampled", "changed logits", "to the longest sequence"],
+    ("method", "of"), every_value(["eagle3", "medusa", "medusa with NaN", "dflash"], list(RUNS))
 )
-@pytest.mark.parametrize("method", ["eagle3", "medusa", "medusa with NaN", "dflash"])
 def test_the_trees_are_those_of_the_host(
-    tiny_model_dir, head_dir, on_device, tree_counts, method, asked, changes
+    tiny_model_dir, head_dir, on_device, tree_counts, method, of
 ):
     """A step begins after one with trees, and verifies the next ones before the host has them.
 
     Trees end as chains where the longest sequence has no room for their nodes. Of Medusa with NaN
     the third head has no tokens.
     """
-    run = [tiny_model_dir, head_dir(method), method]
+    (asked, changes), run = RUNS[of], [tiny_model_dir, head_dir(method), method]
     options = {"asked": asked, "changes": changes}
     tokens, host, _ = run_trees(*run, runs_on_device=False, **options)
     num_trees = sum(tree_counts)
