@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 from cluster.api.openai.conversation import ToolUse
@@ -62,10 +64,15 @@ class AnswerReading:
     def parser(self) -> AnswerParser:
         """Make the parser of one answer."""
         if self.reasoning == HARMONY:
-            tools = self.tools.callable if self.tools else ()
-            return HarmonyParser(tools, self.prefix.removeprefix(ASSISTANT))
+            return copy(self._harmony)
         answer = PlainParser() if self.tools is None else self.tools.parser()
         return ReasoningParser(self.syntax, answer) if self.syntax else answer
+
+    @cached_property
+    def _harmony(self) -> HarmonyParser:
+        """The parser of all choices at their beginning, which has read the prefix."""
+        tools = self.tools.callable if self.tools else ()
+        return HarmonyParser(tools, self.prefix.removeprefix(ASSISTANT))
 
     def wanted(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         """Drop reasoning that is not wanted, and calls after the first where there may be one."""

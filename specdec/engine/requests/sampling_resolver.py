@@ -27,7 +27,7 @@ MAX_CHARS = 4096
 _CODE = re.compile(
     r"""```
     | ^[ \t]*(?:async[ \t]+)?(?:def|fn|func|function)[ \t]+\w+[ \t]*[(<]
-    | ^[ \t]*class[ \t]+\w+[ \t]*(?:\([\w., ]*\))?[ \t]*[:{]
+    | ^[ \t]*class[ \t]+\w+[ \t]*(?:\([\w., ]*\)[ \t]*)?[:{]
     | ^[ \t]*from[ \t]+[\w.]+[ \t]+import[ \t]
     | ^[ \t]*import[ \t]+[\w.]+(?:[ \t]+as[ \t]+\w+|;)?[ \t]*$
     | ^[ \t]*\#include[ \t]*[<"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Literal
 
 from cluster.api.openai.parsers.pieces import (
@@ -22,22 +23,26 @@ from cluster.api.openai.parsers.pieces import (
 )
 from cluster.api.openai.parsers.tool_format import Tool
 
-CHANNEL, MESSAGE = "<|channel|>", "<|message|>"
+CHANNEL, MESSAGE, _CONSTRAIN = "<|channel|>", "<|message|>", "<|constrain|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
 _START = "<|start|>"
 ASSISTANT = f"{_START}assistant"
 """The beginning of the answer, at the end of the prompt."""
 
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([a-zA-Z0-9_.-]+)")
-_ROLE = re.compile(
-    r"\s*(?:a|as|ass|assi|assis|assist|assista|assistan|assistant)?\s*(?:t|to|to=[\w.-]*\s*\w*\s*)?"
+_BEGUN_ROLES = tuple(accumulate("assistant"))[::-1]  # the longest first
+_BEGUN_RECIPIENT = re.compile(r"to=[\w.-]*")
+_WORD = re.compile(r"\w+")
+_ADDRESSEE = re.compile(r"to=\S*")
+_BEFORE_ADDRESSEE = re.compile(r"(?<=\w)(?=to=)")
+_HEADER = (
+    _WORD,
+    _ADDRESSEE,
+    re.compile(re.escape(CHANNEL) + r"\w*"),
+    _ADDRESSEE,
+    re.compile(rf"(?:{re.escape(_CONSTRAIN)})?(?:json|code)?"),
 )
-"""A header up to its channel, or the beginning of one; the prompt may end with the role."""
-
-_HEADER = re.compile(
-    r"\s*\w*\s*(?:to=\S*)?\s*(?:<\|channel\|>\w*)?\s*(?:to=\S*)?\s*"
-    r"(?:<\|constrain\|>)?(?:json|code)?\s*"
-)
+"""The words of a header, each of which may be left out."""
 _MAX_HEADER_CHARS = 1_000
 
 _State = Literal["start", "header", "content", "reasoning", "call", "between"]
@@ -66,8 +71,8 @@ class HarmonyParser(StateParser[_State]):
     def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
         """Yield the rest at the end of the answer; a header that is not complete is dropped."""
         rest, self._buffer = self._buffer, ""
-        is_header = self._state == "header" and _HEADER.fullmatch(rest)
-        is_role = self._state == "between" and _ROLE.fullmatch(rest)
+        is_header = self._state == "header" and _may_be_header(rest)
+        is_role = self._state == "between" and _may_be_role(rest)
         if is_header or is_role or (is_cut and len(rest) > 1):
             return
         yield from self._piece(rest)
@@ -87,7 +92,7 @@ class HarmonyParser(StateParser[_State]):
         """Find whether a header begins here without its opening mark; else it is content."""
         start, mark = first_mark(self._buffer, (CHANNEL, MESSAGE, _START, *_ENDS))
         text = self._buffer[:start]
-        may_be_header = len(text) < _MAX_HEADER_CHARS and _ROLE.fullmatch(text) is not None
+        may_be_header = len(text) < _MAX_HEADER_CHARS and _may_be_role(text)
         if may_be_header and mark is None:
             return
         is_header = may_be_header and (mark == CHANNEL or (mark == MESSAGE and "to=" in text))
@@ -147,3 +152,26 @@ class HarmonyParser(StateParser[_State]):
                 yield CallArguments(self.num_calls - 1, text)
             case _:
                 yield Content(text)
+
+
+def _may_be_header(text: str) -> bool:
+    """Return whether a text is a header up to its last mark, or the beginning of one."""
+    for mark in (CHANNEL, _CONSTRAIN):
+        text = text.replace(mark, f" {mark}")
+    words = [each for word in text.split() for each in _BEFORE_ADDRESSEE.split(word, maxsplit=1)]
+    parts = iter(_HEADER)
+    return all(any(part.fullmatch(word) for part in parts) for word in words)
+
+
+def _may_be_role(text: str) -> bool:
+    """Return whether a text is a header up to its channel, or the beginning of one.
+
+    The prompt may end with the role.
+    """
+    text = text.lstrip()
+    role = next(filter(text.startswith, _BEGUN_ROLES), "")
+    words = text.removeprefix(role).split()
+    if words and "to".startswith(words[0]):
+        return len(words) == 1 and text.endswith(words[0])
+    is_named = not words or _BEGUN_RECIPIENT.fullmatch(words[0]) is not None
+    return is_named and len(words) <= 2 and all(map(_WORD.fullmatch, words[1:]))

@@ -6,9 +6,11 @@ Parsers are incremental. The joined pieces do not depend on how the text is spli
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 State = TypeVar("State", bound=str)
@@ -139,10 +141,14 @@ def first_mark(text: str, marks: Iterable[str]) -> Mark:
     No mark may be the beginning of another.
     """
     known = tuple(marks)
-    found = [Mark(start, mark) for mark in known if (start := text.find(mark)) >= 0]
-    if found:
-        return min(found, key=lambda each: each.start)
+    if (found := _any_of(known).search(text)) is not None:
+        return Mark(found.start(), found[0])
     return Mark(len(text) - max(_num_begun(text, mark) for mark in known), None)
+
+
+@lru_cache
+def _any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, marks)))
 
 
 def _num_begun(text: str, mark: str) -> int:

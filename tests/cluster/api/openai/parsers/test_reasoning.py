@@ -12,6 +12,7 @@ from cluster.api.openai.answer_reading import (
     answer_reading,
 )
 from cluster.api.openai.conversation import ToolUse
+from cluster.api.openai.parsers.harmony import HarmonyParser
 from cluster.api.openai.parsers.pieces import Content, PlainParser, Reasoning
 from cluster.api.openai.parsers.reasoning import SYNTAXES, ReasoningParser
 from cluster.api.openai.parsers.tool_format import HERMES, TOOL_FORMATS
@@ -183,6 +184,19 @@ def test_gpt_oss_continues_the_message_that_the_prompt_begins():
         parser = AnswerReading(None, HARMONY, prefix=prefix).parser()
         text = " add.<|end|><|start|>assistant<|channel|>final<|message|>Four.<|return|>"
         assert read(parser, text) == (content, reasoning, [])
+
+
+def test_all_choices_continue_a_beginning_that_is_parsed_once(monkeypatch):
+    parsed = []
+    feed = HarmonyParser.feed
+    monkeypatch.setattr(HarmonyParser, "feed", lambda *args: parsed.append(args[1]) or feed(*args))
+    begun = "<|channel|>analysis<|message|>We"
+    reading = AnswerReading(None, HARMONY, prefix=f"<|start|>assistant{begun}")
+    parsers = [reading.parser() for _ in range(3)]
+    assert parsed == [begun]
+    texts = [" add.", " see.<|end|>", "<|end|><|start|>assistant<|channel|>final<|message|>Yes."]
+    read_texts = [read(parser, [text]) for parser, text in zip(parsers, texts, strict=True)]
+    assert read_texts == [("", " add.", []), ("", " see.", []), ("Yes.", "", [])]
 
 
 def test_marks_that_show_how_an_answer_begins():

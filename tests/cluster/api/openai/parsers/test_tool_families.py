@@ -285,6 +285,29 @@ def test_harmony_separates_reasoning_content_and_calls():
     assert read(parser_of("gpt_oss"), text) == ("", "Look up.", [("time", '{"a": 1}')])
 
 
+@pytest.mark.parametrize("before", ["", "<|channel|>analysis<|message|>Look up.<|end|>"])
+def test_a_harmony_recipient_may_follow_the_role_without_a_space(before):
+    header = "assistantto=functions.time"
+    text = f'{before}{header}<|channel|>commentary json<|message|>{{"a": 1}}<|call|>'
+    reasoning = "Look up." if before else ""
+    for parts in (text, [text]):
+        assert read(parser_of("gpt_oss"), parts) == ("", reasoning, [("time", '{"a": 1}')])
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "assistantto=functions.time",
+        "to=a<|channel|>commentary",
+        "assistantto=ato=bto=c",
+        "assistant<|channel|>commentaryto=functions.time<|constrain|>json",
+    ],
+)
+def test_a_harmony_header_that_is_not_complete_is_dropped(header):
+    text = f"<|channel|>final<|message|>So<|start|>{header}"
+    assert read(parser_of("gpt_oss"), [text]) == ("So", "", [])
+
+
 def test_deepseek_marks():
     assert deepseek_mark("tool sep") == "<\uff5ctool\u2581sep\uff5c>"
 
