@@ -2,7 +2,9 @@
 
 The answer is generated up to the budget. If its reasoning is still open there, the mark that ends
 it is appended, and generation resumes after it as after a broken stream: with the same seed, from
-the cached prompt. Drafts go on in both parts.
+the cached prompt. Drafts go on in both parts. Where the grammar of a request permits no mark, as
+within a call that began in the reasoning, or a stop token of the mark would end the answer before
+min_tokens, generation resumes without it.
 
 The engine ends the first part as any answer: with text that it held back, such as half a character
 or the start of a stop string. Here the text goes on, so that only what is certain is sent.
@@ -18,8 +20,10 @@ from cluster.api.openai.parsers.reasoning import ReasoningSyntax
 from cluster.replica.router import Router
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.types.deadline import Deadline
+from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation, GenerateRequest
 from specdec.types.responses import EngineOutput, FinishReason
+from specdec.types.sampling.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -57,17 +61,18 @@ async def generate_within_budget(
             yield output
         else:
             return
-        if budget.syntax.is_open(text):
-            token_ids += budget.closing_ids
-            if len(token_ids) >= most:  # no token of an answer would follow
+        forced = None
+        if budget.syntax.is_open(text) and not _ends_early(len(token_ids), budget, call.params):
+            if len(token_ids) + len(budget.closing_ids) >= most:  # no token of an answer follows
                 yield _end(last, detokenizer)
                 return
-            stop = _append(detokenizer, budget.closing_ids)
-            yield (last := _forced(last, budget, detokenizer, stop))
-            if stop is not None:
+            forced = _forced(last, budget, detokenizer, call.params)
+            if forced.is_last:
+                yield forced
                 return
         # The first part's stream is open until here, so that a drain waits for both parts.
-        async with aclosing(_second_part(router, call, deadline, token_ids, last)) as rest:
+        rest = _second_part(router, call, deadline, token_ids, last, forced)
+        async with aclosing(rest):
             async for output in rest:
                 yield output
 
@@ -77,6 +82,37 @@ async def _second_part(
     call: GenerateRequest,
     deadline: Deadline,
     token_ids: list[int],
+    last: EngineOutput,
+    forced: EngineOutput | None,
+) -> AsyncGenerator[EngineOutput, None]:
+    """Yield the outputs after `token_ids` and `forced`, or without it if the engine rejects it."""
+    for before in (forced, None) if forced else (None,):
+        resumed = [*token_ids, *(before.token_ids if before else ())]
+        async with aclosing(_resumed(router, call, deadline, resumed, before or last)) as outputs:
+            try:
+                first = await anext(outputs)
+            except InvalidValueError as error:
+                if before is None or not _is_of_grammar(error, call.params):
+                    raise
+                continue
+            if before is not None:
+                yield before
+            yield first
+            async for output in outputs:
+                yield output
+        return
+
+
+def _is_of_grammar(error: InvalidValueError, params: SamplingParams) -> bool:
+    """Return whether the engine rejects resumed tokens for the grammar of the request."""
+    return params.structured_output is not None and error.field == "resume_token_ids"
+
+
+async def _resumed(
+    router: Router,
+    call: GenerateRequest,
+    deadline: Deadline,
+    token_ids: Sequence[int],
     last: EngineOutput,
 ) -> AsyncGenerator[EngineOutput, None]:
     """Yield the outputs after `token_ids`; their counts include those of the last one before."""
@@ -108,9 +144,9 @@ def _token_ids(call: GenerateRequest) -> list[int]:
     return [each for each in call.prompt if isinstance(each, int)]
 
 
-def _append(detokenizer: IncrementalDetokenizer, token_ids: Sequence[int]) -> str | None:
-    """Add tokens up to the one that ends a stop string; return that string, if any."""
-    return next(filter(None, map(detokenizer.append, token_ids)), None)
+def _append(detokenizer: IncrementalDetokenizer, token_ids: Sequence[int]) -> None:
+    """Add tokens up to the one that ends a stop string."""
+    any(detokenizer.append(each) is not None for each in token_ids)
 
 
 def _continued(output: EngineOutput, text: str, lengths: tuple[int, ...]) -> EngineOutput:
@@ -134,17 +170,17 @@ def _forced(
     last: EngineOutput,
     budget: ThinkingBudget,
     detokenizer: IncrementalDetokenizer,
-    stop: str | None,
+    params: SamplingParams,
 ) -> EngineOutput:
-    """Return the output with the tokens that end the reasoning.
-
-    detokenizer: has their text. stop: the stop string that they end, if any.
-    """
-    text = detokenizer.take()
-    count = len(budget.closing_ids)
+    """Return the output with the tokens that end the reasoning, up to one that ends the text."""
+    stop: str | int | None = None
+    count = 0
+    while stop is None and count < len(budget.closing_ids):
+        stop = _append_forced(detokenizer, budget.closing_ids[count], params)
+        count += 1
     return last._replace(
-        token_ids=budget.closing_ids,
-        text=text,
+        token_ids=budget.closing_ids[:count],
+        text=detokenizer.take() if stop is None else detokenizer.flush(),
         num_output_tokens=last.num_output_tokens + count,
         is_drafted=(False,) * count,
         text_lengths=detokenizer.lengths,
@@ -153,6 +189,23 @@ def _forced(
         stop_reason=stop,
         is_last=stop is not None,
     )
+
+
+def _ends_early(num_tokens: int, budget: ThinkingBudget, params: SamplingParams) -> bool:
+    """Return whether a stop token of the mark, after `num_tokens`, stands before min_tokens."""
+    too_early = budget.closing_ids[: max(0, params.min_tokens - num_tokens)]
+    return not set(params.stop_token_ids).isdisjoint(too_early)
+
+
+def _append_forced(
+    detokenizer: IncrementalDetokenizer, token_id: int, params: SamplingParams
+) -> str | int | None:
+    """Add a token; return the stop string or the stop token that ends the text, if any."""
+    is_stop = token_id in params.stop_token_ids
+    if is_stop and not params.include_stop_str_in_output:
+        detokenizer.skip()
+        return token_id
+    return detokenizer.append(token_id) or (token_id if is_stop else None)
 
 
 async def _outputs(

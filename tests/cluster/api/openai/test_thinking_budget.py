@@ -13,8 +13,9 @@ from specdec.types.deadline import Deadline
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import FinishReason
-from specdec.types.sampling.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams, StructuredOutput
 from tests.specdec.engines import HashTarget, engine_config, make_engine
+from tests.specdec.grammars import grammar_compiler
 
 pytestmark = pytest.mark.asyncio
 
@@ -53,7 +54,9 @@ class EngineRouter:
     async def generate(self, call, *, deadline, is_admitted=False, on_admitted=None):
         self.calls.append((is_admitted, self.num_open))
         engine = make_engine(self._directory, engine_config(0), WritingTarget(self._written))
-        engine.add(EngineRequest.of(call, call.prompt, 0, request_id=call.request_id))
+        spec = call.params.structured_output
+        grammar = None if spec is None else grammar_compiler(self._directory).compile(spec)
+        engine.add(EngineRequest.of(call, call.prompt, 0, grammar, request_id=call.request_id))
         return Generation("r", 0, self._outputs(engine))
 
     async def _outputs(self, engine):
@@ -64,6 +67,20 @@ class EngineRouter:
                     yield output
         finally:
             self.num_open -= 1
+
+
+class RejectingRouter(EngineRouter):
+    """Rejects the second call, for one of its fields."""
+
+    def __init__(self, directory, written, field):
+        super().__init__(directory, written)
+        self._field = field
+
+    async def generate(self, call, **options):
+        if len(self.calls) != 1:
+            return await super().generate(call, **options)
+        self.calls.append(None)
+        raise InvalidValueError(self._field, 5, "another value")
 
 
 @pytest.fixture
@@ -134,6 +151,69 @@ async def test_a_stop_string_may_be_the_mark(tiny_model_dir, tokenizer):
     _, text = tokens_and_text(outputs)
     assert text == tokenizer.decode(written[:4]) + "\n"
     assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == (FinishReason.STOP, MARK)
+    assert all(len(each.token_ids) == len(each.text_lengths) for each in outputs)
+
+
+@pytest.mark.parametrize("place", [0, 3, -1])
+@pytest.mark.parametrize("is_included", [False, True])
+async def test_a_stop_token_may_be_in_the_mark(tiny_model_dir, tokenizer, place, is_included):
+    written = encode(tokenizer, REASONED + ANSWER)
+    closing = encode(tokenizer, f"\n{MARK}\n\n")
+    params = {"stop_token_ids": (closing[place],), "include_stop_str_in_output": is_included}
+    outputs = await outputs_of(tiny_model_dir, written, 4, **params)
+    token_ids, text = tokens_and_text(outputs)
+    forced = closing[: closing.index(closing[place]) + 1]
+    assert token_ids == [*written[:4], *forced]
+    assert text == tokenizer.decode(token_ids if is_included else token_ids[:-1])
+    assert outputs[-1].finish_reason is FinishReason.STOP
+    assert outputs[-1].stop_reason == closing[place]
+
+
+@pytest.mark.parametrize("place", [0, 3, -1])
+async def test_no_stop_token_of_the_mark_ends_an_answer_before_min_tokens(
+    tiny_model_dir, tokenizer, place
+):
+    written = encode(tokenizer, REASONED + ANSWER)
+    closing = encode(tokenizer, f"\n{MARK}\n\n")
+    before = 4 + closing.index(closing[place])
+    for min_tokens, is_ended in ((before, True), (before + 1, False)):
+        params = {"stop_token_ids": (closing[place],), "min_tokens": min_tokens}
+        token_ids, _ = tokens_and_text(await outputs_of(tiny_model_dir, written, 4, **params))
+        if is_ended:
+            assert token_ids[4:] == list(closing[: before - 3])
+        else:
+            assert token_ids[:min_tokens] == list(written[:min_tokens])
+
+
+@pytest.mark.parametrize("field", ["resume_token_ids", "lora"])
+@pytest.mark.parametrize("spec", [None, StructuredOutput(regex=r"(.|\n)*")])
+async def test_only_the_rejection_of_a_grammar_is_resumed_without_the_mark(
+    tiny_model_dir, tokenizer, field, spec
+):
+    written = encode(tokenizer, REASONED + ANSWER)
+    router = RejectingRouter(tiny_model_dir, written, field)
+    outputs = outputs_from(router, written, 4, structured_output=spec)
+    if spec is not None and field == "resume_token_ids":
+        assert tokens_and_text(await outputs)[0] == list(written)
+    else:
+        with pytest.raises(InvalidValueError, match=field):
+            await outputs
+
+
+async def test_reasoning_goes_on_where_a_grammar_permits_no_mark(tiny_model_dir, tokenizer):
+    """As in a call that began in the reasoning: its grammar goes on in the answer."""
+    written = encode(tokenizer, REASONED + ANSWER)
+    for regex, is_ended in ((r"So [^<]*", False), (r"(.|\n)*", True)):
+        limits = {"max_tokens": 20, "structured_output": StructuredOutput(regex=regex)}
+        outputs = await outputs_of(tiny_model_dir, written, 5, **limits)
+        token_ids, text = tokens_and_text(outputs)
+        assert token_ids[:5] == list(written[:5])
+        assert text == tokenizer.decode(token_ids)
+        assert (MARK in text) == is_ended
+        assert [each.num_output_tokens for each in outputs] == sorted(
+            each.num_output_tokens for each in outputs
+        )
+        assert outputs[-1].num_output_tokens == len(token_ids)
 
 
 @pytest.mark.parametrize("num_tokens", [154, 155, 400])
