@@ -28,7 +28,7 @@ class PickRequest:
     """A request for which an endpoint is chosen.
 
     model: the name in the request, of a model or of an adapter; empty without one. is_adapter:
-    whether an endpoint reports an adapter of that name. num_choices: the request's `n`.
+    whether an endpoint reports an adapter of that name. num_choices: the request's streams.
     """
 
     hint: RoutingHint = UNREAD

@@ -29,6 +29,13 @@ _NAMESPACE, _SERVED = "envoy.lb", "x-gateway-destination-endpoint-served"
 _MAX_CHUNK_BYTES = 62 * 2**10  # Envoy recommends at most 64 KiB
 _RETRY_AFTER_S = 1
 
+_FAILURES = ("500", "502", "503")
+"""Statuses of a replica that fails, and of a proxy without a connection to it. Clients cause 501
+and 504, with unsupported paths and their time limits; scrapes find a replica that hangs."""
+
+_BATCH_FIELDS = ("prompt", "text", "input_ids")
+"""The fields that may be lists of prompts."""
+
 
 def read_request(body: bytes) -> PickRequest:
     """Return what the choice needs of a body; of an unreadable one nothing is known."""
@@ -38,13 +45,26 @@ def read_request(body: bytes) -> PickRequest:
     model = fields.get("model")
     hint = RoutingHint.of_fields(fields)
     return PickRequest(
-        hint or UNREAD, model if isinstance(model, str) else "", num_choices=_num_choices(fields)
+        hint or UNREAD, model if isinstance(model, str) else "", num_choices=_num_streams(fields)
     )
 
 
-def _num_choices(fields: Mapping[str, Any]) -> int:
-    """Return `n`, within its limits: the endpoint refuses others."""
-    number = fields.get("n")
+def _num_streams(fields: Mapping[str, Any]) -> int:
+    """Return the choices of all prompts, within their limits: the endpoint refuses others."""
+    params = fields.get("sampling_params")
+    if isinstance(params, list):  # those of each prompt
+        return max(1, sum(map(_num_choices, params[:MAX_CHOICES])))
+    return _num_prompts(fields) * _num_choices(params if isinstance(params, dict) else fields)
+
+
+def _num_prompts(fields: Mapping[str, Any]) -> int:
+    given = next((fields[name] for name in _BATCH_FIELDS if fields.get(name)), None)
+    is_batch = isinstance(given, list) and isinstance(given[0], str | list)
+    return min(len(given), MAX_CHOICES) if is_batch and given else 1
+
+
+def _num_choices(params: Any) -> int:
+    number = params.get("n") if isinstance(params, dict) else None
     return max(1, min(number, MAX_CHOICES)) if isinstance(number, int) else 1
 
 
@@ -216,7 +236,7 @@ class Exchange:
             pick.endpoint.respond(has_failed=True, now_s=now_s)
             pick.move(endpoint)
         status = _header(message.response_headers.headers, ":status")
-        pick.endpoint.respond(has_failed=status.startswith("5"), now_s=now_s)
+        pick.endpoint.respond(has_failed=status in _FAILURES, now_s=now_s)
 
     def _refuse(self, status: int, code: str, text: str) -> pb.ProcessingResponse:
         self._is_refused = True

@@ -33,7 +33,7 @@ class PickerMetrics(Collector):
         now_s = self.pool.clock()
         choices = _counter("choices", "Chosen endpoints, by reason.", "endpoint", "reason")
         scrapes = _counter("scrape_errors", "Scrapes without a report.", "endpoint")
-        failures = _counter("failed_responses", "Responses with 500 to 599.", "endpoint")
+        failures = _counter("failed_responses", "Responses with 500, 502 or 503.", "endpoint")
         is_up = _gauge("endpoint_up", "1 for an endpoint that may be chosen, else 0.")
         num_open = _gauge("open_requests", "Requests that have not ended.")
         ages = _gauge("report_age_seconds", "Age of the last report.")

@@ -262,6 +262,25 @@ def test_the_number_of_choices_is_read_within_its_limits(n, expected):
     assert read_request(json.dumps({"prompt": "x", "n": n}).encode()).num_choices == expected
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"prompt": ["x", "y", "z"], "n": 2}, 6),
+        ({"prompt": [[1, 2], [3]]}, 2),
+        ({"prompt": [1, 2, 3]}, 1),
+        ({"prompt": [], "n": 3}, 3),
+        ({"text": "x", "sampling_params": {"n": 5}}, 5),
+        ({"text": ["x", "y"], "sampling_params": {"n": 5}}, 10),
+        ({"input_ids": [[1], [2]], "sampling_params": [{"n": 2}, {}]}, 3),
+        ({"text": ["x"] * 1000, "sampling_params": [{"n": 1000}] * 1000}, 128 * 128),
+        ({"text": "x", "sampling_params": [None, 5]}, 2),
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant"}], "n": 2}, 2),
+    ],
+)
+def test_each_choice_of_each_prompt_counts_as_a_stream(fields, expected):
+    assert read_request(json.dumps(fields).encode()).num_choices == expected
+
+
 def test_the_request_is_open_until_the_response_ends(pool):
     for end in (response_body(b"", is_end=True), pb.ProcessingRequest(response_trailers={})):
         exchange = exchange_of(pool)
@@ -351,7 +370,9 @@ def test_the_subset_hint_limits_the_choice(pool, subset, found):
 
 
 def test_failed_responses_count_for_the_endpoint(pool):
-    for status, errors in (("200", 0), ("404", 0), ("500", 1), ("502", 2), ("503", 3), ("504", 4)):
+    """Clients cause 501 and 504: with unsupported paths, and with their time limits."""
+    statuses = ("200", "404", "501", "504", "500", "502", "503", "504")
+    for status, errors in zip(statuses, (0, 0, 0, 0, 1, 2, 3, 3), strict=True):
         exchange = exchange_of(pool)
         exchange.answer(headers(end_of_stream=True))
         exchange.answer(response(status, end_of_stream=True))
