@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from specdec.models.config.model_config import ModelConfig
 from specdec.text.chat_template import ChatTemplate, read_template
+from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.grammar.compiler import COMPILE_TIMEOUT_S, TIMED_OUT, GrammarCompiler
 from specdec.text.grammar.matcher import Grammar
 from specdec.text.tokenizer import Tokenizer, check_token_ids
@@ -77,6 +78,13 @@ class EncodedChat(NamedTuple):
 
     token_ids: tuple[int, ...]
     answer_start: str
+
+
+class TokenTexts(NamedTuple):
+    """The text of some tokens. lengths: its characters that are final with each token."""
+
+    text: str
+    lengths: tuple[int, ...]
 
 
 class Preprocessor:
@@ -165,6 +173,23 @@ class Preprocessor:
         """
         check_token_ids("token_ids", token_ids, self._model.vocab_size)
         return await self._in_turn(partial(self.tokenizer.decode, token_ids), len(token_ids))
+
+    async def received(
+        self, detokenizer: IncrementalDetokenizer, token_ids: Sequence[int]
+    ) -> TokenTexts:
+        """Return the text that a client has received with the first tokens of an answer.
+
+        detokenizer: of the answer; the tokens are added to it. The text ends before a possible stop
+        string, as in a stream. Runs as `decode` does, and raises its errors.
+        """
+        check_token_ids("resume_token_ids", token_ids, self._model.vocab_size)
+
+        def decode() -> TokenTexts:
+            any(detokenizer.append(each) is not None for each in token_ids)  # up to a stop string
+            text = detokenizer.take()
+            return TokenTexts(text, detokenizer.lengths)
+
+        return await self._in_turn(decode, len(token_ids))
 
     async def _in_turn(self, work: Callable[[], T], num_chars: int) -> T:
         return await self._limiter.run(lambda: asyncio.to_thread(work), num_chars)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +21,7 @@ from cluster.api.openai.parsers.pieces import (
 )
 from cluster.api.openai.parsers.reasoning import SYNTAXES, ReasoningParser, ReasoningSyntax
 from cluster.api.openai.schemas.chat_schema import ChatRequest
+from cluster.replica.preprocessor import TokenTexts
 from specdec.types.responses import EngineOutput, FinishReason
 
 HARMONY = "gpt_oss"
@@ -104,25 +105,37 @@ class AnswerReader:
         """Calls that were parsed so far."""
         return self._parser.num_calls
 
+    def resume(self, received: TokenTexts) -> None:
+        """Parse what the client has of the answer."""
+        self._feed(received.text, received.lengths, len(received.lengths))
+
     def read(self, output: EngineOutput) -> list[Piece]:
         """Return the pieces that are complete with an output, without those that are not wanted."""
-        pieces = list(self._parser.feed(output.text))
-        if self._separator is not None:
-            self._count(output, self._separator)
+        pieces = self._feed(output.text, output.text_lengths, len(output.token_ids))
         if output.finish_reason is not None:
             is_cut = output.finish_reason is FinishReason.LENGTH
             pieces += self._parser.finish(is_cut=is_cut)
         return list(self._reading.wanted(pieces))
 
-    def _count(self, output: EngineOutput, parser: ReasoningParser | HarmonyParser) -> None:
+    def _feed(self, text: str, lengths: Sequence[int], num_tokens: int) -> list[Piece]:
+        pieces = list(self._parser.feed(text))
+        if self._separator is not None:
+            self._count(self._separator, lengths, num_tokens)
+        self._num_chars += len(text)
+        self._num_tokens += num_tokens
+        return pieces
+
+    def _count(
+        self, parser: ReasoningParser | HarmonyParser, lengths: Sequence[int], num_tokens: int
+    ) -> None:
+        """Count the tokens of the reasoning. lengths: characters of the latest tokens."""
         num_new = parser.num_reasoning_chars - self._num_chars
         if parser.is_reasoning:
-            self.num_reasoning_tokens = self._num_tokens + len(output.token_ids)
-        elif num_new > 0:  # it ends within this output
-            ends = list(accumulate(output.text_lengths))
-            self.num_reasoning_tokens = self._num_tokens + bisect_left(ends, num_new) + 1
-        self._num_chars += len(output.text)
-        self._num_tokens += len(output.token_ids)
+            self.num_reasoning_tokens = self._num_tokens + num_tokens
+        elif num_new > 0:  # it ends within these
+            self.num_reasoning_tokens = (
+                self._num_tokens + bisect_left(list(accumulate(lengths)), num_new) + 1
+            )
 
 
 def answer_reading(

@@ -51,6 +51,7 @@ from cluster.api.openai.schemas.sampling_fields import (
 from cluster.api.openai.streams import PromptOutput
 from cluster.api.openai.thinking_budget import ThinkingBudget
 from cluster.replica.router import Router
+from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.types import responses
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import GenerateRequest
@@ -69,13 +70,9 @@ async def prepare_chat(
     template = router.text.chat_template
     form = configured_tool_format(router.config, template)
     tools = tool_use(request, form, router.text.is_special)
-    parser = router.config.reasoning_parser
-    reading = answer_reading(request, tools, parser, router.text.is_special)
+    reading = answer_reading(request, tools, router.config.reasoning_parser, router.text.is_special)
     params = chat_params(request, reading)
-    # Calls and reasoning are parsed from their beginning.
-    num_tools = len(request.tools or ()) if tools else 0
-    reasoning = {"reasoning_parser": reading.reasoning}
-    request.check_resumption(params, tools=num_tools, echo=request.echo, **reasoning)
+    _check_resumption(request, params, tools)
     params = with_seed(params, router)
     if params.n > 1:
         router.check_admission(request.model or "", params.n)
@@ -99,7 +96,19 @@ async def prepare_chat(
     )
     builder.thinking_budget = await _thinking_budget(router, request, reading, context)
     builder.forced_calls = forced
+    if request.resume_token_ids and not reading.is_plain:
+        detokenizer = IncrementalDetokenizer.of(router.text.tokenizer, params, prompt)
+        received = await router.text.received(detokenizer, request.resume_token_ids)
+        builder.writers[0].reader.resume(received)
     return builder
+
+
+def _check_resumption(request: ChatRequest, params: SamplingParams, tools: ToolUse | None) -> None:
+    """Raise InvalidValueError for resume_token_ids with what cannot be resumed."""
+    request.check_resumption(params, echo=request.echo)
+    if request.resume_token_ids and tools is not None:
+        limit = "left out where resume_token_ids are given: a call is sent from its beginning"
+        raise InvalidValueError("tools", len(tools.tools), limit)
 
 
 def _repeating(request: ChatRequest, tools: ToolUse | None) -> ToolUse | None:
@@ -130,7 +139,12 @@ async def _thinking_budget(
     if syntax is None:
         limit = "left out unless the service has a reasoning parser with marks, such as qwen3"
         raise InvalidValueError("thinking_token_budget", count, limit)
-    refused = {"n": (request.n or 1) > 1, "logprobs": request.logprobs, "receipt": request.receipt}
+    refused = {
+        "n": (request.n or 1) > 1,
+        "logprobs": request.logprobs,
+        "receipt": request.receipt,
+        "resume_token_ids": request.resume_token_ids,
+    }
     for name, value in refused.items():
         if value:
             limit = f"left out where {name} is given"

@@ -63,6 +63,56 @@ async def test_log_probabilities_are_those_of_the_message(http, router, monkeypa
     assert await last_item() == tokens[7:]
 
 
+@pytest.mark.parametrize("limits", [{}, {"stop": ["never", "ever"]}])
+async def test_a_broken_stream_is_resumed_within_its_reasoning(http, router, monkeypatch, limits):
+    """Wherever it breaks, also within the mark: the rest follows, whole and streamed."""
+    letters = router.text.tokenizer.encode("q w e r t y u i o p", add_special_tokens=False)
+    asked = {"max_tokens": 12, "seed": 5, "temperature": 1, "return_token_ids": True, **limits}
+    asked["allowed_token_ids"] = sorted(set(letters))
+    token_ids = (await ask(http, **asked))["choices"][0]["token_ids"]
+    closing = router.text.tokenizer.decode(token_ids[4:7])
+    syntax = ReasoningSyntax(("<think>",), (closing,), begins_inside=True)
+    monkeypatch.setitem(SYNTAXES, "qwen3", syntax)
+    monkeypatch.setattr(router, "config", replace(router.config, reasoning_parser="qwen3"))
+
+    async def resumed(received, **changes):
+        body = {**CHAT, **MORE, **asked, **changes, "resume_token_ids": received}
+        return await http.post(URL, json=body)
+
+    async def streamed(received):
+        response = await resumed(received, stream=True, stream_options={"include_usage": True})
+        *chunks, last = events(response)
+        details = last["usage"]["completion_tokens_details"]
+        return [each["choices"][0] for each in chunks], details["reasoning_tokens"]
+
+    def texts(parts):
+        names = ("reasoning", "content")
+        return ["".join(each.get(name) or "" for each in parts) for name in names]
+
+    chunks, num_reasoning_tokens = await streamed([])
+    whole = texts([each["delta"] for each in chunks])
+    assert all(whole)
+    for num_chunks in range(1, len(chunks)):
+        received = [token for each in chunks[:num_chunks] for token in each.get("token_ids", ())]
+        rest, num_resumed = await streamed(received)
+        assert num_resumed == num_reasoning_tokens
+        deltas = [each["delta"] for each in rest]
+        assert texts([each["delta"] for each in chunks[:num_chunks]] + deltas) == whole
+        message = (await resumed(received)).json()["choices"][0]["message"]
+        assert texts([message]) == texts(deltas)
+
+
+async def test_an_answer_that_is_not_parsed_is_resumed_without_its_text(http, router, monkeypatch):
+    monkeypatch.setattr(router.text, "received", None)
+    await ask(http, resume_token_ids=[65, 66], max_tokens=4, temperature=0)
+
+
+async def test_what_depends_on_the_beginning_is_not_resumed(http, router, monkeypatch):
+    resumed = {"resume_token_ids": [5], "thinking_token_budget": 4}
+    monkeypatch.setattr(router, "config", replace(router.config, reasoning_parser="deepseek_r1"))
+    assert "left out where resume_token_ids is given" in (await refusal(http, **resumed))["message"]
+
+
 HYBRID = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n"
