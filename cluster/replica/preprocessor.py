@@ -186,8 +186,20 @@ class Preprocessor:
 
         def decode() -> TokenTexts:
             any(detokenizer.append(each) is not None for each in token_ids)  # up to a stop string
-            text = detokenizer.take()
-            return TokenTexts(text, detokenizer.lengths)
+            return TokenTexts(detokenizer.take(), detokenizer.lengths)
+
+        return await self._in_turn(decode, len(token_ids))
+
+    async def token_texts(
+        self, token_ids: tuple[int, ...], *, skip_special_tokens: bool
+    ) -> TokenTexts:
+        """Return the text of token ids. Runs as `decode` does, and raises its errors."""
+        check_token_ids("token_ids", token_ids, self._model.vocab_size)
+
+        def decode() -> TokenTexts:
+            detokenizer = IncrementalDetokenizer(self.tokenizer, (), skip_special_tokens)
+            detokenizer.extend(token_ids)
+            return TokenTexts(detokenizer.flush(), detokenizer.lengths)
 
         return await self._in_turn(decode, len(token_ids))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise, takewhile
+from operator import eq
 from typing import Any, Literal
 
 from cluster.api.openai.builders import (
@@ -43,7 +45,7 @@ from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError
 from specdec.types.messages import Logprobs
-from specdec.types.request import DetokenizeRequest, GenerateRequest
+from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.types.validation import require_count
@@ -72,14 +74,17 @@ async def prepare_completion(
         token_ids = await prompt_token_ids(
             router, request, prompt, add_special_tokens=request.add_special_tokens
         )
-        echoes.append(Echo(token_ids, await _echoed_text(router, request, prompt, token_ids)))
+        echoes.append(await _echo(router, request, prompt, token_ids))
         own = params_for_prompt(params, index, is_seed_given=is_seed_given)
         calls.append(generate_call(router, request, token_ids, own, context.request_id))
     _check_num_logprobs(request, params, echoes, router.max_tokens(params))
     needs_names = request.logprobs is not None or request.prompt_logprobs is not None
     info = ResponseInfo.of(f"cmpl-{context.request_id}", router, params, request.model)
     names = token_names(router, request) if needs_names else None
-    return CompletionBuilder(request, calls, info, names, echoes, router.text.tokenizer)
+    builder = CompletionBuilder(request, calls, info, names, echoes, router.text.tokenizer)
+    if request.resume_token_ids and (logprobs := builder.writers[0].logprobs):
+        await logprobs.resume(router.text, request.resume_token_ids)
+    return builder
 
 
 class CompletionBuilder(ChoicesBuilder["CompletionWriter"]):
@@ -119,12 +124,13 @@ class CompletionBuilder(ChoicesBuilder["CompletionWriter"]):
 class Echo:
     """The prompt of some choices, for `echo`.
 
-    text: empty without `echo`. logprobs: of its tokens from the second on; the first output of the
-    prompt has them.
+    text: empty without `echo`. lengths: its characters with each token; empty where they are not
+    needed. logprobs: of its tokens from the second on; the first output of the prompt has them.
     """
 
     token_ids: tuple[int, ...]
-    text: str
+    text: str = ""
+    lengths: Sequence[int] = ()
     logprobs: Logprobs | None = None
 
     def note(self, output: EngineOutput) -> None:
@@ -138,6 +144,8 @@ class CompletionWriter(ChoiceWriter):
 
     With `echo`, the first chunk starts with the prompt, and its log-probabilities with those of the
     prompt's tokens; the first of these is null.
+
+    logprobs: converter of the tokens' log-probabilities, if they are requested.
     """
 
     def __init__(
@@ -156,11 +164,11 @@ class CompletionWriter(ChoiceWriter):
         self._echo = echo
         self._has_started = False
         self._is_plain = names is None and not request.return_token_ids and request.max_tokens != 0
-        self._logprobs = (
-            None
-            if names is None
-            else CompletionLogprobsWriter(names, _detokenizer(request, echo, tokenizer))
-        )
+        self.logprobs: CompletionLogprobsWriter | None = None
+        if names is not None and request.logprobs is not None:
+            shows = request.skip_special_tokens is False
+            detokenizer = IncrementalDetokenizer(tokenizer, (), not shows, before=echo.token_ids)
+            self.logprobs = CompletionLogprobsWriter(names, detokenizer, echo.lengths)
 
     def delta(self, output: EngineOutput) -> dict[str, Any] | TextDelta | None:
         """Convert an output to a chunk's choice; return None if it adds nothing visible."""
@@ -212,13 +220,13 @@ class CompletionWriter(ChoiceWriter):
         return fields
 
     def _chunk_logprobs(self, output: EngineOutput, *, is_first: bool) -> CompletionLogprobs | None:
-        if self._logprobs is None or self._request.logprobs is None:
+        if self.logprobs is None or self._request.logprobs is None:
             return None
         parts: list[CompletionLogprobs] = []
         if is_first and self._request.echo:
-            parts += self._echoed_logprobs(self._logprobs, self._request.logprobs)
+            parts += self._echoed_logprobs(self.logprobs, self._request.logprobs)
         if output.logprobs is not None and self._request.max_tokens != 0:
-            parts.append(self._logprobs.write(output.logprobs))
+            parts.append(self.logprobs.write(output.logprobs))
         return concatenate(parts)
 
     def _echoed_logprobs(
@@ -232,16 +240,6 @@ class CompletionWriter(ChoiceWriter):
             return None
         is_stop = output.finish_reason is FinishReason.STOP and self._request.max_tokens != 0
         return "stop" if is_stop else "length"
-
-
-def _detokenizer(
-    request: CompletionRequest, echo: Echo, tokenizer: Tokenizer
-) -> IncrementalDetokenizer:
-    """Return that of a choice's text, which begins with the prompt or continues it."""
-    before = () if request.echo else echo.token_ids
-    return IncrementalDetokenizer(
-        tokenizer, (), request.skip_special_tokens is not False, before=before
-    )
 
 
 def completion_params(request: CompletionRequest) -> SamplingParams:
@@ -258,14 +256,26 @@ def completion_params(request: CompletionRequest) -> SamplingParams:
     )
 
 
-async def _echoed_text(
+async def _echo(
     router: Router, request: CompletionRequest, given: str | list[int], token_ids: tuple[int, ...]
-) -> str:
+) -> Echo:
+    """Return the echo: a text as it was given, or that of the tokens, decoded as the answer is."""
     if not request.echo:
-        return ""
-    if isinstance(given, str) and request.truncate_prompt_tokens is None:
-        return given
-    return await router.detokenize(DetokenizeRequest(token_ids, request.model or ""))
+        return Echo(token_ids)
+    is_given = isinstance(given, str) and request.truncate_prompt_tokens is None
+    if is_given and request.logprobs is None:
+        return Echo(token_ids, str(given))
+    skips = not is_given and request.skip_special_tokens is not False
+    text, lengths = await router.text.token_texts(token_ids, skip_special_tokens=skips)
+    if not is_given:
+        return Echo(token_ids, text, lengths)
+    # A given text has no tokens that the tokenizer puts before it. Normalization may change the
+    # number of its characters: the difference is that of the last token.
+    added = await router.text.encode("", add_special_tokens=request.add_special_tokens)
+    num_added = sum(takewhile(bool, map(eq, added, token_ids)))
+    start, size = sum(lengths[:num_added]), len(str(given))
+    ends = [min(max(0, each - start), size) for each in accumulate(lengths[:-1])]
+    return Echo(token_ids, str(given), [end - begin for begin, end in pairwise([0, *ends, size])])
 
 
 def _prompts(request: CompletionRequest) -> list[str | list[int]]:

@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from cluster.api.base.openai_schema import ResponseModel
+from cluster.replica.preprocessor import Preprocessor
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.vocab_bytes import TokenBytes
 from specdec.types.messages import Logprobs
@@ -106,11 +107,22 @@ def _fields(entry: _Entry) -> dict[str, Any]:
 class CompletionLogprobsWriter:
     """Converter to the format of a completion, for one choice whose tokens arrive in parts."""
 
-    def __init__(self, names: TokenNames, detokenizer: IncrementalDetokenizer) -> None:
-        """detokenizer: of the text whose characters offsets count, without stop strings."""
+    def __init__(
+        self, names: TokenNames, detokenizer: IncrementalDetokenizer, echoed: Sequence[int] = ()
+    ) -> None:
+        """detokenizer: of the text whose characters offsets count, without stop strings.
+
+        echoed: characters of each token of a prompt before it.
+        """
         self._names = names
         self._offset = 0
         self._detokenizer = detokenizer
+        self._echoed = tuple(echoed)
+
+    async def resume(self, text: Preprocessor, token_ids: Sequence[int]) -> None:
+        """Add tokens that the client has. Raise the errors of `Preprocessor.received`."""
+        received = await text.received(self._detokenizer, token_ids)
+        self._offset = len(received.text)
 
     def skip(self, token_ids: Sequence[int]) -> CompletionLogprobs:
         """Add the first token of a prompt, which has no log-probability."""
@@ -134,9 +146,13 @@ class CompletionLogprobsWriter:
 
     def _offsets(self, token_ids: Sequence[int]) -> list[int]:
         """Return the offset of each token, and advance by the characters that they complete."""
-        self._detokenizer.extend(token_ids)
-        self._detokenizer.take()
-        *offsets, self._offset = accumulate(self._detokenizer.lengths, initial=self._offset)
+        count = len(token_ids)
+        lengths, self._echoed = self._echoed[:count], self._echoed[count:]
+        if not lengths:
+            self._detokenizer.extend(token_ids)
+            self._detokenizer.take()
+            lengths = self._detokenizer.lengths
+        *offsets, self._offset = accumulate(lengths, initial=self._offset)
         return offsets
 
 

@@ -4,6 +4,8 @@ from itertools import pairwise
 
 import httpx
 import pytest
+from tokenizers.normalizers import NFC
+from tokenizers.processors import TemplateProcessing
 
 from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKey, ApiKeys
@@ -120,6 +122,70 @@ async def test_an_echo_has_the_prompt_with_its_log_probabilities(http, tokenizer
     assert [len(each) for each in logprobs["tokens"]][:-1] == [
         after - before for before, after in pairwise(offsets)
     ]
+
+
+MARKS = ("<|im_start|>", "<|im_end|>")
+MARKED = "<|im_start|>user\nhi<|im_end|>\nabc"
+
+
+@pytest.mark.parametrize(
+    ("changes", "hidden"),
+    [
+        ({}, ()),
+        ({"skip_special_tokens": False}, ()),
+        ({"truncate_prompt_tokens": 6}, MARKS),
+        ({"truncate_prompt_tokens": 6, "skip_special_tokens": False}, ()),
+    ],
+)
+async def test_offsets_of_an_echo_with_special_tokens_are_those_of_its_text(http, changes, hidden):
+    asked = {"echo": True, "logprobs": 1, "allowed_token_ids": [65, 66], **changes}
+    [choice] = (await ask(http, prompt=MARKED, **asked))["choices"]
+    logprobs, text = choice["logprobs"], choice["text"]
+    parts = [text[start:end] for start, end in pairwise([*logprobs["text_offset"], len(text)])]
+    assert parts == ["" if each in hidden else each for each in logprobs["tokens"]]
+    [unscored] = (await ask(http, prompt=MARKED, **{**asked, "logprobs": None}))["choices"]
+    assert unscored["text"] == text
+
+
+async def test_offsets_go_on_after_resumed_tokens(http):
+    asked = {"logprobs": 1, "max_tokens": 12, "ignore_eos": True, "return_token_ids": True}
+    [whole] = (await ask(http, **asked))["choices"]
+    for count in range(1, 12):
+        resumed = {"resume_token_ids": whole["token_ids"][:count]}
+        [rest] = (await ask(http, **asked, **resumed))["choices"]
+        assert rest["logprobs"]["text_offset"] == whole["logprobs"]["text_offset"][count:]
+
+
+async def test_resumed_tokens_are_decoded_in_turn_and_only_for_offsets(http, router, monkeypatch):
+    async def received(*_):
+        raise OverloadedError("enough")
+
+    monkeypatch.setattr(router.text, "received", received)
+    resumed = {"resume_token_ids": [65, 66], "return_token_ids": True}
+    await ask(http, **resumed, prompt_logprobs=1)
+    response = await http.post(URL, json={**ASKED, **resumed, "logprobs": 1})
+    assert response.status_code == 429
+
+
+@pytest.mark.parametrize("prompt", ["e\u0301 e\u0301", "<|im_start|>e\u0301", "e\u0301<|im_end|>"])
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+async def test_offsets_go_on_after_a_prompt_that_is_normalized(
+    http, router, monkeypatch, prompt, add_special_tokens
+):
+    """The tokenizer joins each letter with its accent, and adds special tokens around the text."""
+    [start, end] = [(each, router.text.tokenizer.token_id(each)) for each in MARKS]
+    around = TemplateProcessing(f"{start[0]} $A {end[0]}", special_tokens=[start, end])
+    backend = router.text.tokenizer.transformers.backend_tokenizer
+    monkeypatch.setattr(backend, "normalizer", NFC())
+    monkeypatch.setattr(backend, "post_processor", around)
+    asked = {"echo": True, "logprobs": 1, "allowed_token_ids": [65, 66], "max_tokens": 4}
+    asked["add_special_tokens"] = add_special_tokens
+    [choice] = (await ask(http, prompt=prompt, **asked))["choices"]
+    logprobs, size = choice["logprobs"], len(prompt)
+    assert choice["text"][:size] == prompt
+    assert logprobs["text_offset"][-4:] == [size, size + 1, size + 2, size + 3]
+    expected = [0] * add_special_tokens + [0, len(start[0])][: 1 + prompt.startswith(start[0])]
+    assert logprobs["text_offset"][: len(expected)] == expected
 
 
 async def test_all_choices_echo_the_same_prompt(http):
@@ -276,6 +342,7 @@ async def test_a_broken_stream_is_resumed_with_the_tokens_that_follow(
         ({"echo": True}, "echo"),
         ({"resume_token_ids": [1] * 8}, "resume_token_ids"),
         ({"resume_token_ids": [-1]}, "resume_token_ids"),
+        ({"resume_token_ids": [-1], "logprobs": 1}, "resume_token_ids"),
     ],
 )
 async def test_what_cannot_be_resumed_is_refused(http, changes, field):

@@ -85,6 +85,14 @@ def test_a_first_token_of_a_prompt_has_none(positions, tokenizer):
     assert whole.text_offset == [0, 1, 2]
 
 
+def test_offsets_of_an_echo_are_those_of_its_text(positions, tokenizer):
+    """The tokenizer may put a token before a text, which has no character there."""
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    writer = CompletionLogprobsWriter(TokenNames(TokenBytes(tokenizer)), detokenizer, (0, 5, 2))
+    parts = [writer.skip([1]), writer.write(positions), writer.write(positions)]
+    assert concatenate(parts).text_offset == [0, 0, 5, 7, 8]
+
+
 def test_of_a_prompt_in_vllms_format(positions, token_bytes):
     first, second, third = prompt_logprobs(positions, TokenNames(token_bytes))
     assert first is None
