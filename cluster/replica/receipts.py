@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -21,6 +21,7 @@ from specdec.engine.receipts.issuing import Answer, issue, require_base_model, r
 from specdec.engine.receipts.model import receipt_model
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
+from specdec.types.deadline import Deadline
 from specdec.types.errors import InvalidValueError, SpecdecError
 from specdec.types.reports.receipts import Receipt, ReceiptModel
 from specdec.types.responses import EngineOutput
@@ -79,17 +80,22 @@ class Receipts:
         self,
         request: EngineRequest,
         outputs: AsyncGenerator[EngineOutput, None],
+        deadline: Deadline | None,
         *,
         is_audited: bool,
     ) -> AsyncGenerator[EngineOutput, None]:
-        """Return the outputs of a request, recorded for its receipt or an audit."""
+        """Return the outputs of a request, recorded for its receipt or an audit.
+
+        They raise the error of the deadline, which also limits the time until the weights are read.
+        """
         is_audited = is_audited and self._can_audit(request)
-        return self._recording(request, outputs, is_audited=is_audited)
+        return self._recording(request, outputs, deadline, is_audited=is_audited)
 
     async def _recording(
         self,
         request: EngineRequest,
         outputs: AsyncGenerator[EngineOutput, None],
+        deadline: Deadline | None,
         *,
         is_audited: bool,
     ) -> AsyncGenerator[EngineOutput, None]:
@@ -100,7 +106,9 @@ class Receipts:
                 if output.is_last and is_audited:
                     self._auditor.add(answer)
                 if output.is_last and request.receipt:
-                    yield output._replace(receipt=await self._issue(answer))
+                    with deadline.enforce() if deadline else nullcontext():
+                        receipt = await self._issue(answer)
+                    yield output._replace(receipt=receipt)
                 else:
                     yield output
 

@@ -194,7 +194,7 @@ class Router(ABC):
         )
         outputs = self._recorded(call, request, outputs)
         if (is_audited := self._receipts.draw_audit()) or request.receipt:
-            outputs = self._receipts.follow(request, outputs, is_audited=is_audited)
+            outputs = self._receipts.follow(request, outputs, deadline, is_audited=is_audited)
         return Generation(request_id, request.seed, outputs)
 
     def counting_refusal(self, num_choices: int = 1) -> CountedRefusal:

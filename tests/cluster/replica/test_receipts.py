@@ -28,7 +28,8 @@ from specdec.engine.receipts.report import Outcome
 from specdec.engine.receipts.signatures import SigningKey, is_signed
 from specdec.llm.receipts.verification import verify_receipt
 from specdec.sequences.sequence import EngineRequest
-from specdec.types.errors import InvalidValueError, UnsupportedModelError
+from specdec.types.deadline import Deadline
+from specdec.types.errors import DeadlineExceededError, InvalidValueError, UnsupportedModelError
 from specdec.types.reports.receipts import Receipt, Statement
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
@@ -131,6 +132,24 @@ async def test_a_client_that_leaves_does_not_end_the_reading_of_the_weights(
     await asyncio.gather(waiting, return_exceptions=True)
     slow.may_end.set()
     assert is_signed(await own._issue(answer_of(outputs)))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_time_limit_of_a_request_includes_the_reading_of_the_weights(
+    routers, tiny_model_dir, monkeypatch
+):
+    async def repeated(outputs):
+        for each in outputs:
+            yield each
+
+    made = await outputs_of(routers["key"], params=ALONE)
+    slow = Slow(monkeypatch, receipts.receipt_model)
+    own = receipts_of(routers["key"], tiny_model_dir)
+    request = EngineRequest((5, 6, 7, 8), ALONE, seed=5, receipt=True)
+    outputs = own.follow(request, repeated(made), Deadline.after(0.0), is_audited=False)
+    with pytest.raises(DeadlineExceededError):
+        assert [each async for each in outputs]
+    slow.may_end.set()
 
 
 @pytest.mark.asyncio(loop_scope="module")
