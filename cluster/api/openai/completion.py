@@ -61,6 +61,8 @@ async def prepare_completion(
     request.check_together()
     if request.max_tokens == 0 and not request.echo:
         raise InvalidValueError("max_tokens", 0, "at least 1 unless echo is true")
+    if request.max_tokens == 0 and request.receipt:
+        raise InvalidValueError("receipt", True, "false where max_tokens is 0: there is no answer")
     router.check_admission(request.model or "", 1)
     params, prompts = completion_params(request), _prompts(request)
     request.check_resumption(params, echo=request.echo, prompt=_several(prompts))

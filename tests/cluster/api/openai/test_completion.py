@@ -255,6 +255,7 @@ async def test_special_tokens_are_added_by_default(http):
         ({"prompt": [["a"]]}, "prompt[0][0]"),
         ({"prompt": None}, "prompt"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 0, "echo": True, "receipt": True}, "receipt"),
         ({"logprobs": 21}, "logprobs"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 2}, "best_of"),
