@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -67,6 +68,19 @@ def _prompt(text: str, system: str | None, raw: bool) -> str | list[ChatMessage]
     return [*instructions, ChatMessage("user", text)]
 
 
+def _writable(
+    _context: click.Context, _parameter: click.Parameter, path: Path | None
+) -> Path | None:
+    """Return a path of an option. Raise BadParameter if no file can be written there."""
+    if path is None:
+        return None
+    # `Path.exists` raises for some paths; the final dot requires a folder.
+    written = path if os.access(path, os.F_OK) else f"{path.parent}/."
+    if not os.access(written, os.W_OK):
+        raise click.BadParameter(f"{path} is not writable")
+    return path
+
+
 @click.command(cls=SectionedCommand, short_help="Generate a completion for a prompt.")
 @click.argument("prompt")
 @click.option("--raw", is_flag=True, help="Send PROMPT without applying the chat template.")
@@ -86,6 +100,7 @@ def _prompt(text: str, system: str | None, raw: bool) -> str | list[ChatMessage]
     "--receipt",
     "receipt_file",
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=_writable,
     help="Request a signed receipt, and write it to this file for `specdec verify`.",
 )
 @served_model_flag
@@ -116,21 +131,24 @@ def generate(
         has_receipt = receipt_file is not None
         chunks = client.generate_stream(content, params, model=model, receipt=has_receipt)
         result = receive(chunks, show)
-    if receipt_file is not None:
-        _write_receipt(result.chunks[-1].receipt, receipt_file)
     if as_json:
         show_json(result.outcome if stream else result.content | result.outcome)
-        return
-    for line in result_lines(result, with_text=not stream):
-        show_text(line)
-    print_stderr(result.summary)
+    else:
+        for line in result_lines(result, with_text=not stream):
+            show_text(line)
+        print_stderr(result.summary)
+    if receipt_file is not None:
+        _write_receipt(result.chunks[-1].receipt, receipt_file)
 
 
 def _write_receipt(receipt: Receipt | None, path: Path) -> None:
     """Write a requested receipt; a service of an older version ignores the request."""
     if receipt is None:
         raise click.ClickException("the service returned no receipt")
-    path.write_text(json.dumps(receipt.to_mapping()))
+    try:
+        path.write_text(json.dumps(receipt.to_mapping()))
+    except OSError as error:
+        raise click.ClickException(f"{path} cannot be written: {error.strerror}") from error
 
 
 @click.command(short_help="Tokenize a text.")

@@ -271,13 +271,19 @@ def test_an_interrupted_stream_ends_its_line(generate, service, monkeypatch):
     assert result.stderr.endswith("is unavailable: the model is lost\n")
 
 
-def test_a_receipt_is_written_to_a_file(generate, service, tmp_path):
-    path = tmp_path / "receipt.json"
+@pytest.fixture
+def receipt(service):
+    """A receipt that the service issues."""
     receipt = Receipt('{"seed":42}', "aa", "bb", Opening("00", (1,), ((5, 6, 7),)))
     *others, last = CHUNKS
     last = pb.GenerateStreamResponse.FromString(last.SerializeToString())
     last.receipt.CopyFrom(encode_receipt(receipt))
     service.chunks = (*others, last)
+    return receipt
+
+
+def test_a_receipt_is_written_to_a_file(generate, service, receipt, tmp_path):
+    path = tmp_path / "receipt.json"
     assert generate("--receipt", str(path), "Why?").exit_code == 0
     assert service.requests[0].receipt
     assert Receipt.from_json(path.read_bytes()) == receipt
@@ -286,7 +292,24 @@ def test_a_receipt_is_written_to_a_file(generate, service, tmp_path):
 def test_a_receipt_that_the_service_does_not_issue_is_an_error(generate, tmp_path):
     result = generate("--receipt", str(tmp_path / "receipt.json"), "Why?")
     assert result.exit_code == 1
-    assert result.stderr == "Error: the service returned no receipt\n"
+    assert result.stderr.endswith("Error: the service returned no receipt\n")
+    assert result.stdout, "the answer is printed"
+
+
+@pytest.mark.parametrize("parent", ["missing", "file", "x" * 300])
+def test_a_receipt_needs_a_file_that_can_be_written(generate, service, tmp_path, parent):
+    (tmp_path / "file").touch()
+    result = generate("--receipt", str(tmp_path / parent / "receipt.json"), "Why?")
+    assert (result.exit_code, service.requests) == (2, [])
+    assert "is not writable" in result.stderr
+
+
+@pytest.mark.usefixtures("receipt")
+def test_a_receipt_that_cannot_be_written_is_an_error_with_the_reason(generate, tmp_path):
+    path = tmp_path / ("x" * 300)
+    result = generate("--receipt", str(path), "Why?")
+    assert (result.exit_code, result.stdout) == (1, "Blue sky\n")
+    assert result.stderr.endswith(f"Error: {path} cannot be written: File name too long\n")
 
 
 def test_an_unreachable_service():
