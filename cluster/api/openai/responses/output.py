@@ -197,12 +197,13 @@ def _of_text(logprobs: list[TextLogprob], text: str, *, follows_mark: bool) -> l
     """Return those of the tokens that a text is of, and of the tokens after them.
 
     A mark before the text may contain it, and so may what is withheld after it; where a mark has
-    just ended, nothing is.
+    just ended, nothing is. Tokens that do not begin with the text begin with a mark.
     Tokens that have added nothing, as the first ones of a character, count to what follows them.
     Space at the beginning of the text may be of a token that the text before has had.
     """
     joined, core = "".join(added for _, added in logprobs), text.lstrip() or text
-    found = joined.find(core) if text and not follows_mark else joined.rfind(core)
+    begins = text and (joined.startswith(text) or joined.lstrip().startswith(core))
+    found = joined.find(core) if begins and not follows_mark else joined.rfind(core)
     place, num_spaces = max(0, found), len(text) - len(core)
     while num_spaces and place and joined[place - 1].isspace():
         place, num_spaces = place - 1, num_spaces - 1

@@ -11,6 +11,7 @@ import pytest_asyncio
 from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.openai.logprobs import TokenLogprob
+from cluster.api.openai.parsers.harmony import HarmonyParser
 from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Reasoning
 from cluster.api.openai.parsers.tool_families import tool_parser
 from cluster.api.openai.parsers.tool_format import HERMES, Tool
@@ -185,6 +186,21 @@ async def test_a_message_has_the_log_probabilities_of_withheld_tokens(tokens):
     [*output.add([*parser.finish()]), *output.finish(is_complete=True)]
     [message] = output.items
     assert [each.token for each in message.content[0].logprobs] == tokens
+
+
+@pytest.mark.parametrize(
+    "before", [[], ["<|ch", "an", "nel|>", "final", "<|message|>", "Hi", "<|end|>"]]
+)
+async def test_a_mark_may_contain_the_text_after_it(before):
+    output, parser = OutputItems("r", placed_tools(TOOLS), HERMES), HarmonyParser()
+    header = ["<|start|>", "assist", "ant"] if before else []
+    for token in [*before, *header, "<|ch", "an", "nel|>", "final", "<|message|>", "an", "t"]:
+        logprob = TokenLogprob(token=token, logprob=0.0, bytes=[], top_logprobs=[])
+        [*output.add([*parser.feed(token)], [(logprob, token)])]
+    [*output.add([*parser.finish()]), *output.finish(is_complete=True)]
+    [message] = output.items
+    found = [each.token for each in message.content[0].logprobs]
+    assert found == [*before[5:6], "an", "t"]
 
 
 async def test_an_empty_answer_is_an_empty_message():
