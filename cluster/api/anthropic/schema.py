@@ -193,6 +193,7 @@ class CountTokensRequest(RequestModel):
         "tools.function.strict": "tools.strict",
         "response_format.json_schema": "output_config.format.schema",
         "structured_output.json_schema": "output_config.format.schema",
+        "structured_output.grammar": "tools",
         "chat_template_kwargs.reasoning_effort": "output_config.effort",
         "chat_template_kwargs.enable_thinking": "thinking",
     }

@@ -158,9 +158,10 @@ class ResponsesRequest(RequestModel):
     prompt_cache_key: str | None = same_as(ChatRequest, "prompt_cache_key")
 
     def sent_names(self) -> dict[str, str]:
-        """Return the places of the tools by those in the equivalent chat."""
+        """Return the places of the tools by those in the equivalent chat, and of their grammar."""
         tools = placed_tools(self.tools or ())
-        return {f"tools[{index}].function": each.field for index, each in enumerate(tools)}
+        names = {f"tools[{index}].function": each.field for index, each in enumerate(tools)}
+        return names | {"structured_output.grammar": "tools"}
 
     @property
     def has_logprobs(self) -> bool:

@@ -181,6 +181,15 @@ async def test_a_key_may_be_in_the_header_of_the_client(headers, authorization):
             "text, tool_use, tool_result, thinking, redacted_thinking: the served model reads text "
             "only",
         ),
+        (
+            {
+                "tools": [{"name": "f", "input_schema": {"properties": {"a": {"$ref": "#/b"}}}}],
+                "tool_choice": {"type": "any"},
+            },
+            400,
+            "invalid_request_error",
+            "tools is 'start: call",
+        ),
     ],
 )
 async def test_errors_have_anthropics_format(http, changes, status, kind, message):

@@ -116,6 +116,19 @@ async def test_log_probabilities(http):
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"truncation": "auto"}, "truncation"),
         ({"n": 2}, "n"),
+        (
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "name": "f",
+                        "parameters": {"properties": {"a": {"$ref": "#/b"}}},
+                    }
+                ],
+                "tool_choice": "required",
+            },
+            "tools",
+        ),
     ],
 )
 async def test_the_error_names_the_invalid_field(http, changes, param):
