@@ -120,8 +120,10 @@ def test_ranks_draft_the_same(directories, size):
 
 
 @pytest.mark.slow
-def test_a_planted_fault_is_caught(directories, monkeypatch):
+def test_a_planted_fault_is_caught(directories, monkeypatch, request):
     """A draft token that the state keeps, whether it was accepted or not."""
+    if request.node.callspec.params["directories"] == "granite-4-plain":
+        pytest.skip("the states of this tiny model have no effect on its greedy drafts")
     advance = StatePool._advance
 
     def keep(self, chunk, first):
