@@ -207,9 +207,9 @@ class Preprocessor:
         return await self._limiter.run(lambda: asyncio.to_thread(work), num_chars)
 
     async def compile(
-        self, spec: StructuredOutput | None, caller: Caller = OWN_PROCESS
+        self, spec: StructuredOutput | None, caller: Caller = OWN_PROCESS, num_sequences: int = 1
     ) -> Grammar | None:
-        """Return the compiled grammar of a request; None where it has none.
+        """Return the compiled grammar for the choices of a request; None where it has none.
 
         The grammars of different callers are compiled in turn.
         Compiles in another process, which may take more than a second. Raises InvalidValueError for
@@ -217,7 +217,7 @@ class Preprocessor:
         """
         if spec is None:
             return None
-        compiled = asyncio.wrap_future(self._grammars.submit(spec, caller))
+        compiled = asyncio.wrap_future(self._grammars.submit(spec, caller, num_sequences))
         compiled.add_done_callback(lambda done: done.exception())  # the caller may have left
         done, _ = await asyncio.wait([compiled], timeout=COMPILE_TIMEOUT_S)
         if not done:

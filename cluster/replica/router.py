@@ -42,7 +42,7 @@ from specdec.types.request import (
     TokenizeRequest,
 )
 from specdec.types.responses import EngineOutput, ModelInfo
-from specdec.types.sampling.sampling_params import SamplingParams, StructuredOutput
+from specdec.types.sampling.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # front ends have no engine
     from specdec.engine.phases import RunningEngine
@@ -225,7 +225,7 @@ class Router(ABC):
             call,
             await self.text.encode(call.prompt),
             self.new_seed() if params.seed is None else params.seed,
-            None if structure is None else await self._compile(structure, current_caller.get()),
+            None if structure is None else await self._compile(params, current_caller.get()),
             adapter_id=self._adapter_of(call.model),
             request_id=request_id,
             prediction=None if prediction is None else await self._predicted_text(prediction),
@@ -235,9 +235,9 @@ class Router(ABC):
             self._receipts.check(request)
         return request
 
-    async def _compile(self, spec: StructuredOutput, caller: Caller) -> Grammar | None:
+    async def _compile(self, params: SamplingParams, caller: Caller) -> Grammar | None:
         """Return the compiled grammar of a request; see `Preprocessor.compile`."""
-        return await self.text.compile(spec, caller)
+        return await self.text.compile(params.structured_output, caller, params.n)
 
     async def _predicted_text(self, text: str) -> PredictedText:
         """Return predicted output, without tokens that cannot fit the context."""

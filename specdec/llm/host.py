@@ -143,7 +143,7 @@ class EngineHost:
             params=params,
             seed=seed,
             priority=priority,
-            grammar=self.compile(params.structured_output),
+            grammar=self.compile(params.structured_output, params.n),
             cache_salt=parts.cache_salt,
             model="" if lora is None else lora.lora_name,
             prediction=self._predicted_text(params.speculation.prediction),
@@ -180,8 +180,8 @@ class EngineHost:
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
         return PredictedText(tokens[: self.core.plan.engine.max_model_len])
 
-    def compile(self, spec: StructuredOutput | None) -> Grammar | None:
-        """Return the compiled grammar of a request; None without one. Takes up to seconds."""
+    def compile(self, spec: StructuredOutput | None, num_sequences: int) -> Grammar | None:
+        """Return the grammar of a request for all its choices; None without one. Takes seconds."""
         if spec is None:
             return None
         with self._lock:
@@ -189,7 +189,7 @@ class EngineHost:
                 self._grammars = GrammarCompiler(
                     self.tokenizer, self.model.vocab_size, self.model.eos_token_ids
                 )
-        return self._grammars.compile(spec)
+        return self._grammars.compile(spec, num_sequences=num_sequences)
 
     @contextmanager
     def preparing(self, request_id: str) -> Iterator[Preparation]:

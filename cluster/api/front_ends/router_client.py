@@ -19,7 +19,7 @@ from cluster.replica.sample_buffer import SampleBuffer
 from specdec.engine.metrics.metrics import Metrics
 from specdec.types.errors import NotReadyError, TargetFailedError
 from specdec.types.request import Caller
-from specdec.types.sampling.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from specdec.engine.phases import RunningEngine
@@ -168,7 +168,7 @@ class FrontEndRouter(Router):
         """See Router."""
         return self._link.state.adapter_ids
 
-    async def _compile(self, spec: StructuredOutput, caller: Caller) -> None:
+    async def _compile(self, params: SamplingParams, caller: Caller) -> None:
         """Leave a grammar to the Router: a compiled one cannot be sent to another process."""
 
 

@@ -129,13 +129,13 @@ class RouterEnd:
         self, request: EngineRequest, caller: Caller, is_admitted: bool, is_silent: bool
     ) -> None:
         """Submit a request with its grammar, which only this process can use."""
-        unique_id, spec = request.request_id, request.params.structured_output
+        unique_id, params = request.request_id, request.params
         if unique_id not in self._compiling:
             return  # it was withdrawn
         try:
             if not is_admitted:
-                self._router.running_engine().thread.require_admission(request.params.n)
-            grammar = await self._router.text.compile(spec, caller)
+                self._router.running_engine().thread.require_admission(params.n)
+            grammar = await self._router.text.compile(params.structured_output, caller, params.n)
         except Exception as error:
             self._settle(unique_id, error)
         else:

@@ -214,7 +214,10 @@ def _constraint(seq: Sequence) -> OutputConstraint | None:
     if grammar is None or seq.rules.replay is not None:
         return None
     constraint = OutputConstraint(
-        grammar, seq.num_prompt_tokens, params.min_tokens, seq.rules.end_token_ids
+        grammar.of_choice(seq.choice),
+        seq.num_prompt_tokens,
+        params.min_tokens,
+        seq.rules.end_token_ids,
     )
     try:
         constraint.follow(seq.token_ids)

@@ -56,7 +56,8 @@ def with_replay(rules: SamplingRules, request: EngineRequest) -> SamplingRules:
     replay = request.replay
     assert replay is not None, "no output to replay"
     if request.grammar is not None:
-        replay = replay._replace(grammar_masks=_masks(rules, request, request.grammar, replay))
+        grammar = request.grammar.of_choice(replay.choice)
+        replay = replay._replace(grammar_masks=_masks(rules, request, grammar, replay))
     return replace(rules, choice=replay.choice, replay=replay)
 
 

@@ -32,9 +32,9 @@ class EngineReplayer:
         directory, max_model_len = host.directories.target, host.core.plan.engine.max_model_len
         self.receipt_model = receipt_model(host.config, directory, host.model, max_model_len)
 
-    def grammar(self, spec: StructuredOutput) -> Grammar:
+    def grammar(self, spec: StructuredOutput, num_sequences: int) -> Grammar:
         """See Replayer."""
-        grammar = self._host.compile(spec)
+        grammar = self._host.compile(spec, num_sequences)
         assert grammar is not None, "a structured output has a grammar"
         return grammar
 

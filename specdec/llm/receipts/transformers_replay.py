@@ -50,11 +50,11 @@ class TransformersReplayer:
         except (ImportError, OSError, ValueError) as error:
             raise UnsupportedModelError(f"transformers cannot load it: {error}") from error
 
-    def grammar(self, spec: StructuredOutput) -> Grammar:
+    def grammar(self, spec: StructuredOutput, num_sequences: int) -> Grammar:
         """See Replayer."""
         compiler = GrammarCompiler(self.tokenizer, self.model.vocab_size, self.model.eos_token_ids)
         try:
-            return compiler.compile(spec)
+            return compiler.compile(spec, num_sequences=num_sequences)
         finally:
             compiler.close()
 

@@ -50,8 +50,8 @@ class Replayer(Protocol):
     tokenizer: Tokenizer
     receipt_model: ReceiptModel
 
-    def grammar(self, spec: StructuredOutput) -> Grammar:
-        """Compile a grammar. Raises InvalidValueError."""
+    def grammar(self, spec: StructuredOutput, num_sequences: int) -> Grammar:
+        """Compile a grammar for the choices of an answer. Raises InvalidValueError."""
 
     def replay(self, request: EngineRequest, replay: Replay) -> Logprobs:
         """Return the comparison of an output; see `OutputReplay.compare`.
@@ -153,7 +153,7 @@ class _ClaimedAnswer:
             params=params,
             request_id=statement.request_id,
             seed=statement.seed,
-            grammar=None if spec is None else replayer.grammar(spec),
+            grammar=None if spec is None else replayer.grammar(spec, params.n),
         )
         return cls(statement, request)
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from threading import Lock
 
 from llguidance import LLTokenizer
 
 from specdec.text.grammar.fair_queue import FairQueue
-from specdec.text.grammar.matcher import Grammar, mask_words
+from specdec.text.grammar.matcher import MAX_SHARING, Grammar, mask_words
 from specdec.text.grammar.translation import refusal
 from specdec.text.grammar.trial import TrialProcess, first_matcher
 from specdec.text.tokenizer import Tokenizer
@@ -43,11 +44,17 @@ _BYTES_PER_SECOND = 150e6
 """Upper bound of the allocation rate while compiling (docs/adr/0008), to estimate sizes from."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Compilation:
-    """A compilation that waits, runs or has ended."""
+    """A compilation of one copy that waits, runs or has ended.
+
+    former: that of the copy before, until this one has ended. num_sequences: for which the copy was
+    handed out, whether they start or not.
+    """
 
     spec: StructuredOutput
+    former: _Compilation | None
+    num_sequences: int = 0
     result: Future[Grammar] = field(default_factory=Future)
 
     @property
@@ -56,10 +63,10 @@ class _Compilation:
         done = self.result.done() and not self.result.cancelled()
         return done and self.result.exception() is None
 
-    @property
-    def is_used_up(self) -> bool:
-        """Return whether it has to be compiled again for further sequences."""
-        return self.is_ready and self.result.result().is_used_up
+    def has_room(self, num_sequences: int) -> bool:
+        """Return whether further sequences may use the same copy."""
+        is_exhausted = self.is_ready and self.result.result().is_exhausted
+        return self.num_sequences + num_sequences <= MAX_SHARING and not is_exhausted
 
 
 class GrammarCompiler:
@@ -104,8 +111,10 @@ class GrammarCompiler:
         self._cache: OrderedDict[StructuredOutput, _Compilation] = OrderedDict()
         self._queue = FairQueue[_Compilation]()
 
-    def compile(self, spec: StructuredOutput, caller: Caller = OWN_PROCESS) -> Grammar:
-        """Compile `spec`, or return it from the cache; blocks for up to 2 s.
+    def compile(
+        self, spec: StructuredOutput, caller: Caller = OWN_PROCESS, num_sequences: int = 1
+    ) -> Grammar:
+        """Compile `spec`, or return it from the cache; blocks for up to 2 s. See `submit`.
 
         Waits for the vocabulary first. Raises InvalidValueError for a grammar that cannot be
         enforced or exceeds the limits of compilation, and OverloadedError if too many others are
@@ -113,7 +122,7 @@ class GrammarCompiler:
         """
         self.wait_until_ready()
         try:
-            return self.submit(spec, caller).result(self._timeout_s)
+            return self.submit(spec, caller, num_sequences).result(self._timeout_s)
         except TimeoutError as error:
             raise OverloadedError(TIMED_OUT) from error
 
@@ -131,40 +140,63 @@ class GrammarCompiler:
         while not self._trials.empty():
             self._trials.get().close()
 
-    def submit(self, spec: StructuredOutput, caller: Caller = OWN_PROCESS) -> Future[Grammar]:
-        """Compile `spec` in the background.
+    def submit(
+        self, spec: StructuredOutput, caller: Caller = OWN_PROCESS, num_sequences: int = 1
+    ) -> Future[Grammar]:
+        """Compile `spec` in the background, for the choices of one request.
 
-        The future may be shared with other callers and must not be cancelled. Raises
-        OverloadedError.
+        A copy is handed out for at most MAX_SHARING sequences: they share a limited number of lexer
+        states, and none may fail because of the others. The future may be shared with other callers
+        and must not be cancelled. Raises OverloadedError.
         """
-        max_open = MAX_WAITING_OF_STRANGER if caller.is_stranger else MAX_WAITING
+        starts = range(0, num_sequences, MAX_SHARING)
         with self._lock:
-            compilation = self._cache.get(spec)
-            if compilation is None or compilation.is_used_up:
-                compilation = _Compilation(spec)
-            if not compilation.result.done() and self._queue.put(compilation, caller, max_open):
-                self._pool.submit(self._run_next)
-            self._cache[spec] = compilation
-            self._cache.move_to_end(spec)
+            return _joined(
+                [
+                    self._copy_for(min(num_sequences - start, MAX_SHARING), spec, caller)
+                    for start in starts
+                ]
+            )
+
+    def _copy_for(
+        self, num_sequences: int, spec: StructuredOutput, caller: Caller
+    ) -> Future[Grammar]:
+        """Return a copy with room for sequences. Further copies of a grammar have no limit."""
+        known = self._cache.get(spec)
+        limit = MAX_WAITING_OF_STRANGER if caller.is_stranger else MAX_WAITING
+        max_open = limit if known is None else math.inf
+        is_same = known is not None and known.has_room(num_sequences)
+        compilation = known if known is not None and is_same else _Compilation(spec, known)
+        if not compilation.result.done() and self._queue.put(compilation, caller, max_open):
+            self._pool.submit(self._run_next)
+        compilation.num_sequences += num_sequences
+        self._cache[spec] = compilation
+        self._cache.move_to_end(spec)
         return compilation.result
 
     def _run_next(self) -> None:
         """Run the next compilation in the queue. A failure is not cached."""
         with self._lock:
             compilation = self._queue.take()
-        outcome = self._outcome(compilation.spec)
+        outcome = self._outcome(compilation)
         with self._lock:
             self._queue.finish(compilation)
+            compilation.former = None
             if isinstance(outcome, Grammar):
                 compilation.result.set_result(outcome)
                 self._evict()
             else:
                 compilation.result.set_exception(outcome)
-                del self._cache[compilation.spec]
+                if self._cache.get(compilation.spec) is compilation:
+                    del self._cache[compilation.spec]
 
-    def _outcome(self, spec: StructuredOutput) -> Grammar | BaseException:
+    def _outcome(self, compilation: _Compilation) -> Grammar | BaseException:
+        """Compile a copy; what the one before has shown is not tried again."""
+        former = compilation.former
         try:
-            return self._compile(spec)
+            if former is not None and former.result.done():
+                former.result.result()
+            return self._compile(compilation.spec, is_tried=former is not None and former.is_ready)
         except BaseException as error:
             return error
 
@@ -178,12 +210,12 @@ class GrammarCompiler:
             num_bytes -= _num_bytes(grammar)
             del self._cache[grammar.spec]
 
-    def _compile(self, spec: StructuredOutput) -> Grammar:
+    def _compile(self, spec: StructuredOutput, *, is_tried: bool) -> Grammar:
         try:
             tokenizer = self._tokenizer.result()
         except UnsupportedModelError as error:
             raise InvalidValueError("structured_output", spec.kind, f"left out: {error}") from error
-        if self._tries_first:
+        if self._tries_first and not is_tried:
             self._try(spec)
         started_s = time.thread_time()
         matcher = first_matcher(tokenizer, spec)
@@ -200,6 +232,27 @@ class GrammarCompiler:
             self._trials.put(trial)
         if reason is not None:
             raise refusal(spec.kind, getattr(spec, spec.kind), reason)
+
+
+def _joined(copies: Sequence[Future[Grammar]]) -> Future[Grammar]:
+    """Return the first copy, with the others of its request. The futures end one at a time."""
+    if len(copies) == 1:
+        return copies[0]
+    joined = Future[Grammar]()
+
+    def settle(_: Future[Grammar]) -> None:
+        if joined.done() or not all(each.done() for each in copies):
+            return
+        try:
+            first, *others = (each.result() for each in copies)
+        except BaseException as error:
+            joined.set_exception(error)
+        else:
+            joined.set_result(replace(first, others=tuple(others)))
+
+    for each in copies:
+        each.add_done_callback(settle)
+    return joined
 
 
 def _num_bytes(grammar: Grammar) -> float:

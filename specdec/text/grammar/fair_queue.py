@@ -51,7 +51,7 @@ class FairQueue(Generic[Item]):
         """Return the number of waiting items."""
         return len(self._sharers)
 
-    def put(self, item: Item, caller: Hashable, max_open: int) -> bool:
+    def put(self, item: Item, caller: Hashable, max_open: float) -> bool:
         """Queue an item for a caller; return whether it is new.
 
         One that already waits, for another caller, runs as soon as it is the turn of either; one

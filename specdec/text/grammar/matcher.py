@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from threading import Lock
+from threading import Event
 
 import numpy as np
 from llguidance import LLMatcher
@@ -22,7 +22,8 @@ from specdec.types.errors import GrammarError
 from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS, StructuredOutput
 
 MAX_SHARING = 32
-"""Maximum number of sequences that share one copy of a grammar; then it is compiled again."""
+"""Maximum number of sequences that one copy of a grammar is handed out for; they share its lexer.
+"""
 
 MAX_CONSTRAINED_NODES = 16
 """Most nodes of a tree of drafts under a grammar: the mask of each takes some ten microseconds."""
@@ -41,15 +42,6 @@ def mask_words(token_ids: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
-@dataclass
-class _Use:
-    """Use of a grammar since it was compiled. lock: guards the count."""
-
-    num_matchers: int = 0
-    is_exhausted: bool = False
-    lock: Lock = field(default_factory=Lock)
-
-
 @dataclass(frozen=True, eq=False)
 class Grammar:
     """A compiled grammar, for one vocabulary. Thread-safe.
@@ -58,6 +50,7 @@ class Grammar:
     text_mask: int32 [num_words], the tokens that may be in an output, or end it.
     eos_token_ids: tokens that end an output.
     compile_s: CPU time of the compilation.
+    others: further copies, each for the next MAX_SHARING choices of a request.
     """
 
     spec: StructuredOutput
@@ -65,31 +58,31 @@ class Grammar:
     text_mask: NDArray[np.int32]
     eos_token_ids: frozenset[int]
     compile_s: float
-    _use: _Use = field(default_factory=_Use)
+    others: tuple[Grammar, ...] = ()
+    _exhausted: Event = field(default_factory=Event)
 
     @property
-    def is_used_up(self) -> bool:
-        """Return whether further sequences should use another copy.
-
-        The matchers of a copy share a limited number of lexer states; the limit on matchers keeps
-        one from failing because of the others.
-        """
-        return self._use.is_exhausted or self._use.num_matchers >= MAX_SHARING
+    def is_exhausted(self) -> bool:
+        """Return whether the lexer of this copy has no states left for further sequences."""
+        return self._exhausted.is_set()
 
     @property
     def rolls_back(self) -> bool:
         """Return whether llguidance rolls it back: no lexeme has `max_tokens` or `stop`."""
         return not any(option in (self.spec.grammar or "") for option in ("max_tokens", "stop"))
 
+    def of_choice(self, choice: int) -> Grammar:
+        """Return the copy for a choice of the request that it was handed out for."""
+        copies = (self, *self.others)
+        return copies[choice // MAX_SHARING % len(copies)]
+
     def matcher(self) -> GrammarMatcher:
         """Make a matcher for one sequence, before its first token."""
-        with self._use.lock:
-            self._use.num_matchers += 1
         return GrammarMatcher(self)
 
     def exhaust(self) -> None:
         """Mark this copy as exhausted, so that no further sequence uses it."""
-        self._use.is_exhausted = True
+        self._exhausted.set()
 
 
 class GrammarMatcher:
@@ -121,6 +114,7 @@ class GrammarMatcher:
             return
         earlier = None if self._rolls_back else self._matcher.deep_copy()
         if self._matcher.try_consume_tokens([token_id]) != 1:
+            self._matcher.compute_bitmask()  # reports an exhausted lexer, which consuming does not
             self._check()
             raise GrammarError(f"token {token_id} is not allowed by structured_output")
         if earlier is not None:

@@ -140,23 +140,23 @@ async def test_a_grammar_is_compiled_on_request_until_close(text):
 async def test_a_grammar_is_queued_for_its_caller(text):
     submitted = []
 
-    def submit(self, spec, caller):
-        submitted.append((spec, caller))
+    def submit(self, spec, caller, num_sequences):
+        submitted.append((spec, caller, num_sequences))
         compiled = Future()
         compiled.set_result(None)
         return compiled
 
     text._grammars = type("Queue", (), {"submit": submit})()
     spec = StructuredOutput(regex="a*")
-    await text.compile(spec, Caller("ann"))
+    await text.compile(spec, Caller("ann"), 3)
     await text.compile(spec)
-    assert submitted == [(spec, Caller("ann")), (spec, OWN_PROCESS)]
+    assert submitted == [(spec, Caller("ann"), 3), (spec, OWN_PROCESS, 1)]
 
 
 async def test_a_slow_compilation_is_refused_and_not_cancelled(text, monkeypatch):
     """Another request may wait for the same grammar."""
     unfinished = Future()
-    text._grammars = type("Slow", (), {"submit": lambda self, spec, caller: unfinished})()
+    text._grammars = type("Slow", (), {"submit": lambda *_: unfinished})()
     monkeypatch.setattr("cluster.replica.preprocessor.COMPILE_TIMEOUT_S", 0.01)
     with pytest.raises(OverloadedError):
         await text.compile(StructuredOutput(regex="a*"))

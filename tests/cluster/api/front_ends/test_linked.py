@@ -243,7 +243,7 @@ async def test_a_stream_is_open_until_its_reader_has_the_last_output(replica, fr
 async def test_a_client_that_leaves_while_its_grammar_is_compiled(replica, front_end, monkeypatch):
     compiling, goes_on = asyncio.Event(), asyncio.Event()
 
-    async def compile_later(spec, caller):
+    async def compile_later(spec, caller, num_sequences):
         compiling.set()
         await goes_on.wait()
 
@@ -264,7 +264,7 @@ async def test_a_client_that_leaves_before_its_grammar_is_compiled(replica, fron
     """The end of the request arrives together with the request."""
     messages, work = [], []
 
-    async def compile_at_once(spec, caller):
+    async def compile_at_once(spec, caller, num_sequences):
         work.append("compiled")
 
     def leave(*message):

@@ -112,7 +112,7 @@ async def test_the_priority_is_limited(replica, method):
 async def test_grammars_are_compiled_in_the_name_of_the_client(replica, method, monkeypatch):
     callers = []
 
-    async def compile(spec, caller):
+    async def compile(spec, caller, num_sequences):
         callers.append(caller)
         raise OverloadedError("enough")
 

@@ -285,7 +285,7 @@ async def test_the_error_of_a_body_that_is_no_object_quotes_it(http, body, messa
 async def test_grammars_are_compiled_in_the_name_of_the_client(router, monkeypatch, prompt, stream):
     callers = []
 
-    async def compile(spec, caller):
+    async def compile(spec, caller, num_sequences):
         callers.append(caller)
         raise OverloadedError("enough")
 

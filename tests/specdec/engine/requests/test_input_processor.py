@@ -85,15 +85,20 @@ async def test_checks_beside_a_running_grammar_touch_no_matcher(
     assert made_on == ["engine"] * len(asked)
 
 
-def test_checks_do_not_use_up_a_grammar(engine, grammar):
-    for _ in range(2 * MAX_SHARING):
-        engine.check(ask(grammar, n=2))
-    assert not grammar.is_used_up
-    for index in range(MAX_SHARING):
-        assert not grammar.is_used_up
-        engine.add(ask(grammar, f"r{index}"))
-        engine.abort(f"r{index}")
-    assert grammar.is_used_up
+def test_choices_use_the_copies_of_their_grammar(engine, tiny_model_dir, monkeypatch):
+    made_of, matcher = [], Grammar.matcher
+
+    def recorded(self):
+        made_of.append(self.start)
+        return matcher(self)
+
+    monkeypatch.setattr(Grammar, "matcher", recorded)
+    num_choices = MAX_SHARING + 3
+    grammar = grammar_compiler(tiny_model_dir).compile(SPEC, num_sequences=num_choices)
+    engine.check(ask(grammar, n=num_choices))
+    assert not made_of
+    engine.add(ask(grammar, n=num_choices))
+    assert sorted(map(made_of.count, set(made_of))) == [3, MAX_SHARING]
 
 
 def test_a_check_rejects_resume_tokens_that_end_the_text(engine, grammar):

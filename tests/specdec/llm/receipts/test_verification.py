@@ -273,7 +273,7 @@ def test_an_llm_verifies_grammars_and_refuses_nothing_else(tiny_model_dir, trans
         host = llm._host
         [output] = llm.generate({"prompt_token_ids": PROMPT}, replace(params, seed=5), False)
         [choice] = output.outputs
-        grammar = host.compile(params.structured_output)
+        grammar = host.compile(params.structured_output, params.n)
         answer = Answer(request("r", PROMPT, seed=5))
         answer.request = replace(answer.request, params=params, grammar=grammar)
         end = local_end(choice)

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from llguidance import LLParserLimits
 
 import specdec.text.grammar.compiler as compiler_module
 import specdec.text.grammar.trial as trial_module
@@ -308,8 +309,45 @@ def test_sequences_per_copy_are_limited(counted):
     gate.set()
     spec = StructuredOutput(regex="a*")
     for _ in range(2 * MAX_SHARING):
-        compiler.compile(spec).matcher()
+        compiler.compile(spec)
     assert len(calls) == 2
+
+
+def test_sequences_of_a_copy_count_before_it_is_compiled(counted):
+    """Also those of one request, and in spite of the limit of grammars that wait."""
+    compiler, gate, calls = counted
+    spec, caller = StructuredOutput(regex="a*"), Caller("ann")
+    single = [compiler.submit(spec, caller) for _ in range(MAX_WAITING * MAX_SHARING)]
+    many = compiler.submit(spec, caller, 2 * MAX_SHARING + 1)
+    gate.set()
+    copies = [each.result(10) for each in single]
+    assert {copies.count(each) for each in copies} == {MAX_SHARING}
+    own = [many.result(10).of_choice(choice).start for choice in range(2 * MAX_SHARING + 1)]
+    assert {own.count(each) for each in own} == {MAX_SHARING, 1}
+    assert not {each.start for each in copies} & set(own)
+    rest = compiler.compile(spec, caller, MAX_SHARING - 1)
+    assert rest.start is own[-1]
+    assert len(calls) == MAX_WAITING + 3
+
+
+def test_further_copies_are_tried_once(counted, monkeypatch):
+    compiler, gate, calls = counted
+    gate.set()
+    tried = []
+    monkeypatch.setattr(compiler, "_tries_first", True)
+    monkeypatch.setattr(compiler, "_try", tried.append)
+    for _ in range(3):
+        compiler.compile(StructuredOutput(regex="a"), num_sequences=MAX_SHARING)
+    assert (len(tried), len(calls)) == (1, 3)
+
+
+def test_a_failure_fails_the_copies_that_wait(counted):
+    compiler, gate, calls = counted
+    copies = compiler.submit(StructuredOutput(regex="(a"), num_sequences=9 * MAX_SHARING)
+    gate.set()
+    with pytest.raises(InvalidValueError):
+        copies.result(10)
+    assert len(calls) <= NUM_THREADS
 
 
 def test_an_exhausted_grammar_is_compiled_again(counted):
@@ -318,22 +356,36 @@ def test_an_exhausted_grammar_is_compiled_again(counted):
     spec = StructuredOutput(regex="a+")
     grammar = compiler.compile(spec)
     grammar.exhaust()
-    assert grammar.is_used_up
     assert compiler.compile(spec) is not grammar
     assert len(calls) == 2
 
 
 def test_a_grammar_may_exhaust_its_lexer_states(tokenizer, monkeypatch, rng):
-    from llguidance import LLParserLimits
-
     monkeypatch.setattr(trial_module, "LIMITS", LLParserLimits(max_lexer_states=300))
     compiler = GrammarCompiler(tokenizer, VOCAB_SIZE, EOS)
     spec = StructuredOutput(regex=r"[\s\S]*a[\s\S]{40}b[\s\S]*")
     grammar = compiler.compile(spec)
     with pytest.raises(GrammarError, match="too many states"):
         wander(grammar.matcher(), rng, 500)
-    assert grammar.is_used_up
+    assert grammar.is_exhausted
     assert compiler.compile(spec) is not grammar
+
+
+def test_the_other_sequences_of_an_exhausted_copy_report_it(tokenizer, monkeypatch, rng):
+    monkeypatch.setattr(trial_module, "LIMITS", LLParserLimits(max_lexer_states=700))
+    compiler = GrammarCompiler(tokenizer, VOCAB_SIZE, EOS, tries_first=False)
+    grammar = compiler.compile(StructuredOutput(regex=r"[\s\S]*a[\s\S]{40}b[\s\S]*"))
+    others = [grammar.matcher() for _ in range(MAX_SHARING)]
+    allowed_first = sorted(allowed(others[0].allowed_mask()) - EOS)
+    with pytest.raises(GrammarError, match="too many states"):
+        wander(grammar.matcher(), rng, 500)
+    reasons = set()
+    for other, token in zip(others, allowed_first[::-1], strict=False):
+        try:
+            other.advance(token)
+        except GrammarError as error:
+            reasons.add("too many states" in str(error))
+    assert reasons == {True}
 
 
 def test_an_unsupported_tokenizer_rejects_requests_only(tokenizer):

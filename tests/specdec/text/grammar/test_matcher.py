@@ -2,14 +2,10 @@
 
 import json
 import re
-import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from threading import Lock
 
 import pytest
 
-from specdec.text.grammar.matcher import MAX_EARLIER_STATES, MAX_SHARING
+from specdec.text.grammar.matcher import MAX_EARLIER_STATES
 from specdec.types.errors import GrammarError
 from specdec.types.sampling.sampling_params import StructuredOutput
 from tests.specdec.text.grammar.json_schemas import CASES
@@ -248,30 +244,3 @@ def test_an_exhausted_grammar_fails_only_its_sequence(compiler, rng):
     with pytest.raises(GrammarError):
         stuck.allowed_mask()
     assert allowed(other.allowed_mask())
-
-
-class SlowlyCounted:
-    """Counter of matchers that lets other threads run between reading and writing."""
-
-    def __init__(self):
-        self.lock = Lock()
-        self.is_exhausted = False
-        self._num_matchers = 0
-
-    @property
-    def num_matchers(self):
-        num_matchers = self._num_matchers
-        time.sleep(0.001)
-        return num_matchers
-
-    @num_matchers.setter
-    def num_matchers(self, value):
-        self._num_matchers = value
-
-
-def test_no_matcher_of_another_thread_is_left_uncounted(compiler):
-    grammar = compiler.compile(StructuredOutput(regex="a{2,7}"))
-    grammar = replace(grammar, _use=SlowlyCounted())
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda _: grammar.matcher(), range(MAX_SHARING)))
-    assert grammar.is_used_up
