@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ from specdec.sequences.prediction import PredictedText
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.grammar.matcher import Grammar
 from specdec.types.deadline import Deadline
-from specdec.types.errors import OverloadedError, TargetFailedError, UnknownModelError
+from specdec.types.errors import AbortedError, OverloadedError, TargetFailedError, UnknownModelError
 from specdec.types.messages import BASE_MODEL
 from specdec.types.request import (
     Caller,
@@ -80,7 +81,7 @@ class RoutedModel:
 
 
 class CountedRefusal:
-    """Context that counts a request as received if overload, deadline or client end it there.
+    """Context that counts a request as received if overload, deadline, abort or client end it.
 
     It is demand, unlike an invalid one.
     """
@@ -93,7 +94,8 @@ class CountedRefusal:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and issubclass(kind, OverloadedError | asyncio.CancelledError):
+        demand = OverloadedError | AbortedError | asyncio.CancelledError
+        if kind is not None and issubclass(kind, demand):
             self._metrics.num_requests += self._num_choices  # a deadline cancels
 
 
@@ -182,24 +184,34 @@ class Router(ABC):
                 client = self._client_for(call.model)
                 if not is_admitted:
                     client.require_room(call.params.n)
-                request = await self._prepare(request_id, call, is_admitted=is_admitted)
+                with (preparation := client.prepare(request_id, current_caller.get())):
+                    request = await self._prepare(request_id, call, is_admitted=is_admitted)
             except BaseException as error:
                 measured.on_refused(error)
                 raise
         self.metrics.num_requests += call.params.n
         measured.on_queued(call.params, request.seed)
-        caller = current_caller.get()
-        outputs = client.generate(
-            request, measured, caller, deadline, is_admitted=is_admitted, on_admitted=on_admitted
-        )
-        outputs = self._recorded(call, request, outputs)
-        if (is_audited := self._receipts.draw_audit()) or request.receipt:
-            outputs = self._receipts.follow(request, outputs, deadline, is_audited=is_audited)
+        stream = partial(client.generate, is_admitted=is_admitted, on_admitted=on_admitted)
+        outputs = stream(request, measured, preparation, deadline)
+        outputs = self._followed(call, request, outputs, deadline)
         return Generation(request_id, request.seed, outputs)
 
     def counting_refusal(self, num_choices: int = 1) -> CountedRefusal:
         """Return what counts a request that is refused before `generate`, which does the same."""
         return CountedRefusal(self.metrics, num_choices)
+
+    def _followed(
+        self,
+        call: GenerateRequest,
+        request: EngineRequest,
+        outputs: AsyncGenerator[EngineOutput, None],
+        deadline: Deadline | None,
+    ) -> AsyncGenerator[EngineOutput, None]:
+        """Return the outputs, which the sample buffer, audits and a receipt follow as they pass."""
+        outputs = self._recorded(call, request, outputs)
+        if (is_audited := self._receipts.draw_audit()) or request.receipt:
+            return self._receipts.follow(request, outputs, deadline, is_audited=is_audited)
+        return outputs
 
     def _recorded(
         self,

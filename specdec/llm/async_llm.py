@@ -102,11 +102,9 @@ class AsyncLLM(HostedModel):
             raise InvalidValueError("request_id", name, "a string")
         params = SamplingParams() if params is None else params
         seed = self._host.seed_for(params)  # here, so that seeds follow the order of requests
-        with self._host.preparing(name) as preparation:
-            call = await asyncio.to_thread(
-                self._host.call, name, prompt, params, seed, priority, lora
-            )
-        outputs = self._host.stream(call, kind, is_aborted=preparation.is_aborted)
+        preparation = self._host.preparations.begin(name)
+        call = await asyncio.to_thread(self._host.call, name, prompt, params, seed, priority, lora)
+        outputs = self._host.stream(call, kind, preparation)
         async with aclosing(outputs) as stream:
             async for output in stream:
                 yield output

@@ -7,8 +7,8 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AsyncExitStack, aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 
@@ -28,6 +28,7 @@ from specdec.engine.models.model_resolution import (
 from specdec.engine.models.preflight import check_draft_model, check_target
 from specdec.engine.orders.adapter_control import require_adapters
 from specdec.engine.phases import LoadedEngine, RunningEngine, StoppedEngine
+from specdec.engine.requests.preparations import Preparation, Preparations
 from specdec.llm.arguments import Arguments
 from specdec.llm.drafter_choice import with_fastest_drafter
 from specdec.llm.metrics import StatsLog
@@ -59,14 +60,6 @@ class Call:
     request: EngineRequest
     prompt: str | None
     lora: LoRARequest | None = None
-
-
-@dataclass(eq=False)
-class Preparation:
-    """A request whose prompt is being encoded and grammar compiled. Its id need not be unique."""
-
-    request_id: str
-    is_aborted: bool = False
 
 
 class EngineHost:
@@ -101,7 +94,7 @@ class EngineHost:
         self._seeds = random.Random(seed)
         self._grammars: GrammarCompiler | None = None
         self._lock = threading.Lock()  # guards its creation: requests are prepared on many threads
-        self._preparations: set[Preparation] = set()
+        self.preparations = Preparations()  # requests that are prepared, or wait for an adapter
         self._names_by_lora_id: dict[int, str] = {}
         self._is_closed = False
         plan = self.core.plan
@@ -191,33 +184,22 @@ class EngineHost:
                 )
         return self._grammars.compile(spec, num_sequences=num_sequences)
 
-    @contextmanager
-    def preparing(self, request_id: str) -> Iterator[Preparation]:
-        """Register a request so that `abort` reaches it while it is prepared."""
-        preparation = Preparation(request_id)
-        self._preparations.add(preparation)
-        try:
-            yield preparation
-        finally:
-            self._preparations.discard(preparation)
-
     async def stream(
-        self, call: Call, kind: OutputKind, *, is_aborted: bool = False
+        self, call: Call, kind: OutputKind, preparation: Preparation | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the outputs of a call on the running event loop; leaving early aborts it.
 
-        is_aborted: it was aborted before, so that its only output reports that.
+        preparation: of the call; None where nothing can abort it before its stream is open.
         """
+        preparation = preparation or Preparation(call.request.request_id)
         engine = self.running_engine()
         metrics = RequestMetrics(call.request.request_id, self.core.metrics)
         metrics.on_queued(call.request.params, call.request.seed)
         self.core.metrics.num_requests += call.request.params.n
         builder = OutputBuilder(call.request, call.prompt, self.tokenizer, metrics, time.time())
         make_output = builder.delta if kind == "delta" else builder.output
-        steps = self._steps(call, engine, metrics)
+        steps = self._steps(call, engine, metrics, preparation)
         try:
-            if is_aborted:
-                raise AbortedError(call.request.request_id)
             async for step in steps:
                 builder.add(step)
                 if kind != "final_only" or step.is_last:
@@ -231,7 +213,7 @@ class EngineHost:
             self.stats_log.note(self.engine.last_stats)
 
     async def _steps(
-        self, call: Call, engine: RunningEngine, metrics: RequestMetrics
+        self, call: Call, engine: RunningEngine, metrics: RequestMetrics, preparation: Preparation
     ) -> AsyncGenerator[EngineOutput, None]:
         """Stream the engine's outputs; an adapter is loaded first, and held until the end."""
         request, lora, thread = call.request, call.lora, engine.thread
@@ -239,8 +221,12 @@ class EngineHost:
             if lora is not None:
                 control = require_adapters(engine.loaded.adapters)
                 holding = control.holding(lora, thread)
-                request = replace(request, adapter_id=await held.enter_async_context(holding))
-            outputs = await held.enter_async_context(aclosing(thread.generate(request, metrics)))
+                preparation.require_alive()
+                with preparation:
+                    adapter_id = await held.enter_async_context(holding)
+                request = replace(request, adapter_id=adapter_id)
+            outputs = thread.generate(request, metrics, preparation)
+            await held.enter_async_context(aclosing(outputs))
             async for output in outputs:
                 yield output
 
@@ -254,8 +240,7 @@ class EngineHost:
 
     def abort(self, request_id: str) -> None:
         """End the requests with this id; on the event loop of their streams."""
-        for preparation in self._preparations:
-            preparation.is_aborted |= preparation.request_id == request_id
+        self.preparations.abort(lambda each, caller: each == request_id)
         self.engine.abort(request_id)
 
     def running_engine(self) -> RunningEngine:

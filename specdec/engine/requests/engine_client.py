@@ -9,13 +9,14 @@ from collections.abc import AsyncGenerator, Callable
 
 from specdec.config.engine import EngineConfig
 from specdec.engine.metrics.request_metrics import RequestMetrics
-from specdec.engine.requests.output_streams import OutputStreams
+from specdec.engine.requests.output_streams import OutputStream, OutputStreams
+from specdec.engine.requests.preparations import Preparation, Preparations
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.deadline import Deadline
 from specdec.types.errors import NotReadyError
-from specdec.types.request import OWN_PROCESS, Caller
+from specdec.types.request import Caller
 from specdec.types.responses import EngineOutput, FinishReason
 
 _MANY_TOKENS = 1024
@@ -40,6 +41,7 @@ class EngineClient(ABC):
         self.config = config
         self._get_tokenizer = get_tokenizer
         self._streams = OutputStreams(prefix)
+        self._preparations = Preparations()
 
     @abstractmethod
     def _add(
@@ -68,7 +70,7 @@ class EngineClient(ABC):
         self,
         request: EngineRequest,
         metrics: RequestMetrics | None = None,
-        caller: Caller = OWN_PROCESS,
+        preparation: Preparation | None = None,
         deadline: Deadline | None = None,
         *,
         is_admitted: bool = False,
@@ -78,15 +80,15 @@ class EngineClient(ABC):
 
         Texts are made when an output is read, so a late reader's are made together. Leaving early
         aborts the request. Its id need not be unique; the outputs have another.
-        Raises what `Engine.add` raises, the error of a failed output, TargetFailedError when the
-        engine is lost, NotReadyError while draining, and `deadline.error`.
-        caller: may abort it. is_admitted: it continues an admitted request, so that neither a drain
-            nor a full queue rejects it. on_admitted: called when the engine has accepted it.
+        Raises what `Engine.add` raises, AbortedError, the error of a failed output,
+        TargetFailedError when the engine is lost, NotReadyError while draining, `deadline.error`.
+        preparation: of the request, if it had one. is_admitted: it continues an admitted one, so
+        no drain or full queue rejects it. on_admitted: called when the engine has accepted it.
         """
-        self._admit(request, metrics, is_admitted=is_admitted)
+        preparation = preparation or Preparation(request.request_id)
+        self._admit(request, metrics, preparation, is_admitted=is_admitted)
         text = None if request.params.stop else OutputText(request, self._get_tokenizer())
-        finished, num_choices = False, request.params.n
-        stream = self._streams.open(request.request_id, num_choices, metrics, caller, deadline)
+        finished, stream = False, self._open(request, metrics, preparation, deadline)
         try:
             own, is_silent = request.for_stream(stream.unique_id), on_admitted is None
             admission = self._add(own, is_admitted=is_admitted, is_silent=is_silent)
@@ -105,15 +107,34 @@ class EngineClient(ABC):
                     metrics.on_broken_off(sys.exception())
 
     def _admit(
-        self, request: EngineRequest, metrics: RequestMetrics | None, *, is_admitted: bool
+        self,
+        request: EngineRequest,
+        metrics: RequestMetrics | None,
+        preparation: Preparation,
+        *,
+        is_admitted: bool,
     ) -> None:
         try:
+            preparation.require_alive()
             if not is_admitted:
                 self.require_admission(request.params.n)
         except Exception as error:
             if metrics is not None:
                 metrics.on_broken_off(error)
             raise
+
+    def _open(
+        self,
+        request: EngineRequest,
+        metrics: RequestMetrics | None,
+        preparation: Preparation,
+        deadline: Deadline | None,
+    ) -> OutputStream:
+        """Open a stream, which receives the request's aborts from now on."""
+        num_choices, caller = request.params.n, preparation.caller
+        stream = self._streams.open(request.request_id, num_choices, metrics, caller, deadline)
+        preparation.end()
+        return stream
 
     def require_admission(self, num_choices: int) -> None:
         """Raise what `generate` raises where a request of `num_choices` would be refused now."""
@@ -128,12 +149,17 @@ class EngineClient(ABC):
         """
         self.config.require_room(self.num_sequences, num_choices)
 
+    def prepare(self, request_id: str, caller: Caller) -> Preparation:
+        """Register a request before its stream is opened, so that an abort ends it."""
+        return self._preparations.begin(request_id, caller)
+
     def abort(self, request_id: str) -> None:
-        """End the streams of the requests with this id, which then raise AbortedError."""
+        """End the requests with this id, which then raise AbortedError."""
         self.abort_where(lambda each, caller: each == request_id)
 
     def abort_where(self, is_ended: Callable[[str, Caller], bool]) -> None:
-        """End streams likewise. is_ended: of a request's id and its caller."""
+        """End requests likewise. is_ended: of a request's id and its caller."""
+        self._preparations.abort(is_ended)
         self._streams.abort(is_ended)
 
 

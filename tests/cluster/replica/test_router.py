@@ -20,6 +20,7 @@ from cluster.replica.replica_router import ReplicaRouter
 from cluster.workers.ray.resources import ReplicaMemory
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.engine.models.model_resolution import ModelDirectories
+from specdec.engine.requests.preparations import Preparation
 from specdec.types.drafters import DrafterOrder
 from specdec.types.errors import (
     InvalidValueError,
@@ -121,10 +122,11 @@ async def test_a_later_part_of_a_request_is_admitted_and_does_not_expire(tiny_mo
     def refuse(num_choices):
         raise OverloadedError("full")
 
-    def generate(request, metrics, caller, deadline, *, is_admitted, on_admitted):
+    def generate(request, metrics, preparation, deadline, *, is_admitted, on_admitted):
         given.append((request.queue_deadline_s, is_admitted))
 
-    serve_on(router, SimpleNamespace(require_room=refuse, generate=generate))
+    client = SimpleNamespace(require_room=refuse, prepare=Preparation, generate=generate)
+    serve_on(router, client)
     call = GenerateRequest((1, 2), SamplingParams(), request_id="r")
     with pytest.raises(OverloadedError):
         await router.generate(call)

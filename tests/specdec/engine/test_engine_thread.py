@@ -22,6 +22,7 @@ from specdec.types.errors import (
     TargetFailedError,
 )
 from specdec.types.messages import VerifiedRow
+from specdec.types.request import OWN_PROCESS
 from tests.specdec.engine.requests.test_remote_streams import Sink
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request
 
@@ -186,6 +187,15 @@ async def test_leaving_a_stream_aborts_its_request(loop, target):
         assert (await loop.stats()).num_running == 1
     stats = await loop.stats()
     assert (stats.num_running, stats.num_free_blocks) == (0, stats.num_blocks)
+
+
+async def test_an_open_stream_has_no_preparation(loop):
+    preparation = loop.prepare("r", OWN_PROCESS)
+    async with aclosing(loop.generate(request("r", PROMPT), None, preparation)) as outputs:
+        await anext(outputs)
+        assert not loop._preparations._open
+        loop.abort("r")
+        assert not preparation.is_aborted
 
 
 async def test_cancellation_while_a_request_is_added_aborts_it(loop, target):

@@ -145,6 +145,28 @@ async def test_streams_with_adapters(tiny_model_dir, adapters, expected):
         assert [each.name for each in await llm.list_loras()][-1] == "code"
 
 
+async def test_a_request_that_waits_for_its_adapter_is_aborted(tiny_model_dir, adapters):
+    """The only place for an adapter is taken by one with a request."""
+    changes = {"max_loras": 1, "max_cpu_loras": 1, "speculative_config": None}
+    async with AsyncLLM(**{**lora_arguments(tiny_model_dir), **changes}) as llm:
+        running = llm.generate(PROMPT, PARAMS, "first", lora_request=adapters["sql"])
+        await anext(running)
+
+        async def outputs():
+            stream = llm.generate(PROMPT, PARAMS, "second", lora_request=adapters["chat"])
+            return [each async for each in stream]
+
+        control = llm._host.engine.loaded.adapters
+        waiting = asyncio.create_task(outputs())
+        while not control._lock.locked():
+            await asyncio.sleep(0.001)
+        await llm.abort("second")
+        [output] = await asyncio.wait_for(waiting, 10)
+        assert output.outputs[0].finish_reason == "abort"
+        assert output.outputs[0].token_ids == []
+        await running.aclose()
+
+
 def test_streams_on_one_event_loop_after_the_other(tiny_model_dir, adapters, expected):
     async def tokens_of(llm, name):
         stream = llm.generate(PROMPT, PARAMS, lora_request=adapters[name], output_kind="final_only")

@@ -144,6 +144,25 @@ async def test_a_request_is_ended_by_its_id(http, router, caplog):
     assert refused.json()["error"]["param"] == "rid"
 
 
+async def test_a_request_is_ended_while_it_is_prepared(http, router, monkeypatch):
+    """A grammar may wait for others to be compiled."""
+    is_compiling = asyncio.Event()
+
+    async def compile_slowly(*_):
+        is_compiling.set()
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(router.text, "compile", compile_slowly)
+    before = router.metrics.num_requests
+    body = {"text": PROMPT, "rid": "mine", "sampling_params": {**GREEDY, "regex": "a+"}}
+    running = asyncio.create_task(http.post("/generate", json=body))
+    await is_compiling.wait()
+    await http.post("/abort_request", json={"rid": "mine"})
+    ended = await asyncio.wait_for(running, 5)
+    assert (ended.status_code, ended.json()["error"]["code"]) == (499, "request_aborted")
+    assert router.metrics.num_requests == before + 1
+
+
 async def test_an_operator_ends_all_requests(http, router):
     running = await running_request(http, router, text=[PROMPT, PROMPT], rid=["any", "other"])
     body = {"rid": "", "abort_all": True}
