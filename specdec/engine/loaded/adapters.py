@@ -237,6 +237,7 @@ class Adapters:
                 self._fail(adapter, fault)
                 return [adapter.adapter_id]
             self._activate(adapter)
+            self._free(target, used)  # the one that it has replaced
         return []
 
     def _load_on_draft(self, adapter: _Adapter) -> str | None:

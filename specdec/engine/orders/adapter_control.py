@@ -184,10 +184,10 @@ class AdapterControl:
         One that is named already and has the same sources is returned as it is, so that an order
         can be repeated that only some replicas have executed.
         """
+        self._engine.advance_adapters()  # frees the places of those that were unloaded
         if not order.replaces and self._adapters.sources_of(order.name) == checked.sources:
             return self._adapters.ids[order.name]
         if not order.replaces and self._adapters.is_ordered(order.name, checked.sources):
-            self._engine.advance_adapters()
             return None
         return self._adapters.load(
             order.name, checked.target, checked.rank, replaces=order.replaces, draft=checked.draft
@@ -223,6 +223,7 @@ class AdapterControl:
     def _let_go(self, held: Sequence[int]) -> None:
         for adapter_id in held:
             self._adapters.let_go(adapter_id)
+        self._engine.advance_adapters()
 
     def _is_ordered(self, lora: LoRARequest) -> bool:
         """Return whether an order to load this adapter is executed, which has room for it."""

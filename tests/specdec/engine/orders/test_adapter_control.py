@@ -68,7 +68,6 @@ async def test_a_held_adapter_is_kept_until_its_caller_leaves(control, thread):
     async with control.holding(LoRARequest("sql", 1), thread):
         report = await control.execute(AdapterOrder.unload("sql"), thread, "r1")
         assert [each.state for each in report.adapters] == ["unloading"]
-    await thread.call(thread._engine.advance_adapters)
     assert (await control.execute(AdapterOrder(), thread, "r1")).adapters == ()
 
 
@@ -100,6 +99,16 @@ async def test_an_order_to_load_can_be_repeated(engine, control, thread, paths):
     order = AdapterOrder.load("sql", paths["sql"], replaces=True)
     await control.execute(order, thread, "r1")
     assert engine.adapters.ids["sql"] != before
+
+
+async def test_a_replaced_adapter_leaves_its_place_to_the_next(control, thread, paths):
+    """Also where no request follows: at most two are loaded."""
+    for _ in range(3):
+        order = AdapterOrder.load("sql", paths["chat"], replaces=True)
+        report = await control.execute(order, thread, "r1")
+        assert [each.state for each in report.adapters] == ["ready"]
+    report = await control.execute(AdapterOrder.load("chat", paths["chat"]), thread, "r1")
+    assert [each.name for each in report.adapters] == ["sql", "chat"]
 
 
 async def test_no_idle_adapter_is_unloaded_for_one_that_is_being_loaded(
