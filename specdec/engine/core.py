@@ -21,6 +21,7 @@ from specdec.engine.models.model_resolution import Models, with_resolved_dtype
 from specdec.engine.orders.adapter_control import AdapterControl
 from specdec.engine.orders.drafter_control import DrafterControl
 from specdec.engine.phases import LoadedEngine, SpeculationSettings
+from specdec.models.config.decoder_tensors import linear_layers
 from specdec.models.resolve import portable_name
 from specdec.speculation.proposers import load_corpora
 from specdec.text.tokenizer import Tokenizer
@@ -115,7 +116,9 @@ class EngineCore(Generic[Config]):
             return None
         self.adapters.drafter = draft_model
         fault = draft_adapter_fault(self.config, self._models.draft)
-        control = AdapterControl(engine, self.adapters, limits, self.config.request_name, fault)
+        layers = linear_layers(self.model) if self.model.transformers is None else None
+        name = self.config.request_name
+        control = AdapterControl(engine, self.adapters, limits, name, fault, layers=layers)
         executor.measure(lambda _: control.load_all(orders))
         return control
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -70,10 +70,12 @@ class AdapterControl:
         base_model: str,
         draft_fault: str = "",
         clock: Callable[[], float] = time.monotonic,
+        layers: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         """adapters: those of the engine. base_model: its name, which no adapter may have.
 
         draft_fault: why no counterpart can be loaded; empty where the drafter takes some.
+        layers: shapes of the linear layers of the target; None where only its ranks know them.
         """
         self._engine = engine
         self._adapters = adapters
@@ -81,6 +83,7 @@ class AdapterControl:
         self._base_model = base_model
         self._draft_fault = draft_fault
         self._clock = clock
+        self._layers = layers
         self._lock = asyncio.Lock()  # of the event loop below
         self._lock_loop: asyncio.AbstractEventLoop | None = None
 
@@ -95,7 +98,7 @@ class AdapterControl:
         NotReadyError while the ranks still load after LOAD_TIMEOUT_S.
         """
         if order.loads:
-            await self._load(order, thread)
+            await self._load(order, await asyncio.to_thread(self._checked, order), thread)
         elif order.name:
             await thread.call(lambda: self._unload(order.name))
         return AdapterReport(replica_id, await thread.call(self._engine.adapter_infos))
@@ -120,10 +123,17 @@ class AdapterControl:
     async def _load_and_hold(
         self, lora: LoRARequest, held: list[int], thread: EngineThread
     ) -> None:
-        """Hold an adapter, once it is loaded and there was room for it; one call at a time."""
+        """Hold an adapter, once it is loaded and there was room for it; one call at a time.
+
+        No other one makes room for files that cannot be used.
+        """
+        order = AdapterOrder.of(lora)
+        checked: _Checked | None = None
         while not await thread.call(lambda: self._hold(lora, held)):
+            if checked is None:
+                checked = await asyncio.to_thread(self._checked, order)
             if await thread.call(lambda: self._is_ordered(lora) or self._make_room()):
-                await self._load(AdapterOrder.of(lora), thread)
+                await self._load(order, checked, thread)
             else:
                 await asyncio.sleep(_POLL_S)
 
@@ -147,9 +157,8 @@ class AdapterControl:
             time.sleep(_POLL_S)
         _require_loaded(order.name, fault)
 
-    async def _load(self, order: AdapterOrder, thread: EngineThread) -> None:
+    async def _load(self, order: AdapterOrder, checked: _Checked, thread: EngineThread) -> None:
         """Load an adapter, and wait until it is named."""
-        checked = await asyncio.to_thread(self._checked, order)
         ends_at_s = self._clock() + LOAD_TIMEOUT_S
         while (adapter_id := await thread.call(lambda: self._order_load(order, checked))) is None:
             self._require_time(order.name, ends_at_s)
@@ -164,17 +173,21 @@ class AdapterControl:
         if order.name == self._base_model:
             raise InvalidValueError("lora_name", order.name, "different from the model's name")
         require_draft_adapters(order.draft_path, self._draft_fault)
-        paths = order.path, order.draft_path
-        target, draft = (self._found(path) if path else None for path in paths)
+        target = self._found(order.path, self._layers) if order.path else None
+        draft = self._found(order.draft_path) if order.draft_path else None
         rank = (target or draft or (None, 0))[1]
         return _Checked(target and target[0], rank, draft and draft[0])
 
-    def _found(self, path: str) -> tuple[AdapterSource, int]:
-        """Return an adapter, with its source in any working directory, and its rank."""
+    def _found(
+        self, path: str, layers: Mapping[str, tuple[int, ...]] | None = None
+    ) -> tuple[AdapterSource, int]:
+        """Return an adapter of these layers, with its source in any directory, and its rank."""
         source = portable_name(path)
         directory = resolve_adapter(source, _log)
-        rank = AdapterFiles.read(directory, self._limits.max_rank).rank
-        return AdapterSource(source, str(directory)), rank
+        files = AdapterFiles.read(directory, self._limits.max_rank)
+        if layers is not None:
+            files.require_modules(layers)
+        return AdapterSource(source, str(directory)), files.rank
 
     # These are called on the engine's thread, or before there is one.
 

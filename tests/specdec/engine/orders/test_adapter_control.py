@@ -10,7 +10,7 @@ from specdec.engine.engine_thread import EngineThread
 from specdec.engine.orders import adapter_control
 from specdec.engine.orders.adapter_control import AdapterControl
 from specdec.types.adapters import AdapterOrder, LoRARequest
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
 from specdec.types.reports.stats import AdaptersInUse
 from tests.specdec.adapters import adapter_dir
 from tests.specdec.engines import engine_config, local_engine
@@ -109,6 +109,23 @@ async def test_a_replaced_adapter_leaves_its_place_to_the_next(control, thread, 
         assert [each.state for each in report.adapters] == ["ready"]
     report = await control.execute(AdapterOrder.load("chat", paths["chat"]), thread, "r1")
     assert [each.name for each in report.adapters] == ["sql", "chat"]
+
+
+async def test_no_idle_adapter_is_unloaded_for_one_that_cannot_be_loaded(
+    engine, control, thread, paths, tiny_model_dir, tmp_path
+):
+    """All places are taken; missing files, a rank above the limit, another model."""
+    await control.execute(AdapterOrder.load("chat", paths["chat"]), thread, "r1")
+    large = adapter_dir(tmp_path / "large", tiny_model_dir, rank=LIMITS.max_rank + 1)
+    other = AdapterControl(engine, engine.adapters, LIMITS, "tiny", layers={"lm_head": (8, 8)})
+    for each, path in (
+        (control, str(tmp_path / "missing")),
+        (control, str(large)),
+        (other, paths["sql"]),
+    ):
+        with pytest.raises((ModelNotFoundError, UnsupportedModelError)):
+            await hold(each, LoRARequest("new", 3, path), thread)
+        assert list(engine.adapters.ids) == ["sql", "chat"]
 
 
 async def test_no_idle_adapter_is_unloaded_for_one_that_is_being_loaded(
