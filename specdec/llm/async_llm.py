@@ -103,11 +103,13 @@ class AsyncLLM(HostedModel):
         params = SamplingParams() if params is None else params
         seed = self._host.seed_for(params)  # here, so that seeds follow the order of requests
         preparation = self._host.preparations.begin(name)
-        call = await asyncio.to_thread(self._host.call, name, prompt, params, seed, priority, lora)
-        outputs = self._host.stream(call, kind, preparation)
-        async with aclosing(outputs) as stream:
-            async for output in stream:
-                yield output
+        with self._host.using(lora):
+            call = await asyncio.to_thread(
+                self._host.call, name, prompt, params, seed, priority, lora
+            )
+            async with aclosing(self._host.stream(call, kind, preparation)) as stream:
+                async for output in stream:
+                    yield output
 
     async def load_drafter(self, path: str) -> tuple[DrafterVersion, ...]:
         """Draft with another version of the draft head, also for running requests.

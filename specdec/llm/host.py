@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 
@@ -31,6 +31,7 @@ from specdec.engine.phases import LoadedEngine, RunningEngine, StoppedEngine
 from specdec.engine.requests.preparations import Preparation, Preparations
 from specdec.llm.arguments import Arguments
 from specdec.llm.drafter_choice import with_fastest_drafter
+from specdec.llm.lora_ids import LoRAIds
 from specdec.llm.metrics import StatsLog
 from specdec.llm.outputs import OutputBuilder, OutputKind, RequestOutput
 from specdec.llm.prompts import PromptParts
@@ -95,7 +96,7 @@ class EngineHost:
         self._grammars: GrammarCompiler | None = None
         self._lock = threading.Lock()  # guards its creation: requests are prepared on many threads
         self.preparations = Preparations()  # requests that are prepared, or wait for an adapter
-        self._names_by_lora_id: dict[int, str] = {}
+        self._lora_ids = LoRAIds()
         self._is_closed = False
         plan = self.core.plan
         self._executor = _make_executor(arguments.executor, self.config, directories, plan)
@@ -121,13 +122,11 @@ class EngineHost:
         priority: int,
         lora: LoRARequest | None = None,
     ) -> Call:
-        """Return a validated request. Raises InvalidValueError and NotReadyError.
+        """Return a validated request, within `using`. Raises InvalidValueError and NotReadyError.
 
         Encodes text and compiles grammars, which may take seconds: not for an event loop.
         """
         self._require_open()
-        if lora is not None:
-            self._check_adapter(lora)
         parts = self._encoded(prompt)
         assert parts.token_ids is not None, "a prompt that was not encoded"
         request = EngineRequest(
@@ -144,15 +143,17 @@ class EngineHost:
         self.engine.check(request)
         return Call(request, parts.text, lora)
 
-    def _check_adapter(self, lora: LoRARequest) -> None:
-        """Raise InvalidValueError for another adapter's id, and where none can be loaded."""
+    def using(self, lora: LoRARequest | None) -> AbstractContextManager[None]:
+        """Return a context that reserves the id of an adapter while a call is open.
+
+        Raises InvalidValueError for another adapter's id, and where none can be loaded.
+        """
+        if lora is None:
+            return nullcontext()
         if not isinstance(lora, LoRARequest):
             raise InvalidValueError("lora_request", lora, "a specdec.LoRARequest, or None")
-        require_adapters(self.core.adapters)
-        known = self._names_by_lora_id.setdefault(lora.lora_int_id, lora.lora_name)
-        if known != lora.lora_name:
-            limit = f"one that no other adapter has; {known} has this one"
-            raise InvalidValueError("lora_int_id", lora.lora_int_id, limit)
+        present = require_adapters(self.core.adapters).names()
+        return self._lora_ids.used_by_call(lora, present)
 
     def _encoded(self, prompt: PromptParts | Conversation) -> PromptParts:
         if isinstance(prompt, Conversation):

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, ClassVar, TypeVar, Unpack
 
@@ -160,22 +161,27 @@ class LLM(HostedModel):
         all_params = _one_for_each("sampling_params", params, len(prompts))
         priorities = _one_for_each("priority", 0 if priority is None else priority, len(prompts))
         loras = _one_for_each("lora_request", lora_request, len(prompts))
-        calls = [
-            self._call(f"{field}[{index}]", *each)
-            for index, each in enumerate(zip(prompts, all_params, priorities, loras, strict=True))
-        ]
-        return self._run(calls, use_tqdm)
+        with ExitStack() as used:
+            calls = [
+                self._call(f"{field}[{index}]", used, *each)
+                for index, each in enumerate(
+                    zip(prompts, all_params, priorities, loras, strict=True)
+                )
+            ]
+            return self._run(calls, use_tqdm)
 
     def _call(
         self,
         where: str,
+        used: ExitStack,
         prompt: PromptParts | Conversation,
         params: SamplingParams,
         priority: int,
         lora: LoRARequest | None,
     ) -> Call:
-        """Return one request of a batch; errors name its place."""
+        """Return one request of a batch; errors name its place. used: adapters of the batch."""
         try:
+            used.enter_context(self._host.using(lora))
             seed = self._host.seed_for(params)
             return self._host.call(str(next(self._ids)), prompt, params, seed, priority, lora)
         except InvalidValueError as error:

@@ -81,7 +81,7 @@ class _Adapter:
 
 
 class Adapters:
-    """Adapters of one engine. The engine's thread alone uses it, except for `ids`.
+    """Adapters of one engine. The engine's thread alone uses it, except for `ids` and `names`.
 
     ids: by name, of the adapters that new requests may use; replaced as a whole at each change, so
     that any thread may read it.
@@ -142,6 +142,11 @@ class Adapters:
         if name not in self.ids:
             raise UnknownModelError(name, *self.ids)
         self._retire(self.ids[name])
+
+    def names(self) -> frozenset[str]:
+        """Return the names of the adapters that are loaded or ordered. Thread-safe."""
+        present = (each for each in tuple(self._adapters.values()) if not each.is_retired)
+        return frozenset(each.file.name for each in present)
 
     @property
     def has_room(self) -> bool:

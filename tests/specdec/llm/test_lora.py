@@ -5,7 +5,12 @@ import asyncio
 import pytest
 
 from specdec import LLM, AsyncLLM, LoRARequest, SamplingParams
-from specdec.types.errors import InvalidValueError, UnknownModelError, UnsupportedModelError
+from specdec.types.errors import (
+    InvalidValueError,
+    ModelNotFoundError,
+    UnknownModelError,
+    UnsupportedModelError,
+)
 from tests.specdec.adapters import adapter_dir, merged_dir
 from tests.specdec.llm.models import arguments, metrics_of
 
@@ -76,6 +81,13 @@ def test_adapters_are_added_listed_and_removed(tiny_model_dir, adapters, expecte
         assert llm.remove_lora("sql") == ()
         with pytest.raises(UnknownModelError):
             llm.generate(PROMPT, PARAMS, False, lora_request=by_name)
+        unusable = LoRARequest("typo", 1, "/no/such/adapter")
+        with pytest.raises(ModelNotFoundError):
+            llm.generate(PROMPT, PARAMS, False, lora_request=unusable)
+        same_id = LoRARequest("chat", 1, adapters["chat"].lora_path)
+        assert tokens(llm.generate(PROMPT, PARAMS, False, lora_request=same_id)) == [
+            expected["chat"]
+        ]
 
 
 def test_an_adapter_of_the_draft_model(tiny_model_dir, adapters, expected):
@@ -122,6 +134,17 @@ def test_requests_that_are_refused(tiny_model_dir, adapters, tmp_path):
         generate(llm, adapters["sql"])
     with pytest.raises(InvalidValueError, match=r"max_cpu_loras is 1; .* at least max_loras \(2\)"):
         LLM(**lora_arguments(tiny_model_dir, max_cpu_loras=1))
+
+
+def test_adapters_of_a_batch_have_their_own_ids(tiny_model_dir, adapters, expected):
+    """None is loaded when the batch is read; a refused batch keeps no id."""
+    same_id = LoRARequest("chat", 1, adapters["chat"].lora_path)
+    with LLM(**lora_arguments(tiny_model_dir)) as llm:
+        with pytest.raises(InvalidValueError, match=r"lora_int_id of prompts\[1\] .* sql has this"):
+            llm.generate([PROMPT] * 2, PARAMS, False, lora_request=[adapters["sql"], same_id])
+        assert llm.list_loras() == ()
+        outputs = llm.generate([PROMPT] * 2, PARAMS, False, lora_request=[same_id, same_id])
+        assert tokens(outputs) == [expected["chat"]] * 2
 
 
 async def test_streams_with_adapters(tiny_model_dir, adapters, expected):

@@ -1,0 +1,43 @@
+"""The `lora_int_id`s of the adapters of an `LLM`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+from specdec.types.adapters import LoRARequest
+from specdec.types.errors import InvalidValueError
+
+
+class LoRAIds:
+    """Names by `lora_int_id`, each while its adapter is present or an open call uses it.
+
+    Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._names: dict[int, str] = {}
+        self._num_calls: Counter[int] = Counter()
+
+    @contextmanager
+    def used_by_call(self, lora: LoRARequest, present: Collection[str]) -> Iterator[None]:
+        """Reserve the id for a call. Raises InvalidValueError if it is another adapter's.
+
+        present: names of the adapters that are loaded or ordered.
+        """
+        number = lora.lora_int_id
+        with self._lock:
+            known = self._names.get(number, lora.lora_name)
+            if known != lora.lora_name and (self._num_calls[number] or known in present):
+                limit = f"one that no other adapter has; {known} has this one"
+                raise InvalidValueError("lora_int_id", number, limit)
+            self._names[number] = lora.lora_name
+            self._num_calls[number] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_calls[number] -= 1

@@ -1,0 +1,36 @@
+"""Ids of adapters: which one has an id, and until when."""
+
+import pytest
+
+from specdec import LoRARequest
+from specdec.llm.lora_ids import LoRAIds
+from specdec.types.errors import InvalidValueError
+
+SQL, CHAT = LoRARequest("sql", 1, "/a"), LoRARequest("chat", 1, "/b")
+
+
+def assert_taken(ids, lora, present):
+    with (
+        pytest.raises(InvalidValueError, match="sql has this one"),
+        ids.used_by_call(lora, present),
+    ):
+        pass
+
+
+def test_an_id_belongs_to_the_adapter_of_an_open_call():
+    ids = LoRAIds()
+    with ids.used_by_call(SQL, ()):
+        with ids.used_by_call(SQL, ()):
+            assert_taken(ids, CHAT, ())
+        assert_taken(ids, CHAT, ())
+    with ids.used_by_call(CHAT, ()):
+        pass
+
+
+def test_an_id_belongs_to_a_loaded_or_ordered_adapter_after_its_calls():
+    ids = LoRAIds()
+    with ids.used_by_call(SQL, ()):
+        pass
+    assert_taken(ids, CHAT, ("sql",))
+    with ids.used_by_call(CHAT, ("another",)):
+        pass
