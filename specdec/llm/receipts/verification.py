@@ -22,7 +22,7 @@ from specdec.sequences.sequence import Sequence as TextSequence
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.grammar.matcher import Grammar
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import GrammarError, InvalidValueError
 from specdec.types.messages import Logprobs
 from specdec.types.reports.receipts import (
     NOISE_VERSION,
@@ -87,7 +87,7 @@ def verify_receipt(
             _verify_choice(choice, output, answer, replayer, tolerance)
             for choice, output in zip(statement.choices, receipt.opening.outputs, strict=True)
         )
-    except InvalidValueError as error:
+    except (InvalidValueError, GrammarError) as error:
         return ReceiptReport(Outcome.UNVERIFIABLE, str(error))
     return ReceiptReport.of(choices, tolerance)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import takewhile
 from threading import Event
@@ -16,7 +17,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from specdec.text.grammar.translation import plain_reason
+from specdec.text.grammar.translation import limits_lexemes, plain_reason
 from specdec.types.drafts.draft_tree import BASE, first_path, is_chain, paths, subtree
 from specdec.types.errors import GrammarError
 from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS, StructuredOutput
@@ -69,7 +70,7 @@ class Grammar:
     @property
     def rolls_back(self) -> bool:
         """Return whether llguidance rolls it back: no lexeme has `max_tokens` or `stop`."""
-        return not any(option in (self.spec.grammar or "") for option in ("max_tokens", "stop"))
+        return self.spec.grammar is None or not limits_lexemes(self.spec.grammar)
 
     def of_choice(self, choice: int) -> Grammar:
         """Return the copy for a choice of the request that it was handed out for."""
@@ -175,20 +176,24 @@ class GrammarMatcher:
         never used.
         """
         masks = np.full((len(token_ids) + 1, len(self._grammar.text_mask)), ALL_ALLOWED)
-        num_valid = self.num_valid(token_ids)
+        there, num_valid = self._copy(), self.num_valid(token_ids)
         for index in range(num_valid + 1):
-            masks[index] = self.allowed_mask()
+            masks[index] = there.allowed_mask()
             if index < num_valid:
-                self.advance(token_ids[index])
-        self.rollback(num_valid)
+                there.advance(token_ids[index])
         return masks
 
     def _is_finished_after(self, token_ids: Sequence[int]) -> bool:
+        there = self._copy()
         for token in token_ids:
-            self.advance(token)
-        is_finished = self.is_finished
-        self.rollback(len(token_ids))
-        return is_finished
+            there.advance(token)
+        return there.is_finished
+
+    def _copy(self) -> GrammarMatcher:
+        """Return a matcher in the same state, which undoes none of the tokens until here."""
+        there = copy(self)
+        there._matcher, there._earlier = self._matcher.deep_copy(), deque(maxlen=MAX_EARLIER_STATES)
+        return there
 
     def _check(self) -> None:
         if self._matcher.is_error():

@@ -32,6 +32,7 @@ MAX_GBNF_WORK = 16_000_000
 
 # An unclosed string ends with its line, so that every character is scanned once.
 _LARK_TEXTS = re.compile(r'"(?:[^"\\\n]|\\.)*"?|//[^\n]*|/(?:[^/\\\n]|\\.)+/?|#[^\n]*')
+_LARK_LIMITS = re.compile(r"\b(?:max_tokens|stop)\s*=")
 _LARK_BEGINS = re.compile(r"^[ \t]*(?:%llguidance\b|start[ \t]*:(?!:=))", re.MULTILINE)
 
 _PANIC = re.compile(r"panic:.*", re.DOTALL)  # llguidance enforces its own limits by assertions
@@ -79,6 +80,12 @@ def _lark(grammar: str) -> str:
     if "<" in _LARK_TEXTS.sub("", lark):
         raise refusal("grammar", grammar, "it names tokens (<...>); it may only describe text")
     return lark
+
+
+def limits_lexemes(grammar: str) -> bool:
+    """Return whether a grammar has lexemes with `max_tokens` or `stop`, which GBNF cannot have."""
+    is_lark = _LARK_BEGINS.search(grammar) is not None
+    return is_lark and _LARK_LIMITS.search(_LARK_TEXTS.sub('""', grammar)) is not None
 
 
 def _from_gbnf(grammar: str) -> str:

@@ -15,7 +15,7 @@ from specdec.engine.receipts.issuing import Answer
 from specdec.engine.receipts.report import Outcome, default_tolerance
 from specdec.llm.receipts.transformers_replay import TransformersReplayer
 from specdec.llm.receipts.verification import verify_receipt
-from specdec.types.errors import InvalidValueError, UnsupportedModelError
+from specdec.types.errors import GrammarError, InvalidValueError, UnsupportedModelError
 from specdec.types.reports.receipts import Opening, Receipt, Statement
 from specdec.types.sampling.sampling_params import StructuredOutput
 from tests.specdec.engines import engine_config, local_engine, request
@@ -286,6 +286,15 @@ def test_an_llm_verifies_grammars_and_refuses_nothing_else(tiny_model_dir, trans
     large = replace(transformers_replayer.receipt_model, max_model_len=512)
     transformers_replayer.receipt_model = large
     assert verify_receipt(receipt, transformers_replayer).is_verified
+
+
+def test_a_failed_grammar_leaves_an_answer_unverified(receipts, replayer, monkeypatch):
+    def fail(*_):
+        raise GrammarError("too many states")
+
+    monkeypatch.setattr(replayer, "replay", fail)
+    report = verify_receipt(receipts["sampled"], replayer)
+    assert (report.outcome, report.reason) == (Outcome.UNVERIFIABLE, "too many states")
 
 
 def local_end(choice):

@@ -172,6 +172,32 @@ def test_more_tokens_than_earlier_states_are_not_undone(matcher, vocabulary):
         here.rollback(MAX_EARLIER_STATES + 1)
 
 
+def test_masks_along_any_number_of_tokens(matcher, vocabulary):
+    """Of a grammar that llguidance does not roll back, to an end of the text."""
+    here = matcher(grammar="start: text\ntext[max_tokens=100]: /a*/")
+    first = vocabulary.encode("a")[0]
+    output = [first] * (MAX_EARLIER_STATES + 9)
+    masks = here.masks_along([*output, min(EOS)])
+    there = matcher(grammar="start: text\ntext[max_tokens=100]: /a*/")
+    for token, mask in zip(output, masks, strict=False):
+        assert (mask == there.allowed_mask()).all()
+        there.advance(token)
+    assert here.num_valid(output) == len(output)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "expected"),
+    [
+        ('start: stop_word "max_tokens=" // stop="x"\nstop_word: /stop=/', True),
+        ('start: text\ntext[stop="x"]: /a*/', False),
+        ("start: text\ntext[capture, max_tokens = 3]: /a*/", False),
+        ('root ::= "stop" [stop=]', True),
+    ],
+)
+def test_options_of_lexemes_are_recognized(compiler, grammar, expected):
+    assert compiler.compile(StructuredOutput(grammar=grammar)).rolls_back is expected
+
+
 def test_an_end_before_optional_text(matcher):
     here = matcher(regex="a*")
     before = here.allowed_mask()
