@@ -102,7 +102,7 @@ class TracedRequest(RequestMetrics):
         if output.finish_reason is not None:
             self._trace.on_choice_end(output.choice, output.finish_reason.value)
             if output.is_last:
-                self._trace.end(at, output)
+                self._trace.end(at, self.latest)
 
     def on_broken_off(self, error: BaseException | None) -> None:
         """See RequestMetrics."""

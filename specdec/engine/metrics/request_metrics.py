@@ -76,6 +76,7 @@ class RequestMetrics:
         self._last_at: dict[int, float] = {}  # by choice
         self._last: EngineOutput | None = None
         self._num_tokens_since = 0  # of plain decodes
+        self._num_resumed = 0  # tokens of the answer that it began with
         self._has_ended = False
         self._params: SamplingParams | None = None
         self._num_tokens: Counter[int] | None = None  # by choice, where there are several
@@ -91,6 +92,10 @@ class RequestMetrics:
         self.queued_at = self._clock()
         self._params = params
         self._num_tokens = Counter() if params.n > 1 else None
+
+    def on_resumed(self, num_tokens: int) -> None:
+        """Record that the first tokens of the answer were given; those of measurements follow."""
+        self._num_resumed = num_tokens
 
     def on_scheduled(self, at: float) -> None:
         """Record that the request has left the queue for the first time."""
@@ -118,11 +123,14 @@ class RequestMetrics:
 
     @property
     def latest(self) -> EngineOutput | None:
-        """The latest output; of plain decodes after a whole one, only their number is known."""
-        if self._last is None or not self._num_tokens_since:
+        """The latest output, with the number of generated tokens.
+
+        Of plain decodes after a whole output, only their number is known.
+        """
+        num_more = self._num_tokens_since - self._num_resumed
+        if self._last is None or not num_more:
             return self._last
-        count = self._last.num_output_tokens + self._num_tokens_since
-        return self._last._replace(num_output_tokens=count)
+        return self._last._replace(num_output_tokens=self._last.num_output_tokens + num_more)
 
     def on_broken_off(self, error: BaseException | None) -> None:
         """Record a request that ended before its last output was delivered.
@@ -161,14 +169,14 @@ class RequestMetrics:
     def _on_end(self, output: EngineOutput, reason: str, at: float) -> None:
         assert self.first_at is not None, "an end without a token"
         self._has_ended = True
-        counts = self._num_tokens
-        longest = output.num_output_tokens if counts is None else max(counts.values())
+        counts, num_tokens = self._num_tokens, output.num_output_tokens - self._num_resumed
+        longest = num_tokens if counts is None else max(counts.values())
         decode_s = at - self.first_at
         values: dict[str, float] = {
             END_TO_END: at - self.arrived_at,
             DECODE_TIME: decode_s,
             PROMPT_TOKENS: output.num_prompt_tokens,
-            GENERATION_TOKENS: output.num_output_tokens,
+            GENERATION_TOKENS: num_tokens,
             MAX_GENERATION_TOKENS: longest,
             TIME_PER_OUTPUT_TOKEN: decode_s / max(1, longest - 1),
         }

@@ -122,6 +122,8 @@ class EngineClient(ABC):
             if metrics is not None:
                 metrics.on_broken_off(error)
             raise
+        if metrics is not None:
+            metrics.on_resumed(len(request.resume_token_ids))
 
     def _open(
         self,

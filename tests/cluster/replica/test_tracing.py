@@ -303,6 +303,14 @@ async def test_a_request_refused_while_draining_is_traced_and_logged(replica, ex
     assert replica.loop.num_streams == 0
 
 
+def test_the_usage_of_a_resumed_request_is_what_it_generated(tracing, exporter):
+    measured = TracedRequest("r", Metrics(), Clock(), trace=begun(tracing))
+    measured.on_queued(SamplingParams(), 9)
+    measured.on_resumed(4)
+    measured.on_output(output(FinishReason.STOP)._replace(is_last=True), 101.0)
+    assert spans(exporter)["text_completion tiny"].attributes["gen_ai.usage.output_tokens"] == 2
+
+
 def test_a_request_cancelled_during_preprocessing_is_counted(tracing, exporter):
     metrics = Metrics()
     measured = TracedRequest("r", metrics, Clock(), trace=begun(tracing))

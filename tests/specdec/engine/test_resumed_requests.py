@@ -4,6 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from specdec.engine.engine_thread import EngineThread
+from specdec.engine.metrics.metrics import (
+    DECODE_TIME,
+    GENERATION_TOKENS,
+    MAX_GENERATION_TOKENS,
+    TIME_PER_OUTPUT_TOKEN,
+    Metrics,
+)
+from specdec.engine.metrics.request_metrics import RequestMetrics
 from specdec.engine.requests.outputs import TargetLostError
 from specdec.types.errors import InvalidValueError, TargetFailedError
 from specdec.types.responses import FinishReason
@@ -38,6 +47,21 @@ def test_a_resumed_request_generates_the_remaining_tokens(
     # The text of the known tokens is not returned again.
     assert whole.text.endswith(rest.text)
     assert len(rest.text) < len(whole.text)
+
+
+async def test_measurements_are_of_generated_tokens(tiny_model_dir, target):
+    thread = EngineThread(make_engine(tiny_model_dir, engine_config(0), target))
+    metrics = Metrics()
+    measured = RequestMetrics("r", metrics)
+    resumed = replace(request("r", PROMPT, ignore_eos=True), resume_token_ids=(11,) * 20)
+    outputs = [each async for each in thread.generate(resumed, measured)]
+    await thread.close()
+    assert sum(len(each.token_ids) for each in outputs) == 4
+    assert outputs[-1].num_output_tokens == 24
+    assert measured.latest.num_output_tokens == 4
+    totals = {name: each.total for name, each in metrics.histograms.items()}
+    assert totals[GENERATION_TOKENS] == totals[MAX_GENERATION_TOKENS] == 4
+    assert totals[TIME_PER_OUTPUT_TOKEN] == pytest.approx(totals[DECODE_TIME] / 3)
 
 
 @pytest.mark.parametrize(
