@@ -31,15 +31,16 @@ MAX_ANSWER_LOGPROBS = 200_000
 """The same limit for an answer that is sent as one message."""
 
 
-def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int) -> None:
-    """Validate a request against configuration and vocabulary. Raises InvalidValueError."""
-    _check_prompt(request, config.max_model_len, vocab_size)
+def check_request(request: EngineRequest, config: EngineConfig, model: ModelConfig) -> None:
+    """Validate a request against configuration and model. Raises InvalidValueError."""
+    _check_prompt(request, config.max_model_len, model.vocab_size)
     _check_prompt_logprobs(request)
     room = config.max_model_len - len(request.prompt_token_ids)
     max_tokens = request.params.max_tokens
     if max_tokens is not None and max_tokens > room:
         raise ContextLengthError(config.max_model_len, len(request.prompt_token_ids), max_tokens)
-    _check_resumed(request, room if max_tokens is None else max_tokens, vocab_size)
+    most = max_tokens or model.sampling_defaults.max_tokens or room
+    _check_resumed(request, min(most, room), model.vocab_size)
     if type(request.priority) is not int:  # the queue is sorted by it
         raise InvalidValueError("priority", request.priority, "a whole number")
     require_range("stream_interval", request.stream_interval, 1, MAX_STREAM_INTERVAL)
@@ -157,7 +158,7 @@ class InputProcessor:
 
     def _leader(self, request: EngineRequest, seq_id: int, control: SpeculationControl) -> Sequence:
         """Return choice 0 of a valid request, without its constraint."""
-        check_request(request, self._config, self._model.vocab_size)
+        check_request(request, self._config, self._model)
         service = self._config.speculation
         rules = resolve(
             request.params,

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from specdec.engine.engine import Engine
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.metrics.metrics import (
     DECODE_TIME,
@@ -14,8 +15,11 @@ from specdec.engine.metrics.metrics import (
 )
 from specdec.engine.metrics.request_metrics import RequestMetrics
 from specdec.engine.requests.outputs import TargetLostError
+from specdec.models.config.model_config import ModelConfig
+from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, TargetFailedError
 from specdec.types.responses import FinishReason
+from specdec.types.sampling.sampling_params import SamplingDefaults
 from tests.specdec.engine.test_engine import PROMPT, VOCAB_SIZE
 from tests.specdec.engines import (
     HashTarget,
@@ -47,6 +51,18 @@ def test_a_resumed_request_generates_the_remaining_tokens(
     # The text of the known tokens is not returned again.
     assert whole.text.endswith(rest.text)
     assert len(rest.text) < len(whole.text)
+
+
+def test_as_many_tokens_as_the_model_generates_by_default_are_rejected(tiny_model_dir, target):
+    config = engine_config(0)
+    model = ModelConfig.from_directory(tiny_model_dir)
+    model = replace(model, sampling_defaults=SamplingDefaults(max_tokens=8))
+    engine = Engine(config, model, target, Tokenizer(tiny_model_dir))
+    resumed = replace(request("r", PROMPT, max_tokens=None), resume_token_ids=(11,) * 8)
+    with pytest.raises(InvalidValueError, match="it must be fewer than the 8"):
+        engine.add(resumed)
+    rest = run(engine, [replace(resumed, resume_token_ids=(11,) * 7)])["r"]
+    assert len(rest.token_ids) == 1
 
 
 async def test_measurements_are_of_generated_tokens(tiny_model_dir, target):
