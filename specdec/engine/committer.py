@@ -305,7 +305,7 @@ class Committer:
             else:
                 self._requests.recompute(seq)
             return []
-        return [self._requests.fail(seq, self._logits_error(seq, row))]
+        return self._requests.fail(seq, self._logits_error(seq, row))
 
     def _logits_error(self, seq: Sequence, row: StepRow) -> SpecdecError:
         mask = None if row.grammar_mask is None else row.grammar_mask[0]

@@ -184,7 +184,7 @@ class Engine:
         cause = self._suspects.record_loss(self._steps.sequences)
         if cause is None:
             return []
-        return [self._requests.fail(cause, CrashingRequestError(cause.num_output_tokens))]
+        return self._requests.fail(cause, CrashingRequestError(cause.num_output_tokens))
 
     def replace_target(self, target: Target) -> None:
         """Continue with a target that has no state, as after the loss of the previous one.
@@ -371,7 +371,7 @@ class Engine:
             try:
                 started.append((row.seq, row.step_row(drafting.proposals.get(row.seq.seq_id))))
             except GrammarError as error:
-                outputs.whole.append(self._requests.fail(row.seq, error))
+                outputs.whole += self._requests.fail(row.seq, error)
         return [(seq, row) for seq, row in started if seq.status is SequenceStatus.RUNNING]
 
     def _begin(self, rows: Rows, drafting: Drafting) -> None:

@@ -70,7 +70,9 @@ class RankUpdates:
             seq.request.request_id: seq for seq in sequences if seq.request.adapter_id in failed
         }
         return [
-            self._requests.fail(seq, LostAdapterError(seq.request.model)) for seq in lost.values()
+            output
+            for seq in lost.values()
+            for output in self._requests.fail(seq, LostAdapterError(seq.request.model))
         ]
 
     def make_room_for_adapter(self) -> None:

@@ -69,6 +69,11 @@ class OutputBuffer:
         return self.take() if is_last or self.is_due else None
 
     @property
+    def has_tokens(self) -> bool:
+        """Return whether tokens wait."""
+        return self._num_steps > 0
+
+    @property
     def is_due(self) -> bool:
         """Return whether the tokens are to be sent, whatever other choices do."""
         return self._num_sent == 0 or len(self._token_ids) >= self.interval

@@ -70,10 +70,19 @@ class OpenRequests:
         self._steps.drop(seq)
         self.release(seq)
 
-    def fail(self, seq: Sequence, error: SpecdecError) -> EngineOutput:
-        """End all choices of the request of a sequence that cannot go on."""
+    def fail(self, seq: Sequence, error: SpecdecError) -> list[EngineOutput]:
+        """End all choices of the request of a sequence that cannot go on.
+
+        Returns the tokens of each that were not sent yet, then the error.
+        """
+        unsent = [
+            output_of(each, None, *each.output_buffer.take())
+            for each in seq.choices.unfinished
+            if each.output_buffer.has_tokens
+        ]
         self.abort(seq.request.request_id)
-        return output_of(seq, None, *BufferedTokens())._replace(error=error, is_last=True)
+        failure = output_of(seq, None, *BufferedTokens())._replace(error=error, is_last=True)
+        return [*unsent, failure]
 
     def release(self, seq: Sequence) -> None:
         """Have target and proposer drop a sequence that lost its blocks."""

@@ -7,8 +7,15 @@ from dataclasses import replace
 import pytest
 
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.errors import InvalidValueError
-from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config, make_engine, request
+from specdec.types.errors import InvalidValueError, NoTokenLeftError
+from tests.specdec.engines import (
+    HashTarget,
+    ScriptedProposer,
+    engine_config,
+    local_engine,
+    make_engine,
+    request,
+)
 
 PROMPT = [11, 12, 13, 14, 11, 12]
 
@@ -72,6 +79,29 @@ def test_buffered_tokens_survive_the_loss_of_the_target(tiny_model_dir, target):
         sent += engine.step()
     assert [len(each.token_ids) for each in sent] == [1, 23]
     assert [t for each in sent for t in each.token_ids] == target.continuation(PROMPT, 24)
+
+
+@pytest.mark.parametrize("num_choices", [1, 2])
+def test_buffered_tokens_are_sent_before_an_error(tiny_model_dir, num_choices):
+    """Of each choice: after six times the same token none is allowed."""
+    sent = []
+    for interval in (1, 8):
+        engine = local_engine(tiny_model_dir, engine_config(0, stream_interval=interval))
+        params = {"allowed_token_ids": (70, 2), "min_tokens": 20, "max_tokens": 30}
+        made = request("r", PROMPT, bad_words=("dddddd",), n=num_choices, **params)
+        engine.add(made)
+        outputs = []
+        while engine.has_work:
+            outputs += engine.step()
+        assert isinstance(outputs.pop().error, NoTokenLeftError)
+        sent.append(
+            [
+                [token for each in outputs if each.choice == choice for token in each.token_ids]
+                for choice in range(num_choices)
+            ]
+        )
+    assert sent[0] == sent[1]
+    assert len(sent[0][0]) > 4
 
 
 @pytest.mark.parametrize("interval", [0, -1, 2**20 + 1])
