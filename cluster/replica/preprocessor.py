@@ -218,11 +218,14 @@ class Preprocessor:
         if spec is None:
             return None
         compiled = asyncio.wrap_future(self._grammars.submit(spec, caller, num_sequences))
-        compiled.add_done_callback(lambda done: done.exception())  # the caller may have left
-        done, _ = await asyncio.wait([compiled], timeout=COMPILE_TIMEOUT_S)
-        if not done:
-            raise OverloadedError(TIMED_OUT)
-        return compiled.result()
+        compiled.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            done, _ = await asyncio.wait([compiled], timeout=COMPILE_TIMEOUT_S)
+            if not done:
+                raise OverloadedError(TIMED_OUT)
+            return compiled.result()
+        finally:
+            compiled.cancel()  # where the caller left or it timed out, so that no copy waits for it
 
     @cached_property
     def _grammars(self) -> GrammarCompiler:

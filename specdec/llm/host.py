@@ -183,7 +183,7 @@ class EngineHost:
                 self._grammars = GrammarCompiler(
                     self.tokenizer, self.model.vocab_size, self.model.eos_token_ids
                 )
-        return self._grammars.compile(spec, num_sequences=num_sequences)
+        return self._grammars.compile(spec, num_sequences)
 
     async def stream(
         self, call: Call, kind: OutputKind, preparation: Preparation | None = None

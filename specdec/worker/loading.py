@@ -261,9 +261,7 @@ def _load_draft(
     mask_token_id = config.mask_token_id if limits.parallel_drafting else None
     assert (mask_token_id is not None) == limits.parallel_drafting, "no mask token"
     tokenizer, eos_token_ids = Tokenizer(spec.directory), config.eos_token_ids
-    compiler = GrammarCompiler(
-        tokenizer, config.vocab_size, eos_token_ids, timeout_s=None, tries_first=False
-    )
+    compiler = GrammarCompiler(tokenizer, config.vocab_size, eos_token_ids, tries_first=False)
     if limits.draft_window is not None:
         config = config.with_window(limits.draft_window)
     tokens = token_map_of(spec.directory, limits.token_map, config.vocab_size)

@@ -19,6 +19,5 @@ def grammar_compiler(directory: Path) -> GrammarCompiler:
         Tokenizer(directory),
         model.vocab_size,
         model.eos_token_ids,
-        timeout_s=None,
         tries_first=False,
     )

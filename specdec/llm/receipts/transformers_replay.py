@@ -54,7 +54,7 @@ class TransformersReplayer:
         """See Replayer."""
         compiler = GrammarCompiler(self.tokenizer, self.model.vocab_size, self.model.eos_token_ids)
         try:
-            return compiler.compile(spec, num_sequences=num_sequences)
+            return compiler.compile(spec, num_sequences)
         finally:
             compiler.close()
 

@@ -15,7 +15,7 @@ from llguidance import LLTokenizer
 
 from specdec.text.grammar.fair_queue import FairQueue
 from specdec.text.grammar.matcher import MAX_SHARING, Grammar, mask_words
-from specdec.text.grammar.translation import refusal
+from specdec.text.grammar.translation import limits_lexemes, refusal
 from specdec.text.grammar.trial import TrialProcess, first_matcher
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, OverloadedError, UnsupportedModelError
@@ -32,10 +32,13 @@ NUM_TRIAL_PROCESSES = NUM_THREADS + 1
 """One more than there are threads, so that a grammar does not wait for a process to restart."""
 
 MAX_WAITING = 16
-"""Limit of the compilations of one caller that wait or run."""
+"""Limit of the compilations of one caller that wait or run; this process has none."""
 
 MAX_WAITING_OF_STRANGER = 8
 """The same for a caller without an API key."""
+
+MAX_WAITING_COPIES = 32
+"""Limit of the compilations of one caller with which a further copy of a known grammar waits."""
 
 MAX_CACHED_GRAMMARS = 64
 MAX_CACHED_BYTES = 512 * 2**20
@@ -48,20 +51,31 @@ _BYTES_PER_SECOND = 150e6
 class _Compilation:
     """A compilation of one copy that waits, runs or has ended.
 
-    former: that of the copy before, until this one has ended. num_sequences: for which the copy was
-    handed out, whether they start or not.
+    first: the copy that is tried for this one, until this one has ended; None for that copy.
+    num_sequences: for which the copy was handed out, whether they start or not; 0 while no request
+    awaits it. followers: further copies and their callers, queued once this one has succeeded.
     """
 
     spec: StructuredOutput
-    former: _Compilation | None
+    first: _Compilation | None
     num_sequences: int = 0
     result: Future[Grammar] = field(default_factory=Future)
+    followers: list[tuple[_Compilation, Caller]] = field(default_factory=list)
 
     @property
     def is_ready(self) -> bool:
         """Return whether it has succeeded."""
         done = self.result.done() and not self.result.cancelled()
         return done and self.result.exception() is None
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether it is queued only once another copy has succeeded."""
+        return self.first is not None and not self.first.is_ready
+
+    def with_followers(self) -> tuple[_Compilation, ...]:
+        """Return the copies that fail if this one does."""
+        return self, *dict.fromkeys(copy for copy, _ in self.followers)
 
     def has_room(self, num_sequences: int) -> bool:
         """Return whether further sequences may use the same copy."""
@@ -81,20 +95,17 @@ class GrammarCompiler:
         tokenizer: Tokenizer,
         vocab_size: int,
         eos_token_ids: Collection[int],
-        timeout_s: float | None = COMPILE_TIMEOUT_S,
         tries_first: bool = True,
     ) -> None:
         """Start to read the vocabulary in the background.
 
         vocab_size: the model's, which may be padded beyond the tokenizer's.
         eos_token_ids: allowed if and only if an output may end.
-        timeout_s: None: no limit.
         tries_first: whether to compile in a separate process first (`TrialProcess`). False for
             draft workers, which get only grammars that were tried. Their ranks must agree, so their
             cache is limited by the number of grammars only, not by compile times.
         """
         self._tries_first = tries_first
-        self._timeout_s = timeout_s
         self._eos_token_ids = frozenset(eos_token_ids)
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
         special = tokenizer.special_token_ids - set(eos_token_ids)
@@ -111,20 +122,15 @@ class GrammarCompiler:
         self._cache: OrderedDict[StructuredOutput, _Compilation] = OrderedDict()
         self._queue = FairQueue[_Compilation]()
 
-    def compile(
-        self, spec: StructuredOutput, caller: Caller = OWN_PROCESS, num_sequences: int = 1
-    ) -> Grammar:
-        """Compile `spec`, or return it from the cache; blocks for up to 2 s. See `submit`.
+    def compile(self, spec: StructuredOutput, num_sequences: int = 1) -> Grammar:
+        """Compile `spec` for this process, or return it from the cache; see `submit`.
 
-        Waits for the vocabulary first. Raises InvalidValueError for a grammar that cannot be
-        enforced or exceeds the limits of compilation, and OverloadedError if too many others are
-        being compiled or no trial process is ready.
+        Waits for the vocabulary and for other grammars first. Raises InvalidValueError for one that
+        cannot be enforced or exceeds the limits of compilation, and OverloadedError if no trial
+        process is ready.
         """
         self.wait_until_ready()
-        try:
-            return self.submit(spec, caller, num_sequences).result(self._timeout_s)
-        except TimeoutError as error:
-            raise OverloadedError(TIMED_OUT) from error
+        return self.submit(spec, num_sequences=num_sequences).result()
 
     def wait_until_ready(self) -> None:
         """Block until the vocabulary has been read; that time does not count for a grammar."""
@@ -136,7 +142,8 @@ class GrammarCompiler:
         self._pool.shutdown(cancel_futures=True)
         with self._lock:
             while self._queue:
-                self._queue.take().result.cancel()
+                for each in self._queue.take().with_followers():
+                    each.result.cancel()
         while not self._trials.empty():
             self._trials.get().close()
 
@@ -146,57 +153,118 @@ class GrammarCompiler:
         """Compile `spec` in the background, for the choices of one request.
 
         A copy is handed out for at most MAX_SHARING sequences: they share a limited number of lexer
-        states, and none may fail because of the others. The future may be shared with other callers
-        and must not be cancelled. Raises OverloadedError.
+        states, and none may fail because of the others. To cancel the future gives them back; a
+        copy that no request awaits is not compiled. Raises OverloadedError.
         """
-        starts = range(0, num_sequences, MAX_SHARING)
+        shares: list[tuple[_Compilation, int]] = []
         with self._lock:
-            return _joined(
-                [
-                    self._copy_for(min(num_sequences - start, MAX_SHARING), spec, caller)
-                    for start in starts
-                ]
-            )
+            try:
+                for start in range(0, num_sequences, MAX_SHARING):
+                    count = min(num_sequences - start, MAX_SHARING)
+                    shares.append((self._copy_for(count, spec, caller), count))
+            except OverloadedError:
+                self._give_back(shares)
+                raise
+            joined = _joined([copy.result for copy, _ in shares])
+        joined.add_done_callback(lambda done: self._end_wait(shares, is_over=done.cancelled()))
+        return joined
 
-    def _copy_for(
-        self, num_sequences: int, spec: StructuredOutput, caller: Caller
-    ) -> Future[Grammar]:
-        """Return a copy with room for sequences. Further copies of a grammar have no limit."""
+    def _copy_for(self, num_sequences: int, spec: StructuredOutput, caller: Caller) -> _Compilation:
+        """Return a copy with room for sequences, which is queued if it has not ended."""
         known = self._cache.get(spec)
-        limit = MAX_WAITING_OF_STRANGER if caller.is_stranger else MAX_WAITING
-        max_open = limit if known is None else math.inf
-        is_same = known is not None and known.has_room(num_sequences)
-        compilation = known if known is not None and is_same else _Compilation(spec, known)
-        if not compilation.result.done() and self._queue.put(compilation, caller, max_open):
-            self._pool.submit(self._run_next)
-        compilation.num_sequences += num_sequences
-        self._cache[spec] = compilation
+        max_open = math.inf
+        if known is not None and known.has_room(num_sequences):
+            copy = known
+        elif known is not None:
+            self._require_room_for_copy(caller)
+            copy = _Compilation(spec, known.first or known)
+        else:
+            copy = _Compilation(spec, None)
+            if caller != OWN_PROCESS:
+                max_open = MAX_WAITING_OF_STRANGER if caller.is_stranger else MAX_WAITING
+        if not copy.result.done():
+            self._enqueue(copy, caller, max_open)
+        copy.num_sequences += num_sequences
+        self._cache[spec] = copy
         self._cache.move_to_end(spec)
-        return compilation.result
+        return copy
+
+    def _require_room_for_copy(self, caller: Caller) -> None:
+        """Raise OverloadedError if a further copy of a known grammar may not wait as well."""
+        firsts = (each.first or each for each in self._cache.values())
+        num_held = sum(other == caller for first in firsts for _, other in first.followers)
+        num_open = self._queue.num_open(caller) + num_held
+        if caller != OWN_PROCESS and num_open >= MAX_WAITING_COPIES:
+            count = f"{num_open} copies of grammars of this client wait or are compiled"
+            raise OverloadedError(f"structured_output: {count} (limit {MAX_WAITING_COPIES})")
+
+    def _enqueue(self, copy: _Compilation, caller: Caller, max_open: float = math.inf) -> None:
+        if copy.is_held:
+            assert copy.first is not None
+            if (copy, caller) not in copy.first.followers:
+                copy.first.followers.append((copy, caller))
+        elif self._queue.put(copy, caller, max_open):
+            self._pool.submit(self._run_next)
+
+    def _end_wait(self, shares: Sequence[tuple[_Compilation, int]], *, is_over: bool) -> None:
+        if is_over:
+            with self._lock:
+                self._give_back(shares)
+
+    def _give_back(self, shares: Sequence[tuple[_Compilation, int]]) -> None:
+        """Subtract the sequences of a request that has ended from its copies."""
+        for copy, num_sequences in reversed(shares):
+            copy.num_sequences -= num_sequences
+            self._drop_unawaited(copy)
+
+    def _drop_unawaited(self, copy: _Compilation) -> None:
+        """Drop a waiting copy if no request awaits it or one of its followers."""
+        first = copy.first
+        if copy.num_sequences or copy.followers or copy.result.done():
+            return
+        if first is not None and copy.is_held:
+            first.followers = [each for each in first.followers if each[0] is not copy]
+        elif not self._queue.discard(copy):
+            return  # it runs
+        if self._cache.get(copy.spec) is copy:
+            del self._cache[copy.spec]
+            if first is not None:
+                self._cache[copy.spec] = first
+        if first is not None:
+            self._drop_unawaited(first)
 
     def _run_next(self) -> None:
         """Run the next compilation in the queue. A failure is not cached."""
         with self._lock:
+            if not self._queue:
+                return  # the copy that this call was for has been dropped
             compilation = self._queue.take()
         outcome = self._outcome(compilation)
         with self._lock:
             self._queue.finish(compilation)
-            compilation.former = None
+            compilation.first = None
             if isinstance(outcome, Grammar):
-                compilation.result.set_result(outcome)
-                self._evict()
+                self._succeed(compilation, outcome)
             else:
-                compilation.result.set_exception(outcome)
-                if self._cache.get(compilation.spec) is compilation:
-                    del self._cache[compilation.spec]
+                self._fail(compilation, outcome)
+
+    def _succeed(self, compilation: _Compilation, grammar: Grammar) -> None:
+        compilation.result.set_result(grammar)
+        self._evict()
+        followers, compilation.followers = compilation.followers, []
+        for copy, caller in followers:
+            self._enqueue(copy, caller)
+
+    def _fail(self, compilation: _Compilation, error: BaseException) -> None:
+        for each in compilation.with_followers():
+            each.result.set_exception(error)
+            if self._cache.get(each.spec) is each:
+                del self._cache[each.spec]
 
     def _outcome(self, compilation: _Compilation) -> Grammar | BaseException:
-        """Compile a copy; what the one before has shown is not tried again."""
-        former = compilation.former
+        """Compile a copy; only the first one of a grammar is tried."""
         try:
-            if former is not None and former.result.done():
-                former.result.result()
-            return self._compile(compilation.spec, is_tried=former is not None and former.is_ready)
+            return self._compile(compilation.spec, is_tried=compilation.first is not None)
         except BaseException as error:
             return error
 
@@ -222,7 +290,10 @@ class GrammarCompiler:
         if matcher.is_error():
             raise refusal(spec.kind, getattr(spec, spec.kind), matcher.get_error())
         compile_s = time.thread_time() - started_s
-        return Grammar(spec, matcher, self._text_mask, self._eos_token_ids, compile_s)
+        rolls_back = spec.grammar is None or not limits_lexemes(spec.grammar)
+        return Grammar(
+            spec, matcher, self._text_mask, self._eos_token_ids, compile_s, rolls_back=rolls_back
+        )
 
     def _try(self, spec: StructuredOutput) -> None:
         trial = self._trials.get()  # never blocks: more processes than threads
@@ -236,19 +307,19 @@ class GrammarCompiler:
 
 def _joined(copies: Sequence[Future[Grammar]]) -> Future[Grammar]:
     """Return the first copy, with the others of its request. The futures end one at a time."""
-    if len(copies) == 1:
-        return copies[0]
     joined = Future[Grammar]()
 
     def settle(_: Future[Grammar]) -> None:
         if joined.done() or not all(each.done() for each in copies):
+            return
+        if not joined.set_running_or_notify_cancel():
             return
         try:
             first, *others = (each.result() for each in copies)
         except BaseException as error:
             joined.set_exception(error)
         else:
-            joined.set_result(replace(first, others=tuple(others)))
+            joined.set_result(replace(first, others=tuple(others)) if others else first)
 
     for each in copies:
         each.add_done_callback(settle)

@@ -51,6 +51,11 @@ class FairQueue(Generic[Item]):
         """Return the number of waiting items."""
         return len(self._sharers)
 
+    def num_open(self, caller: Hashable) -> int:
+        """Return the number of items of a caller that wait or run."""
+        known = self._callers.get(caller)
+        return 0 if known is None else known.num_open
+
     def put(self, item: Item, caller: Hashable, max_open: float) -> bool:
         """Queue an item for a caller; return whether it is new.
 
@@ -79,13 +84,19 @@ class FairQueue(Generic[Item]):
         waiting = (each for each in self._callers.values() if each.waiting)
         caller = min(waiting, key=lambda each: (each.num_running, each.turn, each.since))
         item = caller.waiting[0]
-        for sharer in self._sharers.pop(item):
-            sharer.waiting.remove(item)
+        self.discard(item)
         caller.num_running += 1
         self._turn = max(self._turn, caller.turn)
         caller.turn, caller.since = caller.turn + 1, next(self._numbers)
         self._runs_for[item] = caller
         return item
+
+    def discard(self, item: Item) -> bool:
+        """Remove an item; return whether it was waiting."""
+        sharers = self._sharers.pop(item, [])
+        for sharer in sharers:
+            sharer.waiting.remove(item)
+        return bool(sharers)
 
     def finish(self, item: Item) -> None:
         """Record the end of a running item."""

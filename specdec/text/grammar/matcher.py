@@ -17,7 +17,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from specdec.text.grammar.translation import limits_lexemes, plain_reason
+from specdec.text.grammar.translation import plain_reason
 from specdec.types.drafts.draft_tree import BASE, first_path, is_chain, paths, subtree
 from specdec.types.errors import GrammarError
 from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS, StructuredOutput
@@ -51,6 +51,7 @@ class Grammar:
     text_mask: int32 [num_words], the tokens that may be in an output, or end it.
     eos_token_ids: tokens that end an output.
     compile_s: CPU time of the compilation.
+    rolls_back: whether llguidance rolls it back: no lexeme has `max_tokens` or `stop`.
     others: further copies, each for the next MAX_SHARING choices of a request.
     """
 
@@ -59,6 +60,7 @@ class Grammar:
     text_mask: NDArray[np.int32]
     eos_token_ids: frozenset[int]
     compile_s: float
+    rolls_back: bool
     others: tuple[Grammar, ...] = ()
     _exhausted: Event = field(default_factory=Event)
 
@@ -66,11 +68,6 @@ class Grammar:
     def is_exhausted(self) -> bool:
         """Return whether the lexer of this copy has no states left for further sequences."""
         return self._exhausted.is_set()
-
-    @property
-    def rolls_back(self) -> bool:
-        """Return whether llguidance rolls it back: no lexeme has `max_tokens` or `stop`."""
-        return self.spec.grammar is None or not limits_lexemes(self.spec.grammar)
 
     def of_choice(self, choice: int) -> Grammar:
         """Return the copy for a choice of the request that it was handed out for."""
@@ -190,9 +187,9 @@ class GrammarMatcher:
         return there.is_finished
 
     def _copy(self) -> GrammarMatcher:
-        """Return a matcher in the same state, which undoes none of the tokens until here."""
+        """Return a matcher in the same state to advance and drop: it is never rolled back."""
         there = copy(self)
-        there._matcher, there._earlier = self._matcher.deep_copy(), deque(maxlen=MAX_EARLIER_STATES)
+        there._matcher, there._rolls_back = self._matcher.deep_copy(), True
         return there
 
     def _check(self) -> None:

@@ -153,16 +153,20 @@ async def test_a_grammar_is_queued_for_its_caller(text):
     assert submitted == [(spec, Caller("ann"), 3), (spec, OWN_PROCESS, 1)]
 
 
-async def test_a_slow_compilation_is_refused_and_not_cancelled(text, monkeypatch):
-    """Another request may wait for the same grammar."""
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_request_that_has_ended_awaits_no_grammar(text, monkeypatch, leaves):
+    """Its future is its own: another request may wait for the same grammar."""
     unfinished = Future()
     text._grammars = type("Slow", (), {"submit": lambda *_: unfinished})()
-    monkeypatch.setattr("cluster.replica.preprocessor.COMPILE_TIMEOUT_S", 0.01)
-    with pytest.raises(OverloadedError):
-        await text.compile(StructuredOutput(regex="a*"))
-    unfinished.set_exception(InvalidValueError("regex", "a*", "shorter"))
+    monkeypatch.setattr("cluster.replica.preprocessor.COMPILE_TIMEOUT_S", 60 if leaves else 0.01)
+    waiting = asyncio.create_task(text.compile(StructuredOutput(regex="a*")))
     await asyncio.sleep(0)
-    assert not unfinished.cancelled()
+    if leaves:
+        waiting.cancel()
+    with pytest.raises(asyncio.CancelledError if leaves else OverloadedError):
+        await waiting
+    await asyncio.sleep(0)
+    assert unfinished.cancelled()
 
 
 SIZE = 5_000

@@ -1,6 +1,9 @@
+import threading
+
 import numpy as np
 import pytest
 
+import specdec.text.grammar.compiler as compiler_module
 from specdec.text.grammar.compiler import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.sampling.sampling_params import StructuredOutput
@@ -30,3 +33,21 @@ def matcher(compiler):
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def counted(tokenizer, monkeypatch):
+    """A separate compiler that counts its compilations and blocks them at a gate."""
+    gate, calls = threading.Event(), []
+    compile_now = compiler_module.first_matcher
+
+    def first_matcher(llguidance_tokenizer, spec):
+        calls.append(spec)
+        assert gate.wait(10)
+        return compile_now(llguidance_tokenizer, spec)
+
+    monkeypatch.setattr(compiler_module, "first_matcher", first_matcher)
+    compiler = GrammarCompiler(tokenizer, VOCAB_SIZE, EOS, tries_first=False)
+    yield compiler, gate, calls
+    gate.set()
+    compiler.close()

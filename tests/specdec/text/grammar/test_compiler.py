@@ -3,7 +3,6 @@
 
 import contextlib
 import json
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -144,24 +143,6 @@ def test_exactly_one_kind_is_required(fields):
         StructuredOutput(**fields)
 
 
-@pytest.fixture
-def counted(tokenizer, monkeypatch):
-    """A separate compiler that counts its compilations and blocks them at a gate."""
-    gate, calls = threading.Event(), []
-    compile_now = compiler_module.first_matcher
-
-    def first_matcher(llguidance_tokenizer, spec):
-        calls.append(spec)
-        assert gate.wait(10)
-        return compile_now(llguidance_tokenizer, spec)
-
-    monkeypatch.setattr(compiler_module, "first_matcher", first_matcher)
-    compiler = GrammarCompiler(tokenizer, VOCAB_SIZE, EOS, timeout_s=5, tries_first=False)
-    yield compiler, gate, calls
-    gate.set()
-    compiler.close()
-
-
 def test_concurrent_requests_for_a_grammar_compile_it_once(counted):
     compiler, gate, calls = counted
     with ThreadPoolExecutor(8) as threads:
@@ -203,16 +184,16 @@ def test_the_cache_is_bounded_in_bytes(counted, monkeypatch):
     assert len(calls) == 2
 
 
-def test_a_full_queue_or_timeout_is_an_overload_error(counted, monkeypatch):
-    compiler, _, _ = counted
-    monkeypatch.setattr(compiler, "_timeout_s", 0.05)
-    monkeypatch.setattr(compiler_module, "MAX_WAITING", 2)
-    for regex in ("a", "b", "c"):  # two wait; the queue is full for the third
-        with pytest.raises(OverloadedError):
-            compiler.compile(StructuredOutput(regex=regex))
-    with pytest.raises(OverloadedError):
-        compiler.submit(StructuredOutput(regex="d"))
-    assert compiler.submit(StructuredOutput(regex="d"), Caller("another"))
+def test_this_process_has_no_limit(counted):
+    """Its requests wait for their turn: no other one could be served instead."""
+    compiler, gate, _ = counted
+    specs = [StructuredOutput(regex=f"a{{{number}}}") for number in range(3 * MAX_WAITING)]
+    with ThreadPoolExecutor(len(specs)) as threads:
+        compiled = threads.map(compiler.compile, specs)
+        while len(compiler._queue) < len(specs) - NUM_THREADS:
+            time.sleep(0.001)
+        gate.set()
+        assert [each.spec for each in compiled] == specs
 
 
 def test_a_stranger_has_a_smaller_share_and_others_keep_theirs(counted):
@@ -302,52 +283,6 @@ def test_parsing_time_is_linear(grammar):
     with contextlib.suppress(InvalidValueError):
         to_llguidance(StructuredOutput(grammar=grammar))
     assert time.process_time() - started_s < 1  # quadratic time would take minutes
-
-
-def test_sequences_per_copy_are_limited(counted):
-    compiler, gate, calls = counted
-    gate.set()
-    spec = StructuredOutput(regex="a*")
-    for _ in range(2 * MAX_SHARING):
-        compiler.compile(spec)
-    assert len(calls) == 2
-
-
-def test_sequences_of_a_copy_count_before_it_is_compiled(counted):
-    """Also those of one request, and in spite of the limit of grammars that wait."""
-    compiler, gate, calls = counted
-    spec, caller = StructuredOutput(regex="a*"), Caller("ann")
-    single = [compiler.submit(spec, caller) for _ in range(MAX_WAITING * MAX_SHARING)]
-    many = compiler.submit(spec, caller, 2 * MAX_SHARING + 1)
-    gate.set()
-    copies = [each.result(10) for each in single]
-    assert {copies.count(each) for each in copies} == {MAX_SHARING}
-    own = [many.result(10).of_choice(choice).start for choice in range(2 * MAX_SHARING + 1)]
-    assert {own.count(each) for each in own} == {MAX_SHARING, 1}
-    assert not {each.start for each in copies} & set(own)
-    rest = compiler.compile(spec, caller, MAX_SHARING - 1)
-    assert rest.start is own[-1]
-    assert len(calls) == MAX_WAITING + 3
-
-
-def test_further_copies_are_tried_once(counted, monkeypatch):
-    compiler, gate, calls = counted
-    gate.set()
-    tried = []
-    monkeypatch.setattr(compiler, "_tries_first", True)
-    monkeypatch.setattr(compiler, "_try", tried.append)
-    for _ in range(3):
-        compiler.compile(StructuredOutput(regex="a"), num_sequences=MAX_SHARING)
-    assert (len(tried), len(calls)) == (1, 3)
-
-
-def test_a_failure_fails_the_copies_that_wait(counted):
-    compiler, gate, calls = counted
-    copies = compiler.submit(StructuredOutput(regex="(a"), num_sequences=9 * MAX_SHARING)
-    gate.set()
-    with pytest.raises(InvalidValueError):
-        copies.result(10)
-    assert len(calls) <= NUM_THREADS
 
 
 def test_an_exhausted_grammar_is_compiled_again(counted):

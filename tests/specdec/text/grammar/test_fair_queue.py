@@ -141,3 +141,15 @@ def test_random_operations_lose_no_item_and_repeat_none():
             queue.finish(running.pop(rng.randrange(len(running))))
         assert len(queue) == len(waiting) <= 5 * 4
     assert num_taken > 500
+
+
+def test_a_discarded_item_is_taken_for_no_caller():
+    queue = FairQueue()
+    for caller in ("ann", "bob"):
+        queue.put("shared", caller, 2)
+    queue.put("own", "bob", 2)
+    assert queue.discard("shared")
+    assert (queue.num_open("ann"), queue.num_open("bob"), queue.num_open("eve")) == (0, 1, 0)
+    assert queue.take() == "own"
+    assert not queue.discard("own"), "it runs"
+    assert not queue

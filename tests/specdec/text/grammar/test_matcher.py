@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from specdec.text.grammar import translation
 from specdec.text.grammar.matcher import MAX_EARLIER_STATES
 from specdec.types.errors import GrammarError
 from specdec.types.sampling.sampling_params import StructuredOutput
@@ -196,6 +197,21 @@ def test_masks_along_any_number_of_tokens(matcher, vocabulary):
 )
 def test_options_of_lexemes_are_recognized(compiler, grammar, expected):
     assert compiler.compile(StructuredOutput(grammar=grammar)).rolls_back is expected
+
+
+def test_matchers_read_no_text_of_the_grammar(compiler, monkeypatch):
+    """They are made on the engine's thread, one for each choice."""
+    grammar = compiler.compile(StructuredOutput(grammar='start: text\ntext[max_tokens=3]: "a"'))
+    monkeypatch.setattr(translation, "_LARK_TEXTS", None)
+    assert not grammar.matcher()._rolls_back
+
+
+def test_masks_along_a_draft_keep_no_earlier_states(matcher):
+    here = matcher(grammar="start: text\ntext[max_tokens=100]: /a*/")
+    there = here._copy()
+    for token in [min(allowed(here.allowed_mask()) - EOS)] * 3:
+        there.advance(token)
+    assert not there._earlier
 
 
 def test_an_end_before_optional_text(matcher):
