@@ -61,7 +61,7 @@ class Visible:
     """The part of its context that a query sees.
 
     window: number of visible tokens, its own included; None for no limit. kv_start: slots before
-    it, in the first block, have no KV; no token of a batch is there. num_ahead: tokens after its
+    it have no KV; no token of a batch is there. num_ahead: tokens after its
     own that it sees, as far as the context has them; 0 but in a DeviceBatch. chunk: size of the
     chunks of positions, of which it sees its own alone; None for no chunks.
     """

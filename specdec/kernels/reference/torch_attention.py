@@ -76,7 +76,6 @@ class TorchAttention(PagedAttention):
         self, batch: ForwardBatch, dtype: torch.dtype, visible: Visible = ALL_BEFORE
     ) -> TorchPlan:
         """Group the sequences of a batch; visible contexts within a group differ by under half."""
-        assert visible.kv_start < self.block_size
         assert not visible.num_ahead, "queries see ahead in a DeviceBatch alone"
         members: dict[tuple[int, int], list[_Member]] = defaultdict(list)
         for index, context_len in enumerate(batch.context_lens.tolist()):

@@ -111,7 +111,6 @@ class TritonAttention(PagedAttention):
         self, batch: ForwardBatch, dtype: torch.dtype, visible: Visible = ALL_BEFORE
     ) -> TritonPlan:
         """See PagedAttention."""
-        assert visible.kv_start < self.block_size
         sizes = (self._heads, self.value_dim, self.device)
         return plan_batch(batch, *sizes, visible, invariant=self.invariant)
 
@@ -119,7 +118,6 @@ class TritonAttention(PagedAttention):
         self, batch: AnyDeviceBatch, dtype: torch.dtype, visible: Visible = ALL_BEFORE
     ) -> TritonPlan:
         """See PagedAttention."""
-        assert visible.kv_start < self.block_size
         sizes = (self._heads, self.value_dim, self.block_size)
         if isinstance(batch, RaggedBatch):
             return plan_ragged_batch(batch, *sizes, visible, invariant=self.invariant)

@@ -27,23 +27,24 @@ SEQUENCES = st.lists(
 class Pages:
     """Sequences of (context length, query length) with blocks in a shuffled cache."""
 
-    def __init__(self, lengths, heads=HEADS):
+    def __init__(self, lengths, heads=HEADS, block_size=BLOCK_SIZE):
+        self.block_size = block_size
         self.lengths = lengths
         self.heads = heads
         generator = torch.Generator().manual_seed(len(lengths))
-        counts = [-(-context // BLOCK_SIZE) for context, _ in lengths]
+        counts = [-(-context // block_size) for context, _ in lengths]
         tables = torch.randperm(sum(counts), generator=generator).split(counts)
         self.slots = [
-            table[torch.arange(context) // BLOCK_SIZE] * BLOCK_SIZE
-            + torch.arange(context) % BLOCK_SIZE
+            table[torch.arange(context) // block_size] * block_size
+            + torch.arange(context) % block_size
             for table, (context, _) in zip(tables, lengths, strict=True)
         ]
         chunks = [
             Chunk([0] * query_len, context - query_len, table.tolist())
             for table, (context, query_len) in zip(tables, lengths, strict=True)
         ]
-        self.batch = ForwardBatch(chunks, BLOCK_SIZE)
-        shape = (sum(counts) * BLOCK_SIZE, 2, len(heads.kv), HEAD_DIM)
+        self.batch = ForwardBatch(chunks, block_size)
+        shape = (sum(counts) * block_size, 2, len(heads.kv), HEAD_DIM)
         self.cache = torch.randn(shape, generator=generator)
         self.query = torch.randn(
             len(self.batch.input_ids), len(heads.query), HEAD_DIM, generator=generator
@@ -58,7 +59,7 @@ class Pages:
         return part
 
     def run(self, window, kv_start=0):
-        attention = TorchAttention(self.heads, HEAD_DIM, BLOCK_SIZE, CPU)
+        attention = TorchAttention(self.heads, HEAD_DIM, self.block_size, CPU)
         plan = attention.plan(self.batch, torch.float32, Visible(window, kv_start))
         kv = self.cache[torch.from_numpy(self.batch.slot_mapping)]
         return attention.run(self.query, kv, self.cache.clone(), plan)
@@ -90,9 +91,9 @@ def test_attention_equals_definition(lengths, window):
 
 
 @pytest.mark.parametrize("window", [None, 1, 7])
-@pytest.mark.parametrize("kv_start", [1, 3])
-def test_slots_before_the_first_one_with_kv_are_not_read(window, kv_start):
-    pages = Pages([(40, 36), (4, 1), (9, 5), (30, 1), (20, 17)])
+@pytest.mark.parametrize(("kv_start", "block_size"), [(1, 4), (3, 4), (1, 1), (3, 2)])
+def test_slots_before_the_first_one_with_kv_are_not_read(window, kv_start, block_size):
+    pages = Pages([(40, 36), (4, 1), (9, 5), (30, 1), (20, 17)], block_size=block_size)
     expected = pages.expected(window, kv_start)
     for slots in pages.slots:
         pages.cache[slots[:kv_start]] = float("nan")
