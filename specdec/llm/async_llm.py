@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, ClassVar, Self, Unpack, get_args
 
@@ -15,7 +15,7 @@ from specdec.llm.outputs import OutputKind, RequestOutput
 from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversation, read_prompt
 from specdec.types.adapters import AdapterInfo, AdapterOrder, LoRARequest
 from specdec.types.drafters import DrafterOrder, DrafterVersion
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import AbortedError, InvalidValueError
 from specdec.types.request import Conversation
 from specdec.types.sampling.sampling_params import SamplingParams
 
@@ -107,6 +107,9 @@ class AsyncLLM(HostedModel):
             call = await asyncio.to_thread(
                 self._host.call, name, prompt, params, seed, priority, lora
             )
+            with suppress(AbortedError), preparation:  # its stream reports an abort
+                preparation.require_alive()
+                call = await self._host.compiled(call)
             async with aclosing(self._host.stream(call, kind, preparation)) as stream:
                 async for output in stream:
                     yield output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import secrets
@@ -46,7 +47,12 @@ from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import AbortedError, InvalidValueError, NotReadyError, SpecdecError
 from specdec.types.request import Conversation
 from specdec.types.responses import EngineOutput
-from specdec.types.sampling.sampling_params import SEED_LIMIT, SamplingParams, StructuredOutput
+from specdec.types.sampling.sampling_params import (
+    SEED_LIMIT,
+    SamplingParams,
+    StructuredOutput,
+    VerifierName,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +67,10 @@ class Call:
     request: EngineRequest
     prompt: str | None
     lora: LoRARequest | None = None
+
+    def with_grammar(self, grammar: Grammar | None) -> Call:
+        """Return the same call with a compiled grammar."""
+        return replace(self, request=replace(self.request, grammar=grammar))
 
 
 class EngineHost:
@@ -122,9 +132,10 @@ class EngineHost:
         priority: int,
         lora: LoRARequest | None = None,
     ) -> Call:
-        """Return a validated request, within `using`. Raises InvalidValueError and NotReadyError.
+        """Return a validated request without its grammar, within `using`.
 
-        Encodes text and compiles grammars, which may take seconds: not for an event loop.
+        Encodes text and waits for the grammar compiler, which may take seconds: not for an event
+        loop. Raises InvalidValueError and NotReadyError.
         """
         self._require_open()
         parts = self._encoded(prompt)
@@ -135,12 +146,13 @@ class EngineHost:
             params=params,
             seed=seed,
             priority=priority,
-            grammar=self.compile(params.structured_output, params.n),
             cache_salt=parts.cache_salt,
             model="" if lora is None else lora.lora_name,
             prediction=self._predicted_text(params.speculation.prediction),
         )
         self.engine.check(request)
+        if params.structured_output is not None:
+            self._compiler().wait_until_ready()
         return Call(request, parts.text, lora)
 
     def using(self, lora: LoRARequest | None) -> AbstractContextManager[None]:
@@ -176,14 +188,24 @@ class EngineHost:
 
     def compile(self, spec: StructuredOutput | None, num_sequences: int) -> Grammar | None:
         """Return the grammar of a request for all its choices; None without one. Takes seconds."""
-        if spec is None:
-            return None
+        return None if spec is None else self._compiler().compile(spec, num_sequences)
+
+    async def compiled(self, call: Call) -> Call:
+        """Return a call with its grammar; a caller that is cancelled gives up its copies."""
+        params = call.request.params
+        if params.structured_output is None:
+            return call
+        submitted = self._compiler().submit(params.structured_output, num_sequences=params.n)
+        grammar: Grammar = await asyncio.wrap_future(submitted)
+        return call.with_grammar(grammar)
+
+    def _compiler(self) -> GrammarCompiler:
         with self._lock:
             if self._grammars is None:
                 self._grammars = GrammarCompiler(
                     self.tokenizer, self.model.vocab_size, self.model.eos_token_ids
                 )
-        return self._grammars.compile(spec, num_sequences)
+            return self._grammars
 
     async def stream(
         self, call: Call, kind: OutputKind, preparation: Preparation | None = None
@@ -197,7 +219,9 @@ class EngineHost:
         metrics = RequestMetrics(call.request.request_id, self.core.metrics)
         metrics.on_queued(call.request.params, call.request.seed)
         self.core.metrics.num_requests += call.request.params.n
-        builder = OutputBuilder(call.request, call.prompt, self.tokenizer, metrics, time.time())
+        builder = OutputBuilder(
+            call.request, call.prompt, self.tokenizer, metrics, time.time(), self._default_verifier
+        )
         make_output = builder.delta if kind == "delta" else builder.output
         steps = self._steps(call, engine, metrics, preparation)
         try:
@@ -230,6 +254,11 @@ class EngineHost:
             await held.enter_async_context(aclosing(outputs))
             async for output in outputs:
                 yield output
+
+    @property
+    def _default_verifier(self) -> VerifierName:
+        speculation = self.config.speculative_config
+        return "coupled" if speculation is None else speculation.verifier
 
     async def order_adapter(self, order: AdapterOrder) -> AdapterReport:
         """Execute an order on the running event loop; see `RunningEngine.order_adapter`."""

@@ -183,7 +183,8 @@ class LLM(HostedModel):
         try:
             used.enter_context(self._host.using(lora))
             seed = self._host.seed_for(params)
-            return self._host.call(str(next(self._ids)), prompt, params, seed, priority, lora)
+            call = self._host.call(str(next(self._ids)), prompt, params, seed, priority, lora)
+            return call.with_grammar(self._host.compile(params.structured_output, params.n))
         except InvalidValueError as error:
             raise InvalidValueError(f"{error.field} of {where}", error.value, error.limit) from None
 

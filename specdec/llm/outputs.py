@@ -128,13 +128,15 @@ class OutputBuilder:
         tokenizer: Tokenizer,
         metrics: RequestMetrics,
         arrival_time: float,
+        default_verifier: VerifierName,
     ) -> None:
-        """arrival_time: in seconds since the epoch."""
+        """arrival_time: in seconds since the epoch. default_verifier: of requests without one."""
         self._request = request
         self._prompt = prompt
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._arrival_time = arrival_time
+        self._verifier = request.params.speculation.verifier or default_verifier
         first = CompletionOutput(0, "", [], None, None)
         if request.params.logprobs is not None:
             first = replace(first, cumulative_logprob=0.0, logprobs=[])
@@ -193,7 +195,7 @@ class OutputBuilder:
             num_cached_tokens=self._num_cached_tokens,
             seed=self._request.seed,
             speculation=last.speculation if last else SpeculationStats(),
-            verifier=last.verifier if last else "coupled",
+            verifier=last.verifier if last else self._verifier,
             prediction=last.prediction if last else SpeculationStats(),
         )
 

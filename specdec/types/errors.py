@@ -282,6 +282,11 @@ def reason_of(error: BaseException) -> str:
     return f"no key {text}" if isinstance(error, KeyError) else text or type(error).__name__
 
 
+_MAX_SHOWN_BITS = 1024
+
+
 def _short(value: object, max_chars: int = 80) -> str:
+    if isinstance(value, int) and value.bit_length() > _MAX_SHOWN_BITS:
+        return f"an integer of {value.bit_length()} bits"
     text = repr(str(value) if isinstance(value, pathlib.PurePath) else value)
     return text if len(text) <= max_chars else f"{text[:max_chars]}... ({len(text)} characters)"

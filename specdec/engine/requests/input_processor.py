@@ -23,6 +23,9 @@ from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.types.validation import require_range
 
+MAX_PRIORITY = 2**63 - 1
+"""Limit of both signs, above that of a service: seconds of arrival are added to it as floats."""
+
 MAX_PROMPT_LOGPROBS = 200_000
 """Limit of log-probabilities of one prompt. One message carries them, 16 bytes each, and a gRPC
 client accepts 4 MiB by default."""
@@ -43,6 +46,7 @@ def check_request(request: EngineRequest, config: EngineConfig, model: ModelConf
     _check_resumed(request, min(most, room), model.vocab_size)
     if type(request.priority) is not int:  # the queue is sorted by it
         raise InvalidValueError("priority", request.priority, "a whole number")
+    require_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     require_range("stream_interval", request.stream_interval, 1, MAX_STREAM_INTERVAL)
     if request.params.stop and not request.detokenize:
         raise InvalidValueError("detokenize", False, "true where stop strings are given")

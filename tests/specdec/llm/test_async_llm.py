@@ -4,12 +4,15 @@ import asyncio
 import itertools
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
 from specdec import AsyncLLM, SamplingParams
 from specdec.types.errors import InvalidValueError, NotReadyError, TargetFailedError
+from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.worker import LocalTarget
 from tests.specdec.llm.models import arguments, metrics_of
 
@@ -93,7 +96,9 @@ async def test_a_request_is_aborted_while_it_is_prepared(llm, monkeypatch):
         return prepare(*arguments)
 
     monkeypatch.setattr(llm._host, "call", wait_and_prepare)
-    mine = asyncio.create_task(outputs_of(llm, request_id="mine"))
+    asked = SpeculationOptions(verifier="rejection")
+    params = SamplingParams(temperature=0, max_tokens=20, speculation=asked)
+    mine = asyncio.create_task(outputs_of(llm, params=params, request_id="mine"))
     other = asyncio.create_task(outputs_of(llm, request_id="other"))
     assert await asyncio.to_thread(is_preparing.wait, 30)
     await llm.abort("mine")
@@ -101,10 +106,30 @@ async def test_a_request_is_aborted_while_it_is_prepared(llm, monkeypatch):
     [output] = await mine
     assert (output.finished, output.outputs[0].finish_reason) == (True, "abort")
     assert output.outputs[0].token_ids == []
+    assert output.verifier == "rejection"
     assert len((await other)[-1].outputs[0].token_ids) == 20
     after = metrics_of(llm)
     assert after["request_success abort"] == before["request_success abort"] + 1
     assert after["prompt_tokens"] - before["prompt_tokens"] == len(output.prompt_token_ids)
+
+
+async def test_an_abort_ends_the_compilation_of_a_grammar(llm, monkeypatch):
+    """No thread waits for it."""
+    compiler, submitted = llm._host._compiler(), Future()
+    is_compiling = asyncio.Event()
+
+    def submit(*_, **__):
+        is_compiling.set()
+        return submitted
+
+    monkeypatch.setattr(compiler, "submit", submit)
+    params = replace(GREEDY, structured_output=StructuredOutput(regex="a+"))
+    mine = asyncio.create_task(outputs_of(llm, params=params, request_id="mine"))
+    await asyncio.wait_for(is_compiling.wait(), 30)
+    await llm.abort("mine")
+    [output] = await asyncio.wait_for(mine, 10)
+    assert output.outputs[0].finish_reason == "abort"
+    assert submitted.cancelled()
 
 
 @pytest.mark.parametrize("request_id", [3, b"mine"])
@@ -140,6 +165,12 @@ async def test_an_invalid_priority_is_rejected_and_other_requests_continue(llm, 
     with pytest.raises(InvalidValueError, match=f"priority is {priority!r}; it must be a whole"):
         await outputs_of(llm, priority=priority)
     assert len((await outputs_of(llm, priority=-1))[-1].outputs[0].token_ids) == 20
+
+
+@pytest.mark.parametrize("digits", [20, 400, 5000])
+async def test_a_priority_without_a_place_in_the_queue_is_rejected(llm, digits):
+    with pytest.raises(InvalidValueError, match=r"priority is .*; it must be from -9"):
+        await outputs_of(llm, priority=10**digits)
 
 
 async def test_speculation_is_changed_while_a_stream_runs(llm):
