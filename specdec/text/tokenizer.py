@@ -47,9 +47,6 @@ MAX_RENDERED_CHARS = 1_000_000
 _GENERAL_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Names, new and old, of the class of transformers that loads any tokenizer.json."""
 
-_VOCABULARIES = ("*.model", "vocab.*", "*.tiktoken", "tekken.json")
-"""Files of older and other formats, from which transformers makes a tokenizer."""
-
 _loading = threading.Lock()
 """Held while loading: the lazy imports of transformers are not thread-safe."""
 
@@ -248,22 +245,24 @@ def check_tokenizer(directory: Path) -> None:
 
     path = directory / "tokenizer.json"
     if not path.is_file():
-        _require_vocabulary(directory)
         _load(directory)
         return
     try:
-        Backend.from_file(str(path))
+        backend = Backend.from_file(str(path))
     except Exception as error:  # the library raises no other type
         raise UnsupportedModelError(f"{path} holds no tokenizer: {reason_of(error)}") from error
+    if not _has_vocabulary(backend):
+        raise UnsupportedModelError(f"{path} holds no tokenizer: its vocabulary is empty")
 
 
-def _require_vocabulary(directory: Path) -> None:
-    """Raise UnsupportedModelError where there is no file that a tokenizer could be made of."""
-    if not any(path for name in _VOCABULARIES for path in directory.glob(name)):
-        raise UnsupportedModelError(
-            f"{directory} has no tokenizer: neither tokenizer.json nor a vocabulary "
-            f"({', '.join(_VOCABULARIES)}); copy the tokenizer's files beside the weights"
-        )
+def _has_vocabulary(backend: Backend) -> bool:
+    """Return whether there are tokens beside the added ones.
+
+    Without the files that they read, classes of transformers make tokenizers of the added tokens
+    alone, some with one piece for spaces.
+    """
+    added = {each.content for each in backend.get_added_tokens_decoder().values()}
+    return len(backend.get_vocab(with_added_tokens=False).keys() - added) > 1
 
 
 def _load(directory: Path) -> Any:
@@ -279,6 +278,14 @@ def _load(directory: Path) -> Any:
         ) from error
     if not tokenizer.is_fast:
         raise UnsupportedModelError(f"the tokenizer in {directory} has no tokenizer.json")
+    if not _has_vocabulary(tokenizer.backend_tokenizer):
+        kind = type(tokenizer)
+        names = ", ".join(sorted({*kind.vocab_files_names.values()} - {"tokenizer.json"}))
+        reads = f"{kind.__name__} reads{names and f' ({names})'}"
+        raise UnsupportedModelError(
+            f"{directory} has no tokenizer: neither tokenizer.json nor a vocabulary that {reads}; "
+            "copy the tokenizer's files beside the weights"
+        )
     return tokenizer
 
 

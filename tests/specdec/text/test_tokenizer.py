@@ -1,6 +1,8 @@
+import json
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from specdec.text.tokenizer import (
     Tokenizer,
     bytes_of_token,
     check_token_ids,
+    check_tokenizer,
 )
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.types.request import ChatMessage, Conversation
@@ -157,6 +160,39 @@ def test_a_directory_without_a_tokenizer_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError) as caught:
         Tokenizer(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("load", [Tokenizer, check_tokenizer])
+@pytest.mark.parametrize(
+    ("kind", "file", "reads"),
+    [
+        ("LlamaTokenizer", "spiece.model", r"LlamaTokenizer reads \(tokenizer\.model\)"),
+        ("LlamaTokenizer", "vocab.json", r"LlamaTokenizer reads \(tokenizer\.model\)"),
+        ("Qwen2Tokenizer", "vocab.txt", r"Qwen2Tokenizer reads \(merges\.txt, vocab\.json\)"),
+        ("GemmaTokenizer", "tokenizer.model.v3", "GemmaTokenizer reads;"),
+        ("MBartTokenizer", "vocab.txt", r"MBartTokenizer reads \(sentencepiece\.bpe\.model\)"),
+    ],
+)
+def test_a_vocabulary_that_the_class_does_not_read_is_none(
+    own_dir: Path, load: Callable[[Path], object], kind: str, file: str, reads: str
+) -> None:
+    (own_dir / "tokenizer.json").unlink()
+    (own_dir / file).write_text("{}")
+    (own_dir / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+    with pytest.raises(UnsupportedModelError, match=reads):
+        load(own_dir)
+
+
+@pytest.mark.parametrize("load", [Tokenizer, check_tokenizer])
+def test_a_tokenizer_json_without_a_vocabulary_is_rejected(
+    own_dir: Path, load: Callable[[Path], object]
+) -> None:
+    path = own_dir / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"] |= {"vocab": {}, "merges": []}
+    path.write_text(json.dumps(content))
+    with pytest.raises(UnsupportedModelError, match=r"no tokenizer|its vocabulary is empty"):
+        load(own_dir)
 
 
 def test_code_of_the_model_is_not_run(own_dir: Path, tmp_path: Path) -> None:
