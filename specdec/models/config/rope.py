@@ -121,6 +121,7 @@ _KNOWN_KEYS = {"rope_type", "partial_rotary_factor", "mscale", "mscale_all_dim"}
     *({field.name for field in fields(kind)} - {"theta"} for kind in (Llama3Rope, YarnRope)),
     # `type` is the older name of rope_type; `finetuned` is a note on the model's origin.
     {"rope_theta", "type", "finetuned", "short_factor", "long_factor"},
+    {"attn_factor", "extrapolation_factor"},
 )
 
 
@@ -202,6 +203,8 @@ def _parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _read_yarn(
     parameters: Mapping[str, Any], theta: float, max_position_embeddings: int
 ) -> YarnRope:
+    if (weight := _positive(parameters, "extrapolation_factor", 1.0)) != 1:
+        raise _unsupported("extrapolation_factor", weight, "1.0")
     original = _original_context(parameters)
     factor = _positive(parameters, "factor", max_position_embeddings / original)
     return YarnRope(
@@ -216,17 +219,22 @@ def _read_yarn(
 
 
 def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
-    """Return the given factor, else 0.1 ln(factor) + 1, or the ratio by mscale, mscale_all_dim."""
+    """Return the given factor, else 0.1 ln(factor) + 1, or the ratio by mscale, mscale_all_dim.
+
+    `attn_factor` multiplies the latter two, as in vLLM and llama.cpp: DeepSeek-R1-0528-Qwen3-8B has
+    the inverse of 0.1 ln(4) + 1, so that nothing is scaled. transformers ignores the key.
+    """
     if parameters.get("attention_factor") is not None:
         return _positive(parameters, "attention_factor")
 
-    def temperature(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+    def temperature(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
+    weight = _positive(parameters, "attn_factor", 1.0)
     if parameters.get("mscale") and parameters.get("mscale_all_dim"):
-        numerator = temperature(_positive(parameters, "mscale"))
+        numerator = weight * temperature(_positive(parameters, "mscale"))
         return numerator / temperature(_positive(parameters, "mscale_all_dim"))
-    return temperature(1.0)
+    return weight * temperature(1.0)
 
 
 def _read_longrope(

@@ -53,6 +53,16 @@ def test_yarn_has_the_defaults_of_the_paper():
     assert rope.attention_factor == pytest.approx(0.1 * 1.3862943611 + 1)
 
 
+def test_the_attention_factor_of_yarn_is_multiplied_by_attn_factor():
+    published = {"type": "yarn", "factor": 4.0, "attn_factor": 0.8782488562869419}
+    of_distilled = read(rope_scaling={**published, "extrapolation_factor": 1.0})
+    assert of_distilled.attention_factor == pytest.approx(1.0)  # DeepSeek-R1-0528-Qwen3-8B
+    by_mscale = {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}
+    assert read(rope_scaling={**by_mscale, "attn_factor": 0.5}).attention_factor == 0.5
+    given = {**published, "attention_factor": 1.5}
+    assert read(rope_scaling=given).attention_factor == 1.5
+
+
 def test_longrope_has_the_attention_factor_of_the_paper():
     lists = {"short_factor": [1, 2], "long_factor": [3, 4]}
     rope = read(rope_scaling={"type": "longrope", **lists}, original_max_position_embeddings=1024)
@@ -82,6 +92,11 @@ def test_a_part_of_a_head_may_be_rotated_where_that_is_known():
         ({"rope_type": "linear", "factor": True}, "factor is True; it must be"),
         ({"rope_type": "linear", "factor": float("inf")}, "factor is inf; it must be"),
         ({"rope_type": "yarn", "factor": 0}, "factor is 0; it must be"),
+        ({"rope_type": "yarn", "factor": 4, "attn_factor": "1"}, "attn_factor is '1'; it must be"),
+        (
+            {"rope_type": "yarn", "factor": 4, "extrapolation_factor": 0.5},
+            "extrapolation_factor is 0.5; it must be 1.0",
+        ),
         ({"rope_theta": -1.0}, "rope_theta is -1.0; it must be"),
         ({**LLAMA3, "low_freq_factor": 5}, r"high_freq_factor is 4.0; .* low_freq_factor \(5.0\)"),
         ({"rope_type": "longrope"}, "short_factor is None; it must be a list of numbers above 0"),
