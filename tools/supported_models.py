@@ -32,6 +32,10 @@ a model: its decoder, the memory of each rank, and which drafting methods fit, o
 *beside Llama* lists what the family adds to a decoder with RMSNorm, grouped KV heads, rotary
 embedding and SwiGLU.
 """
+_TOKENIZERS = (
+    "`tokenizer.json`; `tiktoken.model` of Kimi and Moonlight; with the package `sentencepiece` "
+    "also `tokenizer.model`"
+)
 
 
 def page() -> str:
@@ -81,6 +85,7 @@ def _decoders() -> Iterator[str]:
                 "[the others](gpu-kernels.md#quantized-weights), and all of them elsewhere, are "
                 "dequantized by loading",
             ),
+            ("tokenizers", _TOKENIZERS),
             ("rotary embeddings", _names(SUPPORTED_ROPE_TYPES)),
             ("tensor parallelism", "any number of ranks up to the number of query heads"),
             (
@@ -92,9 +97,8 @@ def _decoders() -> Iterator[str]:
         ],
     )
     yield (
-        "LongRoPE (`longrope`) has a list of factors for contexts up to the original one and a "
-        "list for longer ones. As in vLLM, `--max-model-len` decides for the whole service: KV "
-        "that was rotated by one list cannot be read with the other.\n"
+        "LongRoPE (`longrope`) has a list of factors for contexts up to the original one and one "
+        "for longer contexts. As in vLLM, `--max-model-len` decides for the whole service.\n"
     )
 
 

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specdec.text.tiktoken_model import TIKTOKEN_CLASS
 from specdec.types.errors import InvalidValueError, reason_of
 from specdec.types.request import Conversation
 
@@ -171,13 +172,19 @@ class ChatTemplate:
         given = conversation.template_kwargs.items()
         text: str = self._tokenizer.apply_chat_template(
             messages,
-            tools=[dict(tool) for tool in conversation.tools] or None,
+            tools=self._tools(conversation),
             tokenize=False,
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
             **{name: value for name, value in given if name not in unknown},
         )
         return text
+
+    def _tools(self, conversation: Conversation) -> list[dict[str, Any]] | None:
+        """Return the tools; Kimi's class, which is code of the repository, sorts their keys."""
+        tools = [dict(tool) for tool in conversation.tools]
+        has_kimi_class = TIKTOKEN_CLASS in str(self._tokenizer.init_kwargs.get("auto_map"))
+        return (_with_sorted_keys(tools) if has_kimi_class else tools) or None
 
     def _source(self, conversation: Conversation) -> str:
         return self.text if conversation.tools else self.plain_text
@@ -219,6 +226,15 @@ class ChatTemplate:
         if conversation.continue_final_message and conversation.add_generation_prompt:
             limit = "false where continue_final_message is true"
             raise InvalidValueError("add_generation_prompt", True, limit)
+
+
+def _with_sorted_keys(value: Any) -> Any:
+    """Return a JSON value in whose objects the keys are in order; lists keep theirs."""
+    if isinstance(value, Mapping):
+        return {name: _with_sorted_keys(value[name]) for name in sorted(value)}
+    if isinstance(value, list | tuple):
+        return list(map(_with_sorted_keys, value))
+    return value
 
 
 def _with_parts(message: dict[str, Any]) -> dict[str, Any]:

@@ -6,39 +6,18 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specdec.text.byte_level import bytes_of_token
 from specdec.text.chat_template import ChatTemplate
+from specdec.text.tiktoken_model import TIKTOKEN_MODEL, with_tokenizer_json
 from specdec.types.errors import InvalidValueError, UnsupportedModelError, reason_of
 from specdec.types.request import CHAT_ROLES, ChatMessage, Conversation
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
-
-
-def _alphabet() -> dict[str, int]:
-    """Return GPT-2's characters for bytes: printable bytes are themselves, others follow 255."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(256 + index): byte for index, byte in enumerate(others)}
-
-
-_NO_LATIN1 = "\u0100"
-_LATIN1 = str.maketrans(
-    {chr(code): _NO_LATIN1 for code in range(256)}
-    | {char: chr(byte) for char, byte in _alphabet().items()}
-)
-"""Characters of tokens to the ones whose codes are their bytes."""
-
-
-def bytes_of_token(token: str) -> bytes:
-    """Return the bytes of a byte-level token; a token with other characters is its own text."""
-    try:
-        return token.translate(_LATIN1).encode("latin-1")
-    except UnicodeEncodeError:
-        return token.encode()
 
 
 MAX_RENDERED_CHARS = 1_000_000
@@ -267,12 +246,12 @@ def _has_vocabulary(backend: Backend) -> bool:
 
 def _load(directory: Path) -> Any:
     try:
-        with _loading:
-            tokenizer = _class_for(directory).from_pretrained(
-                directory, local_files_only=True, trust_remote_code=False
+        with _loading, with_tokenizer_json(directory) as readable:
+            tokenizer = _class_for(readable).from_pretrained(
+                readable, local_files_only=True, trust_remote_code=False
             )
     except Exception as error:  # transformers raises any exception for invalid files
-        reason = reason_of(error)
+        reason = _missing_package(directory) or reason_of(error)
         raise UnsupportedModelError(
             f"cannot load a tokenizer from {directory}: {reason}"
         ) from error
@@ -293,17 +272,35 @@ def _class_for(directory: Path) -> Any:
     """Return the class of transformers that loads the tokenizer of `directory`.
 
     AutoTokenizer imports torch, which costs seconds and about 200 MB, so it is avoided if the files
-    name a class that loads any tokenizer.json.
+    name a class that loads any tokenizer.json. That class also stands in for code of a repository.
     """
     config = directory / "tokenizer_config.json"
     settings = json.loads(config.read_bytes()) if config.is_file() else {}
-    if settings.get("tokenizer_class") in _GENERAL_CLASSES:
-        from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
+    name = settings.get("tokenizer_class")
+    if name in _GENERAL_CLASSES:
         return PreTrainedTokenizerFast
     from transformers import AutoTokenizer
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
+    has_code = bool(settings.get("auto_map")) and (directory / "tokenizer.json").is_file()
+    if has_code and not (name and tokenizer_class_from_name(name)):
+        return PreTrainedTokenizerFast
     return AutoTokenizer
+
+
+def _missing_package(directory: Path) -> str | None:
+    """Return why a SentencePiece model cannot be read, if a package for it is not installed."""
+    if (directory / "tokenizer.json").is_file() or find_spec("sentencepiece") is not None:
+        return None
+    models = sorted(path.name for path in directory.glob("*.model"))
+    if not models or models == [TIKTOKEN_MODEL]:
+        return None
+    return (
+        f"{', '.join(models)} is a SentencePiece model: install the package sentencepiece, or save "
+        "the tokenizer as tokenizer.json"
+    )
 
 
 def _check_messages(messages: Sequence[ChatMessage]) -> None:

@@ -15,7 +15,8 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from specdec.text.tokenizer import Tokenizer, bytes_of_token
+from specdec.text.byte_level import bytes_of_token
+from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import UnsupportedModelError
 
 _CACHED_TOKENS = 1 << 14

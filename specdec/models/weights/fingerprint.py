@@ -9,7 +9,15 @@ from pathlib import Path
 
 from specdec.models.weights.weight_files import find_weight_files
 
-_OTHER_FILES = ("config.json", "tokenizer.json")
+_TOKENIZER = "tokenizer.json"
+_TOKENIZER_PARTS = (
+    "tiktoken.model",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer_config.json",
+)
+"""Files that a tokenizer is made from where there is no tokenizer.json."""
 
 
 def weights_fingerprint(directory: Path) -> str:
@@ -23,8 +31,9 @@ def weights_fingerprint(directory: Path) -> str:
 
 def model_fingerprint(directory: Path) -> str:
     """Return the SHA-256 of a model's weights, configuration and tokenizer; see the weights'."""
-    others = [directory / name for name in _OTHER_FILES if (directory / name).is_file()]
-    return files_fingerprint([*find_weight_files(directory), *others])
+    tokenizer = (_TOKENIZER,) if (directory / _TOKENIZER).is_file() else _TOKENIZER_PARTS
+    others = (directory / name for name in ("config.json", *tokenizer))
+    return files_fingerprint([*find_weight_files(directory), *filter(Path.is_file, others)])
 
 
 def files_fingerprint(paths: Iterable[Path]) -> str:

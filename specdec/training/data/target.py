@@ -54,9 +54,11 @@ _TEXT_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "tokenizer.model",
+    "tiktoken.model",
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    "chat_template.json",
     "generation_config.json",
 )
 _EMBEDDING, _LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"

@@ -3,6 +3,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,6 @@ import pytest
 from specdec.text.tokenizer import (
     MAX_RENDERED_CHARS,
     Tokenizer,
-    bytes_of_token,
     check_token_ids,
     check_tokenizer,
 )
@@ -34,12 +34,6 @@ def test_decoding_inverts_encoding(tokenizer: Tokenizer, text: str) -> None:
     token_ids = tokenizer.encode(text)
     assert tokenizer.decode(token_ids) == text
     check_token_ids("token_ids", token_ids, tokenizer.vocab_size)
-
-
-def test_the_bytes_of_a_byte_level_token() -> None:
-    assert bytes_of_token("\u0120na\u00c3\u00af\u0100\u00ff") == b" na\xc3\xaf\x00\xff"
-    for other in ("a b", "\u00ad", "\u2581a", "\U0001f92f"):  # of no byte: their own text
-        assert bytes_of_token(other) == other.encode()
 
 
 @pytest.mark.parametrize("adds", [True, False])
@@ -195,14 +189,30 @@ def test_a_tokenizer_json_without_a_vocabulary_is_rejected(
         load(own_dir)
 
 
-def test_code_of_the_model_is_not_run(own_dir: Path, tmp_path: Path) -> None:
-    config = own_dir / "tokenizer_config.json"
-    auto_map = '{"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}'
-    config.write_text(auto_map)
+OWN_CODE = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
+
+
+@pytest.mark.parametrize("has_tokenizer_json", [True, False])
+def test_code_of_the_model_is_not_run(
+    own_dir: Path, tmp_path: Path, tokenizer: Tokenizer, has_tokenizer_json: bool
+) -> None:
+    (own_dir / "tokenizer_config.json").write_text(json.dumps(OWN_CODE))
     (own_dir / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass")
-    with pytest.raises(UnsupportedModelError):
-        Tokenizer(own_dir)
+    if has_tokenizer_json:
+        assert Tokenizer(own_dir).encode("The river, 2003.") == tokenizer.encode("The river, 2003.")
+    else:
+        (own_dir / "tokenizer.json").unlink()
+        with pytest.raises(UnsupportedModelError):
+            Tokenizer(own_dir)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.skipif(find_spec("sentencepiece") is not None, reason="sentencepiece is installed")
+def test_a_sentencepiece_model_names_the_package_that_reads_it(own_dir: Path) -> None:
+    (own_dir / "tokenizer.json").rename(own_dir / "tokenizer.model")
+    (own_dir / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    with pytest.raises(UnsupportedModelError, match=r"tokenizer\.model .* package sentencepiece"):
+        Tokenizer(own_dir)
 
 
 @pytest.mark.parametrize(("token_ids", "index"), [([0, 383], 1), ([-1], 0), ([5, 382, -7, 999], 2)])

@@ -27,6 +27,17 @@ def test_a_change_of_a_file_changes_it(tiny_model_dir, copy, name):
     assert model_fingerprint(copy) != model_fingerprint(tiny_model_dir)
 
 
+@pytest.mark.parametrize("name", ["tiktoken.model", "tokenizer.model", "tokenizer_config.json"])
+def test_files_that_a_tokenizer_is_made_from_change_it_without_a_tokenizer_json(copy, name):
+    def fingerprint(content):
+        (copy / name).write_bytes(content)
+        return model_fingerprint(copy)
+
+    assert fingerprint(b"a") == fingerprint(b"b")
+    (copy / "tokenizer.json").unlink()
+    assert fingerprint(b"a") != fingerprint(b"b")
+
+
 def test_a_directory_without_weights_is_refused(tmp_path):
     with pytest.raises(UnsupportedModelError, match="no weights"):
         model_fingerprint(tmp_path)

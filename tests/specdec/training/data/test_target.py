@@ -1,5 +1,7 @@
 """The teacher's distributions are those of the precision that is served."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -65,3 +67,12 @@ def test_a_target_with_recurrent_layers_is_refused(tmp_path):
     save_family(tmp_path, "lfm2")
     with pytest.raises(UnsupportedModelError, match="Lfm2ForCausalLM: no drafter is trained"):
         Target(tmp_path, 128, TargetPrecision("float32", None, "torch"))
+
+
+def test_files_of_all_tokenizers_and_templates_are_those_of_the_text(target, tmp_path):
+    directory = shutil.copytree(target.directory, tmp_path / "copy")
+    names = {"tiktoken.model", "tokenizer.model", "chat_template.jinja", "chat_template.json"}
+    for name in (*names, "training_args.json"):
+        (directory / name).write_text("{}")
+    served = Target(directory, 128, TargetPrecision(kernels="torch"))
+    assert {*served.text_files} - {*target.text_files} == names
