@@ -8,15 +8,18 @@ and tracebacks are replaced by progress lines, or one error with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import glob
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import HfApi, errors, snapshot_download
+from huggingface_hub import HfApi, errors, get_cached_repo_tree, snapshot_download
 from tqdm.auto import tqdm
 
+from specdec.models.weights.weight_files import SAFETENSORS, SAFETENSORS_INDEX, indexed_names
 from specdec.types.errors import ModelNotFoundError
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ else:
 Progress = Callable[[str], None]
 
 TIMEOUT_S = 10.0
-_FOLDERS = ["*/*"]  # other formats of the same weights, or training logs
+_UNREAD = "consolidated*.safetensors"  # the same weights under Mistral's names
 _FAULTS = (
     errors.HTTPError,  # type: ignore[attr-defined] # the base of what its HTTP client raises
     errors.HFValidationError,
@@ -41,15 +44,27 @@ _FAULTS = (
 class FilePatterns:
     """The files of a repository that are downloaded.
 
+    A pattern without a folder matches no file in one, such as training logs or other formats.
+
     pickled: weights, in place of safetensors where there are none.
     """
 
     files: tuple[str, ...]
     pickled: tuple[str, ...]
 
+    def wanted(self, may_be_pickled: bool, names: Collection[str]) -> list[str]:
+        """Return those of a repository's files that are downloaded."""
+        found = [name for name in names if _is_wanted(name, self.files)]
+        if may_be_pickled and not any(map(_is_weight_file, found)):
+            found += [name for name in names if _is_wanted(name, self.pickled)]
+        return found
+
 
 MODEL_FILES = FilePatterns(
-    ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"),
+    (
+        *("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*.jinja"),
+        *("*.model", "*.tiktoken", "merges.txt", "vocab.txt"),
+    ),
     ("*.bin", "*.bin.index.json", "*.pt", "*.pth"),
 )
 ADAPTER_FILES = FilePatterns(
@@ -79,29 +94,47 @@ def fetch(
             repo_id, revision=revision, files_metadata=True, timeout=TIMEOUT_S
         )
     except _FAULTS as error:
-        return _cached(repo_id, revision, patterns, error)
-    files = info.siblings or []
-    found = [each.rfilename for each in files if _is_wanted(each.rfilename, patterns.files)]
-    wanted = patterns.files
-    if may_be_pickled and not any(name.endswith(".safetensors") for name in found):
-        wanted += patterns.pickled
-    total_bytes = sum(file.size or 0 for file in files if _is_wanted(file.rfilename, wanted))
+        return _cached(repo_id, revision, partial(patterns.wanted, may_be_pickled), error)
+    sizes = {each.rfilename: each.size or 0 for each in info.siblings or []}
+    wanted = patterns.wanted(may_be_pickled, sizes)
     source = f"{repo_id}@{revision}" if revision else repo_id
-    progress(f"fetching {source} from the Hugging Face Hub ({total_bytes / 1e6:.0f} MB)")
-    bar_class = _reporting_bar(source, total_bytes, progress)
     try:
+        wanted = _without_unread(wanted, repo_id, revision)
+        # An index has been fetched to know what is read.
+        total_bytes = sum(sizes[name] for name in wanted if name != SAFETENSORS_INDEX)
+        progress(f"fetching {source} from the Hugging Face Hub ({total_bytes / 1e6:.0f} MB)")
+        bar_class = _reporting_bar(source, total_bytes, progress)
         return _snapshot(repo_id, revision, wanted, tqdm_class=bar_class)
     except _FAULTS as error:
         raise ModelNotFoundError(_reason(error)) from error
 
 
-def _snapshot(repo_id: str, revision: str | None, wanted: Sequence[str], **options: Any) -> Path:
+def _without_unread(
+    names: Sequence[str], repo_id: str, revision: str | None, **options: Any
+) -> list[str]:
+    """Return the files without the weights that no decoder reads.
+
+    These are the files that an index does not name; without one, Mistral's beside others.
+    """
+    weights = {name for name in names if _is_weight_file(name)}
+    read = {name for name in weights if not fnmatch(name, _UNREAD)}
+    if SAFETENSORS_INDEX in names:
+        silent = _reporting_bar("", 0, lambda line: None)
+        found = _snapshot(repo_id, revision, (SAFETENSORS_INDEX,), tqdm_class=silent, **options)
+        read = weights.intersection(indexed_names(found / SAFETENSORS_INDEX))
+    return [name for name in names if name not in weights or name in (read or weights)]
+
+
+def _is_weight_file(name: str) -> bool:
+    return name.endswith(SAFETENSORS)
+
+
+def _snapshot(repo_id: str, revision: str | None, names: Sequence[str], **options: Any) -> Path:
     return Path(
         snapshot_download(
             repo_id,
             revision=revision,
-            allow_patterns=list(wanted),
-            ignore_patterns=_FOLDERS,
+            allow_patterns=[*map(glob.escape, names)],
             etag_timeout=TIMEOUT_S,
             **options,
         )
@@ -109,16 +142,27 @@ def _snapshot(repo_id: str, revision: str | None, wanted: Sequence[str], **optio
 
 
 def _cached(
-    repo_id: str, revision: str | None, patterns: FilePatterns, download_error: Exception
+    repo_id: str,
+    revision: str | None,
+    wanted: Callable[[Collection[str]], list[str]],
+    download_error: Exception,
 ) -> Path:
+    """Return the cached snapshot; an incomplete one is refused if its list of files is cached."""
+    local = {"local_files_only": True}
     try:
-        return _snapshot(repo_id, revision, patterns.files, local_files_only=True)
+        try:
+            tree = get_cached_repo_tree(repo_id, revision=revision)
+        except errors.CachedRepoTreeNotFoundError:
+            tree = []
+        names = _without_unread(wanted([each.path for each in tree]), repo_id, revision, **local)
+        return _snapshot(repo_id, revision, names, **local)
     except (OSError, errors.HFValidationError):
         raise ModelNotFoundError(_reason(download_error)) from download_error
 
 
 def _is_wanted(path: str, wanted: Sequence[str]) -> bool:
-    return "/" not in path and any(fnmatch(path, pattern) for pattern in wanted)
+    folders = path.count("/")
+    return any(fnmatch(path, each) and folders == each.count("/") for each in wanted)
 
 
 def _reporting_bar(source: str, total_bytes: int, progress: Progress) -> type[Tqdm]:

@@ -17,8 +17,10 @@ from specdec.types.errors import UnsupportedModelError
 SAFETENSORS = ".safetensors"
 PICKLED = (".bin", ".pt", ".pth")
 
+SAFETENSORS_INDEX = "model.safetensors.index.json"
+
 _NAMES = (
-    "model.safetensors.index.json",
+    SAFETENSORS_INDEX,
     "model.safetensors",
     "pytorch_model.bin.index.json",
     "pytorch_model.bin",
@@ -73,13 +75,18 @@ def read_shapes(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
     return {name: header.shape for name, header in read_headers(files).items()}
 
 
-def _of_index(index: Path) -> tuple[Path, ...]:
+def indexed_names(index: Path) -> list[str]:
+    """Return the names of the files in an index, sorted. Raises UnsupportedModelError."""
     try:
         names = set(json.loads(index.read_text())["weight_map"].values())
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise UnsupportedModelError(f"{index} is not an index of weight files") from error
     # Only files next to the index are read; another path could be anywhere on the disk.
-    files = tuple(index.parent / Path(str(name)).name for name in sorted(names))
+    return sorted(Path(str(name)).name for name in names)
+
+
+def _of_index(index: Path) -> tuple[Path, ...]:
+    files = tuple(index.parent / name for name in indexed_names(index))
     missing = [path.name for path in files if not path.is_file()]
     if missing:
         raise UnsupportedModelError(f"{index} names {missing[0]}, which does not exist")

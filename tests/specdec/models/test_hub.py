@@ -1,4 +1,5 @@
 import json
+import shutil
 import socket
 import threading
 import time
@@ -6,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 import huggingface_hub.constants
 import pytest
@@ -33,7 +35,7 @@ class FakeHub:
         if self.status != 200:
             return self.status, {"X-Error-Code": self.error_code}, b"{}"
         if path.startswith(f"/{REPO_ID}/resolve/{COMMIT}/"):
-            name = path.removeprefix(f"/{REPO_ID}/resolve/{COMMIT}/")
+            name = unquote(path.removeprefix(f"/{REPO_ID}/resolve/{COMMIT}/"))
             self.downloaded.append(name)
             return 200, {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT}, self.files[name]
         return 200, {}, json.dumps(self._listing(path)).encode()
@@ -122,6 +124,46 @@ def test_pickled_weights_of_a_head_are_downloaded_if_there_are_no_others(
     assert resolve(REPO_ID, progress=lambda line: None, may_be_pickled=True) == directory
 
 
+SHARDS = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+INDEX = json.dumps({"weight_map": dict(zip("ab", SHARDS, strict=True))}).encode()
+
+
+@pytest.mark.parametrize(
+    ("weights", "others"),
+    [
+        (SHARDS, ["consolidated.safetensors", "model.safetensors", "adapter_model.safetensors"]),
+        (["model.safetensors"], ["consolidated-00001-of-00002.safetensors"]),
+        (["consolidated.safetensors"], []),
+    ],
+)
+def test_weights_are_downloaded_once(
+    fake_hub: FakeHub, weights: list[str], others: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    del fake_hub.files["model.safetensors"]
+    fake_hub.files |= dict.fromkeys([*weights, *others], bytes(1_000_000))
+    if weights == SHARDS:
+        fake_hub.files["model.safetensors.index.json"] = INDEX
+    lines: list[str] = []
+    resolve(REPO_ID, progress=lines.append)
+    found = {name for name in fake_hub.downloaded if name.endswith(".safetensors")}
+    assert found == set(weights)
+    assert lines[0] == f"fetching org/tiny from the Hugging Face Hub ({len(weights)} MB)"
+    assert lines[-1] == "fetching org/tiny: 100 %"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_all_files_of_tokenizers_and_templates_are_downloaded(fake_hub: FakeHub) -> None:
+    names = {
+        *("tiktoken.model", "spiece.model", "sentencepiece.bpe.model", "qwen.tiktoken"),
+        *("chat_template.jinja", "additional_chat_templates/tool_use.jinja", "chat_[1].json"),
+    }
+    fake_hub.files |= dict.fromkeys(names, b"{}")
+    fake_hub.files["additional_chat_templates/other.json"] = b"{}"
+    resolve(REPO_ID, progress=lambda line: None)
+    assert names < set(fake_hub.downloaded)
+    assert "additional_chat_templates/other.json" not in fake_hub.downloaded
+
+
 @pytest.mark.parametrize("has_safetensors", [True, False])
 def test_only_the_files_of_an_adapter_are_downloaded(
     fake_hub: FakeHub, has_safetensors: bool
@@ -155,6 +197,32 @@ def test_the_requested_revision_is_downloaded(fake_hub: FakeHub, revision: str) 
 
 def test_a_cached_copy_is_used_while_the_hub_is_down(fake_hub: FakeHub) -> None:
     model_dir = resolve(REPO_ID, progress=lambda line: None)
+    fake_hub.status = 503
+    assert resolve(REPO_ID, progress=lambda line: None) == model_dir
+
+
+@pytest.mark.parametrize(
+    "missing",
+    ["tokenizer.json", "generation_config.json", SHARDS[1], "model.safetensors.index.json"],
+)
+def test_an_incomplete_copy_is_rejected_while_the_hub_is_down(
+    fake_hub: FakeHub, missing: str
+) -> None:
+    fake_hub.files |= {"generation_config.json": b"{}", "model.safetensors.index.json": INDEX}
+    fake_hub.files |= dict.fromkeys(SHARDS, b"")
+    model_dir = resolve(REPO_ID, progress=lambda line: None)
+    fake_hub.status = 503
+    assert resolve(REPO_ID, progress=lambda line: None) == model_dir
+    (model_dir / missing).unlink()
+    with pytest.raises(ModelNotFoundError, match="answered HTTP 503"):
+        resolve(REPO_ID, progress=lambda line: None)
+
+
+def test_a_copy_without_a_list_of_its_files_is_used_while_the_hub_is_down(
+    fake_hub: FakeHub,
+) -> None:
+    model_dir = resolve(REPO_ID, progress=lambda line: None)
+    shutil.rmtree(model_dir.parents[1] / "trees")
     fake_hub.status = 503
     assert resolve(REPO_ID, progress=lambda line: None) == model_dir
 
