@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -45,6 +46,23 @@ def read_template(path: Path) -> str:
         limit = f"a readable file in UTF-8 with a Jinja template ({reason_of(error)})"
         raise InvalidValueError("chat_template", str(path), limit) from error
     return source
+
+
+def template_of_processor(directory: Path) -> str | None:
+    """Return the template in chat_template.json; None without one.
+
+    Processors of images and text save it there, and transformers' tokenizers do not read it. Raises
+    ValueError for a file that is not JSON, and TypeError for one without an object, or with a
+    template that is not a string.
+    """
+    path = directory / "chat_template.json"
+    content = json.loads(path.read_bytes()) if path.is_file() else {}
+    if not isinstance(content, dict):
+        raise TypeError(f"{path.name} is not a JSON object")
+    template = content.get("chat_template")
+    if template is not None and not isinstance(template, str):
+        raise TypeError(f"chat_template in {path.name} is {reprlib.repr(template)}, not a string")
+    return template
 
 
 class ChatTemplate:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec.text.byte_level import bytes_of_token
-from specdec.text.chat_template import ChatTemplate
+from specdec.text.chat_template import ChatTemplate, template_of_processor
 from specdec.text.tiktoken_model import TIKTOKEN_MODEL, with_tokenizer_json
 from specdec.types.errors import InvalidValueError, UnsupportedModelError, reason_of
 from specdec.types.request import CHAT_ROLES, ChatMessage, Conversation
@@ -250,6 +250,7 @@ def _load(directory: Path) -> Any:
             tokenizer = _class_for(readable).from_pretrained(
                 readable, local_files_only=True, trust_remote_code=False
             )
+            tokenizer.chat_template = tokenizer.chat_template or template_of_processor(directory)
     except Exception as error:  # transformers raises any exception for invalid files
         reason = _missing_package(directory) or reason_of(error)
         raise UnsupportedModelError(

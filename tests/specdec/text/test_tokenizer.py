@@ -149,6 +149,24 @@ def test_a_missing_chat_template_is_an_error(own_dir: Path) -> None:
         Tokenizer(own_dir).encode_chat([ChatMessage("user", "a")])
 
 
+def test_a_template_of_a_processor_is_read_where_there_is_no_other(
+    own_dir: Path, tokenizer: Tokenizer
+) -> None:
+    source = "{{ messages[0].content }}{{ eos_token }}"
+    (own_dir / "chat_template.json").write_text(json.dumps({"chat_template": source}))
+    assert Tokenizer(own_dir).chat_template.text == tokenizer.chat_template.text
+    (own_dir / "chat_template.jinja").unlink()
+    loaded = Tokenizer(own_dir)
+    assert loaded.decode(loaded.encode_chat([ChatMessage("user", "a")]), False) == f"a{TURN_END}"
+    for content, fault in (
+        ("[]", "is not a JSON"),
+        ('{"chat_template": ["a"]}', r"is \['a'\], not"),
+    ):
+        (own_dir / "chat_template.json").write_text(content)
+        with pytest.raises(UnsupportedModelError, match=rf"chat_template\.json {fault}"):
+            Tokenizer(own_dir)
+
+
 def test_a_directory_without_a_tokenizer_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UnsupportedModelError) as caught:
