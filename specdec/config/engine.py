@@ -45,11 +45,13 @@ class ModelOptions:
 
     impl: whose code runs it. divides_by_expert: whether each rank has whole experts of a mixture
     rather than a share of each. overrides: of its config.json, as JSON text; None without any.
+    has_defaults: whether generation_config.json gives sampling defaults, not end tokens alone.
     """
 
     impl: ModelImpl = "auto"
     divides_by_expert: bool = False
     overrides: str | None = None
+    has_defaults: bool = True
 
 
 DEFAULT_MODEL_OPTIONS = ModelOptions()

@@ -346,7 +346,12 @@ class LLMConfig:
         """How the ranks read and divide the target."""
         from specdec.config.engine import ModelOptions
 
-        return ModelOptions(self.model_impl, self.enable_expert_parallel, self.hf_overrides)
+        return ModelOptions(
+            self.model_impl,
+            self.enable_expert_parallel,
+            self.hf_overrides,
+            has_defaults=self.generation_config == "auto",
+        )
 
     @property
     def prefill_limit(self) -> int | None:

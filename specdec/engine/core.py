@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -28,7 +27,6 @@ from specdec.text.tokenizer import Tokenizer
 from specdec.types.drafters import CONFIGURED_VERSION, HeadFile
 from specdec.types.errors import BadLogitsError
 from specdec.types.messages import BASE_MODEL
-from specdec.types.sampling.sampling_params import SamplingDefaults
 
 Config = TypeVar("Config", bound=LLMConfig)
 
@@ -55,8 +53,6 @@ class EngineCore(Generic[Config]):
         """Plan the memory; the sizes are those of `memory_plan`, whose errors it raises."""
         self.config = with_resolved_dtype(config, models)
         self.model = models.target
-        if config.generation_config == "none":
-            self.model = replace(models.target, sampling_defaults=SamplingDefaults())
         self.plan = memory_plan(
             self.config, models, target_bytes, draft_bytes, in_process=in_process
         )

@@ -28,7 +28,7 @@ from specdec.config.speculation.method_config import DraftPlace
 from specdec.config.speculation.methods import METHODS
 from specdec.engine.models.checkpoint_lint import CheckpointLint, lint_checkpoint
 from specdec.engine.models.model_limits import require_experts, require_plan
-from specdec.models.config.config_files import read_json
+from specdec.models.config.config_files import read_generation_config, read_json
 from specdec.models.config.end_tokens import find_end_tokens
 from specdec.models.config.extra_weights import copied_bytes
 from specdec.models.config.families.native_limits import native_fault
@@ -160,7 +160,7 @@ def _lint(directory: Path, config: ModelConfig) -> CheckpointLint:
 
 def _end_tokens(directory: Path, options: ModelOptions) -> dict[int, tuple[str, ...]]:
     raw = with_overrides(read_json(directory / "config.json") or {}, options.overrides)
-    generation = read_json(directory / "generation_config.json") or {}
+    generation = read_generation_config(directory, options)
     return find_end_tokens(directory, raw, generation)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from specdec.config.engine import ModelImpl
+from specdec.config.engine import ModelImpl, ModelOptions
 from specdec.config.json_values import count, require_keys, unsupported
 from specdec.models.config.architecture import Architecture
 from specdec.models.config.families.fixed_values import require_fixed
@@ -29,6 +30,8 @@ from specdec.models.config.transformers_config import transformers_fault
 from specdec.models.config.unsupported import explain_unsupported
 from specdec.types.errors import InvalidValueError, UnsupportedModelError, reason_of
 from specdec.types.sampling.sampling_params import SamplingDefaults, SamplingParams
+
+logger = logging.getLogger(__name__)
 
 DecoderFields = tuple[str, Architecture, Mapping[str, Any]]
 """The name of a decoder's architecture, what is known of it, and the keys of its config.json."""
@@ -146,6 +149,23 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise UnsupportedModelError(f"{path} is not a JSON object")
     return content
+
+
+def read_generation_config(directory: Path, options: ModelOptions) -> dict[str, Any]:
+    """Return the keys of generation_config.json that are used.
+
+    Raises UnsupportedModelError for a malformed file; where it has end tokens alone it is logged.
+    """
+    path = directory / "generation_config.json"
+    try:
+        content = read_json(path) or {}
+    except UnsupportedModelError as error:
+        if options.has_defaults:
+            raise
+        logger.warning("%s; end tokens are those of the other files", error)
+        return {}
+    ends = {key: content[key] for key in ("eos_token_id",) if key in content}
+    return content if options.has_defaults else ends
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from specdec.models.config.config_files import (
     errors_of,
     needs_transformers,
     num_layers_of,
+    read_generation_config,
     read_json,
     read_sampling_defaults,
     supported_architecture,
@@ -150,7 +151,7 @@ class ModelConfig:
         if raw is None:
             raise ModelNotFoundError(f"{directory} has no config.json")
         raw = with_overrides(with_quantization(directory, raw), options.overrides)
-        generation = read_json(directory / "generation_config.json") or {}
+        generation = read_generation_config(directory, options)
         with errors_of(directory):
             found = (
                 cls._of_transformers(directory, raw, generation)

@@ -54,7 +54,8 @@ def model_dir(tiny_model_dir, tmp_path):
 )
 def test_sampling_defaults_of_the_model_apply_unless_disabled(model_dir, setting, defaults):
     config = ServeConfig(model=str(model_dir), generation_config=setting, max_model_len=128)
-    router = ReplicaRouter(config, ModelDirectories(model_dir, None), ReplicaMemory(2**32))
+    directories = ModelDirectories(model_dir, None, options=config.model_options)
+    router = ReplicaRouter(config, directories, ReplicaMemory(2**32))
     assert router.model_info("").sampling_defaults == defaults
     assert router.text.spell([0, 50]) == ["<|endoftext|>", "P"]
 
@@ -93,7 +94,8 @@ async def test_log_probabilities_of_an_answer_in_one_message_are_limited(
     """max_tokens is 99 by the model's defaults, else as long as the context of 128 tokens."""
     monkeypatch.setattr("specdec.engine.requests.input_processor.MAX_ANSWER_LOGPROBS", 200)
     config = ServeConfig(model=str(model_dir), generation_config=setting, max_model_len=128)
-    router = ReplicaRouter(config, ModelDirectories(model_dir, None), ReplicaMemory(2**32))
+    directories = ModelDirectories(model_dir, None, options=config.model_options)
+    router = ReplicaRouter(config, directories, ReplicaMemory(2**32))
     codes = []
     context = SimpleNamespace(
         invocation_metadata=lambda: (),

@@ -5,7 +5,9 @@ import shutil
 
 import pytest
 
+from specdec.config.llm import LLMConfig
 from specdec.models.config.config_files import read_sampling_defaults
+from specdec.models.config.model_config import ModelConfig
 from specdec.types.errors import UnsupportedModelError
 from specdec.types.sampling.sampling_params import SamplingDefaults
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request, run
@@ -76,3 +78,18 @@ def test_a_request_without_parameters_uses_the_models_defaults(model_dir):
     assert [len(transcripts[name].token_ids) for name in ("silent", "asking")] == [5, 7]
     rules = [each.rules for step in target.steps for each in step.admitted]
     assert [(each.temperature, each.top_p) for each in rules] == [(0.5, 0.75), (0.0, 0.75)]
+
+
+@pytest.mark.parametrize("content", ['{"eos_token_id": 7, "top_p": 0.0}', '{"eos_token_id": 7,}'])
+def test_without_defaults_only_end_tokens_are_read(model_dir, caplog, content):
+    ends = ModelConfig.from_directory(model_dir).eos_token_ids
+    (model_dir / "generation_config.json").write_text(content)
+    with pytest.raises(UnsupportedModelError, match=r"generation_config\.json"):
+        ModelConfig.from_directory(model_dir)
+    found = ModelConfig.from_directory(
+        model_dir, LLMConfig("m", generation_config="none").model_options
+    )
+    assert found.sampling_defaults == SamplingDefaults()
+    is_readable = content.endswith("0.0}")
+    assert found.eos_token_ids == (ends | {7} if is_readable else ends)
+    assert ("generation_config.json is not valid JSON" in caplog.text) != is_readable
