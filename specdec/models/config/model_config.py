@@ -40,7 +40,7 @@ from specdec.models.config.end_tokens import read_eos_token_ids, read_tokenizer_
 from specdec.models.config.families.text_models import TEXT_MODELS
 from specdec.models.config.layer_patterns import LayerRopes, Windows, main_rope
 from specdec.models.config.recurrent import Recurrent
-from specdec.models.config.rope import DefaultRope, LongRope, Rope, read_rope
+from specdec.models.config.rope import DefaultRope, LongRope, Rope, longest_context, read_rope
 from specdec.models.config.stored_weights import StoredWeights, stored_weights
 from specdec.models.config.tied_head import has_own_head
 from specdec.models.config.traits import LLAMA, DecoderTraits, Experts, QkNorm
@@ -199,7 +199,7 @@ class ModelConfig:
             rotary_fraction=family.rotary_fraction(raw),
             experts=family.experts(raw, len(windows)),
             traits=replace(family.traits(raw), activation=family.activation(raw)),
-            max_position_embeddings=count(raw, "max_position_embeddings"),
+            max_position_embeddings=longest_context(raw),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
             eos_token_ids=frozenset(),
             sampling_defaults=read_sampling_defaults(generation),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from specdec.config.json_values import count, overlaid, unsupported
+from specdec.config.json_values import MAX_COUNT, count, overlaid, unsupported
 from specdec.types.errors import UnsupportedModelError
 
 
@@ -117,6 +117,7 @@ Rope = DefaultRope | LinearRope | Llama3Rope | YarnRope | LongRope | Proportiona
 SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 _DEFAULT_THETA = 10_000.0
+_ORIGINAL = "original_max_position_embeddings"
 _KNOWN_KEYS = {"rope_type", "partial_rotary_factor", "mscale", "mscale_all_dim"}.union(
     *({field.name for field in fields(kind)} - {"theta"} for kind in (Llama3Rope, YarnRope)),
     # `type` is the older name of rope_type; `finetuned` is a note on the model's origin.
@@ -157,6 +158,27 @@ def read_rope(raw: Mapping[str, Any], *, may_be_partial: bool = False) -> Rope:
     )
 
 
+def longest_context(raw: Mapping[str, Any]) -> int:
+    """Return max_position_embeddings, or the longer context to which the scaling extends a model.
+
+    That is original_max_position_embeddings times the factor where YaRN or linear scaling has both,
+    such as Qwen 2.5 with the scaling of its model card. vLLM does so for YaRN; for linear scaling
+    it multiplies max_position_embeddings, which is the extended context already in many files.
+    Raises UnsupportedModelError for a context over the limit of max_position_embeddings.
+    """
+    longest = count(raw, "max_position_embeddings")
+    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    scaling = {"factor": given.get("factor"), _ORIGINAL: _original(raw, given)}
+    is_extended = given.get("rope_type", given.get("type")) in ("yarn", "linear")
+    if not is_extended or None in scaling.values():
+        return longest
+    factor, original = (_positive(scaling, name) for name in scaling)
+    if factor * original > MAX_COUNT:
+        limit = f"at most {MAX_COUNT} / {_ORIGINAL} ({original:g})"
+        raise _unsupported("factor", factor, limit)
+    return max(longest, int(factor * original))
+
+
 def rotary_fraction(raw: Mapping[str, Any]) -> float:
     """Return the fraction of a head's dimensions, from the first on, that are rotated.
 
@@ -190,14 +212,18 @@ def _parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
         if raw.get(name) is not None:
             parameters.setdefault(name, raw[name])
     parameters.setdefault("rope_type", parameters.get("type", "default"))
-    # A value at the top level wins over one in the parameters; without any, there is no scaling.
-    original = parameters.get("original_max_position_embeddings", raw["max_position_embeddings"])
-    beside = raw.get("original_max_position_embeddings")
-    parameters["original_max_position_embeddings"] = original if beside is None else beside
+    original = _original(raw, parameters)
+    parameters[_ORIGINAL] = raw["max_position_embeddings"] if original is None else original
     unknown = sorted(parameters.keys() - _KNOWN_KEYS)
     if unknown:
         raise UnsupportedModelError(f"rope parameters with {', '.join(unknown)} are not supported")
     return parameters
+
+
+def _original(raw: Mapping[str, Any], parameters: Mapping[str, Any]) -> Any:
+    """Return the original context; a value at the top level wins over one in the parameters."""
+    beside = raw.get(_ORIGINAL)
+    return parameters.get(_ORIGINAL) if beside is None else beside
 
 
 def _read_yarn(
@@ -261,7 +287,7 @@ def _factors(parameters: Mapping[str, Any], name: str) -> tuple[float, ...]:
 
 
 def _original_context(parameters: Mapping[str, Any]) -> int:
-    return int(_positive(parameters, "original_max_position_embeddings"))
+    return int(_positive(parameters, _ORIGINAL))
 
 
 def _positive(parameters: Mapping[str, Any], name: str, default: float | None = None) -> float:

@@ -155,15 +155,14 @@ class GGUFModel:
         return any(f"blk.0.{name}" in self.header.tensors for name in self.family.biases[1])
 
     def _rope(self, factors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-        found = rope_parameters(self.keys, factors, self._size("context_length"))
+        found = rope_parameters(self.keys, factors)
         if self.family.is_partly_rotated:
             rotated = self.keys.get("rope.dimension_count") or self.head_dim
             found["partial_rotary_factor"] = rotated / self.head_dim
         if not self.family.has_local_rope:
-            # Beside the parameters it wins over the default of a family.
+            # Beside the parameters it wins over the default of a family, as does null.
             name = "original_max_position_embeddings"
-            beside = {name: found[name]} if name in found else {}
-            return {"rope_parameters": found, **beside}
+            return {"rope_parameters": found, name: found.get(name)}
         local = {"rope_type": "default", "rope_theta": self.keys.get(_LOCAL_THETA) or 10_000.0}
         return {"rope_parameters": {"full_attention": found, "sliding_attention": local}}
 

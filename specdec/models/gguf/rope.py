@@ -26,11 +26,13 @@ _DEFAULT_THETA = 10_000.0
 
 
 def rope_parameters(
-    keys: Mapping[str, Any], factors: Mapping[str, Sequence[float]], context_length: int
+    keys: Mapping[str, Any], factors: Mapping[str, Sequence[float]]
 ) -> dict[str, Any]:
     """Return the parameters in Hugging Face's words.
 
     keys: of the architecture, without its prefix. factors: values of FACTOR_TENSORS, by name.
+    Without an original context the parameters have none: it is the file's context, as in llama.cpp,
+    and the factor does not extend that.
     Raises UnsupportedModelError for scaling that no type of config.json expresses.
     """
     theta = keys.get("rope.freq_base") or _DEFAULT_THETA
@@ -38,8 +40,9 @@ def rope_parameters(
     factor = keys.get("rope.scaling.factor") or keys.get("rope.scale_linear") or 1.0
     factor = 1.0 if kind == "none" else factor
     attention = keys.get("rope.scaling.attn_factor") or 1.0
-    original = keys.get("rope.scaling.original_context_length") or context_length
-    known = {"rope_theta": theta, "original_max_position_embeddings": original}
+    known = {"rope_theta": theta}
+    if original := keys.get("rope.scaling.original_context_length"):
+        known["original_max_position_embeddings"] = original
     if factors:
         return known | _by_factors(kind, factor, factors) | {"attention_factor": attention}
     if kind == "yarn" and factor != 1:

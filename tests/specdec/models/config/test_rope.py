@@ -6,6 +6,7 @@ from specdec.models.config.rope import (
     Llama3Rope,
     LongRope,
     YarnRope,
+    longest_context,
     read_rope,
     rotary_fraction,
 )
@@ -70,6 +71,41 @@ def test_longrope_has_the_attention_factor_of_the_paper():
     assert rope.attention_factor == pytest.approx((1 + 1.3862943611 / 6.9314718056) ** 0.5)
     assert rope.factors(1024) == (1, 2)
     assert rope.factors(1025) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [
+        (None, 4096),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}, 16_384),
+        ({"rope_type": "linear", "factor": 2, "original_max_position_embeddings": 4096}, 8192),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 4096),
+        ({"type": "yarn", "factor": 4.0}, 4096),  # max_position_embeddings is extended already
+        ({**LLAMA3, "original_max_position_embeddings": 4096}, 4096),
+    ],
+)
+def test_a_scaling_extends_the_original_context(scaling, expected):
+    assert longest_context({"max_position_embeddings": 4096, "rope_scaling": scaling}) == expected
+
+
+@pytest.mark.parametrize("kind", ["yarn", "linear"])
+def test_an_original_context_beside_the_scaling_wins(kind):
+    scaling = {"type": kind, "factor": 4.0, "original_max_position_embeddings": 512}
+    raw = {"max_position_embeddings": 4096, "original_max_position_embeddings": 2048}
+    assert longest_context({**raw, "rope_scaling": scaling}) == 8192
+    del scaling["original_max_position_embeddings"]
+    assert longest_context({**raw, "rope_scaling": scaling}) == 8192
+
+
+@pytest.mark.parametrize("factor", [1e300, 2.0**21])
+@pytest.mark.parametrize("kind", ["yarn", "linear"])
+def test_an_extended_context_has_the_limit_of_the_other_one(kind, factor):
+    scaling = {"type": kind, "factor": factor, "original_max_position_embeddings": factor}
+    message = r"factor is .*; it must be at most 2147483647 / original_max_position_embeddings \("
+    with pytest.raises(UnsupportedModelError, match=message):
+        longest_context({"max_position_embeddings": 4096, "rope_scaling": scaling})
+    largest = {"type": kind, "factor": 1.0, "original_max_position_embeddings": 2**31 - 1}
+    assert longest_context({"max_position_embeddings": 1, "rope_scaling": largest}) == 2**31 - 1
 
 
 def test_a_part_of_a_head_may_be_rotated_where_that_is_known():

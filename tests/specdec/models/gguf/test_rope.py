@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from specdec.models.config.rope import read_rope
+from specdec.models.config.rope import longest_context, read_rope
 from specdec.models.gguf.rope import rope_parameters
 from specdec.types.errors import UnsupportedModelError
 
@@ -52,9 +52,18 @@ FREQS, SHORT, LONG = (
     ],
 )
 def test_scaling_has_a_type_of_config_json(keys, factors, expected):
-    found = rope_parameters(keys, factors, 512)
+    found = rope_parameters(keys, factors)
     assert expected.items() <= found.items()
     read_rope({"rope_parameters": found, "max_position_embeddings": 512})
+
+
+@pytest.mark.parametrize(("original", "longest"), [(None, 512), (256, 1024)])
+def test_yarn_extends_a_given_original_context_alone(original, longest):
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": original}
+    found = rope_parameters({f"{SCALING}.{name}": each for name, each in scaling.items()}, {})
+    raw = {"rope_parameters": found, "max_position_embeddings": 512}
+    assert longest_context(raw) == longest
+    assert read_rope(raw).original_max_position_embeddings == (original or 512)
 
 
 @pytest.mark.parametrize(
@@ -70,4 +79,4 @@ def test_scaling_has_a_type_of_config_json(keys, factors, expected):
 )
 def test_scaling_without_such_a_type_is_refused(keys, factors, named):
     with pytest.raises(UnsupportedModelError, match=named):
-        rope_parameters(keys, factors, 512)
+        rope_parameters(keys, factors)
