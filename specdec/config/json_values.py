@@ -16,10 +16,15 @@ _MAX_SHOWN_CHARS = 200
 def count(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
     """Return a whole number above 0. Raises UnsupportedModelError for another value."""
     value = raw.get(name)
-    value = default if value is None else value
+    value = default if value is None else whole(value)
     if type(value) is not int or not 0 < value <= MAX_COUNT:
         raise unsupported(name, value, f"a whole number from 1 to {MAX_COUNT}")
     return value
+
+
+def whole(value: object) -> object:
+    """Return a whole number that a file writes as 512.0 as an int, and other values unchanged."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def positive(raw: Mapping[str, Any], name: str) -> float:

@@ -75,6 +75,6 @@ def _as_config(found: object, source: str, method: str | None) -> dict[str, Any]
 
 def _read(path: Path) -> object:
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise UnsupportedModelError(f"{path} is not valid JSON: {error}") from error

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from specdec.config.json_values import MAX_COUNT, unsupported
+from specdec.config.json_values import MAX_COUNT, unsupported, whole
 
 
 class _Type(NamedTuple):
@@ -76,6 +76,8 @@ class TypedKeys(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         """Return a value. Raises UnsupportedModelError, with the key, for one of another type."""
         value, kind = self._fields[key], _TYPES.get(key)
+        if kind is not None and kind.kinds == (int,):
+            value = whole(value)
         if kind is not None and not kind.fits(value):
             raise unsupported(key, value, kind.limit)
         return value

@@ -245,7 +245,7 @@ def read_fields(directory: Path) -> Fields:
             return Fields({}, path)
         raise ModelNotFoundError(f"{directory} has no config.json")
     try:
-        raw = json.loads(path.read_text())
+        raw = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise UnsupportedModelError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(raw, dict):

@@ -333,6 +333,22 @@ def test_a_config_that_is_not_an_object_is_rejected(tmp_path, content):
         ModelConfig.from_directory(tmp_path)
 
 
+def test_a_byte_order_mark_and_whole_numbers_as_floats_are_read(tiny_model_dir, tmp_path):
+    content = json.loads((tiny_model_dir / "config.json").read_text())
+    floats = {
+        key: float(content[key])
+        for key in ("max_position_embeddings", "hidden_size", "num_hidden_layers", "head_dim")
+    }
+    text = json.dumps(content | floats)
+    (tmp_path / "config.json").write_text(text, encoding="utf-8-sig")
+    expected = ModelConfig.from_dict(content, {})
+    assert ModelConfig.from_directory(tmp_path) == expected
+    assert type(ModelConfig.from_directory(tmp_path).max_position_embeddings) is int
+    half = {"max_position_embeddings": 512.5}
+    with pytest.raises(UnsupportedModelError, match=r"max_position_embeddings .* is 512\.5"):
+        ModelConfig.from_dict(content | half, {})
+
+
 def test_kv_bytes_count_a_head_once_for_each_rank_that_has_it():
     config = read("Qwen3ForCausalLM", num_key_value_heads=2, head_dim=128)
     assert config.kv_bytes_per_token("float16") == 2 * 30 * 2 * 128 * 2
