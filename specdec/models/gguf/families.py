@@ -181,8 +181,9 @@ TOKENIZER_KEYS = frozenset(
         # They decide no output of a prompt: other tasks and notes.
         *("token_type_count", "seperator_token_id", "separator_token_id", "cls_token_id"),
         *("mask_token_id", "prefix_token_id", "suffix_token_id", "middle_token_id"),
+        "add_sep_token",
         *(f"fim_{each}_token_id" for each in ("pre", "suf", "mid", "pad", "rep", "sep")),
     )
 )
 IGNORED_PREFIXES = ("tokenizer.chat_template", "tokenizer.huggingface.")
-"""Templates, of which `tokenizer.chat_template` is read, and the files of the original."""
+"""Templates, of which the default and that for tools are read, and the files of the original."""

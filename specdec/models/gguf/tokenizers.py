@@ -9,6 +9,7 @@ from typing import Any
 from specdec.types.errors import UnsupportedModelError
 
 _SPACE = "\u2581"
+_TOOL_TEMPLATE = "tokenizer.chat_template.tool_use"
 _GPT2_PRE = ("default", "gpt-2")
 _DIGITS_PRE = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 """GPT-2's pattern, after each digit is split off."""
@@ -35,6 +36,9 @@ def convert_tokenizer(path: Path, metadata: Mapping[str, Any], *, splits_digits:
         _adjust_bytes(tokenizer, metadata, splits_digits=splits_digits or pre in _DIGITS_PRE)
     elif metadata.get("tokenizer.ggml.add_space_prefix") is False:
         _leave_out_prefix(tokenizer.backend_tokenizer)
+    if isinstance(for_tools := metadata.get(_TOOL_TEMPLATE), str):
+        templates = {"default": tokenizer.chat_template, "tool_use": for_tools}
+        tokenizer.chat_template = {name: text for name, text in templates.items() if text}
     return tokenizer
 
 

@@ -204,6 +204,12 @@ def test_keys_that_are_not_understood_are_refused(save, tmp_path, key, value, na
     assert [each.suffix for each in (tmp_path / "cache" / "gguf").iterdir()] == [".lock"]
 
 
+def test_a_key_of_other_tasks_is_ignored(save, tmp_path):
+    key = "tokenizer.ggml.add_sep_token"
+    path = llama_file(save, tmp_path, lambda writer: writer.add_bool(key, False))
+    assert (converted(path, tmp_path) / "tokenizer.json").is_file()
+
+
 def test_keys_at_zero_are_ignored(save, tmp_path):
     path = llama_file(save, tmp_path, lambda writer: writer.add_expert_count(0))
     assert ModelConfig.from_directory(converted(path, tmp_path)).experts is None

@@ -5,6 +5,7 @@ import pytest
 
 from specdec.models.gguf.header import read_header
 from specdec.models.gguf.tokenizers import convert_tokenizer
+from specdec.text.tokenizer import Tokenizer
 from tests.specdec.models.gguf.family_files import add_tokenizer
 
 PIECES = ["▁", "t", "h", "e", "▁t", "he", "▁the", "r", "th", "the"]
@@ -59,6 +60,21 @@ def test_a_prompt_begins_as_the_file_has_it(tmp_path, has_bos):
         tmp_path / "m.gguf", "llama", lambda writer: add_pieces(writer, add_bos_token=has_bos)
     )
     assert (tokenizer("the")["input_ids"][0] == 1) == has_bos
+
+
+@pytest.mark.parametrize("has_default", [True, False])
+def test_the_template_for_tools_is_read(tmp_path, has_default):
+    def add(writer):
+        add_pieces(writer)
+        writer.add_string("tokenizer.chat_template.tool_use", "{{ tools }}")
+        writer.add_string("tokenizer.chat_template.../escaped", "{{ messages }}")
+        if has_default:
+            writer.add_chat_template("{{ messages[0].content }}")
+
+    converted(tmp_path / "m.gguf", "llama", add).save_pretrained(tmp_path / "saved")
+    template = Tokenizer(tmp_path / "saved").chat_template
+    assert template.text == "{{ tools }}"
+    assert template.plain_text == ("{{ messages[0].content }}" if has_default else "")
 
 
 def byte_level(path, model_dir, pre, **keys):
