@@ -26,6 +26,9 @@ MAX_RENDERED_CHARS = 1_000_000
 _GENERAL_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Names, new and old, of the class of transformers that loads any tokenizer.json."""
 
+_VOCABULARIES = ("*.model", "vocab.*", "*.tiktoken", "tekken.json")
+"""Files of older and other formats, from which a tokenizer may be made."""
+
 _loading = threading.Lock()
 """Held while loading: the lazy imports of transformers are not thread-safe."""
 
@@ -252,6 +255,9 @@ def _load(directory: Path) -> Any:
             )
             tokenizer.chat_template = tokenizer.chat_template or template_of_processor(directory)
     except Exception as error:  # transformers raises any exception for invalid files
+        patterns = ("tokenizer.json", *_VOCABULARIES)
+        if not any(path for each in patterns for path in directory.glob(each)):
+            raise _without_tokenizer(directory, "a vocabulary") from error
         reason = _missing_package(directory) or reason_of(error)
         raise UnsupportedModelError(
             f"cannot load a tokenizer from {directory}: {reason}"
@@ -262,11 +268,15 @@ def _load(directory: Path) -> Any:
         kind = type(tokenizer)
         names = ", ".join(sorted({*kind.vocab_files_names.values()} - {"tokenizer.json"}))
         reads = f"{kind.__name__} reads{names and f' ({names})'}"
-        raise UnsupportedModelError(
-            f"{directory} has no tokenizer: neither tokenizer.json nor a vocabulary that {reads}; "
-            "copy the tokenizer's files beside the weights"
-        )
+        raise _without_tokenizer(directory, f"a vocabulary that {reads}")
     return tokenizer
+
+
+def _without_tokenizer(directory: Path, vocabulary: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{directory} has no tokenizer: neither tokenizer.json nor {vocabulary}; copy the "
+        "tokenizer's files beside the weights"
+    )
 
 
 def _class_for(directory: Path) -> Any:

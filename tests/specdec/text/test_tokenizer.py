@@ -167,9 +167,10 @@ def test_a_template_of_a_processor_is_read_where_there_is_no_other(
             Tokenizer(own_dir)
 
 
-def test_a_directory_without_a_tokenizer_is_rejected(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(UnsupportedModelError) as caught:
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt_oss"])
+def test_a_directory_without_a_tokenizer_is_rejected(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(UnsupportedModelError, match=r"neither tokenizer\.json nor") as caught:
         Tokenizer(tmp_path)
     assert "\n" not in str(caught.value)
 
