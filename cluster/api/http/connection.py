@@ -68,8 +68,9 @@ class BoundedConnection(HttpToolsProtocol):
         """End the request, which is cancelled."""
         self._stop_header_timer()
         self._stop_write_timer()
-        self._lost.set_result(None)
         super().connection_lost(exc)
+        if not self._lost.done():
+            self._lost.set_result(None)
 
     def data_received(self, data: bytes) -> None:
         """Parse what has arrived."""
@@ -108,7 +109,8 @@ class BoundedConnection(HttpToolsProtocol):
         if not self._is_between_requests:
             self._waiting_since_s = None
             self.scope["state"][BODY_ARRIVED] = True
-            self.flow.resume_reading()  # for the end of the connection
+            if not self.pipeline:  # the next request waits for the end of this one
+                self.flow.resume_reading()  # for the end of the connection
         super().on_message_complete()
 
     def on_response_complete(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from fastapi import Request, Response
@@ -121,13 +122,10 @@ class PendingOutputs:
         generate: returns their outputs, and calls its argument when the engine has admitted them.
         """
         self._is_admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._outputs = generate(self._admit)
+        admit = partial(_set_done, self._is_admitted)  # no cycle, which would keep the prompt
+        self._outputs = generate(admit)
         self._first = asyncio.create_task(_first_of(self._outputs))
-        self._first.add_done_callback(self._admit)
-
-    def _admit(self, *_: object) -> None:
-        if not self._is_admitted.done():
-            self._is_admitted.set_result(None)
+        self._first.add_done_callback(admit)
 
     @property
     def has_first(self) -> bool:
@@ -167,6 +165,11 @@ class PendingOutputs:
 
 async def _first_of(outputs: Outputs) -> PromptOutput:
     return await anext(outputs)
+
+
+def _set_done(future: asyncio.Future[None], *_: object) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class EventStream(Response):

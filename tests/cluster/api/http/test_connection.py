@@ -302,7 +302,7 @@ async def test_the_end_of_a_connection_reaches_its_request(num_bytes):
         while (await receive())["more_body"]:
             pass
         has_body.set()
-        ends.append(await asyncio.wait_for(scope["state"][CONNECTION_LOST], 10))
+        ends.append(await asyncio.wait_for(asyncio.shield(scope["state"][CONNECTION_LOST]), 10))
 
     async with running_server(wait_for_end) as port:
         async with connected(port) as client:
@@ -312,3 +312,21 @@ async def test_the_end_of_a_connection_reaches_its_request(num_bytes):
         async with asyncio.timeout(10):
             while not ends:
                 await asyncio.sleep(0.01)
+
+
+async def test_requests_that_follow_wait_in_the_socket():
+    """Not in memory, where no limit counts them."""
+    may_end = asyncio.Event()
+
+    async def wait(scope, receive, send):
+        await may_end.wait()
+        await hello(scope, receive, send)
+
+    async with running_server(wait) as port, connected(port) as client:
+        await client.send(START.replace(b"GET", b"POST") + b"content-length: 1\r\n\r\nx")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await client.send(START + b"a: " + b"x" * 60_000 + b"\r\n\r\n", count=2000)
+        assert client.num_sent < MAX_READ
+        may_end.set()
+        assert status_of(await asyncio.wait_for(client.receive(), 5)) == 200

@@ -2,9 +2,11 @@
 
 import asyncio
 import copy
+import gc
 import itertools
 import threading
 import time
+import weakref
 from contextlib import aclosing
 
 import pytest
@@ -78,6 +80,22 @@ async def test_closing_ends_the_requests(wait):
         assert gated.is_open
         await outputs.aclose()
     assert not gated.is_open
+
+
+async def test_closed_requests_are_freed_without_a_collection():
+    """Their prompts may be large, and clients leave in numbers where the service is overloaded."""
+    gated = Gated()
+    alive = weakref.ref(gated)
+    outputs = PendingOutputs(gated.generate)
+    await outputs.wait_until_admitted()
+    gc.disable()
+    try:
+        await outputs.aclose()
+        del gated, outputs
+        await asyncio.sleep(0)
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 
 from cluster.api.base.authentication import Lease
 from cluster.api.base.sse import TextEvents, event
+from cluster.api.http.connection import CONNECTION_LOST
 from cluster.api.openai.generation import generate_outputs
 from cluster.api.openai.streams import (
     ClientDisconnectedError,
@@ -130,6 +131,19 @@ async def test_a_watch_cancels_each_body_that_it_is_entered_for():
         with pytest.raises(ClientDisconnectedError), watch:
             await asyncio.sleep(10)
     await asyncio.sleep(0)  # nothing is left to cancel
+
+
+async def test_a_watch_of_our_connection_receives_nothing_and_leaves_its_future():
+    lost = asyncio.get_running_loop().create_future()
+    watch = DisconnectWatch({"state": {CONNECTION_LOST: lost}}, None)
+    with watch:
+        await asyncio.sleep(0)
+    asyncio.get_running_loop().call_later(0.01, lost.set_result, None)
+    for _ in range(2):  # at the disconnect, and after it
+        with pytest.raises(ClientDisconnectedError), watch:
+            await asyncio.sleep(10)
+    watch.close()
+    assert not lost.cancelled()
 
 
 async def test_another_cancellation_is_not_a_disconnect():
