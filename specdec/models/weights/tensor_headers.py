@@ -122,7 +122,8 @@ def text_name(name: str) -> str:
     """
     for prefix, place in _TEXT_MODEL_PLACES:
         if name.startswith(prefix):
-            return place + name.removeprefix(prefix)
+            name = place + name.removeprefix(prefix)
+            break
     for published, own in _PUBLISHED_NAMES.items() if _MARKS.search(name) else ():
         if match := published.fullmatch(name):
             return match.expand(own)

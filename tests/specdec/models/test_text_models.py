@@ -189,6 +189,18 @@ def test_each_place_of_the_text_model_is_known(model, tmp_path, place):
     assert torch.equal(mixed_logits(tmp_path, ids(), TensorParallelGroup()), expected)
 
 
+@pytest.mark.parametrize("place", ["model.language_model.", "language_model.model.", "model."])
+@pytest.mark.parametrize(
+    ("published", "name"),
+    [
+        ("block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj"),
+        ("feedforward_layer_norm.weight", "post_attention_layernorm.weight"),
+    ],
+)
+def test_published_names_are_known_in_each_place(place, published, name):
+    assert text_name(f"{place}layers.0.{published}") == f"model.layers.0.{name}"
+
+
 def test_the_quantization_of_the_whole_is_that_of_the_text_model(model):
     raw = json.loads((model[0] / "config.json").read_text())
     assert ModelConfig.from_dict(raw, {}).stored_quantization is None
