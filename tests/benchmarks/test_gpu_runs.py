@@ -105,8 +105,8 @@ def test_a_part_that_hangs_is_stopped_with_what_it_found(small):
         context.save({"passed": True, "found": 3, "error": "did not end"})
         time.sleep(60)
 
-    result = end_of(ForkedPart(Part("hangs", hang), small, 1.5))
-    assert result["error"] == "stopped after 2 s; did not end"
+    result = end_of(ForkedPart(Part("hangs", hang), small, 3.0))
+    assert result["error"] == "stopped after 3 s; did not end"
     assert (result["passed"], result["found"]) == (False, 3)
     assert result["log"] == ["it waits"]
     assert any("in hang" in line for line in result["stack"][:3])
