@@ -83,7 +83,7 @@ def test_buffered_tokens_survive_the_loss_of_the_target(tiny_model_dir, target):
 
 @pytest.mark.parametrize("num_choices", [1, 2])
 def test_buffered_tokens_are_sent_before_an_error(tiny_model_dir, num_choices):
-    """Of each choice: after six times the same token none is allowed."""
+    """In each choice no token is allowed after six times the same one."""
     sent = []
     for interval in (1, 8):
         engine = local_engine(tiny_model_dir, engine_config(0, stream_interval=interval))

@@ -214,7 +214,7 @@ def test_outputs_that_run_count_before_one_has_ended(server):
 
 
 def test_outputs_that_run_count_for_the_expected_length():
-    """Of requests of 100 and 500 tokens, the short ones end first."""
+    """Requests of 100 tokens end before those of 500."""
     assert expected_output_tokens(16 * 100 * 2, 16) > 200
     assert expected_output_tokens(16 * 600, 32) == pytest.approx(291, abs=1)
     assert expected_output_tokens(10_000 * 600, 20_000) == pytest.approx(300, rel=0.01)

@@ -104,7 +104,8 @@ async def test_a_broken_stream_is_resumed_within_its_reasoning(http, router, mon
 
 async def test_an_answer_that_is_not_parsed_is_resumed_without_its_text(http, router, monkeypatch):
     monkeypatch.setattr(router.text, "received", None)
-    await ask(http, resume_token_ids=[65, 66], max_tokens=4, temperature=0)
+    answer = await ask(http, resume_token_ids=[65, 66], max_tokens=4, temperature=0)
+    assert answer["usage"]["completion_tokens"] == 4
 
 
 async def test_what_depends_on_the_beginning_is_not_resumed(http, router, monkeypatch):

@@ -174,7 +174,7 @@ def test_more_tokens_than_earlier_states_are_not_undone(matcher, vocabulary):
 
 
 def test_masks_along_any_number_of_tokens(matcher, vocabulary):
-    """Of a grammar that llguidance does not roll back, to an end of the text."""
+    """They reach an end of the text under a grammar that llguidance does not roll back."""
     here = matcher(grammar="start: text\ntext[max_tokens=100]: /a*/")
     first = vocabulary.encode("a")[0]
     output = [first] * (MAX_EARLIER_STATES + 9)
