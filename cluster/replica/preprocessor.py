@@ -185,7 +185,7 @@ class Preprocessor:
         check_token_ids("resume_token_ids", token_ids, self._model.vocab_size)
 
         def decode() -> TokenTexts:
-            any(detokenizer.append(each) is not None for each in token_ids)  # up to a stop string
+            detokenizer.append_until_stop(token_ids)
             return TokenTexts(detokenizer.take(), detokenizer.lengths)
 
         return await self._in_turn(decode, len(token_ids))

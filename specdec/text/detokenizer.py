@@ -194,6 +194,12 @@ class IncrementalDetokenizer:
         self._ends.append(len(self._text))
         return stop
 
+    def append_until_stop(self, token_ids: Sequence[int]) -> None:
+        """Add tokens, up to the one that ends a stop string."""
+        for token_id in token_ids:
+            if self.append(token_id) is not None:
+                return
+
     def extend(self, token_ids: Sequence[int]) -> None:
         """Add tokens of a text that no stop string ends, since there are none."""
         assert not self._stop, "a stop string may end the text"

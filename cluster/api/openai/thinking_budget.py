@@ -53,7 +53,7 @@ async def generate_within_budget(
         async for output in first:
             token_ids += output.token_ids
             text += output.text
-            _append(detokenizer, output.token_ids)
+            detokenizer.append_until_stop(output.token_ids)
             certain = detokenizer.take()
             if output.finish_reason is FinishReason.LENGTH and len(token_ids) < most:
                 yield (last := _continued(output, certain, detokenizer.lengths))
@@ -142,11 +142,6 @@ def _first_part(
 def _token_ids(call: GenerateRequest) -> list[int]:
     assert not isinstance(call.prompt, str | Conversation), "a chat that was not tokenized"
     return [each for each in call.prompt if isinstance(each, int)]
-
-
-def _append(detokenizer: IncrementalDetokenizer, token_ids: Sequence[int]) -> None:
-    """Add tokens up to the one that ends a stop string."""
-    any(detokenizer.append(each) is not None for each in token_ids)
 
 
 def _continued(output: EngineOutput, text: str, lengths: tuple[int, ...]) -> EngineOutput:
