@@ -33,7 +33,7 @@ class TokenBytes:
         self._tokenizer = tokenizer
         self._read: Callable[[str], bytes] | None = None
         with suppress(UnsupportedModelError):  # neither byte-level nor SentencePiece-like
-            self._read = _reader(tokenizer.decoder, tokenizer.added_strings)
+            self._read = token_reader(tokenizer.decoder, tokenizer.added_strings)
         self._bytes_of = lru_cache(_CACHED_TOKENS)(self._bytes_of_token)
 
     def of(self, token_ids: Sequence[int]) -> list[bytes]:
@@ -64,7 +64,7 @@ class VocabBytes:
         """
         self._tokenizer = tokenizer
         raw = json.loads(tokenizer.to_json())
-        bytes_of = _reader(tokenizer.decoder, tokenizer.added_strings)
+        bytes_of = token_reader(tokenizer.decoder, tokenizer.added_strings)
         self._texts = {i: bytes_of(token) for token, i in tokenizer.vocabulary.items()}
         self.special_ids = tokenizer.special_token_ids
         self.fallback_ids = _fallback_ids(raw)
@@ -146,7 +146,7 @@ def split_text(data: bytes) -> tuple[list[str | bytes], bytes]:
     return pieces, rest
 
 
-def _reader(decoder: Any, added: Collection[str]) -> Callable[[str], bytes]:
+def token_reader(decoder: Any, added: Collection[str]) -> Callable[[str], bytes]:
     """Return the function from a token's string to its bytes.
 
     Raises UnsupportedModelError unless the decoder is byte-level or SentencePiece-like.

@@ -17,6 +17,7 @@ from specdec.text.grammar.fair_queue import FairQueue
 from specdec.text.grammar.matcher import MAX_SHARING, Grammar, mask_words
 from specdec.text.grammar.translation import limits_lexemes, refusal
 from specdec.text.grammar.trial import TrialProcess, first_matcher
+from specdec.text.grammar.vocabulary import GrammarVocabulary
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, OverloadedError, UnsupportedModelError
 from specdec.types.request import OWN_PROCESS, Caller
@@ -97,7 +98,7 @@ class GrammarCompiler:
         eos_token_ids: Collection[int],
         tries_first: bool = True,
     ) -> None:
-        """Start to read the vocabulary in the background.
+        """Read the tokens, and prepare their tokenizer in the background.
 
         vocab_size: the model's, which may be padded beyond the tokenizer's.
         eos_token_ids: allowed if and only if an output may end.
@@ -110,17 +111,27 @@ class GrammarCompiler:
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
         special = tokenizer.special_token_ids - set(eos_token_ids)
         self._text_mask = ~mask_words((t for t in special if t < vocab_size), vocab_size)
-        self._tokenizer = self._pool.submit(_read_vocabulary, tokenizer, vocab_size, eos_token_ids)
+        self._tokenizer = Future[LLTokenizer]()
         self._prepared: list[Future[None]] = []
         self._trials = SimpleQueue[TrialProcess]()
-        if tries_first:
-            for _ in range(NUM_TRIAL_PROCESSES):
-                trial = TrialProcess(tokenizer.to_json(), vocab_size, eos_token_ids)
-                self._prepared.append(self._pool.submit(trial.prepare))
-                self._trials.put(trial)
+        try:
+            vocabulary = GrammarVocabulary.of(tokenizer, vocab_size, eos_token_ids)
+        except UnsupportedModelError as error:
+            self._tokenizer.set_exception(error)
+        else:
+            self._start(vocabulary)
         self._lock = Lock()  # guards the two below
         self._cache: OrderedDict[StructuredOutput, _Compilation] = OrderedDict()
         self._queue = FairQueue[_Compilation]()
+
+    def _start(self, vocabulary: GrammarVocabulary) -> None:
+        self._tokenizer = self._pool.submit(vocabulary.tokenizer)
+        if self._tries_first:
+            content = vocabulary.to_json()
+            for _ in range(NUM_TRIAL_PROCESSES):
+                trial = TrialProcess(content)
+                self._prepared.append(self._pool.submit(trial.prepare))
+                self._trials.put(trial)
 
     def compile(self, spec: StructuredOutput, num_sequences: int = 1) -> Grammar:
         """Compile `spec` for this process, or return it from the cache; see `submit`.
@@ -328,12 +339,3 @@ def _joined(copies: Sequence[Future[Grammar]]) -> Future[Grammar]:
 
 def _num_bytes(grammar: Grammar) -> float:
     return grammar.compile_s * _BYTES_PER_SECOND
-
-
-def _read_vocabulary(
-    tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Collection[int]
-) -> LLTokenizer:
-    try:
-        return LLTokenizer(tokenizer.to_json(), vocab_size, sorted(eos_token_ids))
-    except ValueError as error:
-        raise UnsupportedModelError(f"the tokenizer is not supported: {error}") from error

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict
 from typing import IO
@@ -23,6 +22,7 @@ from typing import IO
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from specdec.text.grammar.translation import plain_reason, reason_of, to_llguidance
+from specdec.text.grammar.vocabulary import GrammarVocabulary
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.sampling.sampling_params import StructuredOutput
 
@@ -59,11 +59,9 @@ class TrialProcess:
     Thread-safe: calls run one after the other. A restart continues in the background.
     """
 
-    def __init__(
-        self, tokenizer_json: str, vocab_size: int, eos_token_ids: Collection[int]
-    ) -> None:
-        """Start the process, without waiting for it."""
-        self._setup = json.dumps([tokenizer_json, vocab_size, sorted(eos_token_ids)])
+    def __init__(self, vocabulary: str) -> None:
+        """Start the process, without waiting for it. vocabulary: a GrammarVocabulary as JSON."""
+        self._setup = vocabulary
         self._lock = threading.Lock()
         self._process = self._start()
         self._has_setup = self._is_ready = False
@@ -177,8 +175,7 @@ def first_matcher(tokenizer: LLTokenizer, spec: StructuredOutput) -> LLMatcher:
 
 def serve(requests: IO[str], answers: IO[str]) -> None:
     """Read the vocabulary, then answer each grammar with a line of JSON: null, or the fault."""
-    tokenizer_json, vocab_size, eos_token_ids = json.loads(requests.readline())
-    tokenizer = LLTokenizer(tokenizer_json, vocab_size, eos_token_ids)
+    tokenizer = GrammarVocabulary(**json.loads(requests.readline())).tokenizer()
     _answer(answers, None)
     for line in requests:
         fields = json.loads(line)

@@ -29,7 +29,7 @@ def test_a_vocabulary_of_another_kind_is_decoded_token_by_token(tokenizer, monke
     def refuse(*_):
         raise UnsupportedModelError("neither")
 
-    monkeypatch.setattr("specdec.text.vocab_bytes._reader", refuse)
+    monkeypatch.setattr("specdec.text.vocab_bytes.token_reader", refuse)
     token_ids = tokenizer.encode("The river", add_special_tokens=False)
     assert b"".join(TokenBytes(tokenizer).of(token_ids)) == b"The river"
 

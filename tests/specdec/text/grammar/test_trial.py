@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specdec.text.grammar.trial import TrialProcess
+from specdec.text.grammar.vocabulary import GrammarVocabulary
 from specdec.types.errors import OverloadedError
 from specdec.types.sampling.sampling_params import StructuredOutput
 from tests.specdec.text.grammar.vocabulary import EOS, VOCAB_SIZE
@@ -22,7 +23,7 @@ ORDINARY = StructuredOutput(regex="[a-z]+")
 
 @pytest.fixture
 def trial(tokenizer):
-    trial = TrialProcess(tokenizer.to_json(), VOCAB_SIZE, EOS)
+    trial = TrialProcess(GrammarVocabulary.of(tokenizer, VOCAB_SIZE, EOS).to_json())
     yield trial
     trial.close()
 
@@ -44,7 +45,7 @@ def test_a_killed_process_restarts_before_the_next_grammar(trial):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_process_has_no_secrets(tokenizer, monkeypatch):
     monkeypatch.setenv("SPECDEC_API_KEYS", "sk-not-for-the-grammar")
-    trial = TrialProcess(tokenizer.to_json(), VOCAB_SIZE, EOS)
+    trial = TrialProcess(GrammarVocabulary.of(tokenizer, VOCAB_SIZE, EOS).to_json())
     try:
         trial.prepare()
         environment = Path(f"/proc/{trial._process.pid}/environ").read_bytes()
