@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from specdec.text.grammar.json_schema import enforceable
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling.sampling_params import StructuredOutput
 
@@ -65,8 +66,9 @@ def _lark_string(text: str) -> str:
 
 def _json_grammar(schema: str) -> str:
     try:
-        return LLMatcher.grammar_from_json_schema(_as_object(schema), overrides=_JSON)
-    except ValueError as error:  # not JSON, or nested too deeply
+        content = json.loads(_as_object(schema))
+        return LLMatcher.grammar_from_json_schema(enforceable(content), overrides=_JSON)
+    except (ValueError, RecursionError) as error:  # not JSON, or nested too deeply
         raise refusal("json_schema", schema, str(error)) from error
 
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cluster.config.parsers import ToolFormatName
+from specdec.text.grammar.json_schema import enforceable
 from specdec.types.sampling.sampling_params import StructuredOutput
 
 # The output of json.dumps, the most common form in training data.
 _WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_LENIENT = {**_WHITESPACE, "lenient": True}  # without keywords that no grammar can enforce
 _BARE_CALL = r"((?s:.*)<\|python_tag\|>)?[ \t\r\n\[\]]*\{(?s:.*)"
 """Texts that ToolCallParser may parse as a call in a format without marks."""
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
@@ -138,7 +140,7 @@ def calls_or_answer(
     """Return a grammar for a text that is calls, as in `optional_calls`, or JSON of the schema."""
     more = f" ({_quoted(form.separator)} call)*" if is_parallel else ""
     opening = _quoted(form.opening) if form.opening else ""
-    answer = json.dumps({**schema, "x-guidance": _WHITESPACE})
+    answer = json.dumps({**enforceable(schema), "x-guidance": _WHITESPACE})
     rules = [f"start: answer | call{more}", f"answer: %json {answer}"]
     return StructuredOutput(grammar="\n".join([*rules, *_call_rules(_loose(tools), form, opening)]))
 
@@ -186,7 +188,8 @@ def _schema(tool: Tool) -> str:
 
     Overwrite `x-guidance`: a client's options could disable the schema's requirements.
     """
-    return json.dumps({**tool.parameters, "type": "object", "x-guidance": _WHITESPACE})
+    parameters, options = enforceable(tool.parameters), _WHITESPACE if tool.is_strict else _LENIENT
+    return json.dumps({**parameters, "type": "object", "x-guidance": options})
 
 
 def _quoted(text: str) -> str:

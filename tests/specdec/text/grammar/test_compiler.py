@@ -35,6 +35,9 @@ BAD = {
     "not enforceable, asked to pass": {
         "json_schema": '{"type":"array","uniqueItems":true,"x-guidance":{"lenient":true}}'
     },
+    "unique, beside what restricts nothing": {
+        "json_schema": '{"type":"array","items":{"format":"path"},"uniqueItems":true}'
+    },
     "not": {"json_schema": '{"not":{"type":"string"}}'},
     "nothing satisfies it": {"json_schema": '{"type":"integer","minimum":5,"maximum":2}'},
     "reference loop": {"json_schema": '{"$ref":"#"}'},
@@ -325,10 +328,8 @@ def test_the_other_sequences_of_an_exhausted_copy_report_it(tokenizer, monkeypat
 
 def test_an_unsupported_tokenizer_rejects_requests_only(tokenizer):
     class Odd:
-        special_token_ids = frozenset()
-
-        def to_json(self):
-            return "{}"
+        special_token_ids = added_strings = frozenset()
+        decoder = None
 
     compiler = GrammarCompiler(Odd(), VOCAB_SIZE, EOS)
     with pytest.raises(InvalidValueError, match="left out: the tokenizer is not supported"):

@@ -101,6 +101,24 @@ def test_a_schema_cannot_disable_its_requirements():
     assert "lenient" not in (forced_calls([loose], HERMES, is_parallel=False).grammar or "")
 
 
+@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize(
+    "days", [{"uniqueItems": True}, {"not": {}}, {"if": {}, "then": {}}], ids=str
+)
+def test_only_a_strict_tool_is_refused_for_keywords_that_no_grammar_enforces(days, is_strict):
+    assert is_refused({"type": "array", **days}, is_strict=is_strict) is is_strict
+
+
+def test_a_value_that_no_grammar_enforces_is_refused_of_any_tool():
+    assert is_refused({"pattern": "^(?=a)"}, is_strict=False)
+
+
+def is_refused(schema, *, is_strict):
+    tool = Tool("weather", "", {"properties": {"days": schema}}, is_strict=is_strict)
+    spec = forced_calls([tool], HERMES, is_parallel=False)
+    return LLMatcher(LLTokenizer("byte"), to_llguidance(spec), log_level=0).is_error()
+
+
 @pytest.mark.parametrize(
     ("template", "form"),
     [
