@@ -358,8 +358,8 @@ def chat_params(request: ChatRequest, reading: AnswerReading) -> SamplingParams:
     """Build the engine's sampling parameters. Raise InvalidValueError."""
     form = request.response_format.to_structure() if request.response_format else None
     calls = reading.tools.structure if reading.tools else None
-    if calls is not None and reading.tools is not None and not reading.tools.is_forced:
-        form = None  # the grammar of optional calls contains it
+    if calls is not None:
+        form = None  # the grammar of optional calls contains it, and forced ones are no answer
     max_tokens = request.max_completion_tokens
     options = None
     if request.prediction is not None:

@@ -268,6 +268,7 @@ async def test_a_forced_call_has_arguments_that_match_the_schema(http, unjoined,
         "stream": stream,
     }
     body["parallel_tool_calls"] = False
+    body["response_format"] = {"type": "json_object"}  # of an answer, which a call is not
     response = await http.post(URL, json=body)
     assert response.status_code == 200, response.text
     if stream:
