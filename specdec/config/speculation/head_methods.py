@@ -7,6 +7,7 @@ that of its network: docs/methods.md shows all three. The entry names the code o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -258,3 +259,15 @@ HEAD_METHODS: tuple[type[HeadMethodConfig], ...] = (
     ColocatedDraftModelConfig,
 )
 """The part of `methods.METHODS` that drafts with heads, in the order of messages."""
+
+
+def tree_defaults(methods: Iterable[MethodConfig]) -> dict[str, int]:
+    """Return the numbers of speculative_config that the shape of a head's trees gives, if one has.
+
+    The tokens of a tree, and of its longest path.
+    """
+    for each in methods:
+        if isinstance(each, HeadMethodConfig) and (choices := each.tree_choices):
+            depth = max(map(len, choices))
+            return {"num_draft_tree_tokens": len(choices), "num_speculative_tokens": depth}
+    return {}

@@ -24,10 +24,18 @@ Given = str | Mapping[str, Any] | None
 
 
 def default_method(keys: Mapping[str, Any]) -> str:
-    """Return draft_model if `keys` have a model and no other role for it, else ngram."""
+    """Return ngram unless `keys` have a model and no other role for it, else draft_model.
+
+    A key that only one method with a model has, such as medusa_choices, decides for that one.
+    """
     others = (keys.get(role) for role in OTHER_ROLES)
-    has_model = keys.get("model") is not None and not any(map(_takes_model, others))
-    return DraftModelConfig.name if has_model else NgramConfig.name
+    if keys.get("model") is None or any(map(_takes_model, others)):
+        return NgramConfig.name
+    for key in keys:
+        owners = [each for each in METHODS.values() if key in keys_of(each)]
+        if len(owners) == 1 and "model" in keys_of(owners[0]):
+            return owners[0].name
+    return DraftModelConfig.name
 
 
 def read_roles(roles: Mapping[str, Given], keys: Mapping[str, Any]) -> dict[str, MethodConfig]:

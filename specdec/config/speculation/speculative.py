@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Literal, get_args, get_type_hints
 
 from specdec.config.fields import refuse_unknown
-from specdec.config.speculation.head_methods import HeadMethodConfig
+from specdec.config.speculation.head_methods import HeadMethodConfig, tree_defaults
 from specdec.config.speculation.method_config import DraftPlace, MethodConfig
 from specdec.config.speculation.method_roles import (
     OTHER_ROLES,
@@ -141,9 +141,8 @@ class SpeculativeConfig:
         common = {name: keys.pop(name) for name in _COMMON_KEYS if name in keys}
         if num_speculative_tokens is not None:
             common["num_speculative_tokens"] = num_speculative_tokens
-        if choices := keys.get("medusa_choices"):
-            common.setdefault("num_draft_tree_tokens", len(choices))
         roles = read_roles(given, keys)
+        common = {**tree_defaults(roles.values()), **common}
         return cls(drafter=roles.pop("method"), left_out=left_out, **roles, **common)  # type: ignore[arg-type]
 
     def to_mapping(self) -> dict[str, Any]:

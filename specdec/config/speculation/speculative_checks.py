@@ -35,6 +35,9 @@ def check_tree_choices(
         name = "speculative_config.num_speculative_tokens"
         limit = f"at least {depth}, the length of the longest path in medusa_choices"
         raise InvalidValueError(name, num_speculative_tokens, limit)
+    if num_nodes <= num_speculative_tokens:
+        limit = f"more than num_speculative_tokens ({num_speculative_tokens}) paths, or left out"
+        raise InvalidValueError("speculative_config.medusa_choices", [*map(list, choices)], limit)
 
 
 def require_tree_drafter(num_nodes: int, drafters: Sequence[MethodConfig]) -> None:

@@ -33,11 +33,14 @@ digit a rank."""
 
 def test_published_choices_are_given_as_a_list():
     choices = [list(map(int, path)) for path in MC_SIM_7B_63.split()]
+    keys = {"medusa_choices": choices}
     with pytest.raises(InvalidValueError, match="num_speculative_tokens is 3; it must be at lea"):
-        read_speculation({**MEDUSA, "medusa_choices": choices})
-    keys = {"medusa_choices": choices, "num_speculative_tokens": 4}
-    read = read_speculation({**MEDUSA, **keys})
+        read_speculation({**MEDUSA, **keys, "num_speculative_tokens": 3})
+    read = read_speculation({"model": "./a", **keys})
+    assert read.head.name == "medusa"
     assert read.num_draft_tree_tokens == len(read.head.tree_choices) == 63
+    assert read.num_speculative_tokens == 4
+    assert SpeculativeConfig.of(**read.to_mapping()) == read
 
 
 def test_trees_of_drafts_need_a_method_that_drafts_them():
@@ -67,7 +70,10 @@ def test_trees_of_drafts_need_a_method_that_drafts_them():
         ({**MEDUSA, "medusa_choices": [[0], [[1]]]}, r"medusa_choices\[1\]\[0\] is \[1\]"),
         ({**MEDUSA, "medusa_choices": [0]}, r"medusa_choices\[0\] is 0; it must be a list"),
         ({**MEDUSA, "medusa_choices": [[i] for i in range(65)]}, "at most 64 paths"),
-        ({**MEDUSA, "medusa_choices": [[0], [1]]}, "above num_speculative_tokens"),
+        (
+            {**MEDUSA, "medusa_choices": [[0], [0, 0]]},
+            r"choices is \[\[0\], \[0, 0\]\]; it must be more than num_speculative_tokens \(2\)",
+        ),
         (
             {**MEDUSA, "medusa_choices": CHOICES, "num_draft_tree_tokens": 9},
             "num_draft_tree_tokens is 9; it must be left out or 5, the number of medusa_choices",
