@@ -34,6 +34,7 @@ from specdec.training.data.prompts import PromptRecord
 from specdec.training.data.self_written import UsablePrompts, UserTurn
 from specdec.types.adapters import LoRARequest
 from specdec.types.errors import InvalidValueError
+from specdec.types.request import ChatMessage
 from specdec.types.sampling.sampling_params import SEED_LIMIT, SamplingParams
 from specdec.types.validation import require_range
 
@@ -215,7 +216,7 @@ class Conversations:
         self._usable = usable
 
     async def run(self, request: GenerationRequest) -> list[Sample]:
-        """Return one sample for each answer; none where the context is too short for the first."""
+        """Return one sample for each answer; none where the first prompt cannot be answered."""
         turns = request.turns or await self._written_turns(request)
         messages: list[Mapping[str, str]] = []
         samples: list[Sample] = []
@@ -228,7 +229,7 @@ class Conversations:
             )
             try:
                 output = await self._final(self._llm.chat, messages, params)
-            except InvalidValueError:  # the conversation exceeds the context length
+            except InvalidValueError:  # such as a conversation that exceeds the context length
                 break
             answer = output.outputs[0]
             token_ids = (*output.prompt_token_ids, *answer.token_ids)
@@ -348,6 +349,8 @@ def _run(
     progress: Progress,
 ) -> None:
     with AsyncLLM(**config.llm_arguments()) as llm:
+        require_range("max_new_tokens", config.max_new_tokens, 1, llm.max_model_len - 1)
+        tokenizer.encode_chat([ChatMessage("user", "a")])  # raises without a chat template
         conversations = Conversations(llm, config, tokenizer, user_turn, usable)
         num_workers = min(len(pending), _OPEN_PER_PLACE * config.max_num_seqs)
         buffer = ShardBuffer(writer)

@@ -1,6 +1,7 @@
 """Generation of a corpus on the tiny model: samples as served, progress, resumption."""
 
 import multiprocessing
+import shutil
 import time
 from dataclasses import replace
 
@@ -126,6 +127,17 @@ def test_a_prompt_beyond_the_context_is_skipped(config, tmp_path):
     progress = generate_corpus(config, [long, *PROMPTS], tmp_path)
     assert (progress.num_samples, progress.num_skipped) == (5, 1)
     assert generate_corpus(config, [long, *PROMPTS], tmp_path).num_requests == 0
+
+
+def test_what_no_prompt_can_have_ends_the_run(config, tmp_path):
+    with pytest.raises(InvalidValueError, match="max_new_tokens is 512; it must be from 1 to 511"):
+        generate_corpus(replace(config, max_new_tokens=512), PROMPTS, tmp_path / "long")
+    directory = tmp_path / "model"
+    shutil.copytree(config.model, directory)
+    (directory / "chat_template.jinja").unlink()
+    with pytest.raises(InvalidValueError, match="the model has no chat template"):
+        generate_corpus(replace(config, model=str(directory)), PROMPTS, tmp_path / "bare")
+    assert len(CorpusWriter(tmp_path / "long", Corpus.open(tmp_path / "long").info).requests) == 0
 
 
 def test_nothing_to_answer_is_refused(config, tmp_path):
