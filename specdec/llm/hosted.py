@@ -57,6 +57,11 @@ class HostedModel:
         """The speculation settings in force; None where nothing can draft."""
         return self._host.core.settings.control
 
+    @property
+    def max_model_len(self) -> int:
+        """The maximum length of a prompt with its answer, in tokens."""
+        return self._host.core.plan.engine.max_model_len
+
     def set_speculation(
         self,
         *,

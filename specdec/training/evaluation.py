@@ -7,6 +7,7 @@ seed, so a lossless verifier gives the same answer twice; answers that differ ar
 
 from __future__ import annotations
 
+import logging
 import secrets
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +18,12 @@ from typing import Literal
 from specdec.llm import LLM, Counter, RequestOutput, TokensPrompt
 from specdec.text.tokenizer import Tokenizer
 from specdec.training.data.prompts import PromptRecord
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import ContextLengthError, InvalidValueError
 from specdec.types.request import ChatMessage
 from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.types.validation import require_range
+
+logger = logging.getLogger(__name__)
 
 _DRAFTED = "spec_decode_num_draft_tokens_by_method"
 _ACCEPTED = "spec_decode_num_accepted_tokens_by_method"
@@ -191,11 +194,13 @@ class DrafterEvaluation:
     ) -> list[SuiteResult]:
         """Return the results by suite, in the order of the prompts, and temperature.
 
-        Only the first turn of a prompt is answered. advance: called after each pair of answers. The
-        engine's mode of speculation is restored at the end.
+        Only the first turn of a prompt is answered. A prompt that is too long is left out with a
+        warning; raise ContextLengthError if all are. advance: called after each pair of answers.
+        The engine's mode of speculation is restored at the end.
         """
         answers: dict[tuple[str, float], list[Answer]] = {}
         try:
+            prompts = self._fitting(prompts)
             self._answer(prompts[0], SamplingParams(max_tokens=8), "on")  # warm-up, not measured
             for index, (record, temperature) in enumerate(self._cells(prompts)):
                 measured = self._measure(record, temperature, drafts_first=index % 2 == 0)
@@ -204,6 +209,18 @@ class DrafterEvaluation:
         finally:
             self._llm.set_speculation(mode=self._control.mode)
         return [SuiteResult.of(*cell, each) for cell, each in answers.items()]
+
+    def _fitting(self, prompts: Sequence[PromptRecord]) -> list[PromptRecord]:
+        """Return the prompts that leave room for an answer, and log the others."""
+        limit = self._llm.max_model_len - self._config.max_tokens
+        lengths = [len(self._token_ids(each)) for each in prompts]
+        for number, (record, length) in enumerate(zip(prompts, lengths, strict=True), start=1):
+            if length > limit:
+                text = "prompt %d (%s) is left out: it has %d tokens, above %d"
+                logger.warning(text, number, record.suite or "no suite", length, limit)
+        if min(lengths) > limit:
+            raise ContextLengthError(self._llm.max_model_len, min(lengths), self._config.max_tokens)
+        return [each for each, length in zip(prompts, lengths, strict=True) if length <= limit]
 
     def _cells(self, prompts: Sequence[PromptRecord]) -> Iterator[tuple[PromptRecord, float]]:
         """Yield every prompt at every temperature."""
@@ -234,10 +251,16 @@ class DrafterEvaluation:
     ) -> RequestOutput:
         """Answer the first turn, without the caches of other requests."""
         self._llm.set_speculation(mode=mode)
-        token_ids = self._tokenizer.encode_chat([ChatMessage("user", record.turns[0])])
-        prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=secrets.token_urlsafe())
+        salt = secrets.token_urlsafe()
+        prompt = TokensPrompt(prompt_token_ids=self._token_ids(record), cache_salt=salt)
         [output] = self._llm.generate(prompt, params, use_tqdm=False)
         return output
+
+    def _token_ids(self, record: PromptRecord) -> list[int]:
+        """Return the tokens of the first turn: of a chat, or of a text where no template is."""
+        if not self._tokenizer.chat_template.plain_text:
+            return self._tokenizer.encode(record.turns[0])
+        return self._tokenizer.encode_chat([ChatMessage("user", record.turns[0])])
 
     def _positions(self) -> PositionCounts:
         """Return the engine's counts since its start, over all methods."""

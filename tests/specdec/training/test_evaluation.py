@@ -1,5 +1,7 @@
 """Measurement of a drafter on the tiny model: one that drafts for itself is always right."""
 
+import shutil
+
 import pytest
 
 from specdec import LLM
@@ -12,7 +14,7 @@ from specdec.training.evaluation import (
     PositionCounts,
     SuiteResult,
 )
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import ContextLengthError, InvalidValueError
 from tests.specdec.llm.models import arguments
 
 PROMPTS = [PromptRecord(("Ask the baker",), "a"), PromptRecord(("When will it open?",), "b")]
@@ -38,6 +40,27 @@ def test_a_drafter_that_is_always_right(tiny_model_dir):
     long = [each for each in results if each.num_tokens == 17]
     assert [each.mean_accepted_length for each in long] == [4.0] * len(long) != []
     assert [(each.num_steps, each.num_accepted) for each in long] == [(4, (4, 4, 4))] * len(long)
+
+
+def test_prompts_without_room_for_an_answer_are_left_out(tiny_model_dir, caplog):
+    config = EvaluationConfig(temperatures=(0.0,), max_tokens=8)
+    long = PromptRecord(("water " * 600,), "long")
+    with LLM(**arguments(tiny_model_dir)) as llm:
+        evaluation = DrafterEvaluation(llm, Tokenizer(tiny_model_dir), config)
+        [result] = evaluation.run([long, PROMPTS[0]])
+        with pytest.raises(ContextLengthError, match="max_tokens is 8"):
+            evaluation.run([long])
+    assert (result.suite, result.num_prompts) == ("a", 1)
+    assert "prompt 1 (long) is left out: it has " in caplog.text
+
+
+def test_a_model_without_a_chat_template_continues_the_text(tiny_model_dir, tmp_path):
+    directory = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    (directory / "chat_template.jinja").unlink()
+    config = EvaluationConfig(temperatures=(0.0,), max_tokens=8)
+    with LLM(**arguments(directory)) as llm:
+        results = DrafterEvaluation(llm, Tokenizer(directory), config).run(PROMPTS)
+    assert [each.num_prompts for each in results] == [1, 1]
 
 
 def test_an_engine_that_drafts_nothing_is_refused(tiny_model_dir):
