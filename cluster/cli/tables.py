@@ -45,7 +45,7 @@ def _rule_line(state: SpeculationState, index: int) -> str:
 
 def _origin(name: str, state: SpeculationState) -> str:
     value, configured = getattr(state.in_force, name), getattr(state.configured, name)
-    if state.in_force.is_by_rule and _by_rule(name, state):
+    if _by_rule(name, state):
         return f"by a rule; configured: {_format_value(configured)}"
     if name in state.overridden:
         return f"set by an operator; configured: {_format_value(configured)}"

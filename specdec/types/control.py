@@ -40,7 +40,7 @@ class SpeculationControl:
     allow_request_override: whether requests may choose method and number, or opt out; for requests
         that arrive from then on, also draft_confidence_threshold.
     allowed_verifiers: verifiers that new requests may choose.
-    is_by_rule: whether a rule on the request rate has set mode or number.
+    is_by_rule: whether a rule on the request rate has set the mode.
     """
 
     mode: SpeculationMode
@@ -99,7 +99,7 @@ class RateRule:
         """Return `control` with the rule's settings in place."""
         own = {"mode": self.mode, "num_speculative_tokens": self.num_speculative_tokens}
         given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
-        return replace(control, **given, is_by_rule=True)
+        return replace(control, **given, is_by_rule=self.mode is not None)
 
 
 def check_rules(rules: Sequence[RateRule]) -> None:

@@ -37,7 +37,8 @@ class _StateCodec(MessageCodec[pb.SpeculationState, SpeculationState]):
         state = super().decode(message, **given)
         if state.active_rule is None:
             return state
-        return replace(state, in_force=replace(state.in_force, is_by_rule=True))
+        is_by_rule = state.rules[state.active_rule].mode is not None
+        return replace(state, in_force=replace(state.in_force, is_by_rule=is_by_rule))
 
 
 def _counts(message_type: Any) -> MessageCodec[Any, Counts]:

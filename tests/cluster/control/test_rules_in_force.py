@@ -32,7 +32,7 @@ async def test_rules_use_the_request_rate_of_all_replicas(plane, clock):
     total = await arrive(plane, clock, 10, 15, total)
     state = await plane.speculation()
     assert state.active_rule == 0
-    assert state.in_force == SpeculationControl("auto", 32, 1, is_by_rule=True)
+    assert state.in_force == SpeculationControl("auto", 32, 1)
     assert state.version == 1, "a rule makes no version"
     total = await arrive(plane, clock, 40, 15, total)
     assert (await plane.speculation()).in_force.mode == "off"

@@ -59,6 +59,8 @@ def test_a_rule_keeps_the_settings_it_does_not_name():
     applied = RULES[2].applied_to(control)
     assert (applied.mode, applied.num_speculative_tokens, applied.method) == ("off", 3, "ngram")
     assert applied.is_by_rule
+    shorter = RateRule(1.0, num_speculative_tokens=1).applied_to(SpeculationControl("on", 32, 3))
+    assert not shorter.is_by_rule, "the mode is the operator's"
 
 
 @pytest.mark.parametrize(
