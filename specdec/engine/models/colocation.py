@@ -39,7 +39,9 @@ def with_colocated_draft(config: Config, progress: Progress) -> Config:
         draft_window=drafting.draft_window,
         speculative_token_map=drafting.speculative_token_map,
     )
-    progress("the draft model runs in the target's process, on the same GPU")
+    progress(
+        f"the draft model runs in the target's process, on the same GPU: method {colocated.name}"
+    )
     return replace(config, speculative_config=speculation.replacing(drafting, colocated))
 
 
