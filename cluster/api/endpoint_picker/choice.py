@@ -43,8 +43,7 @@ class Candidate:
 
     matched_tokens: of the request's prompt, in its prefix cache. open_requests: those that this
     picker has sent there. num_others: requests of other senders. report: the last one; None before
-    any. models: names that it serves; None where they are unknown. last_pick: number of the pick
-    that chose it last.
+    any. last_pick: number of the pick that chose it last.
     """
 
     address: str
@@ -52,7 +51,6 @@ class Candidate:
     open_requests: OpenRequests = field(default_factory=OpenRequests)
     num_others: int = 0
     report: EndpointReport | None = None
-    models: frozenset[str] | None = None
     last_pick: int = 0
 
 
@@ -105,14 +103,6 @@ def adapter_tokens(adapter: str, report: EndpointReport | None) -> int:
 def ranked(
     candidates: Sequence[Candidate], request: PickRequest, score: Score = expected_tokens
 ) -> list[Candidate]:
-    """Return the candidates that serve the model, the best first; all if none is known to.
-
-    Equal ones take turns.
-    """
-    model = request.model
-    serving = [
-        each for each in candidates if not model or each.models is None or model in each.models
-    ]
-    listed = serving or candidates
-    costs = zip(score(listed, request), listed, strict=True)
+    """Return the candidates, the best first. Equal ones take turns."""
+    costs = zip(score(candidates, request), candidates, strict=True)
     return [each for _, each in sorted(costs, key=lambda pair: (pair[0], pair[1].last_pick))]

@@ -93,6 +93,14 @@ class Endpoint:
         """Return whether it was ready and something listens: it may be too busy for scrapes."""
         return self._is_ready and not self._is_refused
 
+    def may_serve(self, model: str) -> bool:
+        """Return whether it is not known to lack a model; empty for a request that names none."""
+        return not model or self.models is None or model in self.models
+
+    def is_known_to_serve(self, model: str) -> bool:
+        """Return whether a model is among those that it has reported."""
+        return self.models is not None and model in self.models
+
     def is_ejected(self, now_s: float) -> bool:
         """Return whether too many of its responses have failed."""
         return now_s < self._ejected_until_s
@@ -109,7 +117,6 @@ class Endpoint:
             open_requests=self.open_requests,
             num_others=self._num_others,
             report=self.last_report,
-            models=self.models,
             last_pick=self.last_pick,
         )
 

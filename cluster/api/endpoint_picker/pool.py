@@ -108,8 +108,10 @@ class Pool:
         """Choose an endpoint, and count the request there. subset: addresses to choose from.
 
         Raises NotReadyError without a ready endpoint, OverloadedError where all queues are full.
+        An endpoint that lacks the model is chosen only where none is known to have it: it answers
+        with its error.
         """
-        usable = self._usable(subset)
+        usable = self._usable(request.model, subset)
         if not usable:
             self.refusals[503] += 1
             raise NotReadyError("no replica is ready; try again later")
@@ -133,16 +135,19 @@ class Pool:
             return False
         return report.num_waiting >= self._max_waiting
 
-    def _usable(self, subset: Collection[str] | None) -> list[Endpoint]:
-        """Return the endpoints that are up and not ejected.
+    def _usable(self, model: str, subset: Collection[str] | None) -> list[Endpoint]:
+        """Return the endpoints that may serve a model, are up and not ejected.
 
         Where all are ejected or too slow to be scraped, as in an overload, these are used still.
         """
         listed = [each for each in self.endpoints if subset is None or each.address in subset]
+        if any(each.is_known_to_serve(model) for each in listed):
+            listed = [each for each in listed if each.may_serve(model)]
         up = [each for each in listed if each.is_up]
         now_s = self.clock()
         sound = [each for each in up if not each.is_ejected(now_s)]
-        return sound or up or [each for each in listed if each.may_be_up]
+        usable = sound or up or [each for each in listed if each.may_be_up]
+        return [each for each in usable if each.may_serve(model)] or usable
 
 
 def _is_adapter(name: str, endpoints: Iterable[Endpoint]) -> bool:

@@ -72,17 +72,6 @@ def test_the_prefix_is_given_up_for_a_load_that_it_is_not_worth():
     assert addresses([Candidate("b"), with_prefix]) == ["b", "a"]
 
 
-def test_only_endpoints_that_may_serve_the_model_are_candidates():
-    candidates = [
-        Candidate("other", models=frozenset({"n"})),
-        Candidate("serves", models=frozenset({"m"}), open_requests=sent(9)),
-        Candidate("unknown", open_requests=sent(10)),
-    ]
-    assert addresses(candidates) == ["serves", "unknown"]
-    assert addresses(candidates[:1]) == ["other"], "which answers with its error"
-    assert len(addresses(candidates, PickRequest(HINT))) == 3, "the request names no model"
-
-
 def test_equal_endpoints_take_turns():
     candidates = [Candidate("a", last_pick=3), Candidate("b", last_pick=1), Candidate("c")]
     assert addresses(candidates) == ["c", "b", "a"]

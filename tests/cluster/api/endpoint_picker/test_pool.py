@@ -251,6 +251,31 @@ def test_an_adapter_in_use_is_preferred_and_one_that_is_only_loaded_is_found(clo
     assert "adapter" not in pool.get("a").choices, "loaded, but in use by no request"
 
 
+def test_only_endpoints_that_may_serve_the_model_are_chosen(clock):
+    pool = pool_of(clock, "lacks it", "has it", "unknown")
+    pool.get("lacks it").models = frozenset({"n"})
+    pool.get("has it").models = frozenset({"m"})
+    assert set(chosen(pool, request_of("short"), count=8)) == {"has it", "unknown"}
+    assert set(chosen(pool, request_of("short", ""), count=9)) == {"lacks it", "has it", "unknown"}
+    assert chosen(pool, request_of("short"), {"lacks it"}) == ["lacks it"], "it answers with 404"
+    report(pool, "unknown", is_ready=False)
+    assert chosen(pool, request_of("short", "no such"), {"lacks it", "unknown"}) == ["lacks it"]
+
+
+def test_a_request_waits_for_the_endpoint_that_has_its_adapter(clock):
+    pool, request = pool_of(clock, "a", "b", max_waiting=10), request_of("short", "sql")
+    pool.get("a").models, pool.get("b").models = frozenset({"m", "sql"}), frozenset({"m"})
+    respond(pool, "a", has_failed=True, count=6)
+    assert chosen(pool, request) == ["a"], "an ejected one rather than one that lacks it"
+    report(pool, "a", num_waiting=10)
+    with pytest.raises(OverloadedError):
+        pool.pick(request)
+    report(pool, "a", is_ready=False)
+    with pytest.raises(NotReadyError):
+        pool.pick(request)
+    assert chosen(pool, request_of("short")) == ["b"]
+
+
 def test_endpoints_that_stay_keep_their_state(clock):
     pool = Pool(clock)
     assert not pool.is_synced
