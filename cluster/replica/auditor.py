@@ -15,7 +15,7 @@ from specdec.engine.receipts.issuing import Answer
 from specdec.engine.receipts.report import ChoiceReport, ReceiptReport
 from specdec.engine.requests.engine_client import EngineClient
 from specdec.engine.requests.replays import comparison_in, replay_request
-from specdec.types.errors import SpecdecError
+from specdec.types.errors import NotReadyError, SpecdecError
 from specdec.types.messages import Logprobs
 from specdec.types.sampling.sampling_spec import Replay
 
@@ -55,7 +55,9 @@ class Auditor:
             self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """End the task; the answers that wait are not audited."""
+        """End the task; the answers that wait are not audited, and count as dropped."""
+        for _ in self._waiting:
+            self._metrics.count_audit(_DROPPED)
         self._waiting.clear()
         if self._task is not None:
             self._task.cancel()
@@ -71,6 +73,8 @@ class Auditor:
                         break
                     # At random, so that the audits of several front ends do not meet again.
                     await asyncio.sleep(random.uniform(*_RETRY_S))
+            except NotReadyError:  # the engine has begun to stop
+                self._metrics.count_audit(_DROPPED)
             except SpecdecError as error:
                 # Not its text, which may quote tokens.
                 logger.warning(

@@ -11,6 +11,7 @@ from specdec.types.errors import REQUEST_ABORTED
 _NOT_CONNECTED = ("failed to connect to", "errors resolving", "DNS resolution failed")
 
 _HTTP_SERVER = "http1.x server"
+_NO_HTTP2 = "missing selected ALPN property"  # of a server with TLS
 HTTP_PORT = "an HTTP port; use that of the gRPC API, 9000 by default"
 """The end of the message for a call to the other port."""
 
@@ -57,10 +58,12 @@ def _message(code: StatusCode, details: str, address: str, timeout_s: float | No
         return details or f"{address} returned {code.name} without a message"
     if not details.startswith(_NOT_CONNECTED):
         return f"the service at {address} is unavailable: {details}"
-    if _HTTP_SERVER in details:
+    if _HTTP_SERVER in details or _NO_HTTP2 in details:
         return f"{address} is {HTTP_PORT}"
     if "handshake failed" in details.lower():
         return f"the TLS handshake with {address} failed; check the address and the CA file"
     if "hostname verification" in details.lower():
         return f"the certificate of {address} is for another name; set tls_server_name to that name"
+    if details.endswith("Socket closed"):
+        return f"{address} closed the connection; if it uses TLS, set tls_ca_file"
     return f"no service answers at {address}; start one with `specdec serve`"

@@ -29,7 +29,12 @@ from specdec.engine.receipts.signatures import SigningKey, is_signed
 from specdec.llm.receipts.verification import verify_receipt
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.deadline import Deadline
-from specdec.types.errors import DeadlineExceededError, InvalidValueError, UnsupportedModelError
+from specdec.types.errors import (
+    DeadlineExceededError,
+    InvalidValueError,
+    NotReadyError,
+    UnsupportedModelError,
+)
 from specdec.types.reports.receipts import Receipt, Statement
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
@@ -287,15 +292,27 @@ async def test_an_audit_gives_way_to_requests(routers, monkeypatch):
     await audited(router, before + 2)
 
 
+def raise_error(error):
+    raise error
+
+
 @pytest.mark.asyncio(loop_scope="module")
-async def test_audits_that_cannot_run_are_counted(routers):
+async def test_audits_that_cannot_run_are_counted(routers, monkeypatch):
     router = routers["audit"]
     for _ in range(MAX_WAITING + 2):
         router.auditor.add(Answer(EngineRequest((5,), ALONE, seed=5)))
     assert router.metrics.audits["dropped"] == 2
     await router.auditor.close()
+    dropped = router.metrics.audits["dropped"]
+    assert dropped >= 2 + MAX_WAITING - 1, "one may have run"
     broken = answer_of(())
     broken.outputs[0] = array("i", [10**6, 5])  # no token of the model
+    with monkeypatch.context() as patch:
+        patch.setattr(router.auditor, "_get_client", lambda: raise_error(NotReadyError("it stops")))
+        router.auditor.add(broken)
+        await asyncio.sleep(0.01)
+    audits = router.metrics.audits
+    assert (audits["dropped"], audits["failed"]) == (dropped + 1, 0)
     router.auditor.add(broken)
     async with asyncio.timeout(20):
         while not router.metrics.audits["failed"]:

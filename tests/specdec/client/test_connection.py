@@ -2,8 +2,11 @@
 
 import logging
 import math
+import ssl
+import threading
 from contextlib import suppress
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
 import pytest
@@ -127,8 +130,9 @@ def test_tls(tmp_path):
     with running(FakeService(), credentials) as service:
         with Client(service.address, tls_ca_file=ca_file) as client:
             assert client.model_info().model == "tiny"
-        with Client(service.address) as client, pytest.raises(ClientError):
-            client.model_info()
+        with Client(service.address) as client:
+            expected = f"{service.address} closed the connection; if it uses TLS, set tls_ca_file"
+            assert failure_of(client) == expected
 
 
 @pytest.mark.parametrize("make", [Client, AdminClient])
@@ -163,6 +167,20 @@ def test_tls_to_a_service_without_tls(service, tmp_path):
     assert caught.value.message == (
         f"the TLS handshake with {service.address} failed; check the address and the CA file"
     )
+
+
+def test_tls_to_an_https_port(tmp_path):
+    key, certificate = self_signed_certificate()
+    for name, content in (("key", key), ("ca", certificate)):
+        (tmp_path / name).write_bytes(content)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "ca", tmp_path / "key")
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with Client(f"127.0.0.1:{server.server_port}", tls_ca_file=tmp_path / "ca") as client:
+            assert "is an HTTP port" in failure_of(client)
+        server.shutdown()
 
 
 def test_a_missing_ca_file_is_named(tmp_path):
