@@ -84,9 +84,10 @@ def serve_forever(
     ):
         reminder.stop()
         signals.wait()
+        drain_timeout_s = max(each.drain_timeout_s for each in (config, *others))
         report(
-            f"stopping; running requests have up to {config.drain_timeout_s:g} s to finish, press "
-            "Ctrl-C again to abort them"
+            f"stopping; running requests have up to {drain_timeout_s:g} s to finish, press Ctrl-C "
+            "again to abort them"
         )
 
 
