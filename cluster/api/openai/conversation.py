@@ -146,7 +146,7 @@ def _tools(request: ChatRequest) -> tuple[Tool, ...]:
             name = f"tools[{index}].function.name"
             raise InvalidValueError(name, function.name, "unique among the tools")
         description = function.description or ""
-        tools.append(Tool(function.name, description, parameters, bool(function.strict)))
+        tools.append(Tool(function.name, description, parameters, function.strict))
     return tuple(tools)
 
 

@@ -31,20 +31,26 @@ class Tool:
     """A function that the model may call.
 
     parameters: JSON schema of its arguments, an object. is_strict: whether the schema is enforced
-    also with tool_choice `auto`.
+    also with tool_choice `auto`; None where the client leaves it out, which means no.
     """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: _ANY_ARGUMENTS)
-    is_strict: bool = False
+    is_strict: bool | None = None
 
     @property
     def template_definition(self) -> dict[str, Any]:
-        """The definition in the format of the OpenAI API, for chat templates."""
-        function = {"name": self.name, "parameters": dict(self.parameters)}
+        """The definition in the format of the OpenAI API, for chat templates.
+
+        Its fields are in the order of that API, which templates copy into the prompt.
+        """
+        function: dict[str, Any] = {"name": self.name}
         if self.description:
             function["description"] = self.description
+        function["parameters"] = dict(self.parameters)
+        if self.is_strict is not None:
+            function["strict"] = self.is_strict
         return {"type": "function", "function": function}
 
 

@@ -1,5 +1,7 @@
 """Messages and tools are converted to the input of chat templates, and to grammars."""
 
+import json
+
 import pytest
 
 from cluster.api.openai.conversation import (
@@ -232,3 +234,18 @@ def test_strict_tools_that_no_grammar_constrains_have_a_warning(fields, is_enfor
     assert (found.structure is not None) is is_enforced
     assert [each.field for each in found.warnings] == ["tools.function.strict"] * (not is_enforced)
     assert not use(tools=[definition("a")], **fields).warnings
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"name": "a", "description": "Asks.", "parameters": {"type": "object"}, "strict": False},
+        {"name": "a", "description": "Asks.", "parameters": {"type": "object"}},
+        {"name": "a", "parameters": {"type": "object"}, "strict": True},
+    ],
+)
+def test_a_template_reads_the_fields_of_a_tool_as_a_client_writes_them(given):
+    """As with transformers and `LLM.chat`, which pass the client's definition unchanged."""
+    tool = {"type": "function", "function": given}
+    [made] = use(tools=[tool]).tools
+    assert json.dumps(made.template_definition) == json.dumps(tool)
