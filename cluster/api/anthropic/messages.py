@@ -27,7 +27,6 @@ from cluster.api.openai.parsers.pieces import (
     json_text,
 )
 from cluster.api.openai.parsers.reasoning import SYNTAXES
-from cluster.api.openai.parsers.tool_families import new_call_id
 from cluster.api.openai.request_warnings import RequestWarning
 from cluster.api.openai.streams import PromptOutput
 from cluster.replica.router import Router
@@ -85,7 +84,6 @@ class MessagesBuilder(ResponseBuilder):
         super().__init__([call], None)
         self._is_limited = call is not chat.calls[0]
         self._manages_context = request.context_management is not None
-        self._tools = chat.reading.tools
         self._reader = AnswerReader(chat.reading)
         self.thinking_budget, self.forced_calls = chat.thinking_budget, chat.forced_calls
         self._info = chat.info
@@ -151,10 +149,8 @@ class MessagesBuilder(ResponseBuilder):
             case Reasoning():
                 yield from self._extend("thinking", "thinking", "thinking_delta", piece.text)
             case CallStart():
-                assert self._tools is not None, "a call without tools"
-                call_id = piece.call_id or new_call_id(self._tools.form)
                 yield from self._begin(
-                    {"type": "tool_use", "id": call_id, "name": piece.name, "input": ""}
+                    {"type": "tool_use", "id": piece.call_id, "name": piece.name, "input": ""}
                 )
             case CallArguments():
                 self._blocks[-1]["input"] += piece.text

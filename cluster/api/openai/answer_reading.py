@@ -76,13 +76,19 @@ class AnswerReading:
         return HarmonyParser(tools, self.prefix.removeprefix(ASSISTANT))
 
     def wanted(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """Drop reasoning that is not wanted, and calls after the first where there may be one."""
+        """Drop reasoning that is not wanted, and calls after the first where there may be one.
+
+        Calls get their ids.
+        """
         is_single = self.tools is not None and not self.tools.is_parallel
         for each in pieces:
             if isinstance(each, Reasoning) and not self.includes_reasoning:
                 continue
             if is_single and isinstance(each, CallStart | CallArguments) and each.index > 0:
                 continue
+            if isinstance(each, CallStart):
+                assert self.tools is not None, "a call without tools"
+                each = self.tools.identified(each)
             yield each
 
 

@@ -35,7 +35,6 @@ from cluster.api.openai.logprobs import (
     prompt_logprobs,
 )
 from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
-from cluster.api.openai.parsers.tool_families import new_call_id
 from cluster.api.openai.request_warnings import RequestWarning, template_warnings
 from cluster.api.openai.schemas.chat_schema import (
     ChatRequest,
@@ -227,7 +226,6 @@ class ChatWriter(ChoiceWriter):
         """Make a builder; `reading` makes the parser."""
         super().__init__()
         self._index = index
-        self._reading = reading
         self.reader = AnswerReader(reading)
         self._names = names if request.logprobs else None
         self._returns_token_ids = request.return_token_ids
@@ -334,7 +332,12 @@ class ChatWriter(ChoiceWriter):
                     text = (delta.reasoning_content or "") + piece.text
                     delta.reasoning_content = delta.reasoning = text
                 case CallStart():
-                    calls[piece.index] = self._call_delta(piece)
+                    calls[piece.index] = ToolCallDelta(
+                        index=piece.index,
+                        id=piece.call_id,
+                        type="function",
+                        function=FunctionDelta(name=piece.name, arguments=""),
+                    )
                 case CallArguments():
                     function = FunctionDelta(arguments="")
                     call = ToolCallDelta(index=piece.index, function=function)
@@ -342,16 +345,6 @@ class ChatWriter(ChoiceWriter):
         if calls:
             delta.tool_calls = list(calls.values())
         return delta
-
-    def _call_delta(self, start: CallStart) -> ToolCallDelta:
-        tools = self._reading.tools
-        assert tools is not None, "a call without tools"
-        return ToolCallDelta(
-            index=start.index,
-            id=start.call_id or new_call_id(tools.form),
-            type="function",
-            function=FunctionDelta(name=start.name, arguments=""),
-        )
 
 
 def chat_params(request: ChatRequest, reading: AnswerReading) -> SamplingParams:

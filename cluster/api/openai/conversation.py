@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from cluster.api.openai.parsers.pieces import AnswerParser
-from cluster.api.openai.parsers.tool_families import tool_parser
+from cluster.api.openai.parsers.pieces import AnswerParser, CallStart
+from cluster.api.openai.parsers.tool_families import new_call_id, tool_parser
 from cluster.api.openai.parsers.tool_format import (
     BARE,
     HERMES,
@@ -39,10 +39,11 @@ Turn = dict[str, Any]
 class ToolUse:
     """The tools of a request and how their calls are written.
 
-    tools: in the prompt. callable: those that the model may call. structure: grammar of the text,
-    None for any text. is_forced: whether the text is calls alone. is_parallel: whether there may be
-    several. shows_special_tokens: whether the marks of calls are special tokens, which the text
-    needs.
+    tools: in the prompt. callable: those that the model may call. form: of the calls in the text.
+    structure: grammar of the text, None for any text. is_forced: whether the text is calls alone.
+    is_parallel: whether there may be several. shows_special_tokens: whether the marks of calls are
+    special tokens, which the text needs. model_form: the model's own format, in which ids are.
+    num_earlier_calls: those in the messages of the chat.
     """
 
     tools: tuple[Tool, ...]
@@ -52,6 +53,14 @@ class ToolUse:
     is_forced: bool
     is_parallel: bool
     shows_special_tokens: bool
+    model_form: ToolFormat
+    num_earlier_calls: int = 0
+
+    def identified(self, start: CallStart) -> CallStart:
+        """Return the start of a call with an id, a new one if the model wrote none."""
+        place = self.num_earlier_calls + start.index
+        call_id = start.call_id or new_call_id(self.model_form, start.name, place)
+        return replace(start, call_id=call_id)
 
     def parser(self) -> AnswerParser:
         """Make the parser of one answer."""
@@ -100,15 +109,27 @@ def tool_use(
     if isinstance(choice, NamedTool):
         chosen, is_parallel = (_named(choice, tools),), False
     schema = _answer_schema(request) if choice == "auto" else None
-    if choice == "auto" and schema is None:
-        optional = _optional(tools, form, is_parallel, hides_marks)
-        return ToolUse(tools, chosen, form, optional, False, is_parallel, hides_marks)
-    form = BARE if hides_marks or not form.is_json else form
-    if schema is not None:
-        structure = calls_or_answer(tools, form, schema, is_parallel=is_parallel)
+    is_forced = choice != "auto"
+    is_free = not is_forced and schema is None
+    written = form if is_free or (form.is_json and not hides_marks) else BARE
+    structure: StructuredOutput | None
+    if is_free:
+        structure = _optional(tools, form, is_parallel, hides_marks)
+    elif schema is not None:
+        structure = calls_or_answer(tools, written, schema, is_parallel=is_parallel)
     else:
-        structure = forced_calls(chosen, form, is_parallel=is_parallel)
-    return ToolUse(tools, chosen, form, structure, schema is None, is_parallel, False)
+        structure = forced_calls(chosen, written, is_parallel=is_parallel)
+    return ToolUse(
+        tools=tools,
+        callable=chosen,
+        form=written,
+        structure=structure,
+        is_forced=is_forced,
+        is_parallel=is_parallel,
+        shows_special_tokens=is_free and hides_marks,
+        model_form=form,
+        num_earlier_calls=sum(len(each.tool_calls or ()) for each in request.messages),
+    )
 
 
 def _answer_schema(request: ChatRequest) -> Mapping[str, Any] | None:

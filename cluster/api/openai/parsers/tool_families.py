@@ -44,9 +44,17 @@ def tool_parser(
             return NamedCallParser(call_syntax.SYNTAXES[name], names)
 
 
-def new_call_id(form: ToolFormat) -> str:
-    """Return an id for a call that the model gave none."""
-    if form.name == "mistral":
-        alphabet = string.ascii_letters + string.digits
-        return "".join(secrets.choice(alphabet) for _ in range(_MISTRAL_ID_CHARS))
-    return f"call_{secrets.token_hex(12)}"
+def new_call_id(form: ToolFormat, name: str, place: int) -> str:
+    """Return an id for a call that the model gave none; the chat template must accept it.
+
+    form: the model's own format. name: of the function. place: of the call among all of the chat,
+    by which Kimi's template names functions.
+    """
+    match form.name:
+        case "mistral":
+            alphabet = string.ascii_letters + string.digits
+            return "".join(secrets.choice(alphabet) for _ in range(_MISTRAL_ID_CHARS))
+        case "kimi_k2":
+            return f"functions.{name}:{place}"
+        case _:
+            return f"call_{secrets.token_hex(12)}"

@@ -71,8 +71,7 @@ class ResponsesBuilder(ResponseBuilder):
         self._finish_reason: FinishReason | None = None
         self._reader = AnswerReader(chat.reading)
         self.thinking_budget, self.forced_calls = chat.thinking_budget, chat.forced_calls
-        form = chat.reading.tools.form if chat.reading.tools else None
-        self._output = OutputItems(request_id, tools, form)
+        self._output = OutputItems(request_id, tools)
         self._error: ResponseError | None = None
 
     def add(self, each: PromptOutput) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 
 from cluster.api.openai.logprobs import TokenLogprob
 from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
-from cluster.api.openai.parsers.tool_families import new_call_id
-from cluster.api.openai.parsers.tool_format import ToolFormat
 from cluster.api.openai.responses.tools import custom_input
 from cluster.api.openai.schemas.response_items import (
     CustomTool,
@@ -35,15 +33,12 @@ TextLogprob = tuple[TokenLogprob, str]
 class OutputItems:
     """Output items of one answer. An item ends where one of another kind begins."""
 
-    def __init__(
-        self, request_id: str, tools: Iterable[PlacedTool], form: ToolFormat | None
-    ) -> None:
-        """Start without items. form: of calls, None without tools."""
+    def __init__(self, request_id: str, tools: Iterable[PlacedTool]) -> None:
+        """Start without items."""
         self.items: list[OutputItem] = []
         self._open: OutputItem | None = None
         self._request_id = request_id
         self._tools = {each.function_name: each for each in tools}
-        self._form = form
         self._arguments = ""  # of the call that is open
         self._logprobs: list[TextLogprob] = []  # of tokens whose text is withheld
 
@@ -126,9 +121,8 @@ class OutputItems:
         yield self._in_part("reasoning_text.delta", delta=text)
 
     def _begin_call(self, start: CallStart) -> Iterator[Change]:
-        assert self._form is not None, "a call without tools"
         placed = self._tools[start.name]
-        named = {"name": placed.tool.name, "call_id": start.call_id or new_call_id(self._form)}
+        named = {"name": placed.tool.name, "call_id": start.call_id}
         if placed.namespace is not None:
             named["namespace"] = placed.namespace
         if isinstance(placed.tool, CustomTool):

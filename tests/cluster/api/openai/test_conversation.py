@@ -1,16 +1,19 @@
 """Messages and tools are converted to the input of chat templates, and to grammars."""
 
 import json
+import re
 
 import pytest
 
+from cluster.api.openai.answer_reading import AnswerReading
 from cluster.api.openai.conversation import (
     render_tools_as_text,
     tool_use,
     turns,
     with_one_system,
 )
-from cluster.api.openai.parsers.tool_format import HERMES, LLAMA, Tool
+from cluster.api.openai.parsers.pieces import CallStart
+from cluster.api.openai.parsers.tool_format import HERMES, LLAMA, TOOL_FORMATS, Tool
 from cluster.api.openai.schemas.chat_schema import ChatRequest, Message
 from specdec.types.errors import InvalidValueError
 
@@ -146,7 +149,7 @@ def definition(name, **fields):
 
 def use(form=HERMES, special=(), **fields):
     tools = fields.pop("tools", [definition("a"), definition("b")])
-    request = ChatRequest.model_validate({"messages": MESSAGES, "tools": tools, **fields})
+    request = ChatRequest.model_validate({"messages": MESSAGES, "tools": tools} | fields)
     return tool_use(request, form, lambda text: text in special)
 
 
@@ -201,6 +204,30 @@ def test_marks_that_are_special_tokens_are_shown_or_omitted():
     assert list(parser.feed('{"name": "a", "arguments": {}}'))
     assert parser.num_calls == 1
     assert not use(LLAMA, special=[HERMES.opening]).shows_special_tokens
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tool_choice": "required"},
+        {"tool_choice": named("a")},
+        {"response_format": {"type": "json_object"}},
+    ],
+)
+def test_forced_calls_have_ids_of_the_models_own_format(fields):
+    """Its template rejects others, or reads the name of the function from them."""
+    answered = {"role": "assistant", "tool_calls": [CALL, CALL]}
+    for name, is_accepted in (
+        ("mistral", re.compile(r"[a-zA-Z0-9]{9}").fullmatch),
+        ("kimi_k2", re.compile("functions.a:2").fullmatch),
+        ("hermes", re.compile(r"call_\w+").fullmatch),
+    ):
+        form = TOOL_FORMATS[name]
+        made = use(form, [form.opening], messages=[*MESSAGES, answered], **fields)
+        assert made.form.opening == ""
+        [start] = AnswerReading(made, None).wanted([CallStart(0, "a")])
+        assert is_accepted(start.call_id)
+        assert made.identified(CallStart(1, "a", "x")).call_id == "x"
 
 
 @pytest.mark.parametrize(

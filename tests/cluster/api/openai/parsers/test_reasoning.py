@@ -277,6 +277,7 @@ def use(form, **changes):
         "is_forced": False,
         "is_parallel": True,
         "shows_special_tokens": False,
+        "model_form": form,
     }
     return ToolUse(**{**values, **changes})
 

@@ -77,7 +77,7 @@ async def outputs(closed, *given):
 
 
 async def test_generation_ends_once_no_choice_goes_on():
-    tools = ToolUse(TOOLS, TOOLS, HERMES, None, True, True, False)
+    tools = ToolUse(TOOLS, TOOLS, HERMES, None, True, True, False, HERMES)
     one, closed = texts(("a", 1)), []
     given = [
         output(one, 0),
@@ -101,7 +101,7 @@ async def test_generation_ends_once_no_choice_goes_on():
 
 
 async def test_a_limit_of_length_at_a_repeated_call_is_none():
-    tools = ToolUse(TOOLS, TOOLS, HERMES, None, True, True, False)
+    tools = ToolUse(TOOLS, TOOLS, HERMES, None, True, True, False, HERMES)
     given = output(texts(("a", 1), ("a", 1)), 0, FinishReason.LENGTH)
     cut, end = [each.output async for each in until_repeated(outputs([], given), tools, 1)]
     assert (cut.finish_reason, cut.is_last) == (None, False)
@@ -111,7 +111,7 @@ async def test_a_limit_of_length_at_a_repeated_call_is_none():
 @pytest.mark.parametrize("interval", [1, 2, 5, 16, 400])
 async def test_an_answer_ends_at_the_same_token_however_many_an_output_has(interval):
     """Each character is a token; the third call repeats the first."""
-    tools = ToolUse(TOOLS, TOOLS, HERMES, None, True, True, False)
+    tools = ToolUse(TOOLS, TOOLS, HERMES, None, True, True, False, HERMES)
     text = texts(*[("a", 1), ("a", 2), ("a", 1), ("a", 3), ("a", 4)])
     given = [
         EngineOutput(

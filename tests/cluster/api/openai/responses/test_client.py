@@ -96,7 +96,7 @@ async def test_stored_responses_are_refused(client):
 
 
 def changes_of(*pieces, is_complete=True):
-    output = OutputItems("r", placed_tools(TOOLS), HERMES)
+    output = OutputItems("r", placed_tools(TOOLS))
     changes = [*output.add(pieces), *output.finish(is_complete=is_complete)]
     return output.items, changes
 
@@ -137,7 +137,7 @@ async def test_a_call_that_is_cut_is_incomplete():
 
 @pytest.mark.parametrize("name", ["ask", "patch"])
 async def test_a_call_in_which_the_service_fails_has_what_came_of_it(name):
-    output = OutputItems("r", placed_tools(TOOLS), HERMES)
+    output = OutputItems("r", placed_tools(TOOLS))
     assert [*output.add([CallStart(0, name), CallArguments(0, '{"a')])]
     output.interrupt()
     [call] = output.items
@@ -152,7 +152,7 @@ CALL = ["<tool", "_call>", "\n", '{"name": "ask", ', '"arguments": {', "}}", "\n
     ("call", "end"), [(CALL, ["\n", "Do", "ne ", "now"]), (CALL[:3], []), (CALL[:5], [])]
 )
 async def test_each_message_has_the_log_probabilities_of_its_tokens(call, end):
-    output = OutputItems("r", placed_tools(TOOLS), HERMES)
+    output = OutputItems("r", placed_tools(TOOLS))
     parser = tool_parser(HERMES, [Tool("ask")])
     for token in ["Hi", "", " you", *call, *end]:
         logprob = TokenLogprob(token=token, logprob=0.0, bytes=[], top_logprobs=[])
@@ -179,7 +179,7 @@ async def test_each_message_has_the_log_probabilities_of_its_tokens(call, end):
     ],
 )
 async def test_a_message_has_the_log_probabilities_of_withheld_tokens(tokens):
-    output, parser = OutputItems("r", placed_tools(TOOLS), HERMES), tool_parser(HERMES, [])
+    output, parser = OutputItems("r", placed_tools(TOOLS)), tool_parser(HERMES, [])
     for token in tokens:
         logprob = TokenLogprob(token=token, logprob=0.0, bytes=[], top_logprobs=[])
         [*output.add([*parser.feed(token)], [(logprob, token)])]
@@ -192,7 +192,7 @@ async def test_a_message_has_the_log_probabilities_of_withheld_tokens(tokens):
     "before", [[], ["<|ch", "an", "nel|>", "final", "<|message|>", "Hi", "<|end|>"]]
 )
 async def test_a_mark_may_contain_the_text_after_it(before):
-    output, parser = OutputItems("r", placed_tools(TOOLS), HERMES), HarmonyParser()
+    output, parser = OutputItems("r", placed_tools(TOOLS)), HarmonyParser()
     header = ["<|start|>", "assist", "ant"] if before else []
     for token in [*before, *header, "<|ch", "an", "nel|>", "final", "<|message|>", "an", "t"]:
         logprob = TokenLogprob(token=token, logprob=0.0, bytes=[], top_logprobs=[])
