@@ -126,7 +126,7 @@ def tool_use(
         structure=structure,
         is_forced=is_forced,
         is_parallel=is_parallel,
-        shows_special_tokens=is_free and hides_marks,
+        shows_special_tokens=is_free and (hides_marks or is_special(form.optional_mark)),
         model_form=form,
         num_earlier_calls=sum(len(each.tool_calls or ()) for each in request.messages),
     )

@@ -60,6 +60,7 @@ class ToolFormat:
 
     opening, closing: the marks before and after it; empty if a call is the whole text.
     separator: between two calls. is_json: False for a family whose calls are no such objects.
+    optional_mark: the mark before calls that follow a text, where calls alone need none.
     """
 
     name: ToolFormatName
@@ -68,6 +69,7 @@ class ToolFormat:
     separator: str = "; "
     arguments_key: str = "arguments"
     is_json: bool = True
+    optional_mark: str = ""
 
     def write(self, name: str, arguments: Any) -> str:
         """Write a call like the model."""
@@ -79,14 +81,14 @@ class ToolFormat:
 HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", "\n", "arguments")
 """Format of Hermes and Qwen: calls between marks, anywhere in a text."""
 
-LLAMA = ToolFormat("llama3_json", "", "", "; ", "parameters")
+LLAMA = ToolFormat("llama3_json", "", "", "; ", "parameters", optional_mark="<|python_tag|>")
 """Format of Llama 3.1 and later: the text is a call, or several with semicolons."""
 
 BARE = ToolFormat("llama3_json", "")
 """Format that grammars enforce where that of the model is no text, or no JSON object."""
 
 _FAMILIES = (
-    ToolFormat("llama4_pythonic", "", is_json=False),
+    ToolFormat("llama4_pythonic", "", is_json=False, optional_mark="<|python_start|>"),
     ToolFormat("mistral", "[TOOL_CALLS]", is_json=False),
     ToolFormat("qwen3_coder", "<tool_call>", is_json=False),
     ToolFormat("deepseek_v3", deepseek_mark("tool call begin"), is_json=False),

@@ -12,7 +12,7 @@ from cluster.api.openai.conversation import (
     turns,
     with_one_system,
 )
-from cluster.api.openai.parsers.pieces import CallStart
+from cluster.api.openai.parsers.pieces import CallStart, Content
 from cluster.api.openai.parsers.tool_format import HERMES, LLAMA, TOOL_FORMATS, Tool
 from cluster.api.openai.schemas.chat_schema import ChatRequest, Message
 from specdec.types.errors import InvalidValueError
@@ -204,6 +204,23 @@ def test_marks_that_are_special_tokens_are_shown_or_omitted():
     assert list(parser.feed('{"name": "a", "arguments": {}}'))
     assert parser.num_calls == 1
     assert not use(LLAMA, special=[HERMES.opening]).shows_special_tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "mark", "call"),
+    [
+        ("llama3_json", "<|python_tag|>", '{"name": "a", "parameters": {}}'),
+        ("llama4_pythonic", "<|python_start|>", "[a()]"),
+    ],
+)
+def test_a_call_after_a_text_needs_a_mark_that_may_be_a_special_token(name, mark, call):
+    form = TOOL_FORMATS[name]
+    made = use(form, [mark])
+    assert made.shows_special_tokens
+    assert not use(form, [mark], tool_choice="required").shows_special_tokens
+    parser = made.parser()
+    first, *_ = parser.feed(f"Let me see.{mark}{call}")
+    assert (first, parser.num_calls) == (Content("Let me see."), 1)
 
 
 @pytest.mark.parametrize(
