@@ -20,6 +20,7 @@ from cluster.api.openai.parsers.pieces import (
     Reasoning,
 )
 from cluster.api.openai.parsers.reasoning import SYNTAXES, ReasoningParser, ReasoningSyntax
+from cluster.api.openai.parsers.tool_format import ToolFormat
 from cluster.api.openai.schemas.chat_schema import ChatRequest
 from cluster.replica.preprocessor import TokenTexts
 from specdec.types.responses import EngineOutput, FinishReason
@@ -145,15 +146,20 @@ class AnswerReader:
 
 
 def answer_reading(
-    request: ChatRequest, tools: ToolUse | None, parser: str, is_special: Callable[[str], bool]
+    request: ChatRequest,
+    tools: ToolUse | None,
+    form: ToolFormat,
+    parser: str,
+    is_special: Callable[[str], bool],
 ) -> AnswerReading:
     """Resolve how answers are read.
 
-    parser: of reasoning, as configured. A grammar of the whole text leaves no place for reasoning.
-    is_special: whether a text is a special token.
+    form: the model's format of calls, which for gpt-oss is that of every answer. parser: of
+    reasoning, as configured. A grammar of the whole text leaves no place for reasoning. is_special:
+    whether a text is a special token.
     """
     is_structured = request.is_structured or (tools is not None and tools.is_forced)
-    is_harmony = parser == HARMONY or (tools is not None and tools.form.name == HARMONY)
+    is_harmony = HARMONY in (parser, form.name)
     chosen = HARMONY if is_harmony else None if parser == "none" else parser
     if is_structured:
         chosen = None

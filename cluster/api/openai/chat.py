@@ -68,8 +68,9 @@ async def prepare_chat(
     router.check_admission(request.model or "", 1)  # before the template: it waits for loading
     template = router.text.chat_template
     form = configured_tool_format(router.config, template)
-    tools = tool_use(request, form, router.text.is_special)
-    reading = answer_reading(request, tools, router.config.reasoning_parser, router.text.is_special)
+    parser, is_special = router.config.reasoning_parser, router.text.is_special
+    tools = tool_use(request, form, is_special)
+    reading = answer_reading(request, tools, form, parser, is_special)
     params = chat_params(request, reading)
     _check_resumption(request, params, tools)
     params = with_seed(params, router)

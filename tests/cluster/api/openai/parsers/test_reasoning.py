@@ -297,7 +297,8 @@ def request(**changes):
 
 
 def reading_of(parser, tools=None, special=(), **changes):
-    return answer_reading(request(**changes), tools, parser, lambda text: text in special)
+    form = tools.model_form if tools else changes.pop("form", HERMES)
+    return answer_reading(request(**changes), tools, form, parser, lambda text: text in special)
 
 
 def test_a_grammar_leaves_no_place_for_reasoning():
@@ -320,6 +321,16 @@ def test_marks_that_are_special_tokens_are_shown():
     assert reading_of("none", harmony, special=("<|channel|>",)).reasoning == "gpt_oss"
     assert reading_of("none", harmony, special=("<|channel|>",)).shows_special_tokens
     assert reading_of("gpt_oss", special=("<|channel|>",)).shows_special_tokens
+
+
+def test_harmony_is_read_wherever_the_template_has_it():
+    """Without tools and without a parser of reasoning, too: the text would be the bare words."""
+    reading = reading_of("none", form=TOOL_FORMATS["gpt_oss"], special=("<|channel|>",))
+    assert reading.shows_special_tokens
+    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi"
+    assert read(reading.parser(), text) == ("Hi", "Hm.", [])
+    structured = {"response_format": {"type": "json_object"}}
+    assert reading_of("none", form=TOOL_FORMATS["gpt_oss"], **structured).is_plain
 
 
 def wanted(reading, text):
