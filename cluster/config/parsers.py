@@ -15,6 +15,15 @@ ToolFormatName = Literal[
     "glm45",
     "kimi_k2",
     "gpt_oss",
+    "gemma4",
+    "lfm2",
+    "nemotron_json",
+    "cohere_command3",
+    "granite",
+    "minimax_m2",
+    "seed_oss",
 ]
 ToolCallParserName = Literal["auto", ToolFormatName]
-ReasoningParserName = Literal["none", "deepseek_r1", "qwen3", "granite", "gpt_oss"]
+ReasoningParserName = Literal[
+    "none", "deepseek_r1", "qwen3", "granite", "gpt_oss", "gemma4", "seed_oss"
+]

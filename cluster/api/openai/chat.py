@@ -35,6 +35,7 @@ from cluster.api.openai.logprobs import (
     prompt_logprobs,
 )
 from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from cluster.api.openai.parsers.tool_format import ToolFormat
 from cluster.api.openai.request_warnings import RequestWarning, template_warnings
 from cluster.api.openai.schemas.chat_schema import (
     ChatRequest,
@@ -68,9 +69,8 @@ async def prepare_chat(
     router.check_admission(request.model or "", 1)  # before the template: it waits for loading
     template = router.text.chat_template
     form = configured_tool_format(router.config, template)
-    parser, is_special = router.config.reasoning_parser, router.text.is_special
-    tools = tool_use(request, form, is_special)
-    reading = answer_reading(request, tools, form, parser, is_special)
+    reading = _reading(router, request, form)
+    tools = reading.tools
     params = chat_params(request, reading)
     _check_resumption(request, params, tools)
     params = with_seed(params, router)
@@ -101,6 +101,13 @@ async def prepare_chat(
         received = await router.text.received(detokenizer, request.resume_token_ids)
         builder.writers[0].reader.resume(received)
     return builder
+
+
+def _reading(router: Router, request: ChatRequest, form: ToolFormat) -> AnswerReading:
+    """Resolve the tools of a request, and how its answers are read. Raise InvalidValueError."""
+    parser, is_special = router.config.reasoning_parser, router.text.is_special
+    tools = tool_use(request, form, is_special)
+    return answer_reading(request, tools, form, parser, is_special)
 
 
 def _check_resumption(request: ChatRequest, params: SamplingParams, tools: ToolUse | None) -> None:

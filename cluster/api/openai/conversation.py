@@ -77,14 +77,21 @@ class ToolUse:
 
     @property
     def warnings(self) -> list[RequestWarning]:
-        """The warning of strict tools whose calls no grammar constrains."""
-        if self.structure is not None or not any(each.is_strict for each in self.tools):
-            return []
-        text = (
-            "not enforced: no grammar can contain this model's calls, in the format "
-            f"{self.form.name}, unless tool_choice requires calls"
-        )
-        return [RequestWarning("tools.function.strict", text)]
+        """The warnings of calls that no grammar constrains: strict ones, or in any format."""
+        found = []
+        if self.structure is None and any(each.is_strict for each in self.tools):
+            text = (
+                "not enforced: no grammar can contain this model's calls, in the format "
+                f"{self.form.name}, unless tool_choice requires calls"
+            )
+            found.append(RequestWarning("tools.function.strict", text))
+        if self.form.is_assumed:
+            text = (
+                "calls may stay in the content: the chat template has no known format of calls, "
+                f"so {self.form.name} is assumed; --tool-call-parser selects another"
+            )
+            found.append(RequestWarning("tools", text))
+        return found
 
     def _parser(self) -> AnswerParser:
         is_constrained = self.structure is not None
@@ -111,7 +118,8 @@ def tool_use(
     schema = _answer_schema(request) if choice == "auto" else None
     is_forced = choice != "auto"
     is_free = not is_forced and schema is None
-    written = form if is_free or (form.is_json and not hides_marks) else BARE
+    enforced = replace(form, is_assumed=False) if form.is_json and not hides_marks else BARE
+    written = form if is_free else enforced
     structure: StructuredOutput | None
     if is_free:
         structure = _optional(tools, form, is_parallel, hides_marks)
@@ -182,11 +190,14 @@ def _named(choice: NamedTool, tools: tuple[Tool, ...]) -> Tool:
 def configured_tool_format(config: ServeConfig, template: ChatTemplate) -> ToolFormat:
     """Return the configured format of tool calls; `auto` derives it from the chat template.
 
-    A template without tools describes them as text, for which calls are JSON objects.
+    A template without tools describes them as text, for which calls are JSON objects. Where one
+    with tools has no known format, that of Hermes is assumed.
     """
     parser = config.tool_call_parser
     form = format_of_template(template.text) if parser == "auto" else TOOL_FORMATS[parser]
-    return form if form.is_json or template.takes_tools else HERMES
+    if not template.takes_tools:
+        return form if form is not None and form.is_json else HERMES
+    return form or replace(HERMES, is_assumed=True)
 
 
 def make_conversation(

@@ -12,6 +12,7 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 from cluster.api.openai.parsers.json_span import json_or_none
+from cluster.api.openai.parsers.literals import literal_or_none
 
 _ALL = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _TYPES: Mapping[type, str] = {
@@ -71,8 +72,8 @@ class ArgumentTypes:
         """Return the value of an argument that was written as `text`.
 
         A text that is no JSON stays a text, as does one that may be a string; where a schema
-        allows both, an object, a list and null are no strings. Python's names of constants are
-        read, too.
+        allows both, an object, a list and null are no strings. Constants, lists and objects of
+        Python are read, too.
         """
         if name not in self._known:
             reader = _SchemaReader(self._root)
@@ -206,4 +207,7 @@ def _json_value(text: str) -> Any:
     if text.strip() in _CONSTANTS:
         return _CONSTANTS[text.strip()]
     value = json_or_none(text)
-    return text if value is None and text.strip() != "null" else value
+    if value is None and text.strip() != "null":
+        value = literal_or_none(text)
+        return text if value is None else value
+    return value

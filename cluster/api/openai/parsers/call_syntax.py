@@ -14,6 +14,7 @@ class CallSyntax:
     """Syntax of a model family.
 
     opening, closing: marks of a call; an empty closing mark is the end of its arguments.
+    other_openings: further marks that may stand in place of the opening one.
     has_objects: whether calls are objects `{"name": ..., "arguments": {...}}`, one or several, or a
         list of them.
     is_bare: whether an answer may begin with such objects without a mark.
@@ -21,17 +22,19 @@ class CallSyntax:
     head: the text between opening mark and arguments of calls that are no such objects, with the
         group `name`, and perhaps `call_id`.
     fence: text that may follow the arguments.
-    section: marks around all calls; empty for none.
+    section: marks around all calls; empty for none. dropped: marks that are no content.
     """
 
     opening: str
     closing: str = ""
+    other_openings: tuple[str, ...] = ()
     has_objects: bool = False
     is_bare: bool = False
     finds_unopened: bool = False
     head: re.Pattern[str] | None = None
     fence: str = ""
     section: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
 
 _NAME = r"(?P<name>[a-zA-Z0-9_.-]+)"
@@ -41,6 +44,20 @@ _DEEPSEEK_SECTION = (deepseek_mark("tool calls begin"), deepseek_mark("tool call
 SYNTAXES: Mapping[str, CallSyntax] = {
     "hermes": CallSyntax("<tool_call>", "</tool_call>", has_objects=True, finds_unopened=True),
     "llama3_json": CallSyntax("<|python_tag|>", has_objects=True, is_bare=True),
+    "granite": CallSyntax(
+        "<|tool_call|>",
+        "</tool_call>",
+        other_openings=("<tool_call>",),
+        has_objects=True,
+        is_bare=True,
+    ),
+    "nemotron_json": CallSyntax("<TOOLCALL>", "</TOOLCALL>", has_objects=True),
+    "cohere_command3": CallSyntax(
+        "<|START_ACTION|>",
+        "<|END_ACTION|>",
+        has_objects=True,
+        dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
     "mistral": CallSyntax(
         "[TOOL_CALLS]",
         has_objects=True,

@@ -75,6 +75,11 @@ def _finite(text: str) -> float:
     return value
 
 
+def called_name(call: dict[str, Any]) -> Any:
+    """Return the name of the function in a call; None without any."""
+    return call.get("name", call.get("tool_name"))
+
+
 def arguments_text(call: dict[str, Any]) -> str:
     """Return the arguments as JSON text; some models write them as a JSON string.
 

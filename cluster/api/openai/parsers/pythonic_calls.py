@@ -1,18 +1,20 @@
-"""Incremental parser of tool calls in Python's syntax, as Llama 4 and Llama 3.2 write them.
+"""Incremental parser of tool calls in Python's syntax, as Llama 4, Llama 3.2 and LFM2 write them.
 
 The answer is a list of calls with keyword arguments, `[weather(city="Ulm"), time()]`, perhaps
-between `<|python_start|>` and `<|python_end|>`. Arguments are literals. Nothing is evaluated.
+between marks, before which a text may stand. Arguments are literals. Nothing is evaluated.
 """
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterator, Sequence
 from io import StringIO
 from tokenize import NAME, TokenError, generate_tokens, untokenize
 from typing import Any, Literal
 
+from cluster.api.openai.parsers.literals import literal
 from cluster.api.openai.parsers.pieces import (
     CallArguments,
     CallStart,
@@ -24,8 +26,18 @@ from cluster.api.openai.parsers.pieces import (
 )
 from cluster.api.openai.parsers.tool_format import Tool
 
-_START, _END = "<|python_start|>", "<|python_end|>"
+MARKS = {
+    "llama4_pythonic": ("<|python_start|>", "<|python_end|>"),
+    "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
+}
+"""The marks around a list, by family."""
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
+
+_TEXT = re.compile(r"""(["'])(?:\\.|(?!\1)[^\\])*\1""", re.DOTALL)
+"""A text in quotes, in which models also write line breaks, unlike Python."""
+
+_ESCAPE_OR_BREAK = re.compile(r"\\(?:\r\n|.)|[\r\n]", re.DOTALL)
+_ESCAPES = {"\n": r"\n", "\r": r"\r"}
 
 _BETWEEN = " \t\r\n,"
 _IN_NAME = "_.-"
@@ -40,9 +52,10 @@ class PythonicCallParser(StateParser[_State]):
     States: `start` where a list may begin; `list`; `end` after it; `text`.
     """
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        """tools: the functions that may be called."""
+    def __init__(self, marks: tuple[str, str], tools: Sequence[Tool]) -> None:
+        """Parse lists between `marks`. tools: the functions that may be called."""
         super().__init__("start")
+        self._opening, self._closing = marks
         self._names = frozenset(each.name for each in tools)
         self._held = ""  # marks and separators, which are content unless a call follows
         self._scan = _CallScan()
@@ -52,7 +65,7 @@ class PythonicCallParser(StateParser[_State]):
     def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
         """Yield the rest at the end of the answer, without the beginning of a call that is cut."""
         rest, self._buffer = self._buffer, ""
-        is_end = self._has_call and self._state == "end" and _END.startswith(rest)
+        is_end = self._has_call and self._state == "end" and self._closing.startswith(rest)
         if is_end or (is_cut and self._is_begun(rest)):
             self._content.drop_space()
         else:
@@ -63,8 +76,10 @@ class PythonicCallParser(StateParser[_State]):
     def _is_begun(self, start: str) -> bool:
         """Return whether a text that is cut may be the beginning of a mark or of a known call."""
         if self._state != "list":
-            is_half_mark = len(start) > 1 and any(each.startswith(start) for each in (_START, _END))
-            return is_half_mark or (self._state == "start" and _START in self._held)
+            is_half_mark = len(start) > 1 and any(
+                each.startswith(start) for each in (self._opening, self._closing)
+            )
+            return is_half_mark or (self._state == "start" and self._opening in self._held)
         name = start.lstrip(_BETWEEN).partition("(")
         known = (each == name[0] if name[1] else each.startswith(name[0]) for each in self._names)
         return any(known)
@@ -87,9 +102,9 @@ class PythonicCallParser(StateParser[_State]):
         if rest.startswith("["):
             self._hold(1)
             self._state, self._scan, self._has_call = "list", _CallScan(), False
-        elif rest.startswith(_START):
-            self._hold(len(_START))
-        elif rest and not _START.startswith(rest):
+        elif rest.startswith(self._opening):
+            self._hold(len(self._opening))
+        elif rest and not self._opening.startswith(rest):
             yield from self._reject(0)
 
     def _read_list(self) -> Iterator[Piece]:
@@ -123,11 +138,11 @@ class PythonicCallParser(StateParser[_State]):
         """Parse the closing mark of a list, or the beginning of the next."""
         rest = self._buffer.lstrip()
         self._hold(len(self._buffer) - len(rest))
-        if self._has_call and rest.startswith(_END):
-            self._hold(len(_END))
-        elif rest.startswith(_START) or (self._has_call and rest.startswith("[")):
+        if self._has_call and rest.startswith(self._closing):
+            self._hold(len(self._closing))
+        elif rest.startswith(self._opening) or (self._has_call and rest.startswith("[")):
             self._state = "start"
-        elif rest and not any(each.startswith(rest) for each in (_START, _END)):
+        elif rest and not any(each.startswith(rest) for each in (self._opening, self._closing)):
             yield from self._reject(0)
 
     def _reject(self, count: int) -> Iterator[Piece]:
@@ -136,7 +151,7 @@ class PythonicCallParser(StateParser[_State]):
         yield from self._content.write(held + self._take(count))
 
     def _read_text(self) -> Iterator[Piece]:
-        start, mark = first_mark(self._buffer, (_START,))
+        start, mark = first_mark(self._buffer, (self._opening,))
         yield from self._content.write(self._take(start))
         if mark is not None:
             self._state, self._has_call = "start", False
@@ -195,17 +210,23 @@ class _CallScan:
 def _parsed(text: str) -> tuple[str, dict[str, Any]] | None:
     """Return name and arguments of a call of literals; None for anything else."""
     name, _, rest = text.partition("(")
+    rest = _TEXT.sub(_with_escaped_breaks, rest)
     try:
         call, prefix = _parsed_call(f"call({rest}")
         if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
             return None
         arguments = {
-            str(each.arg).removeprefix(prefix): _literal(each.value) for each in call.keywords
+            str(each.arg).removeprefix(prefix): literal(each.value) for each in call.keywords
         }
         json.dumps(arguments, allow_nan=False)
         return name, arguments
     except (SyntaxError, TokenError, ValueError, TypeError, RecursionError, MemoryError):
         return None
+
+
+def _with_escaped_breaks(text: re.Match[str]) -> str:
+    """Return a text in quotes with escapes for its line breaks, except after a backslash."""
+    return _ESCAPE_OR_BREAK.sub(lambda found: _ESCAPES.get(found[0], found[0]), text[0])
 
 
 def _parsed_call(call: str) -> tuple[ast.expr, str]:
@@ -223,11 +244,3 @@ def _parsed_call(call: str) -> tuple[ast.expr, str]:
             for (kind, text), after in zip(tokens, following, strict=True)
         )
         return ast.parse(prefixed, mode="eval").body, "_"
-
-
-def _literal(value: ast.expr) -> Any:
-    """Return a literal; also of JSON's constants, which models mix in."""
-    constants = {"true": True, "false": False, "null": None}
-    if isinstance(value, ast.Name) and value.id in constants:
-        return constants[value.id]
-    return ast.literal_eval(value)

@@ -59,6 +59,8 @@ SYNTAXES: Mapping[str, ReasoningSyntax] = {
         ("Here is my thought process:", "Here's my thought process:"),
         ("Here is my response:", "Here's my response:"),
     ),
+    "gemma4": ReasoningSyntax(("<|channel>thought",), ("<channel|>",)),
+    "seed_oss": ReasoningSyntax(("<seed:think>",), ("</seed:think>",)),
 }
 """Syntax of each family, by the name of its parser in vLLM and SGLang."""
 

@@ -1,4 +1,4 @@
-"""Incremental parser of calls whose arguments are plain text between tags.
+"""Incremental parser of calls whose arguments are plain text between tags, or one object.
 
 A value may contain any mark. It ends at its closing tag where a tag follows that may stand there:
 the next argument or the end of the call. Values are converted to JSON by the function's schema
@@ -8,11 +8,12 @@ when the call is complete. A call whose last value is not closed is none.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from cluster.api.openai.parsers.argument_types import ArgumentTypes
+from cluster.api.openai.parsers.gemma_object import GemmaSpan, gemma_object
 from cluster.api.openai.parsers.json_span import JsonSpan, json_or_none
 from cluster.api.openai.parsers.pieces import (
     CallArguments,
@@ -26,35 +27,39 @@ from cluster.api.openai.parsers.pieces import (
 from cluster.api.openai.parsers.tag_pattern import SPACE, TagMatch, TagPattern, first_match
 from cluster.api.openai.parsers.tool_format import Tool
 
-_State = Literal["text", "head", "tags", "json", "value"]
-_CLOSING = "</tool_call>"
+_State = Literal["text", "head", "tags", "object", "value"]
+_NEVER = TagPattern(re.compile(r"(?!)"))
 
 
 @dataclass(frozen=True)
 class TaggedSyntax:
-    """Syntax of a model family; each call is between `<tool_call>` and `</tool_call>`.
+    """Syntax of a model family.
 
+    opening, closing: marks of a call, or of several where each has its own end before `closing`.
     head: from the opening mark to the arguments, with the name. unopened: mark of a head that is
         found without its opening mark; empty for none.
     argument: up to its value, with the name. value_end: after it.
     end: of a call. next_call: opening and head of the next one, which may take its place.
     lost: end of a call, for one whose last value was not closed.
     strips_lines: whether a value has a line break before and after it.
+    span, read_object: scanner and parser of an object that stands for all arguments.
     """
 
+    opening: str
+    closing: str
     head: TagPattern
-    argument: TagPattern
-    value_end: TagPattern
     ends: tuple[TagPattern, ...]
     next_call: TagPattern
-    lost: TagPattern
+    argument: TagPattern = _NEVER
+    value_end: TagPattern = _NEVER
+    lost: TagPattern = _NEVER
     unopened: str = ""
     strips_lines: bool = False
+    span: type[JsonSpan] | type[GemmaSpan] = JsonSpan
+    read_object: Callable[[str], Any] = json_or_none
 
 
-_OPENING = "<tool_call>"
 _NAME = re.compile(r"(?P<name>[a-zA-Z0-9_.-]{1,128})")
-_FUNCTION = (SPACE, "<function=", _NAME, ">")
 _KEY = (
     SPACE,
     "<arg_key>",
@@ -63,20 +68,69 @@ _KEY = (
     SPACE,
     "<arg_value>",
 )
-_PARAMETER = (SPACE, "<parameter=", re.compile(r"(?P<name>[^>\n]{1,200})"), ">")
+_OPENING, _CLOSING = "<tool_call>", "</tool_call>"
+_GEMMA_MARKS = ("<|tool_call>", "<tool_call|>")
+_GEMMA_HEAD = (SPACE, "call:", _NAME)
+
+
+@dataclass(frozen=True)
+class _Tags:
+    """Tags within the marks of a call.
+
+    function, end: before the name of the function, and after its arguments. parameter: before the
+    name of an argument, `key`. bracket: after both names.
+    """
+
+    function: str
+    end: str
+    parameter: str
+    key: re.Pattern[str]
+    bracket: str
+
+    def syntax(self, mark: str, *, strips_lines: bool = False) -> TaggedSyntax:
+        """Return the syntax of calls between tags with the name `mark`."""
+        opening, closing = f"<{mark}>", f"</{mark}>"
+        head = (SPACE, self.function, _NAME, self.bracket)
+        return TaggedSyntax(
+            opening,
+            closing,
+            head=TagPattern(*head),
+            argument=TagPattern(SPACE, self.parameter, self.key, self.bracket),
+            value_end=TagPattern("</parameter>"),
+            ends=(TagPattern(SPACE, self.end), TagPattern(SPACE, closing)),
+            next_call=TagPattern(SPACE, opening, *head),
+            lost=TagPattern(self.end, SPACE, closing),
+            unopened=self.function,
+            strips_lines=strips_lines,
+        )
+
+
+_FUNCTION = _Tags(
+    "<function=", "</function>", "<parameter=", re.compile(r"(?P<name>[^>\n]{1,200})"), ">"
+)
+_INVOKE = _Tags(
+    '<invoke name="',
+    "</invoke>",
+    '<parameter name="',
+    re.compile(r'(?P<name>[^"\n]{1,200})'),
+    '">',
+)
 
 SYNTAXES: Mapping[str, TaggedSyntax] = {
-    "qwen3_coder": TaggedSyntax(
-        head=TagPattern(*_FUNCTION),
-        argument=TagPattern(*_PARAMETER),
-        value_end=TagPattern("</parameter>"),
-        ends=(TagPattern(SPACE, "</function>"), TagPattern(SPACE, _CLOSING)),
-        next_call=TagPattern(SPACE, _OPENING, *_FUNCTION),
-        lost=TagPattern("</function>", SPACE, _CLOSING),
-        unopened="<function=",
-        strips_lines=True,
+    "qwen3_coder": _FUNCTION.syntax("tool_call", strips_lines=True),
+    "seed_oss": _FUNCTION.syntax("seed:tool_call"),
+    "minimax_m2": _INVOKE.syntax("minimax:tool_call"),
+    "gemma4": TaggedSyntax(
+        *_GEMMA_MARKS,
+        head=TagPattern(*_GEMMA_HEAD),
+        ends=(TagPattern(SPACE, _GEMMA_MARKS[1]),),
+        next_call=TagPattern(SPACE, _GEMMA_MARKS[0], *_GEMMA_HEAD),
+        span=GemmaSpan,
+        read_object=gemma_object,
     ),
     "glm45": TaggedSyntax(
+        _OPENING,
+        _CLOSING,
         head=TagPattern(SPACE, _NAME),
         argument=TagPattern(*_KEY),
         value_end=TagPattern("</arg_value>"),
@@ -92,7 +146,7 @@ class TaggedCallParser(StateParser[_State]):
     """Parser of one answer. A call of an unknown function, or a malformed one, becomes content.
 
     States: `text` outside calls; `head` after an opening mark; `tags` before an argument or the end
-    of a call; `value` in an argument; `json` in an object that stands for all arguments.
+    of a call; `value` in an argument; `object` in one that stands for all arguments.
     """
 
     def __init__(self, syntax: TaggedSyntax, tools: Sequence[Tool]) -> None:
@@ -107,13 +161,14 @@ class TaggedCallParser(StateParser[_State]):
         self._name = self._key = ""
         self._value: list[str] = []
         self._texts: dict[str, str] = {}
-        self._object = JsonSpan()
+        self._object = syntax.span()
         self._given: Any = None  # arguments in an object in place of tags
 
     def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
         """Yield the rest at the end of the answer; a call that is not complete is content."""
         is_beginning = self._state != "text" or len(self._buffer) > 1
-        is_closing = self._state == "text" and self._is_open and _CLOSING.startswith(self._buffer)
+        may_close = self._state == "text" and self._is_open
+        is_closing = may_close and self._syntax.closing.startswith(self._buffer)
         self._take(0 if is_closing else len(self._buffer))
         if is_cut and is_beginning:
             self._content.drop_space()
@@ -131,22 +186,23 @@ class TaggedCallParser(StateParser[_State]):
                 yield from self._read_tags()
             case "value":
                 yield from self._read_value()
-            case "json":
-                yield from self._read_json()
+            case "object":
+                yield from self._read_object()
 
     def _read_text(self) -> Iterator[Piece]:
-        closing = _CLOSING if self._is_open else ""
-        marks = filter(None, (_OPENING, self._syntax.unopened, closing))
+        syntax = self._syntax
+        closing = syntax.closing if self._is_open else ""
+        marks = filter(None, (syntax.opening, syntax.unopened, closing))
         start, mark = first_mark(self._buffer, marks)
         yield from self._content.write(self._buffer[:start])
         self._buffer = self._buffer[start:]
         if mark is None:
             return
-        if mark == _CLOSING:
+        if mark == syntax.closing:
             self._content.drop_space()
             self._buffer, self._is_open = self._buffer[len(mark) :], False
             return
-        self._take(len(mark) if mark == _OPENING else 0)
+        self._take(len(mark) if mark == syntax.opening else 0)
         self._state = "head"
 
     def _read_head(self) -> Iterator[Piece]:
@@ -167,7 +223,7 @@ class TaggedCallParser(StateParser[_State]):
         rest = self._buffer.lstrip()
         if found is None and is_first and rest.startswith("{"):
             self._take(len(self._buffer) - len(rest))
-            self._state, self._object, self._value = "json", JsonSpan(), []
+            self._state, self._object, self._value = "object", syntax.span(), []
         elif found is None:
             yield from self._reject(0)
         elif not found[1].is_partial:
@@ -233,10 +289,11 @@ class TaggedCallParser(StateParser[_State]):
         self._texts[self._key.strip()] = text
         self._state = "tags"
 
-    def _read_json(self) -> Iterator[Piece]:
+    def _read_object(self) -> Iterator[Piece]:
         self._value.append(self._take(self._object.feed(self._buffer)))
         if self._object.is_complete:
-            self._given, self._value, self._state = json_or_none("".join(self._value)), [], "tags"
+            self._given = self._syntax.read_object("".join(self._value))
+            self._value, self._state = [], "tags"
             if not isinstance(self._given, dict):
                 yield from self._reject(0)
 

@@ -7,7 +7,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cluster.api.openai.parsers import call_syntax, tagged_calls
+from cluster.api.openai.parsers import call_syntax, pythonic_calls, tagged_calls
 from cluster.api.openai.parsers.harmony import HarmonyParser
 from cluster.api.openai.parsers.named_calls import NamedCallParser
 from cluster.api.openai.parsers.pieces import AnswerParser
@@ -30,13 +30,13 @@ def tool_parser(
     """
     names = [each.name for each in tools]
     match form.name:
-        case "llama4_pythonic":
-            return PythonicCallParser(tools)
+        case "llama4_pythonic" | "lfm2":
+            return PythonicCallParser(pythonic_calls.MARKS[form.name], tools)
         case "gpt_oss":
             return HarmonyParser(tools)
-        case "qwen3_coder" | "glm45":
+        case "qwen3_coder" | "glm45" | "seed_oss" | "minimax_m2" | "gemma4":
             return TaggedCallParser(tagged_calls.SYNTAXES[form.name], tools)
-        case "hermes" | "llama3_json":
+        case "hermes" | "llama3_json" | "granite" | "nemotron_json" | "cohere_command3":
             syntax = call_syntax.SYNTAXES[form.name]
             finds_unopened = syntax.finds_unopened and not is_constrained
             return ToolCallParser(replace(syntax, finds_unopened=finds_unopened), names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -59,8 +60,10 @@ class ToolFormat:
     """The format of a call: marks around {"name": ..., arguments_key: {...}}.
 
     opening, closing: the marks before and after it; empty if a call is the whole text.
-    separator: between two calls. is_json: False for a family whose calls are no such objects.
+    separator: between two calls. is_json: False for a family whose calls are no such objects, or
+    are in lists of them.
     optional_mark: the mark before calls that follow a text, where calls alone need none.
+    is_assumed: whether calls may be in another format, as that of the model is not known.
     """
 
     name: ToolFormatName
@@ -70,6 +73,7 @@ class ToolFormat:
     arguments_key: str = "arguments"
     is_json: bool = True
     optional_mark: str = ""
+    is_assumed: bool = False
 
     def write(self, name: str, arguments: Any) -> str:
         """Write a call like the model."""
@@ -96,11 +100,26 @@ _FAMILIES = (
     ToolFormat("glm45", "<tool_call>", is_json=False),
     ToolFormat("kimi_k2", "<|tool_call_begin|>", is_json=False),
     ToolFormat("gpt_oss", "<|channel|>", is_json=False),
+    ToolFormat("gemma4", "<|tool_call>", is_json=False),
+    ToolFormat("lfm2", "<|tool_call_start|>", is_json=False),
+    ToolFormat("nemotron_json", "<TOOLCALL>", is_json=False),
+    ToolFormat("cohere_command3", "<|START_ACTION|>", is_json=False),
+    ToolFormat("granite", "<|tool_call|>", is_json=False),
+    ToolFormat("minimax_m2", "<minimax:tool_call>", is_json=False),
+    ToolFormat("seed_oss", "<seed:tool_call>", is_json=False),
 )
 TOOL_FORMATS: Mapping[str, ToolFormat] = {each.name: each for each in (HERMES, LLAMA, *_FAMILIES)}
 
 _IN_TEMPLATES: tuple[tuple[str, ToolFormatName], ...] = (
     ("<|channel|>", "gpt_oss"),
+    ("<|tool_call>call:", "gemma4"),
+    ("<|tool_call_start|>", "lfm2"),
+    ("<|tool_list_start|>", "lfm2"),
+    ("<TOOLCALL>", "nemotron_json"),
+    ("<|START_ACTION|>", "cohere_command3"),
+    ("<|tool_call|>", "granite"),
+    ("<minimax:tool_call>", "minimax_m2"),
+    ("<seed:tool_call>", "seed_oss"),
     ("<|tool_calls_section_begin|>", "kimi_k2"),
     ("<arg_key>", "glm45"),
     ("<function=", "qwen3_coder"),
@@ -110,15 +129,19 @@ _IN_TEMPLATES: tuple[tuple[str, ToolFormatName], ...] = (
 """Texts in chat templates by which a family is recognized."""
 
 
-def format_of_template(template: str) -> ToolFormat:
-    """Return the format in a chat template, Hermes if it has none."""
+_LLAMA_EXAMPLE = re.compile(r'\{"name": [^{}]*, "parameters": ')
+
+
+def format_of_template(template: str) -> ToolFormat | None:
+    """Return the format in a chat template; None if no known one is in it."""
     if deepseek_mark("tool calls begin") in template:
         return TOOL_FORMATS["deepseek_v3" if "```json" in template else "deepseek_v31"]
     for text, name in _IN_TEMPLATES:
         if text in template:
             return TOOL_FORMATS[name]
-    is_llama = HERMES.opening not in template and '"parameters"' in template
-    return LLAMA if is_llama else HERMES
+    if HERMES.opening in template:
+        return HERMES
+    return LLAMA if _LLAMA_EXAMPLE.search(template) else None
 
 
 def tool_prompt(tools: Iterable[Tool], form: ToolFormat) -> str:

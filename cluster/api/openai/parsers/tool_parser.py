@@ -17,6 +17,7 @@ from cluster.api.openai.parsers.json_span import (
     ARGUMENTS_KEYS,
     JsonSpan,
     arguments_text,
+    called_name,
     json_or_none,
 )
 from cluster.api.openai.parsers.pieces import (
@@ -30,7 +31,8 @@ from cluster.api.openai.parsers.pieces import (
 
 SPACE = " \t\r\n"
 _HEAD = re.compile(
-    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,'
+    r'\{\s*(?:"(?:type|tool_call_id)"\s*:\s*"\w*"\s*,\s*)?'
+    r'"(?:tool_)?name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,'
     r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 _NAME = re.compile(r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)"')
@@ -54,7 +56,9 @@ class ToolCallParser(StateParser[_State]):
         super().__init__("calls" if syntax.is_bare else "text")
         self._syntax = syntax
         self._names = frozenset(names)
-        self._marks = tuple(filter(None, (syntax.opening, syntax.closing, *syntax.section)))
+        self._openings = (syntax.opening, *syntax.other_openings)
+        self._plain_marks = (*self._openings, *syntax.section, *syntax.dropped)
+        self._marks = tuple(filter(None, (*self._plain_marks, syntax.closing)))
         self._held = ""  # marks and separators, which are content unless a call follows
         self._has_object = self._has_call = False  # since the last opening mark
         self._is_listed = False  # within a list of objects
@@ -110,7 +114,7 @@ class ToolCallParser(StateParser[_State]):
 
     def _read_text(self) -> Iterator[Piece]:
         syntax = self._syntax
-        marks = (syntax.opening, *syntax.section, *([syntax.closing] if self._is_open else ()))
+        marks = (*self._plain_marks, *([syntax.closing] if self._is_open else ()))
         start, mark = first_mark(self._buffer, marks)
         brace = self._buffer.find("{", 0, start) if syntax.finds_unopened else -1
         if brace >= 0:
@@ -147,7 +151,7 @@ class ToolCallParser(StateParser[_State]):
             return
         self._state, text = "text", self._take(self._num_scanned)
         call = json_or_none(text) if after.startswith(closing) else None
-        if isinstance(call, dict) and self._is_known(call.get("name")):
+        if isinstance(call, dict) and self._is_known(called_name(call)):
             self._buffer = after.removeprefix(closing)
             yield from self._whole_call(call)
         else:
@@ -174,7 +178,7 @@ class ToolCallParser(StateParser[_State]):
         syntax = self._syntax
         self._take(len(mark))
         self._is_listed = False
-        if mark == syntax.opening:
+        if mark in self._openings:
             self._held = mark if self._has_call else self._held + mark
             self._has_object = self._has_call = self._is_open = False
             self._state = "calls"
@@ -182,7 +186,7 @@ class ToolCallParser(StateParser[_State]):
         is_stray = mark == syntax.closing and not (self._has_call or self._is_open)
         if not (self._has_call or self._is_open):
             yield from self._content.write(self._held + (mark if is_stray else ""))
-        if not is_stray:
+        if not (is_stray or mark in syntax.dropped):
             self._content.drop_space()
         self._held, self._is_open = "", False
         if mark in syntax.section:
@@ -230,7 +234,7 @@ class ToolCallParser(StateParser[_State]):
     def _read_whole_object(self, text: str) -> Iterator[Piece]:
         call = json_or_none(text)
         self._state = "calls"
-        if isinstance(call, dict) and self._is_known(call.get("name")):
+        if isinstance(call, dict) and self._is_known(called_name(call)):
             yield from self._whole_call(call)
             return
         held, self._held = "" if self._has_call else self._held, ""
@@ -241,7 +245,7 @@ class ToolCallParser(StateParser[_State]):
             self._state = "text"
 
     def _whole_call(self, call: dict[str, Any]) -> Iterator[Piece]:
-        start = self._next_call(str(call["name"]))
+        start = self._next_call(called_name(call))
         yield start
         yield CallArguments(start.index, arguments_text(call))
 

@@ -175,6 +175,96 @@ def _pythonic_marked(output: Output) -> str:
     return f"<|python_start|>{_pythonic(output)}<|python_end|>" if output.calls else output.before
 
 
+def _lfm2(output: Output) -> str:
+    """LFM2 writes lists and objects as JSON, texts in single quotes, and text before the calls."""
+    written = (
+        f"{name}({', '.join(f'{key}={_lfm2_value(value)}' for key, value in given.items())})"
+        for name, given in output.calls
+    )
+    calls = f"<|tool_call_start|>[{', '.join(written)}]<|tool_call_end|>" if output.calls else ""
+    return _before(output) + calls
+
+
+def _lfm2_value(value: Any) -> str:
+    if not isinstance(value, str):
+        return _text(value) if isinstance(value, dict | list) else str(value)
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+    return f"'{escaped}'"
+
+
+def _gemma4(output: Output) -> str:
+    calls = "".join(
+        f"<|tool_call>call:{name}{_gemma4_value(given)}<tool_call|>" for name, given in output.calls
+    )
+    return _before(output) + calls
+
+
+def _gemma4_value(value: Any) -> str:
+    match value:
+        case str():
+            return f'<|"|>{value}<|"|>'
+        case dict():
+            pairs = (f"{key}:{_gemma4_value(each)}" for key, each in sorted(value.items()))
+            return f"{{{','.join(pairs)}}}"
+        case list():
+            return f"[{','.join(map(_gemma4_value, value))}]"
+    return json.dumps(value)
+
+
+def _nemotron_json(output: Output) -> str:
+    calls = [{"name": name, "arguments": given} for name, given in output.calls]
+    return _before(output) + (f"<TOOLCALL>{_text(calls)}</TOOLCALL>" if calls else "")
+
+
+def _granite(output: Output, mark: str = "<|tool_call|>") -> str:
+    calls = [{"name": name, "arguments": given} for name, given in output.calls]
+    return _before(output) + (mark + _text(calls) if calls else "")
+
+
+def _granite_text(output: Output) -> str:
+    return _granite(output, "<tool_call>")
+
+
+def _cohere_command3(output: Output) -> str:
+    if not output.calls:
+        return f"<|START_RESPONSE|>{output.before}<|END_RESPONSE|>"
+    calls = ",\n".join(
+        f"    {_text({'tool_call_id': str(index), 'tool_name': name, 'parameters': given})}"
+        for index, (name, given) in enumerate(output.calls)
+    )
+    return f"{_before(output)}<|START_ACTION|>[\n{calls}\n]<|END_ACTION|>"
+
+
+def _minimax_m2(output: Output) -> str:
+    calls = "\n".join(
+        f'<invoke name="{name}">\n'
+        + "".join(
+            f'<parameter name="{key}">{_plain(value)}</parameter>\n' for key, value in given.items()
+        )
+        + "</invoke>"
+        for name, given in output.calls
+    )
+    section = f"<minimax:tool_call>\n{calls}\n</minimax:tool_call>" if calls else ""
+    return _before(output) + section
+
+
+def _seed_oss(output: Output) -> str:
+    """Seed-OSS writes lists and objects in Python's syntax."""
+    calls = "\n".join(
+        f"<seed:tool_call>\n<function={name}>\n"
+        + "".join(
+            f"<parameter={key}>{_seed_value(value)}</parameter>\n" for key, value in given.items()
+        )
+        + "</function>\n</seed:tool_call>"
+        for name, given in output.calls
+    )
+    return _before(output) + calls
+
+
+def _seed_value(value: Any) -> str:
+    return "null" if value is None else str(value)
+
+
 def _gpt_oss(output: Output) -> str:
     preamble = ""
     if output.before:
@@ -215,6 +305,14 @@ FAMILIES: Mapping[str, tuple[str, Writer]] = {
     "glm45": ("glm45", _glm45),
     "kimi_k2": ("kimi_k2", _kimi_k2),
     "gpt_oss": ("gpt_oss", _gpt_oss),
+    "gemma4": ("gemma4", _gemma4),
+    "lfm2": ("lfm2", _lfm2),
+    "nemotron_json": ("nemotron_json", _nemotron_json),
+    "cohere_command3": ("cohere_command3", _cohere_command3),
+    "granite": ("granite", _granite),
+    "granite, text": ("granite", _granite_text),
+    "minimax_m2": ("minimax_m2", _minimax_m2),
+    "seed_oss": ("seed_oss", _seed_oss),
 }
 """Parser and writer of each format."""
 

@@ -130,7 +130,9 @@ def test_logprobs_of_a_prompt_or_of_many_tokens_are_large(num_tokens, prompt, na
     assert ResponseBuilder.is_large(builder, output) == many
 
 
-LLAMA_TEMPLATE = SimpleNamespace(text='{"name": function name, "parameters": ...}')
+LLAMA_TEMPLATE = SimpleNamespace(
+    text='{"name": function name, "parameters": ...}', takes_tools=True
+)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +140,14 @@ LLAMA_TEMPLATE = SimpleNamespace(text='{"name": function name, "parameters": ...
 )
 def test_the_format_of_calls_is_configured_or_from_the_template(parser, form):
     assert configured_tool_format(SimpleNamespace(tool_call_parser=parser), LLAMA_TEMPLATE) is form
+
+
+@pytest.mark.parametrize("takes_tools", [False, True])
+@pytest.mark.parametrize("parser", ["auto", "hermes"])
+def test_the_format_is_assumed_where_a_template_with_tools_has_no_known_one(parser, takes_tools):
+    template = SimpleNamespace(text="Action: ```json", takes_tools=takes_tools)
+    form = configured_tool_format(SimpleNamespace(tool_call_parser=parser), template)
+    assert (form.name, form.is_assumed) == ("hermes", parser == "auto" and takes_tools)
 
 
 @pytest.mark.parametrize(("asked", "timeout_s"), [(None, 60), ("5", 5), ("0.5", 0.5), ("99", 60)])

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -278,6 +279,23 @@ def test_strict_tools_that_no_grammar_constrains_have_a_warning(fields, is_enfor
     assert (found.structure is not None) is is_enforced
     assert [each.field for each in found.warnings] == ["tools.function.strict"] * (not is_enforced)
     assert not use(tools=[definition("a")], **fields).warnings
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_assumed"),
+    [
+        ({}, True),
+        ({"parallel_tool_calls": False}, True),
+        ({"tools": [definition("a", strict=True)]}, True),
+        ({"tool_choice": "required"}, False),
+        ({"response_format": {"type": "json_object"}}, False),
+    ],
+)
+def test_calls_in_an_assumed_format_have_a_warning_unless_a_grammar_writes_them(fields, is_assumed):
+    """A grammar of any text with calls constrains those in the assumed format alone."""
+    found = use(replace(HERMES, is_assumed=True), **fields).warnings
+    assert [each.field for each in found] == ["tools"] * is_assumed
+    assert not use(HERMES, **fields).warnings
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 # Modules: cluster.api.openai.parsers.call_syntax
 # Modules: cluster.api.openai.parsers.named_calls, cluster.api.openai.parsers.tagged_calls
-"""A corpus of model outputs, good and bad: a file of `outputs/` for each parser.
+"""A corpus of model outputs, good and bad: a file of `outputs/` or `outputs/reasoning/` per parser.
 
 A form is a text and what it has to be read as: content, reasoning, and calls.
 """
@@ -25,16 +25,20 @@ PROPERTIES = {
 }
 PARAMETERS = {"type": "object", "properties": PROPERTIES, "$defs": {"Unit": {"enum": ["C", "F"]}}}
 TOOLS = (Tool("weather", parameters=PARAMETERS), Tool("time"))
+_OUTPUTS = Path(__file__).parent / "outputs"
 FORMS = {
-    path.stem: json.loads(path.read_text())
-    for path in sorted((Path(__file__).parent / "outputs").glob("*.json"))
+    f"{prefix}{path.stem}": json.loads(path.read_text())
+    for prefix, folder in (("", _OUTPUTS), ("reasoning_", _OUTPUTS / "reasoning"))
+    for path in sorted(folder.glob("*.json"))
 }
 _WORDS = """
     name arguments parameters function functions json type strict null tool_call tool_calls
     tool_call_begin tool_call_end tool_call_argument_begin tool_calls_section_begin
     tool_calls_section_end TOOL_CALLS ARGS CALL_ID abcdef123 python_tag python_start python_end
     parameter arg_key arg_value channel message start end call return constrain analysis final
-    commentary assistant code to true think Here is my thought process response tool begin sep calls
+    commentary assistant code to true tool_call_start tool_call_end TOOLCALL
+    START_ACTION END_ACTION START_RESPONSE END_RESPONSE tool_name tool_call_id minimax seed invoke
+    thought None think Here is my thought process response tool begin sep calls
 """
 FORMAT_WORDS = frozenset(_WORDS.split())
 """Words of marks, keys and headers, which are no content."""
@@ -116,10 +120,11 @@ STRINGS = (
     {"$ref": "#/definitions/Text"},
 )
 VALUES = ("12345", '{"a": 1}', "[1]", "true", "1e3", "1 </parameter> 2", "a </arg_value> b")
+VALUES += ("</invoke>", '<parameter name="y">')
 VALUES += ("</tool_call>", "<tool_call>", "<parameter=y>", "<arg_key>y</arg_key>", "</function>")
 
 
-@pytest.mark.parametrize("name", ["qwen3_coder", "glm45"])
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2", "seed_oss"])
 @pytest.mark.parametrize("schema", STRINGS, ids=str)
 def test_strings_between_tags_stay_strings_whatever_they_contain(name, schema):
     defs = {"Text": {"$ref": "#/$defs/Inner"}, "Inner": STRING}

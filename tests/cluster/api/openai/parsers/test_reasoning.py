@@ -45,6 +45,8 @@ WRITERS = {
         lambda body, answer: f"Here is my thought process:\n{body}\nHere is my response:\n{answer}",
         lambda body, answer: f"Here's my thought process: {body} Here's my response: {answer}",
     ],
+    "gemma4": [lambda body, answer: f"<|channel>thought\n{body}\n<channel|>{answer}"],
+    "seed_oss": [lambda body, answer: f"<seed:think>{body}</seed:think>\n{answer}"],
 }
 CASES = [(family, write) for family, writers in WRITERS.items() for write in writers]
 

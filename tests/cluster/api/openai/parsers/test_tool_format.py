@@ -9,6 +9,7 @@ from cluster.api.openai.parsers.tool_families import tool_parser
 from cluster.api.openai.parsers.tool_format import (
     HERMES,
     LLAMA,
+    TOOL_FORMATS,
     Tool,
     forced_calls,
     format_of_template,
@@ -122,9 +123,18 @@ def is_refused(schema, *, is_strict):
 @pytest.mark.parametrize(
     ("template", "form"),
     [
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", HERMES),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", None),
+        ('{"tool_name": name, "parameters": ...}', None),
         ('... <tool_call>\n{"name": <function-name>, "arguments": ...', HERMES),
         ('{"name": function name, "parameters": dictionary}', LLAMA),
+        ("'<|tool_call>call:' + name", TOOL_FORMATS["gemma4"]),
+        ("tools: <|tool_list_start|>[", TOOL_FORMATS["lfm2"]),
+        ("respond only with <|tool_call|> followed by", TOOL_FORMATS["granite"]),
+        ("'<TOOLCALL>[' <tool_call>", TOOL_FORMATS["nemotron_json"]),
+        ("<|START_ACTION|>[", TOOL_FORMATS["cohere_command3"]),
+        ("<minimax:tool_call>\n<invoke", TOOL_FORMATS["minimax_m2"]),
+        ("<seed:tool_call>\n<function=", TOOL_FORMATS["seed_oss"]),
+        ("<tool_call>\n<function=", TOOL_FORMATS["qwen3_coder"]),
     ],
 )
 def test_the_format_is_derived_from_the_template(template, form):
