@@ -30,6 +30,9 @@ VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "pythonic": "llama4_pythonic",
             "deepseekv3": "deepseek_v3",
             "deepseekv31": "deepseek_v31",
+            "glm47": "glm45",
+            "granite4": "hermes",
+            "minimax-m2": "minimax_m2",
         },
         "reasoning_parser": {
             "openai_gptoss": "gpt_oss",

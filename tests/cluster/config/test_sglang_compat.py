@@ -43,6 +43,7 @@ def run(line):
          {"model": "a", "enforce_eager": False}),
         ("--model-path a --tool-call-parser deepseekv3 --reasoning-parser deepseek-r1",
          {"tool_call_parser": "deepseek_v3", "reasoning_parser": "deepseek_r1"}),
+        ("--model-path a --tool-call-parser minimax-m2", {"tool_call_parser": "minimax_m2"}),
     ],
 )  # fmt: skip
 def test_a_line_of_sglang_is_served(line, settings, served):
