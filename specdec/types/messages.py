@@ -53,8 +53,7 @@ class SequenceAdmission:
     snapshot: Snapshot | None = None
 
 
-@dataclass(frozen=True)
-class BlockTableDelta:
+class BlockTableDelta(NamedTuple):
     """Change of a sequence's block table: from entry `start` on it is `block_ids`."""
 
     seq_id: int

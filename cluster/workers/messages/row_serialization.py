@@ -23,9 +23,6 @@ from cluster.workers.messages.frames import (
 )
 from specdec.types.messages import PLAIN_DRAFTING, DraftProbs, RowDrafting, StepRow
 
-NUM_ROW_FRAMES = (0, 1, 6)
-"""Of no rows, of plain decodes, and of other rows."""
-
 
 def encode_rows(rows: Sequence[StepRow]) -> Frames:
     """Encode as rows [B, 10], tokens, masks, and three frames of draftings.
@@ -48,7 +45,7 @@ def encode_rows(rows: Sequence[StepRow]) -> Frames:
 
 
 def decode_rows(frames: Sequence[bytes]) -> tuple[StepRow, ...]:
-    """Decode the frames of `encode_rows`."""
+    """Decode the frames of `encode_rows`: one of plain decodes, none without rows."""
     if len(frames) <= 1:
         return tuple(_plain_decode(*fields) for each in frames for fields in unpack_table(each, 5))
     rows, tokens, masks, *draftings = frames

@@ -7,7 +7,7 @@ The output of a step of decodes without drafts has a short form, as its rows hav
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any
@@ -27,7 +27,7 @@ from cluster.workers.messages.frames import (
     unpack_numbers,
     unpack_table,
 )
-from cluster.workers.messages.row_serialization import NUM_ROW_FRAMES, decode_rows, encode_rows
+from cluster.workers.messages.row_serialization import decode_rows, encode_rows
 from specdec.sequences.decode_rows import RepeatedRows, SampledTokens
 from specdec.types.messages import (
     BlockTableDelta,
@@ -54,49 +54,36 @@ _ERROR = b"error"
 
 
 def encode_step(step: StepInput) -> Frames:
-    """Encode as [header, deltas [D, 3], blocks], then the rows that the rank lacks.
+    """Encode as a header, then the rows that the rank lacks.
 
-    Without changes of block tables, deltas and blocks are left out. The header of rows that repeat
-    those before also has the ids of the sequences that left; only those that join are sent.
+    The header of rows that repeat those before also has the ids of the sequences that left; only
+    those that join are sent.
     """
     admitted = [_encode_admission(each) for each in step.admitted]
-    header = [step.step_id, step.released, admitted, step.saves]
+    header = [step.step_id, step.released, admitted, step.block_table_deltas, step.saves]
     rows = step.rows
     if isinstance(rows, RepeatedRows):
         header.append(rows.left)
         rows = rows.joining
-    deltas = _encode_deltas(step.block_table_deltas) if step.block_table_deltas else ()
-    return [msgpack.packb(header), *deltas, *encode_rows(rows)]
+    return [msgpack.packb(header), *encode_rows(rows)]
 
 
 def decode_step(frames: Sequence[bytes], before: Sequence[StepRow] = ()) -> StepInput:
     """Decode the frames of `encode_step`. before: the rows of the step that was sent before."""
-    header, *others = frames
-    step_id, released, admitted, saves, *repeated = msgpack.unpackb(header, use_list=False)
-    num_deltas = 0 if len(others) in NUM_ROW_FRAMES else 2
-    rows: Sequence[StepRow] = decode_rows(others[num_deltas:])
+    step_id, released, admitted, deltas, saves, *repeated = msgpack.unpackb(
+        frames[0], use_list=False
+    )
+    rows: Sequence[StepRow] = decode_rows(frames[1:])
     if repeated:
         rows = RepeatedRows.after(before, repeated[0], tuple(rows))
     return StepInput(
         step_id=step_id,
         released=released,
         admitted=tuple(_admission(*fields) for fields in admitted),
-        block_table_deltas=tuple(_decode_deltas(*others[:2])) if num_deltas else (),
+        block_table_deltas=tuple(BlockTableDelta(*delta) for delta in deltas),
         rows=rows,
         saves=tuple((seq_id, Snapshot(*snapshot)) for seq_id, snapshot in saves),
     )
-
-
-def _encode_deltas(deltas: Sequence[BlockTableDelta]) -> Frames:
-    table = ((delta.seq_id, delta.start, len(delta.block_ids)) for delta in deltas)
-    return [pack_table(table), pack_numbers(block for delta in deltas for block in delta.block_ids)]
-
-
-def _decode_deltas(deltas: bytes, blocks: bytes) -> Iterator[BlockTableDelta]:
-    table = unpack_table(deltas, 3)
-    block_ids = unpack_numbers(blocks, [count for _, _, count in table])
-    for (seq_id, start, _), ids in zip(table, block_ids, strict=True):
-        yield BlockTableDelta(seq_id, start, ids)
 
 
 def encode_output(output: VerifyOutput) -> Frames:

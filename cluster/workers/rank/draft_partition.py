@@ -62,7 +62,8 @@ class DraftPartition:
         return replace(each, seq_id=self._seq_id(each.seq_id))
 
     def _delta(self, delta: BlockTableDelta) -> BlockTableDelta:
-        if any(not 0 <= block < self.num_blocks for block in delta.block_ids):
+        own = range(self.num_blocks)
+        if any(block not in own for block in delta.block_ids):
             raise ValueError(f"a block outside of the {self.num_blocks} of the Router's partition")
         first = self.index * self.num_blocks
         blocks = tuple(first + block for block in delta.block_ids)

@@ -55,7 +55,7 @@ def test_answers_have_the_ids_of_the_router():
     assert partition.ahead(AheadOutput(7, rows, share=0.5)).rows[0].seq_id == 4
 
 
-@pytest.mark.parametrize("block", [-1, 5])
+@pytest.mark.parametrize("block", [-1, 5, 1.5, "1"])
 def test_a_block_of_another_router_is_refused(block):
     with pytest.raises(ValueError, match="outside of the 5"):
         DraftPartition(1, 3, 5).to_worker(step_of((4,), (0, block)))
