@@ -197,7 +197,7 @@ class BlockManager:
             return True
         if missing > len(self._free):
             return False
-        table.extend(self._take() for _ in range(missing))
+        table += self._take(missing)
         return True
 
     def truncate(self, seq_id: int, num_tokens: int) -> bool:
@@ -281,35 +281,38 @@ class BlockManager:
             key = blake2b(key + tokens, digest_size=16).digest()
             chain.append(key)
 
-    def _take(self) -> int:
-        """Return a free block, evicted from the prefix cache."""
-        block, _ = self._free.popitem(last=False)
-        key = self._keys.pop(block, None)
-        if key is not None:
-            del self._published[key]
-            if self.snapshots is not None:
-                self.snapshots.drop(key)
-        self._num_holders[block] = 1
-        return block
+    def _take(self, count: int) -> list[int]:
+        """Return free blocks, evicted from the prefix cache."""
+        blocks = []
+        for _ in range(count):
+            block, _ = self._free.popitem(last=False)
+            key = self._keys.pop(block, None)
+            if key is not None:
+                del self._published[key]
+                if self.snapshots is not None:
+                    self.snapshots.drop(key)
+            self._num_holders[block] = 1
+            blocks.append(block)
+        return blocks
 
     def _keep(self, seq_id: int, num_blocks: int) -> None:
-        table = self._tables.get(seq_id, [])
+        """Free the blocks of a sequence after the first ones."""
+        table, free, holders = self._tables.get(seq_id, []), self._free, self._num_holders
         for block in reversed(table[num_blocks:]):  # so that a prefix is lost from its end
-            self._let_go(block)
+            holders[block] -= 1
+            if holders[block]:
+                continue
+            free[block] = None
+            key = self._keys.get(block)
+            if key is None:
+                free.move_to_end(block, last=False)
+            elif self.snapshots is not None:
+                self.snapshots.touch(key)
         del table[num_blocks:]
 
     def _hold(self, block: int) -> None:
         self._free.pop(block, None)
         self._num_holders[block] += 1
-
-    def _let_go(self, block: int) -> None:
-        self._num_holders[block] -= 1
-        if self._num_holders[block] == 0:
-            self._free[block] = None
-            key = self._keys.get(block)
-            self._free.move_to_end(block, last=key is not None)
-            if self.snapshots is not None and key is not None:
-                self.snapshots.touch(key)
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
