@@ -48,8 +48,7 @@ class AdapterGroup(WorkerGroup[StepT, OutputT], Generic[StepT, OutputT]):
     def _take_report(self, frames: Frames) -> bool:
         if not adapter_messages.is_adapter_report(frames):
             return super()._take_report(frames)
-        if self._adapter_inbox is not None:
-            self._adapter_inbox.take(frames)
+        self._put(frames, self._adapter_inbox)
         return True
 
     @property
@@ -87,8 +86,7 @@ class TargetGroup(AdapterGroup[StepInput, VerifyOutput]):
     def _take_report(self, frames: Frames) -> bool:
         if not is_load_report(frames):
             return super()._take_report(frames)
-        if self._load_inbox is not None:
-            self._load_inbox.take(frames)
+        self._put(frames, self._load_inbox)
         return True
 
     @property

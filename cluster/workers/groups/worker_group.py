@@ -19,6 +19,7 @@ from cluster.workers.groups.roles import OutputT, Role, StepT, num_tokens
 from cluster.workers.groups.step_deadline import StepDeadline
 from cluster.workers.messages import draft_serialization, serialization
 from cluster.workers.messages.frames import Frames
+from cluster.workers.messages.head_messages import LoadInbox
 from cluster.workers.messages.profile_messages import (
     END,
     WRITING_S,
@@ -87,7 +88,8 @@ class WorkerGroup(Generic[StepT, OutputT]):
         self._sockets: list[StepSocket] = []  # by rank
         self._rank_of: dict[Any, int] = {}  # by the socket's pollable
         self._closed_at_s: dict[int, float] = {}  # by rank that has closed its socket
-        self._deadline_s = math.inf
+        self._waits_since_s = math.inf  # the last step was sent, or the last answer received
+        self._is_warm = False
         self._received: deque[tuple[int, Frames]] = deque()  # by rank, unprocessed
         self._pending: deque[_PendingStep] = deque()  # whose outputs are not collected
         self._num_late = 0  # the first ones of these, which `collect` has given up
@@ -112,14 +114,14 @@ class WorkerGroup(Generic[StepT, OutputT]):
             raise
 
     def begin(self, step: StepT) -> None:
-        """Send a step to every rank. Its deadline runs from now, or from the previous answer."""
+        """Send a step to every rank. Its deadline runs from now, or from the last answer."""
         pending = _PendingStep(step.step_id, num_tokens(step), self._clock())
         if self._role.has_output(step):
             self._pending.append(pending)
         if self._role.drafts_ahead(step):
             self._pending_ahead.append(pending)
         self._num_catching_up += self._role.catches_up(step)
-        self._set_deadline()
+        self._waits_since_s = pending.sent_s
         self._send_to_all(self._role.encode(step))
 
     def collect(self) -> OutputT:
@@ -198,7 +200,6 @@ class WorkerGroup(Generic[StepT, OutputT]):
     def _decode(self, frames: Frames) -> OutputT:
         output, pending = self._role.decode(frames), self._pending.popleft()
         assert output.step_id == pending.step_id, "the output of another step"
-        self._set_deadline()  # of the next answer, if its step was sent already
         return output
 
     def poll_busy(self) -> bool:
@@ -275,13 +276,12 @@ class WorkerGroup(Generic[StepT, OutputT]):
 
         Detects a rank that ends meanwhile, and one that is not warm within `start_timeout_s`.
         """
-        deadline_s = self._clock() + self._spec.start_timeout_s
+        self._waits_since_s = self._clock()
         for rank, socket in enumerate(self.ranks.connect(self._context)):
             self._sockets.append(socket)
             self._poller.register(socket.pollable, zmq.POLLIN)
             self._rank_of[socket.pollable] = rank
         self._send_to_all(self._role.encode(self._role.empty_step))
-        self._deadline_s = deadline_s
         try:
             self._receive()
         except self._role.error:
@@ -289,12 +289,17 @@ class WorkerGroup(Generic[StepT, OutputT]):
             if loss is None or loss.cause is None:
                 raise
             raise loss.cause from None  # of the files: it needs no words about ranks
+        self._is_warm = True
 
-    def _set_deadline(self) -> None:
+    @property
+    def _is_overdue(self) -> bool:
+        """Return whether the next answer takes longer than it may."""
         limit_s = self._spec.step_timeout_s
-        if self._pending and not self._num_catching_up:
+        if not self._is_warm:
+            limit_s = self._spec.start_timeout_s
+        elif self._pending and not self._num_catching_up:
             limit_s = self._deadlines.limit_s(self._pending[0].num_tokens)
-        self._deadline_s = self._clock() + limit_s + self._extra_s
+        return self._clock() > self._waits_since_s + limit_s + self._extra_s
 
     @property
     def _extra_s(self) -> float:
@@ -321,13 +326,12 @@ class WorkerGroup(Generic[StepT, OutputT]):
             if self._read(math.ceil(min(self._check_period_ms, left_ms))):
                 continue
             self.check_alive()
-            if self._clock() > self._deadline_s:
+            if self._is_overdue:
                 raise self._role.error(f"the {self._spec.name} did not answer in time")
             if self._clock() > gives_up_s:
                 raise TimeoutError(f"the {self._spec.name} is late")
         rank, frames = self._received.popleft()
         self._previous_answer_s, self._answered_s = self._answered_s, self._clock()
-        self._set_deadline()
         if (reason := serialization.error_in(frames)) is not None:
             self._fail(rank, f"failed: {reason}")
         return frames
@@ -338,7 +342,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
             pass
         if (self._closed_at_s or self.ranks.are_shared) and not self._received:
             self.check_alive()
-        return bool(self._received) or self._clock() > self._deadline_s
+        return bool(self._received) or self._is_overdue
 
     @property
     def _check_period_ms(self) -> int:
@@ -361,14 +365,24 @@ class WorkerGroup(Generic[StepT, OutputT]):
         except TimeoutError as error:
             self._fail(rank, "stopped within a message", error)
         if not self._take_report(frames):
+            self._waits_since_s = self._clock()
             self._received.append((rank, frames))
         return True
 
     def _take_report(self, frames: Frames) -> bool:
         """Store a message that answers no step; return whether it was one."""
-        if is_report(frames) and self._profile is not None:
-            self._profile.take(frames)
-        return is_report(frames)
+        if not is_report(frames):
+            return False
+        self._put(frames, self._profile)
+        return True
+
+    def _put(self, report: Frames, inbox: ProfileInbox | LoadInbox | None) -> None:
+        """Store a report. The last one of an inbox begins a new limit, as ranks run steps again."""
+        extra_s = self._extra_s
+        if inbox is not None:
+            inbox.take(report)
+        if self._extra_s < extra_s:
+            self._waits_since_s = self._clock()
 
     def _fail(self, rank: int, reason: str, cause: Exception | None = None) -> NoReturn:
         raise self._role.error(f"rank {rank} of the {self._spec.name} {reason}") from cause

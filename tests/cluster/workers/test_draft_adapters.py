@@ -82,17 +82,17 @@ class DraftRanks(ThreadRanks):
 
     def _run(self):
         try:
-            while (frames := self._peer.receive()) != serialization.STOP:
+            while (frames := self.peer.receive()) != serialization.STOP:
                 if not is_for_adapters(frames):
                     step = draft_serialization.decode_draft_step(frames)
                     self.ids += [row.adapter_id for row in step.drafts]
-                    self._peer.send(answer_to_draft(frames))
+                    self.peer.send(answer_to_draft(frames))
                     continue
                 order = order_in(frames)
                 self.loads.append(order)
                 if isinstance(order, AdapterFile):
                     self.is_running.wait(30)
-                    self._peer.send(load_report(0, order.adapter_id, self.fault))
+                    self.peer.send(load_report(0, order.adapter_id, self.fault))
         except (PeerGoneError, OSError):
             return
 

@@ -5,6 +5,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from cluster.workers.groups.step_deadline import MIN_SAMPLES
 from cluster.workers.groups.supervisors import DraftSupervisor
 from cluster.workers.groups.worker_group import WorkerGroup
 from cluster.workers.messages import draft_serialization, serialization
+from cluster.workers.messages.profile_messages import WorkerProfileOrder
 from cluster.workers.transport.unix_socket import PeerGoneError, UnixListener, UnixSocket
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.sequences.sequence import Sequence
@@ -32,6 +34,7 @@ from specdec.types.draft_messages import (
 from specdec.types.drafts.draft_decision import DraftAhead
 from specdec.types.errors import TargetFailedError
 from specdec.types.messages import StepInput, StepRow, VerifyOutput
+from specdec.types.reports.profile import WorkerProfile
 from specdec.types.sampling.sampling_spec import SamplingRules
 from tests.clock import Clock
 from tests.specdec.engines import request
@@ -67,7 +70,7 @@ class ThreadRanks:
     def __init__(self, answer, directory):
         listener = UnixListener(directory / "rank")
         self._socket = UnixSocket.connect(directory / "rank", 60.0)
-        self._peer = listener.accept()
+        self.peer = listener.accept()
         self._answer = answer
         self.is_running = threading.Event()
         self.is_running.set()
@@ -88,14 +91,14 @@ class ThreadRanks:
         """The same."""
 
     def end(self):
-        self._peer.close()
+        self.peer.close()
 
     def _run(self):
         try:
-            while (frames := self._peer.receive()) != serialization.STOP:
+            while (frames := self.peer.receive()) != serialization.STOP:
                 self.is_running.wait(30)
                 time.sleep(self.delay_s)
-                self._peer.send(self._answer(frames))
+                self.peer.send(self._answer(frames))
         except (PeerGoneError, OSError):
             return
 
@@ -103,7 +106,7 @@ class ThreadRanks:
 def spec_of(directory, limits):
     return GroupSpec(
         "model", ModelSource("m", directory), "float32", "cpu", None, "auto", 1, limits, 1, (1,),
-        None, 60.0, 60.0, LogConfig(),
+        None, 90.0, 60.0, LogConfig(),
     )  # fmt: skip
 
 
@@ -166,18 +169,65 @@ def test_a_rank_that_has_closed_its_socket_is_lost_even_if_ray_reports_nothing(t
         target.collect()
 
 
-def test_the_first_step_has_the_full_limit(tmp_path, monkeypatch):
+def test_ranks_have_the_start_limit_until_they_are_warm(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_group, "_LIVENESS_CHECK_PERIOD_MS", 1)
+    spec = spec_of(tmp_path, EngineConfig(max_model_len=16, num_blocks=1))
+    ranks, seconds = ThreadRanks(answer_to_target, tmp_path), count()
+    ranks.is_running.clear()
+    with pytest.raises(TargetFailedError, match="did not answer in time"):
+        WorkerGroup(TARGET, spec, None, ranks, seconds.__next__)
+    assert 90 < next(seconds) < 100
+    ranks.is_running.set()
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch):
+    """A group with a step in flight, whose rank answers nothing, and its clock."""
     monkeypatch.setattr(worker_group, "_LIVENESS_CHECK_PERIOD_MS", 1)
     clock = Clock()
     group = group_of(TARGET, tmp_path, EngineConfig(max_model_len=16, num_blocks=1), clock)
     group.ranks.is_running.clear()
     group.begin(StepInput(1, (), (), (), ()))
-    clock.now_s += 59.9
+    yield group, clock
+    group.ranks.end()
+    group.ranks.is_running.set()
+    group.close()
+
+
+def is_lost_after(limit_s, group, clock):
+    clock.now_s += limit_s - 0.1
     assert not group._has_answer()
     clock.now_s += 0.2
+    assert group._has_answer()
     with pytest.raises(TargetFailedError, match="did not answer in time"):
         group.collect()
-    group.close()
+
+
+def test_the_first_step_has_the_full_limit(stopped):
+    is_lost_after(60, *stopped)
+
+
+def test_the_limit_of_a_second_step_in_flight_begins_with_the_first_answer(stopped):
+    group, clock = stopped
+    group.begin(StepInput(2, (), (), (), ()))
+    clock.now_s += 54
+    group.ranks.peer.send(serialization.encode_output(VerifyOutput(1, ())))
+    assert group.collect().step_id == 1
+    is_lost_after(60, group, clock)
+
+
+@pytest.mark.parametrize(("num_reports", "left_s"), [(0, 20), (1, 20), (2, 60)])
+def test_only_the_last_report_begins_a_limit(stopped, monkeypatch, num_reports, left_s):
+    """Until then ranks have 60 s more: the first may come from a rank that is not stopped."""
+    monkeypatch.setattr(WorkerGroup, "num_ranks", 2)
+    group, clock = stopped
+    order = WorkerProfileOrder("target", 1, "traces", 1)
+    group.begin_profile(order)
+    clock.now_s += 100
+    for rank in range(num_reports):
+        group.ranks.peer.send(order.report(WorkerProfile("target", rank, 1)))
+    assert not group._has_answer()
+    is_lost_after(left_s, group, clock)
 
 
 def test_the_first_prefill_after_decode_steps_has_the_full_limit(target):

@@ -28,6 +28,7 @@ from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput
 from specdec.types.ranks import AdapterTarget
 from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker import load_runner
+from tests.clock import Clock
 from tests.cluster.workers.groups.test_worker_group import ThreadRanks, answer_to_target, spec_of
 from tests.specdec.adapters import adapter_dir
 from tests.specdec.engines import engine_config
@@ -112,13 +113,13 @@ class ThreadRanksWithAdapters(ThreadRanks):
 
     def _run(self):
         try:
-            while (frames := self._peer.receive()) != serialization.STOP:
+            while (frames := self.peer.receive()) != serialization.STOP:
                 self.received.append(frames[0] if is_for_adapters(frames) else b"step")
                 if not is_for_adapters(frames):
-                    self._peer.send(answer_to_target(frames))
+                    self.peer.send(answer_to_target(frames))
                 elif isinstance(order := order_in(frames), AdapterFile):
                     time.sleep(self.delay_s)
-                    self._peer.send(load_report(0, order.adapter_id, self.fault))
+                    self.peer.send(load_report(0, order.adapter_id, self.fault))
         except (PeerGoneError, OSError):
             return
 
@@ -162,3 +163,11 @@ def test_a_group_reports_the_fault_of_a_rank(group):
     group.ranks.fault = "no such file"
     group.begin_adapter_load(ADAPTER)
     assert loaded(group) == "rank 0: no such file"
+
+
+def test_the_end_of_a_load_begins_a_new_limit(group):
+    group._clock = clock = Clock(time.monotonic())
+    group.begin_adapter_load(ADAPTER)
+    clock.now_s += 100
+    assert loaded(group) == ""
+    assert not group._has_answer(), "it is lost"

@@ -30,6 +30,7 @@ from specdec.types.drafters import HeadFile
 from specdec.types.messages import StepInput
 from specdec.types.ranks import HeadTarget
 from specdec.worker import HeadFiles, load_runner
+from tests.clock import Clock
 from tests.cluster.workers.groups.test_worker_group import (
     ThreadRanks,
     answer_to_target,
@@ -130,13 +131,13 @@ class ThreadRanksWithHead(ThreadRanks):
 
     def _run(self):
         try:
-            while (frames := self._peer.receive()) != serialization.STOP:
+            while (frames := self.peer.receive()) != serialization.STOP:
                 self.received.append(frames[0] if is_for_heads(frames) else b"step")
                 if not is_for_heads(frames):
-                    self._peer.send(answer_to_target(frames))
+                    self.peer.send(answer_to_target(frames))
                 elif isinstance(order := order_in(frames), HeadFile):
                     time.sleep(self.delay_s)
-                    self._peer.send(LoadReport(0, order.version, self.fault).encode())
+                    self.peer.send(LoadReport(0, order.version, self.fault).encode())
         except (PeerGoneError, OSError):
             return
 
@@ -187,3 +188,11 @@ def test_a_step_may_take_longer_while_a_head_is_loaded(group, monkeypatch):
     group.ranks.delay_s = 0.5
     group.begin_head_load(HEAD)
     assert run_step(group, MIN_SAMPLES).step_id == MIN_SAMPLES
+
+
+def test_the_end_of_a_load_begins_a_new_limit(group):
+    group._clock = clock = Clock(time.monotonic())
+    group.begin_head_load(HEAD)
+    clock.now_s += 100
+    assert loaded(group) == ""
+    assert not group._has_answer(), "it is lost"
