@@ -82,6 +82,8 @@ HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
 }
 """Meaning and buckets by name without the prefix."""
 
+_OF_STEPS = frozenset({ITERATION_TOKENS, BATCH_SIZE, DRAFT_TIME, VERIFY_TIME})
+
 CHAT = "chat"
 TEXT_COMPLETION = "text_completion"
 """Operations by OpenTelemetry's semantic conventions for generative AI."""
@@ -181,9 +183,11 @@ class Metrics:
 
     def __init__(self) -> None:
         self.num_requests = 0  # received, each choice counted as one
-        self._lock = Lock()  # of all histograms, as a request ends with an observation in each
+        self._lock = Lock()  # of requests, which end with an observation in each histogram
+        self._step_lock = Lock()  # another one: the engine's thread waits for no request
         self._histograms = {
-            name: Histogram(bounds, self._lock) for name, (_, bounds) in HISTOGRAMS.items()
+            name: Histogram(bounds, self._step_lock if name in _OF_STEPS else self._lock)
+            for name, (_, bounds) in HISTOGRAMS.items()
         }
         self._server_latencies: dict[tuple[str, str, str], Histogram] = {}
         self.ended = Counter(dict.fromkeys([*(each.value for each in FinishReason), ABORTED], 0))
@@ -200,7 +204,8 @@ class Metrics:
         return self._histograms[name]
 
     def observe(self, values: Mapping[str, float]) -> None:
-        """Count one observation in each histogram that is named."""
+        """Count one observation in each histogram that is named, none of them of steps."""
+        assert _OF_STEPS.isdisjoint(values), "histograms of steps have another lock"
         with self._lock:
             for name, value in values.items():
                 self._histograms[name].add(value)
@@ -286,6 +291,7 @@ class Metrics:
 
     def record_batch(self, num_sequences: int, num_tokens: int) -> None:
         """See StepRecorder."""
-        self._histograms[BATCH_SIZE].observe(num_sequences)
-        self._histograms[ITERATION_TOKENS].observe(num_tokens - self._num_tokens)
+        with self._step_lock:
+            self._histograms[BATCH_SIZE].add(num_sequences)
+            self._histograms[ITERATION_TOKENS].add(num_tokens - self._num_tokens)
         self._num_tokens = num_tokens

@@ -183,3 +183,13 @@ def test_the_parameters_and_the_longest_choice_of_a_request_are_observed(
     assert summary(metrics, names.PARAMS_MAX_TOKENS) == observed
     assert summary(metrics, names.MAX_GENERATION_TOKENS) == (1, 3)
     assert summary(metrics, names.TIME_PER_OUTPUT_TOKEN) == (1, 1.0)
+
+
+def test_histograms_of_steps_alone_have_their_lock(metrics):
+    of_steps = {names.DRAFT_TIME, names.VERIFY_TIME, names.BATCH_SIZE, names.ITERATION_TOKENS}
+    for name in names.HISTOGRAMS:
+        lock = metrics._step_lock if name in of_steps else metrics._lock
+        assert metrics[name]._lock is lock
+    with pytest.raises(AssertionError, match="another lock"):
+        metrics.observe({names.VERIFY_TIME: 0.5})
+    assert summary(metrics, names.VERIFY_TIME) == (0, 0.0)
