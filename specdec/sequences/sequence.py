@@ -175,7 +175,7 @@ class PromptReport:
         return Logprobs.join(self.parts or [Logprobs.nothing(num_best, len(given))])
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Sequence:
     """One choice of a request. KV exists for the first `num_computed_tokens` of `token_ids`.
 
@@ -193,7 +193,7 @@ class Sequence:
     ahead of it; else 0. num_pending_drafts: those of them that are drafts and may be rejected.
     block_keys: of its prefix, as `BlockManager.attach` extends them.
     prediction: its place in the predicted output; None without one.
-    arrival_s: when its request was added, by the engine's clock.
+    rank: its order in queue, batch and preemption, see `arrive`.
     prompt_report: None where none is requested, or it was sent; until then the whole prompt must be
     computed.
     choices: of its request, once that is open. streams_tokens: whether the output of a plain decode
@@ -208,7 +208,7 @@ class Sequence:
     detokenizer: IncrementalDetokenizer | None
     max_tokens: int | None = None
     leader: Sequence | None = None
-    arrival_s: float = 0.0
+    rank: tuple[float, int] = field(init=False)
     token_ids: list[int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = 0
@@ -236,6 +236,7 @@ class Sequence:
     opted_out: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.arrive(0.0)
         self.params = self.request.params
         options = self.params.speculation
         self.opted_out = options.enabled is False or options.num_speculative_tokens == 0
@@ -246,6 +247,14 @@ class Sequence:
         self.token_ids = [*self.request.prompt_token_ids, *self.request.resume_token_ids]
         if self.request.prediction is not None:
             self.prediction = PredictionCursor(self.request.prediction, self.num_prompt_tokens)
+
+    def arrive(self, now_s: float) -> None:
+        """Set the rank of a sequence that is added at a time; the lowest rank goes first.
+
+        Waiting counts as much as priority does, so that no request is starved: as all requests
+        age alike, their order never changes while they wait.
+        """
+        self.rank = now_s + AGEING_S * self.request.priority, self.seq_id
 
     @property
     def choice(self) -> int:
@@ -289,15 +298,6 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) + self.num_pending - self.num_computed_tokens
-
-    @property
-    def rank(self) -> tuple[float, int]:
-        """Order in queue, batch and preemption: the lowest rank goes first.
-
-        Waiting counts as much as priority does, so that no request is starved: as all requests
-        age alike, their order never changes while they wait.
-        """
-        return self.arrival_s + AGEING_S * self.request.priority, self.seq_id
 
     @property
     def admission(self) -> SequenceAdmission:
@@ -365,7 +365,7 @@ class Sequence:
         return len(self.token_ids) + self.num_pending == self.num_computed_tokens + 1
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Choices:
     """The sequences of one request.
 

@@ -89,7 +89,7 @@ class Scheduler:
         if not is_admitted:
             self._config.require_room(self.num_running + self.num_waiting, len(sequences))
         for seq in sequences:
-            seq.arrival_s = now_s
+            seq.arrive(now_s)
             insort(self._waiting, seq, key=_by_rank)
 
     def expired(self, now_s: float) -> list[Sequence]:

@@ -4,7 +4,7 @@
 import sys
 from collections.abc import Iterable
 from contextlib import contextmanager
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import grpc
@@ -73,8 +73,10 @@ def _parts(value):
         return value.values()
     if isinstance(value, list | tuple):
         return value[:50]
+    if is_dataclass(value) and not hasattr(value, "__dict__"):  # it has slots
+        return [getattr(value, each.name, None) for each in fields(value)]
     is_record = is_dataclass(value) or isinstance(value, BaseModel | ApiRequest)
-    return vars(value).values() if is_record and hasattr(value, "__dict__") else ()
+    return vars(value).values() if is_record else ()
 
 
 def assert_few(files, first):
