@@ -132,7 +132,7 @@ class Engine:
         self._scheduler.add(sequences, self._clock(), is_admitted=is_admitted)
         self._requests.add(request, sequences)
         self._next_seq_id += len(sequences)
-        self._counts.num_prompt_tokens += sum(seq.num_prompt_tokens for seq in sequences)
+        self._counts.num_prompt_tokens += len(sequences) * len(request.prompt_token_ids)
 
     def check(self, request: EngineRequest) -> None:
         """Raise InvalidValueError where `add` would for the request's values. Thread-safe.
@@ -233,7 +233,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Return whether `step` has anything to do."""
-        return bool(self._requests or self._steps or self._undelivered)
+        return bool(self._requests) or bool(self._steps) or bool(self._undelivered)
 
     @property
     def is_stalled(self) -> bool:
@@ -346,11 +346,12 @@ class Engine:
         if decision is None or len(self._steps) != 1:
             return False
         rows, self._drafting_ahead = self._drafts.rows_ahead(self._steps.rows, decision)
-        if rows:
-            if self._scheduler.num_running > self.config.max_num_seqs:
-                self._steps.release_ending(self.config.max_model_len)
-            self._send(rows)
-        return bool(rows)
+        if not rows:
+            return False
+        if self._scheduler.num_running > self.config.max_num_seqs:
+            self._steps.release_ending(self.config.max_model_len)
+        self._send(rows)
+        return True
 
     def _keep_batch(self, *, is_as_decided: bool) -> None:
         """Go on with the step that was begun ahead."""

@@ -258,28 +258,24 @@ class EngineThread(EngineClient):
             self._notify(settle, self._outcomes)
             self._outcomes = []
 
-    def _idle(self) -> tuple[bool, float | None]:
-        """Return whether to wait for a command, and for how long at most."""
-        if self.is_recovering:  # queued requests may expire while the target restarts
-            return not self._can_step, _RECOVERY_TICK_S
-        if self._can_step and self._engine.is_stalled:
-            return True, _STALL_TICK_S
-        return not self._can_step, None
-
     @property
     def _can_step(self) -> bool:
         return self.failure is None and not self.is_recovering and self._engine.has_work
 
     def _advance(self) -> None:
         """Expire requests and run a step, or wait for a command where there is no step."""
-        is_idle, timeout_s = self._idle()
-        if is_idle:
-            self._commands.wait(timeout_s)
-        if (self._can_step or self.is_recovering) and (
-            expired := self._engine.expire(time.monotonic())
-        ):
+        can_step = self._can_step
+        if self.is_recovering:  # queued requests may expire while the target restarts
+            self._commands.wait(_RECOVERY_TICK_S)
+        elif not can_step:
+            self._commands.wait(None)
+            return
+        elif self._engine.is_stalled:
+            self._commands.wait(_STALL_TICK_S)
+        if expired := self._engine.expire(time.monotonic()):
             self._notify(self._streams.expire, self._remote.expire(expired))
-        if self._can_step:
+            can_step = self._can_step
+        if can_step:
             self._step()
 
     def _step(self) -> None:

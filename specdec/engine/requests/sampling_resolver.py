@@ -134,6 +134,8 @@ def _stop_tokens(params: SamplingParams, vocab_size: int) -> set[int]:
 
 def _bad_words(params: SamplingParams, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Return the tokens of each word, as at the start of a text and as after a space."""
+    if not params.bad_words:
+        return ()
     spellings = (text for word in params.bad_words for text in (word, f" {word.lstrip()}"))
     encoded = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in spellings)
     return tuple(dict.fromkeys(tokens for tokens in encoded if tokens))

@@ -22,9 +22,9 @@ def begin_saves(
 
     Ranks resume what they admit before they take a snapshot, so that its slot may be used again.
     """
-    snapshots, found = blocks.snapshots, list[Save]()
-    if snapshots is None:
+    if (snapshots := blocks.snapshots) is None:
         return ()
+    found: list[Save] = []
     for each in admitted:
         snapshots.sent(each.seq_id)
     for seq, position in _ends(rows, blocks.block_size):

@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 
 from specdec.engine.engine_thread import EngineThread
+from specdec.engine.requests.outputs import StepOutputs
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import (
@@ -351,6 +352,15 @@ async def test_the_thread_blocks_while_it_has_no_work(loop, target):
     num_steps = (await loop.stats()).counts.num_steps
     await asyncio.sleep(0.2)
     assert (await loop.stats()).counts.num_steps == num_steps
+
+
+async def test_no_step_runs_when_the_only_request_has_expired(loop, monkeypatch):
+    steps = []
+    monkeypatch.setattr(loop._engine, "step", lambda: steps.append("step") or StepOutputs())
+    with pytest.raises(OverloadedError):
+        await tokens_of(loop, replace(request("late", PROMPT), queue_deadline_s=0.0))
+    await loop.stats()
+    assert steps == []
 
 
 async def test_an_unread_ended_request_does_not_count_towards_the_limit(loop, unjoined):
