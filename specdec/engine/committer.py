@@ -102,19 +102,38 @@ class Committer:
         """Commit a step with decodes of a run, as `_commit_rows` does."""
         sequences = rows.run.sequences
         tokens = zip(sequences, sampled.token_ids, strict=False)
-        if self._is_step_in_flight and self._adapters is None and not self._observes_undrafted:
-            committed = self._commit_repeated(tokens, outputs)
-        else:
+        committed: list[_CommittedRow] = []
+        if not self._is_step_in_flight or self._adapters is not None or self._observes_undrafted:
             committed = [
                 (seq, self._commit_token(seq, token_id))
                 for seq, token_id in tokens
                 if seq.status is SequenceStatus.RUNNING
             ]
+        elif rows.streams_on(sampled.token_ids, self._model.eos_token_ids):
+            self._commit_run(rows, sampled.token_ids[: len(sequences)], outputs)
+        else:
+            committed = self._commit_repeated(tokens, outputs)
         if rows.others:
             first = len(sequences)
             others = zip(sampled.seq_ids[first:], sampled.token_ids[first:], strict=True)
             committed += self._commit_rows(rows.others, dict(others), {}, failed)
         return committed
+
+    def _commit_run(
+        self, rows: RepeatedDecodes, token_ids: tuple[int, ...], outputs: StepOutputs
+    ) -> None:
+        """Commit a token of each sequence of a run, as `_commit_repeated` does; all go on."""
+        run = rows.run
+        for seq, token_id in zip(run.sequences, token_ids, strict=True):
+            seq.num_computed_tokens = len(seq.token_ids)
+            seq.token_ids.append(token_id)
+            seq.choices.num_output_tokens += 1
+        for seq in run.growing(rows.place + 1):
+            self._publish(seq)
+        self._counts.num_generated_tokens += len(token_ids)
+        outputs.sequences += run.sequences
+        outputs.request_ids += run.request_ids
+        outputs.token_ids += token_ids
 
     def _commit_repeated(
         self, tokens: Iterable[tuple[Sequence, int]], outputs: StepOutputs
@@ -124,7 +143,6 @@ class Committer:
         `_commit_token` without what those leave as it is: drafts, and the ends of block tables.
         Returns the rows that are not in `outputs`.
         """
-        going_on, further = outputs.sequences, outputs.token_ids
         eos_token_ids, block_size = self._model.eos_token_ids, self._blocks.block_size
         committed: list[_CommittedRow] = []
         num_open = 0
@@ -142,8 +160,9 @@ class Committer:
             if not num_computed % block_size:
                 self._publish(seq)
             if seq.streams_tokens:
-                going_on.append(seq)
-                further.append(token_id)
+                outputs.sequences.append(seq)
+                outputs.request_ids.append(seq.request.request_id)
+                outputs.token_ids.append(token_id)
                 continue
             buffered = seq.output_buffer.pass_token(token_id, is_last=False)
             committed.append((seq, None if buffered is None else output_of(seq, None, *buffered)))

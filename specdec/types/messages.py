@@ -157,6 +157,7 @@ class StepRow(NamedTuple):
         after them and are never verified.
     adapter_id: of the adapter that the sequence runs with; BASE_MODEL for none.
     max_end: of a pending row, the greatest `end` with which all its drafts could become output.
+        It is `open_length` of its sequence, unless that is 0.
     """
 
     seq_id: int

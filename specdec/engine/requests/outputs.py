@@ -35,19 +35,19 @@ class StepOutputs:
     """The outputs of a step. Those of plain decodes are made when they are read, for most are not.
 
     Read them before the next step, which changes the counts of those. whole: outputs that are made.
-    sequences, token_ids: decodes whose sequences go on, and their tokens.
+    sequences, request_ids, token_ids: decodes whose sequences go on, their requests and tokens.
     """
 
     def __init__(self) -> None:
         self.whole: list[EngineOutput] = []
         self.sequences: list[Sequence] = []
+        self.request_ids: list[str] = []
         self.token_ids: list[int] = []
 
     @property
     def delivery(self) -> Delivery:
         """The part that streams need, valid also after later steps."""
-        request_ids = [seq.request.request_id for seq in self.sequences]
-        return Delivery(self.whole, request_ids, self.token_ids)
+        return Delivery(self.whole, self.request_ids, self.token_ids)
 
     def __len__(self) -> int:
         return len(self.whole) + len(self.token_ids)

@@ -10,6 +10,7 @@ import collections.abc
 import math
 from collections.abc import Iterator, Set
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, TypeGuard
 
 from specdec.engine.scheduling.anticipated import Anticipated, Row
@@ -20,6 +21,8 @@ from specdec.types.errors import GrammarError
 from specdec.types.messages import PENDING_TOKEN, PLAIN_DRAFTING, StepRow, VerifiedRow
 
 Rows = collections.abc.Sequence[Row]
+
+_status = attrgetter("status")
 
 PENDING = (PENDING_TOKEN,)
 """The tokens of a row after one in flight."""
@@ -38,12 +41,18 @@ class DecodeRun:
     ) -> None:
         self.sequences, self.batch = sequences, -1
         self.seq_ids = tuple([seq.seq_id for seq in sequences])
+        self.request_ids = tuple([seq.request.request_id for seq in sequences])
         self._last_places, self._at_edge = last_places, at_edge
         self._next_end = min(last_places, default=math.inf)
 
     def ends_at(self, place: int) -> bool:
         """Return whether a sequence ends by its length with the step at a place."""
         return place >= self._next_end
+
+    @cached_property
+    def streams_tokens(self) -> bool:
+        """Return whether outputs are tokens alone, and end by length or end-of-sequence token."""
+        return all(seq.streams_tokens and seq.open_length for seq in self.sequences)
 
     def ending(self, place: int) -> list[Sequence]:
         """Return the running sequences that end by their length with the step at a place."""
@@ -63,6 +72,7 @@ class DecodeRun:
         last_places = [last for seq_id, last in ends if seq_id not in left]
         at_edge = [[seq for seq in each if seq.seq_id not in left] for each in self._at_edge]
         for seq, row in joined:
+            assert seq.open_length in (0, row.max_end), "`streams_on` compares no lengths"
             sequences.append(seq)
             last_places.append(place + row.max_end - row.end)
             at_edge[(place - row.num_computed_tokens) % len(at_edge)].append(seq)
@@ -96,12 +106,22 @@ class RepeatedDecodes(collections.abc.Sequence[Row]):
         """Return whether a result is a token of each row that samples, in their order."""
         return isinstance(verified, SampledTokens) and verified.seq_ids == self._sampling
 
-    @cached_property
+    @property
     def _sampling(self) -> tuple[int, ...]:
         seq_ids = self.run.seq_ids
         if self.others:
             seq_ids += tuple(row.seq_id for _, row in self.others if row.samples)
         return seq_ids
+
+    def streams_on(self, token_ids: tuple[int, ...], eos_token_ids: Set[int]) -> bool:
+        """Return whether the output of each sequence of the run is its token, and it goes on."""
+        run = self.run
+        if run.ends_at(self.place) or not run.streams_tokens:
+            return False
+        if not eos_token_ids.isdisjoint(token_ids):
+            return False
+        statuses = [*map(_status, run.sequences)]
+        return statuses.count(SequenceStatus.RUNNING) == len(statuses)
 
     def __len__(self) -> int:
         return len(self.run.sequences) + len(self.others)

@@ -1,17 +1,22 @@
 # Modules: specdec.engine.scheduling.decode_run, specdec.sequences.decode_rows
 """Steps that repeat the decodes of the step before: when they do, and what ends it."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from specdec.engine.requests.outputs import TargetLostError
 from specdec.engine.scheduling import step_drafts
+from specdec.engine.scheduling.decode_run import DecodeRun
+from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.decode_rows import RepeatedRows, SampledTokens
+from specdec.sequences.sequence import Sequence
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import TargetFailedError
 from specdec.types.messages import PENDING_TOKEN, StepRow, VerifiedRow
+from specdec.types.sampling.sampling_spec import SamplingRules
 from tests.specdec.engines import HashTarget, Transcript, engine_config, make_engine, request
 
 FIRST = tuple(StepRow(7 + i, 5 * i, (PENDING_TOKEN,), 0, True, max_end=90) for i in range(3))
@@ -49,20 +54,27 @@ def test_sampled_tokens_are_rows_of_one_token():
 
 
 class LostOnce(HashTarget):
-    """A target that is lost in the `collect` after `is_lost` is set."""
+    """A target that is lost in the `collect` after `is_lost` is set, with one end token."""
 
     is_lost = False
+    end_token: int | None = None  # the 13th token of a text that begins with 41
 
     def collect(self):
         if self.is_lost:
             raise TargetFailedError("lost")
         return super().collect()
 
+    def next_token(self, context):
+        if self.end_token is not None and context[0] == 41 and len(context) == 12:
+            return self.end_token
+        return super().next_token(context)
+
 
 class Engine:
     """Three sequences that decode, in an engine whose drafts are switched off."""
 
-    def __init__(self, directory, **changes):
+    def __init__(self, directory, *, detokenize=False, **changes):
+        self.detokenize = detokenize
         config = engine_config(3, async_scheduling=True, **{"max_num_seqs": 3, **changes})
         self._make_target = lambda: LostOnce(config.block_size, 383)
         self.target = self._make_target()
@@ -74,7 +86,7 @@ class Engine:
 
     def add(self, name, prompt, **params):
         params = {"max_tokens": NUM_TOKENS, **params}
-        self.engine.add(request(name, prompt, **params))
+        self.engine.add(replace(request(name, prompt, **params), detokenize=self.detokenize))
         self.expected[name] = self.target.continuation(prompt, params["max_tokens"])
         self.found[name] = Transcript()
 
@@ -93,8 +105,13 @@ class Engine:
             self.target = self._make_target()
             self.engine.replace_target(self.target)
         for output in outputs:
+            if not self.detokenize:
+                output = output.with_text("", (0,) * len(output.token_ids))
             self.found[output.request_id].add(output)
         self.engine.check_integrity()
+        for seq in self.engine._scheduler._running:
+            known = seq.seq_id, seq.token_ids, seq.num_computed_tokens
+            assert not self.engine._blocks.unpublished_keys(*known)
 
     @property
     def repeats(self):
@@ -108,6 +125,17 @@ class Engine:
         while self.engine.has_work:
             self.step()
         assert {name: each.token_ids for name, each in self.found.items()} == self.expected
+
+
+def test_a_row_of_another_length_than_its_sequence_is_refused():
+    seq = Sequence(7, request("a", [1, 2]), SamplingRules(), detokenizer=None)
+    run = DecodeRun([], [], [[]])
+    for open_length in (0, 90):
+        seq.open_length = open_length
+        assert run.changed(set(), [(seq, FIRST[0])], 0).ends_at(89)
+    seq.open_length = 89
+    with pytest.raises(AssertionError, match="compares no lengths"):
+        run.changed(set(), [(seq, FIRST[0])], 0)
 
 
 def test_all_steps_of_a_run_but_the_first_are_repeats(tiny_model_dir):
@@ -183,6 +211,7 @@ def random_run(directory, seed):
     random = Random(seed)
     run = Engine(
         directory,
+        detokenize=random.choice((True, False)),
         num_blocks=300,
         max_num_seqs=random.choice((3, 4, 8)),
         max_num_batched_tokens=random.choice((8, 11, 64)),
@@ -230,11 +259,19 @@ def test_a_sequence_that_waits_for_a_seat_does_not_end_the_run(tiny_model_dir):
     run.end()
 
 
-def test_a_length_and_a_stop_token_end_sequences_of_a_run(tiny_model_dir):
-    run = Engine(tiny_model_dir, max_num_seqs=5)
+@pytest.mark.parametrize("detokenize", [True, False])
+@pytest.mark.parametrize("kind", ["stop token", "end of sequence"])
+def test_a_length_and_a_token_end_sequences_of_a_run(tiny_model_dir, detokenize, kind):
+    run = Engine(tiny_model_dir, max_num_seqs=5, detokenize=detokenize)
     run.add("short", [40] * 6, max_tokens=8)
-    stop = run.target.continuation([41] * 6, 12)[-1]
-    run.add("stopped", [41] * 6, max_tokens=20, stop_token_ids=(stop,))
+    if kind == "stop token":
+        stop = run.target.continuation([41] * 6, 12)[-1]
+        params = {"stop_token_ids": (stop,)}
+    else:
+        [stop] = ModelConfig.from_directory(tiny_model_dir).eos_token_ids
+        run.target.end_token = stop
+        params = {"ignore_eos": False}
+    run.add("stopped", [41] * 6, max_tokens=20, **params)
     tokens = run.expected["stopped"]
     run.expected["stopped"] = tokens[: tokens.index(stop) + 1]
     run.end()
