@@ -247,16 +247,17 @@ def _unknown_field(
     field: str, value: object, path: Sequence[Any], model: type[RequestModel] | None
 ) -> InvalidValueError:
     """Return the error of a field that a request does not have; path: that of `field`."""
-    name = str(path[-1])[:_MAX_NAME_CHARS]
-    models = [*_models_below(model)] if model is not None else []
+    if model is None:
+        return UnknownFieldError(field, value, "")
+    name, models = str(path[-1])[:_MAX_NAME_CHARS], _models_at(path[:-1], model)
     for each in models:
         if name in each.refused:
             return InvalidValueError(field, value, each.refused[name])
-    parent = _parent_of(name, model) if model is not None else None
+    parent = _parent_of(name, model) if len(path) == 1 else None
     if parent is not None:
         limit = f'a field of {parent}, as in "{parent}": {{"{name}": ...}}'
         return InvalidValueError(field, value, limit)
-    fields = [field for each in models for field in each.model_fields]
+    fields = [known for each in models for known in each.model_fields]
     nearest = difflib.get_close_matches(name, fields, n=1, cutoff=0.6)
     return UnknownFieldError(field, value, f"did you mean {nearest[0]}?" if nearest else "")
 
@@ -274,13 +275,16 @@ def _parent_of(name: str, model: type[RequestModel]) -> str | None:
     return None
 
 
-def _models_below(model: type[BaseModel]) -> list[type[RequestModel]]:
-    """Return a model and the models of its fields, itself first."""
-    found = [model] if issubclass(model, RequestModel) else []
-    for each in model.model_fields.values():
-        for kind in _classes_in(each.annotation):
-            found += [other for other in _models_below(kind) if other not in found]
-    return found
+def _models_at(path: Iterable[Any], model: type[RequestModel]) -> list[type[RequestModel]]:
+    """Return the models that the object at a place of a request may have."""
+    models = [model]
+    for step in path:
+        if isinstance(step, str):
+            fields = [item for each in models for item in each.model_fields.items()]
+            found = [each for name, each in fields if (each.alias or name) == step]
+            kinds = [kind for each in found for kind in _classes_in(each.annotation)]
+            models = [kind for kind in kinds if issubclass(kind, RequestModel)]
+    return models
 
 
 def _classes_in(annotation: Any) -> list[type[BaseModel]]:

@@ -45,6 +45,17 @@ def failure_of_chat(body):
             "unknown field 'frequncy_penalty'; did you mean frequency_penalty?",
         ),
         ({"xyz": 1}, "xyz", "unknown field 'xyz'"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "returns": {}}}]},
+            "tools[0].function.returns",
+            "unknown field 'tools[0].function.returns'",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameter": {}}}]},
+            "tools[0].function.parameter",
+            "did you mean parameters?",
+        ),
+        ({"argument": "{}"}, "argument", "unknown field 'argument'"),
         ({"documents": ["x"]}, "documents", "it must be left out: put them into a message"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.function", "it must be given"),
         ({"tool_choice": "some"}, "tool_choice", "'none', 'auto' or 'required'"),
@@ -66,6 +77,7 @@ def test_the_error_names_the_invalid_field_and_its_limit(changes, param, message
     assert (failure.status, failure.grpc_code) == (400, StatusCode.INVALID_ARGUMENT)
     assert failure.details.param == param
     assert message in failure.details.message
+    assert failure.details.message.endswith("?") == ("did you mean" in message)
     assert failure.respond().body
 
 
