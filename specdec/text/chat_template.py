@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import re
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specdec.text.chat_rewrites import RefusedChatError, render_some_form
 from specdec.text.tiktoken_model import TIKTOKEN_CLASS
 from specdec.types.errors import InvalidValueError, reason_of
 from specdec.types.request import Conversation
@@ -29,7 +30,7 @@ _TRANSFORMERS_VARIABLES = frozenset({"raise_exception", "strftime_now", "continu
 """Template variables that transformers sets."""
 
 _PROBE = "a text in a message"
-"""The content of a message that shows which form of contents a template reads."""
+"""The content of messages that show how a template renders them."""
 
 _TRANSFORMERS_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """Tags around the assistant's text, used in training only and unknown to Jinja."""
@@ -110,12 +111,23 @@ class ChatTemplate:
             ("system", "d3d"),
             ("user", "e"),
         )
-        messages = tuple({"role": role, "content": content} for role, content in turns)
-        try:
-            text = self.render(Conversation(messages))
-        except InvalidValueError:
-            return False
+        messages = [{"role": role, "content": content} for role, content in turns]
+        text = self._example(self.plain_text, messages)
         return all(content in text for role, content in turns if role == "system")
+
+    @cached_property
+    def omits_calls(self) -> bool:
+        """Return whether the template renders only the first one of several calls in a message."""
+        names, ids = ("get_x1x", "get_y2y"), ("call00001", "call00002")
+        calls = [
+            {"id": each, "type": "function", "function": {"name": name, "arguments": {}}}
+            for each, name in zip(ids, names, strict=True)
+        ]
+        asked = {"role": "user", "content": _PROBE}
+        called = {"role": "assistant", "content": "", "tool_calls": calls}
+        results = [{"role": "tool", "tool_call_id": each, "content": _PROBE} for each in ids]
+        text = self._example(self.text, [asked, called, *results])
+        return [name in text for name in names] == [True, False]
 
     def options(self, *, has_tools: bool = True) -> frozenset[str]:
         """Return the variables that `template_kwargs` may set, with or without tools."""
@@ -131,22 +143,29 @@ class ChatTemplate:
     def render(self, conversation: Conversation) -> str:
         """Return the text of the prompt. Raises InvalidValueError if the template fails.
 
-        Arguments of calls that are no objects are passed as they are, and in objects to a template
-        that fails on them. The error quotes messages of `raise_exception` only, since other errors
-        of a template are not meant for clients.
+        A template that fails gets the conversation in the forms of `chat_rewrites`. The error
+        quotes messages of `raise_exception` only, since other errors of a template are not meant
+        for clients.
         """
         self._check(conversation)
-        messages = [dict(message) for message in conversation.messages]
-        if self._takes_parts(self._source(conversation)):
-            messages = [_with_parts(message) for message in messages]
-        for attempt in _attempts(messages):
-            try:
-                return self._rendered(conversation, attempt)
-            except Exception as error:  # a template is a program and can raise any exception
-                failure = error
-        given = f"{len(messages)} given"
-        limit = f"acceptable to the model's chat template, which {_failure(failure)}"
-        raise InvalidValueError("messages", given, limit) from failure
+        try:
+            return render_some_form(conversation, self._rendered)
+        except RefusedChatError as error:
+            refuses_tools = self._refuses_tools(error.chat)
+            field = "tools" if refuses_tools else "messages"
+            given = conversation.tools if refuses_tools else conversation.messages
+            limit = f"acceptable to the model's chat template, which {_failure(error)}"
+            raise InvalidValueError(field, f"{len(given)} given", limit) from error.failure
+
+    def _refuses_tools(self, conversation: Conversation) -> bool:
+        """Return whether the template renders a refused conversation without its tools."""
+        if not conversation.tools or self.text != self.plain_text:
+            return False
+        try:
+            self._rendered(replace(conversation, tools=()))
+        except Exception:  # as in `render_some_form`
+            return False
+        return True
 
     def answer_start(self, conversation: Conversation, prompt: str, marks: Sequence[str]) -> str:
         """Return the beginning of the answer in `prompt`, the rendered conversation.
@@ -185,7 +204,10 @@ class ChatTemplate:
         pairs = enumerate(zip(prompt, text, strict=False))
         return next((place for place, (ours, theirs) in pairs if ours != theirs), len(prompt))
 
-    def _rendered(self, conversation: Conversation, messages: list[dict[str, Any]]) -> str:
+    def _rendered(self, conversation: Conversation) -> str:
+        messages = [dict(message) for message in conversation.messages]
+        if self._takes_parts(self._source(conversation)):
+            messages = [_with_parts(message) for message in messages]
         unknown = set(self.unknown_options(conversation))
         given = conversation.template_kwargs.items()
         text: str = self._tokenizer.apply_chat_template(
@@ -215,18 +237,26 @@ class ChatTemplate:
         """
         if source not in self._reads_parts:
             message = {"role": "user", "content": _PROBE}
-            shows = [self._shows(source, each) for each in (message, _with_parts(message))]
+            forms = (message, _with_parts(message))
+            shows = [_PROBE in self._apply(source, [each]) for each in forms]
             self._reads_parts[source] = shows == [False, True]
         return self._reads_parts[source]
 
-    def _shows(self, source: str, message: dict[str, Any]) -> bool:
+    def _example(self, source: str, messages: Sequence[dict[str, Any]]) -> str:
+        """Return the text of an example chat; empty if the template fails."""
+        takes_parts = self._takes_parts(source)
+        return self._apply(
+            source, [_with_parts(each) if takes_parts else each for each in messages]
+        )
+
+    def _apply(self, source: str, messages: Sequence[dict[str, Any]]) -> str:
         try:
-            text = self._tokenizer.apply_chat_template(
-                [message], chat_template=source, tokenize=False, add_generation_prompt=True
+            text: str = self._tokenizer.apply_chat_template(
+                list(messages), chat_template=source, tokenize=False, add_generation_prompt=True
             )
-        except Exception:  # as in `render`
-            return False
-        return _PROBE in text
+        except Exception:  # as in `render_some_form`
+            return ""
+        return text
 
     def _check(self, conversation: Conversation) -> None:
         source = self._source(conversation)
@@ -261,48 +291,6 @@ def _with_parts(message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(content, str):
         return message
     return {**message, "content": [{"type": "text", "text": content}]}
-
-
-def _attempts(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield the messages, and those with objects for all arguments if these differ."""
-    yield messages
-    if (objects := [_with_objects(message) for message in messages]) != messages:
-        yield objects
-
-
-def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message in whose calls all arguments are objects."""
-    calls = message.get("tool_calls")
-    return {**message, "tool_calls": list(map(_with_object, calls))} if calls else message
-
-
-def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(call.get("function"), Mapping):
-        return {**call, "function": _with_object(call["function"])}
-    return {**call, "arguments": _as_object(call.get("arguments"))}
-
-
-def _as_object(arguments: object) -> Mapping[str, Any]:
-    """Return arguments as an object: the one that a malformed or cut text begins with, if any."""
-    if isinstance(arguments, Mapping):
-        return arguments
-    if isinstance(arguments, str) and arguments.lstrip().startswith("{"):
-        for read in (_first_value, _cut_value):
-            try:
-                return dict(read(arguments.lstrip()))
-            except (ValueError, RecursionError):
-                continue
-    return {"arguments": arguments}
-
-
-def _first_value(text: str) -> Any:
-    return json.JSONDecoder().raw_decode(text)[0]
-
-
-def _cut_value(text: str) -> Any:
-    from pydantic_core import from_json
-
-    return from_json(text, allow_partial="trailing-strings")
 
 
 def decoded_arguments(arguments: object) -> object:
@@ -349,10 +337,6 @@ def _parsed(text: str) -> tuple[Environment, Template]:
     return environment, environment.parse(_TRANSFORMERS_TAGS.sub("", text))
 
 
-def _failure(error: Exception) -> str:
+def _failure(error: RefusedChatError) -> str:
     """Describe the failure of a template; only messages of `raise_exception` are quoted."""
-    from jinja2 import TemplateError
-
-    if type(error) is not TemplateError:
-        return "failed on them"
-    return f"raised: {' '.join(str(error).split())}"
+    return f"raised: {' '.join(str(error).split())}" if error.is_described else "failed on them"

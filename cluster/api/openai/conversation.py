@@ -25,6 +25,7 @@ from cluster.api.openai.request_warnings import RequestWarning
 from cluster.api.openai.schemas.chat_schema import TEMPLATE_FIELDS, ChatRequest, Message, NamedTool
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.limits import MAX_TEXT_CHARS
+from specdec.text.chat_rewrites import with_one_system, with_single_calls
 from specdec.text.chat_template import ChatTemplate, decoded_arguments
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation
@@ -207,6 +208,8 @@ def make_conversation(
     messages = turns(request.messages)
     if _has_later_systems(messages) and not template.takes_later_systems:
         messages = with_one_system(messages)
+    if _has_several_calls(messages) and template.omits_calls:
+        messages = with_single_calls(messages)
     offered = tools.tools if tools else ()
     if not template.takes_tools:
         messages, offered = render_tools_as_text(messages, offered, form), ()
@@ -274,24 +277,8 @@ def _has_later_systems(messages: Sequence[Turn]) -> bool:
     return any(each["role"] == "system" for each in messages[1:])
 
 
-def with_one_system(messages: Sequence[Turn]) -> list[Turn]:
-    """Convert messages for a template that takes a system message only at the beginning.
-
-    The first ones become one. A later one becomes text of the user, in one message with the user's
-    messages around it: many templates require alternating roles.
-    """
-    merged: list[Turn] = []
-    follows_system = False
-    for turn in messages:
-        is_system, last = turn["role"] == "system", merged[-1] if merged else None
-        is_first = last is None or last["role"] == "system"
-        role = "user" if is_system and not is_first else turn["role"]
-        if last is not None and role == last["role"] and (is_system or follows_system):
-            last["content"] += f"\n\n{turn['content']}"
-        else:
-            merged.append({**turn, "role": role})
-        follows_system = is_system
-    return merged
+def _has_several_calls(messages: Sequence[Turn]) -> bool:
+    return any(len(each.get("tool_calls", ())) > 1 for each in messages)
 
 
 def render_tools_as_text(

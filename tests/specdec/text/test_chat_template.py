@@ -182,6 +182,59 @@ def test_a_template_that_is_nested_too_deeply_fails_as_others_do():
     assert _variables("{{ " + "(" * 5000 + " }}") == frozenset()
 
 
+NEEDS_A_DESCRIPTION = "{{ tools[0].function.description + '!' if tools }}" + PLAIN
+GEMMA = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}" + PLAIN
+)
+
+
+def test_a_template_that_refuses_a_chat_gets_another_form_of_it(backend):
+    turns = ({"role": "system", "content": "Be brief"}, *MESSAGES, *MESSAGES)
+    text = template(backend, GEMMA).render(Conversation(turns))
+    assert text == "[user]Be brief\n\nHi\n\nHi[assistant]"
+    assert template(backend, PLAIN).render(Conversation(turns)).startswith("[system]Be brief[user]")
+    assert template(backend, NEEDS_A_DESCRIPTION).render(Conversation(MESSAGES, (TOOL,))) == (
+        "![user]Hi[assistant]"
+    )
+    answered = Conversation(({"role": "assistant", "content": "Hi"},))
+    with pytest.raises(InvalidValueError, match="raised: roles must alternate"):
+        template(backend, GEMMA).render(answered)
+
+
+def test_tools_that_the_template_refuses_are_named(backend):
+    text = "{{ raise_exception('no tools') if tools }}" + PLAIN
+    with pytest.raises(InvalidValueError) as caught:
+        template(backend, text).render(Conversation(MESSAGES, (TOOL,)))
+    assert (caught.value.field, caught.value.value) == ("tools", "1 given")
+
+
+def test_messages_are_named_where_the_template_refuses_them_without_tools_too(backend):
+    rendered = []
+    made = template(backend, "{{ raise_exception('no tools') if tools }}" + PLAIN)
+    made._rendered = lambda chat: rendered.append(chat) or {}["refused"]
+    with pytest.raises(InvalidValueError) as caught:
+        made.render(Conversation(MESSAGES, (TOOL,)))
+    assert (caught.value.field, caught.value.value) == ("messages", f"{len(MESSAGES)} given")
+    assert [bool(each.tools) for each in rendered].count(False) == 1
+
+
+@pytest.mark.parametrize(
+    ("calls", "omits"),
+    [
+        ("{% for t in m.tool_calls or [] %}({{ t.function.name }}){% endfor %}", False),
+        ("{% if m.tool_calls %}({{ m.tool_calls[0].function.name }}){% endif %}", True),
+        ("{{ raise_exception('one') if m.tool_calls and m.tool_calls[1:] }}", False),
+        ("", False),
+    ],
+)
+def test_whether_a_template_omits_calls(backend, calls, omits):
+    for content in ("{{ m.content }}", "{{ m.content[0].text }}"):
+        text = "{% for m in messages %}" + content + calls + "{% endfor %}"
+        assert template(backend, text).omits_calls == omits
+
+
 LOOP = "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}"
 FILTER = "{{ (m.content | selectattr('type', 'equalto', 'text') | first).text }}"
 EITHER = "{% if m.content is string %}{{ m.content }}{% else %}" + LOOP + "{% endif %}"

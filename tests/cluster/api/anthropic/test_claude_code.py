@@ -11,6 +11,7 @@ from cluster.api.anthropic.conversion import to_chat
 from cluster.api.anthropic.messages import limit_to_context
 from cluster.api.anthropic.schema import MessagesRequest
 from cluster.api.openai.conversation import turns
+from specdec.text.tokenizer import Tokenizer
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling.sampling_params import SamplingParams
 
@@ -48,6 +49,36 @@ async def test_a_recorded_request_is_streamed_to_its_end(http, name):
     if name == "title":
         deltas = [json.loads(data) for kind, data in events if kind == "event: content_block_delta"]
         assert "".join(each["delta"]["text"] for each in deltas).startswith('{"title":"')
+
+
+ALTERNATING = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_a_template_with_alternating_roles_gets_a_text_after_a_result(
+    http, router, tiny_model_dir, monkeypatch, name
+):
+    """Claude Code adds a reminder to the results of calls. Gemma has no message of the system."""
+    template = Tokenizer(tiny_model_dir, ALTERNATING).chat_template
+    monkeypatch.setattr(router.text.tokenizer, "chat_template", template)
+    body = recorded("messages", name, short=True)
+    call = {"type": "tool_use", "id": "c1", "name": "ask", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "bread"}
+    reminder = {"type": "text", "text": "Be brief"}
+    turns = [
+        {"role": "user", "content": "Hi"},
+        {"role": "user", "content": "Ask"},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result, reminder]},
+    ]
+    response = await http.post(
+        "/v1/messages?beta=true", json={**body, "max_tokens": 4, "messages": turns}
+    )
+    assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize("name", RECORDED["counts"])

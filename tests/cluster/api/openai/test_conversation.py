@@ -3,15 +3,16 @@
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from cluster.api.openai.answer_reading import AnswerReading
 from cluster.api.openai.conversation import (
+    make_conversation,
     render_tools_as_text,
     tool_use,
     turns,
-    with_one_system,
 )
 from cluster.api.openai.parsers.pieces import CallStart, Content
 from cluster.api.openai.parsers.tool_format import HERMES, LLAMA, TOOL_FORMATS, Tool
@@ -49,6 +50,19 @@ def test_reasoning_of_an_earlier_answer_has_two_names():
     assert made["reasoning_content"] == made["reasoning"] == "hm"
 
 
+@pytest.mark.parametrize(("omits", "num_turns"), [(False, 3), (True, 4)])
+def test_calls_that_a_template_would_omit_have_messages_of_their_own(omits, num_turns):
+    """The template of gpt-oss renders the first call of a message."""
+    template = SimpleNamespace(takes_tools=True, takes_later_systems=True, omits_calls=omits)
+    calls = [CALL, {**CALL, "id": "c2"}]
+    results = [{"role": "tool", "content": "a", "tool_call_id": each} for each in ("c1", "c2")]
+    request = ChatRequest(messages=[{"role": "assistant", "tool_calls": calls}, *results])
+    made = make_conversation(request, None, template, LLAMA)
+    called = [each for each in made.messages if each["role"] == "assistant"]
+    assert [len(each["tool_calls"]) for each in called] == ([1, 1] if omits else [2])
+    assert len(made.messages) == num_turns
+
+
 def test_marks_of_caches_are_accepted():
     mark = {"cache_control": {"type": "ephemeral"}}
     part = {"type": "text", "text": "a", **mark}
@@ -56,21 +70,6 @@ def test_marks_of_caches_are_accepted():
         messages=[{"role": "user", "content": [part], **mark}], tools=[{**definition("f"), **mark}]
     )
     assert turns(request.messages) == [{"role": "user", "content": "a"}]
-
-
-def test_later_system_messages_become_text_of_the_user():
-    roles = "system", "system", "user", "system", "user", "assistant", "system", "tool", "user"
-    given = [{"role": role, "content": str(place)} for place, role in enumerate(roles)]
-    made = with_one_system(given)
-    assert [(each["role"], each["content"]) for each in made] == [
-        ("system", "0\n\n1"),
-        ("user", "2\n\n3\n\n4"),
-        ("assistant", "5"),
-        ("user", "6"),
-        ("tool", "7"),
-        ("user", "8"),
-    ]
-    assert given[0]["content"] == "0"
 
 
 def test_arguments_that_are_not_json_are_unchanged():
