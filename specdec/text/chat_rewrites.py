@@ -283,8 +283,10 @@ def _merged(turns: Sequence[Turn]) -> list[dict[str, Any]]:
 
 
 def _joined(turns: Sequence[Turn]) -> dict[str, Any]:
-    """Return one message of several of the same role."""
+    """Return one message of several of the same role, with a name only if all of them have it."""
     joined = {name: each for turn in turns for name, each in turn.items()}
+    if any(turn.get("name") != joined.get("name") for turn in turns):
+        del joined["name"]
     for name in ("content", *_REASONING) if len(turns) > 1 else ():
         if name in joined:
             joined[name] = "\n\n".join(turn[name] for turn in turns if turn.get(name))

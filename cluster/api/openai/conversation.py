@@ -32,6 +32,9 @@ from specdec.types.request import Conversation
 from specdec.types.sampling.sampling_params import StructuredOutput
 from specdec.types.validation import require_count
 
+_OBJECT_TYPES = ("object", ["object"], ["object", "null"], ["null", "object"])
+"""Types of a schema of arguments, which are an object in any case."""
+
 Turn = dict[str, Any]
 """A message in the format of chat templates."""
 
@@ -169,7 +172,7 @@ def _tools(request: ChatRequest) -> tuple[Tool, ...]:
     for index, each in enumerate(request.tools or ()):
         function = each.function
         parameters = function.parameters or {"type": "object"}
-        if parameters.get("type", "object") != "object":
+        if parameters.get("type", "object") not in _OBJECT_TYPES:
             name = f"tools[{index}].function.parameters.type"
             raise InvalidValueError(name, parameters["type"], "object")
         if any(function.name == other.name for other in tools):
@@ -251,6 +254,8 @@ def _turn(message: Message, where: str) -> Turn:
     )
     if reasoning is not None:  # templates read either name
         turn["reasoning_content"] = turn["reasoning"] = reasoning
+    if message.name is not None:
+        turn["name"] = message.name
     if role == "tool":
         turn["tool_call_id"] = message.tool_call_id or ""
     return turn

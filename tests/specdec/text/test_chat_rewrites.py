@@ -366,3 +366,21 @@ def test_later_system_messages_become_text_of_the_user():
         ("user", "8"),
     ]
     assert given[0]["content"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [(["Ada", "Ada"], "Ada"), (["Ada", "Bob"], None), ([None, "Bob"], None), (["Ada", None], None)],
+)
+def test_a_message_of_several_has_a_name_only_if_all_have_it(names, expected):
+    turns = [turn("user", "u", name=name) if name else USER for name in names]
+    named = []
+
+    def render(chat):
+        named.extend(each.get("name") for each in chat.messages[:1])
+        return alternating(chat)
+
+    assert render_some_form(Conversation((*turns, ANSWER)), render) == "user: u\n\nu | assistant: a"
+    assert named[-1] == expected
+    later = with_one_system([SYSTEM, turn("user", "u", name="Ada"), SYSTEM])
+    assert "name" not in later[-1]

@@ -74,7 +74,7 @@ class Message(RequestModel):
     content: str | Annotated[list[ContentPart], at_most(MAX_PARTS)] | None = option(
         "the text, or at most 1000 parts, joined by line breaks"
     )
-    name: str | None = option("accepted; not shown to the model")
+    name: str | None = option("passed to the chat template")
     tool_calls: Annotated[list[ToolCall], at_most(MAX_TOOLS)] | None = option(
         "in an assistant message; at most 128"
     )

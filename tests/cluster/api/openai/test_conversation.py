@@ -50,6 +50,11 @@ def test_reasoning_of_an_earlier_answer_has_two_names():
     assert made["reasoning_content"] == made["reasoning"] == "hm"
 
 
+def test_the_name_of_a_message_reaches_the_template():
+    [made] = turns([message(role="user", content="Hi", name="Ada")])
+    assert made == {"role": "user", "content": "Hi", "name": "Ada"}
+
+
 @pytest.mark.parametrize(("omits", "num_turns"), [(False, 3), (True, 4)])
 def test_calls_that_a_template_would_omit_have_messages_of_their_own(omits, num_turns):
     """The template of gpt-oss renders the first call of a message."""
@@ -204,6 +209,13 @@ def test_marks_that_are_special_tokens_are_shown_or_omitted():
     assert list(parser.feed('{"name": "a", "arguments": {}}'))
     assert parser.num_calls == 1
     assert not use(LLAMA, special=[HERMES.opening]).shows_special_tokens
+
+
+@pytest.mark.parametrize("kind", ["object", ["object"], ["object", "null"], ["null", "object"]])
+def test_the_type_of_arguments_may_be_a_list_with_object(kind):
+    [tool] = use(tools=[definition("a", parameters={"type": kind})]).tools
+    assert tool.parameters == {"type": kind}
+    assert use(tools=[definition("a", parameters={"type": kind})], tool_choice="required")
 
 
 @pytest.mark.parametrize(
