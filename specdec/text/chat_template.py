@@ -324,9 +324,10 @@ def _variables(text: str) -> frozenset[str]:
 
     try:
         environment, parsed = _parsed(text)
+        read = meta.find_undeclared_variables(parsed)  # compiles it, which finds unknown filters
     except (TemplateSyntaxError, RecursionError):
         return frozenset()
-    return frozenset(meta.find_undeclared_variables(parsed)) - set(environment.globals)
+    return frozenset(read) - set(environment.globals)
 
 
 def _parsed(text: str) -> tuple[Environment, Template]:

@@ -139,7 +139,9 @@ def test_variables_of_jinja_and_transformers_are_not_options(backend):
     assert template(backend, text).options() == {"tone"}
 
 
-@pytest.mark.parametrize("text", ["{{ 1 / 0 }}", "{{ messages[0].secret.part }}", "{{"])
+@pytest.mark.parametrize(
+    "text", ["{{ 1 / 0 }}", "{{ messages[0].secret.part }}", "{{", "{{ 'x' | no_filter }}"]
+)
 def test_a_fault_of_the_template_is_not_quoted(backend, text):
     with pytest.raises(InvalidValueError) as caught:
         template(backend, text).render(Conversation(MESSAGES))
