@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from functools import cached_property, partial
 from typing import Any
 
@@ -55,6 +55,7 @@ from cluster.serve.request_router import KV_CACHE_TOKENS
 from cluster.serve.router_factory import make_router
 from cluster.serve.start_errors import refusing_repeatable
 from cluster.workers.rank.heap import freeze_heap
+from cluster.workers.ray.ray_internals import is_replica_stopping
 from cluster.workers.ray.resources import FoundByDriver
 from cluster.workers.shared_draft.pool_seats import PoolSeats
 from specdec.types.adapters import AdapterOrder, AdapterReport
@@ -65,6 +66,10 @@ from specdec.types.responses import ModelInfo
 from specdec.types.samples import SampleBatch, SampleOrder
 
 logger = logging.getLogger(__name__)
+
+_STOP_POLL_S = 0.2
+_STALE_ROUTES_S = 1.0
+"""Time in which Serve's proxies may still send requests to a replica that it stops."""
 
 
 class RouterReplica:
@@ -113,7 +118,6 @@ class RouterReplica:
         admin = AdminServicer(self.operators, budget)
         expose_rpcs(admin, self)
         self._ingress = self._embedded_ingress(serve_config, admin, known, token)
-        self._is_complete = True
         await self._start(placement, found)
 
     def _limits(self, config: ServeConfig, keys: tuple[ApiKey, ...]) -> tuple[ApiKeys, ByteBudget]:
@@ -127,6 +131,9 @@ class RouterReplica:
 
     async def _start(self, placement: PlacementGroup | None, found: FoundByDriver | None) -> None:
         """Serve: alive at once, and ready once the models are warm."""
+        self._calls_have_ended = asyncio.Event()
+        self._stopping = asyncio.create_task(self._shut_down_when_stopped())
+        self._is_complete = True
         self.operators.control.start()
         if self._ingress is not None:
             await self._ingress.start()
@@ -286,13 +293,49 @@ class RouterReplica:
 
         It does so even before the constructor has returned, as when a start is interrupted.
         """
-        if not self._is_complete:
-            return
-        await self.drain()
-        await self.router.close()  # first, so that open streams end with an error
-        if self._ingress is not None:
-            await self._ingress.close()
-        await self.operators.control.close(self._replica_id, has_failed=self._has_failed)
+        if self._is_complete:
+            self._calls_have_ended.set()
+            await self._stopping
+
+    async def _shut_down_when_stopped(self) -> None:
+        """Drain and shut down once Serve stops the replica, before it kills the process.
+
+        Serve waits for open calls before it calls `__del__`, but a watch would never end.
+        """
+        await self._wait_for_stop()
+        try:
+            self.operators.stats_streams.drain()
+            ends_at_s = time.monotonic() + self.router.config.drain_timeout_s
+            await self._calls_end_within(min(_STALE_ROUTES_S, self.router.config.drain_timeout_s))
+            await self.drain(max(0.0, ends_at_s - time.monotonic()))
+        finally:
+            await self._close()
+
+    async def _wait_for_stop(self) -> None:
+        """Wait until Serve stops the replica, or until it calls `__del__`."""
+        try:
+            while not is_replica_stopping():
+                if await self._calls_end_within(_STOP_POLL_S):
+                    return
+        except Exception:
+            logger.exception("cannot read whether Serve stops this replica; it waits for its calls")
+            await self._calls_have_ended.wait()
+
+    async def _close(self) -> None:
+        """Close everything, even if a part of it fails."""
+        async with AsyncExitStack() as others:
+            others.push_async_callback(
+                self.operators.control.close, self._replica_id, has_failed=self._has_failed
+            )
+            if self._ingress is not None:
+                others.push_async_callback(self._ingress.close)
+            await self.router.close()  # first, so that open streams end with an error
+
+    async def _calls_end_within(self, timeout_s: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._calls_have_ended.wait()
+        return self._calls_have_ended.is_set()
 
 
 def _log_access(config: ServeConfig, access: AdminAccess, *, has_keys: bool) -> None:

@@ -1,5 +1,7 @@
 """Removes a replica and then changes a setting under sixteen streams; prints the results as JSON.
 
+Statistics are watched meanwhile, which Serve waits for.
+
 A separate program, because Ray reads its token from the environment at import.
 """
 
@@ -13,12 +15,12 @@ from dataclasses import replace
 from cluster.config.serve_config import ServeConfig
 from cluster.serve.startup import ServedModel, deploy, running_service
 from cluster.workers.ray.resources import FoundByDriver, memory_per_replica
-from specdec.client import Client, ClientError
+from specdec.client import AdminClient, Client, ClientError
 from specdec.engine.models.model_resolution import resolve_models
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.e2e.conftest import free_ports
 
-NUM_STREAMS = 16
+NUM_STREAMS, NUM_WATCHES = 16, 6
 LONG = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
 
 
@@ -66,22 +68,60 @@ class Streams:
         return "complete"
 
 
+class Watches:
+    """Clients that watch the statistics, on both replicas at first."""
+
+    def __init__(self, address):
+        self._address = address
+        self._open = threading.Barrier(NUM_WATCHES + 1)
+        self._threads = [threading.Thread(target=self._run) for _ in range(NUM_WATCHES)]
+        self.ends = Counter()
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        self._open.wait(60)
+        return self
+
+    def __exit__(self, *_):
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self):
+        with AdminClient(self._address) as client:
+            watch = client.watch(60.0)
+            next(watch)
+            self._open.wait(60)
+            try:
+                list(watch)
+            except ClientError as error:
+                self.ends[error.message.rpartition(": ")[2]] += 1
+
+
 def ignore(line):
     """Ignore progress messages."""
 
 
 def change(config):
-    """Count the outcomes of streams while a replica is removed, and while the other is replaced."""
+    """Count the outcomes of streams while a replica is removed, and while the other is replaced.
+
+    "watches": the ends of watches. "replicas": how many are listed, and lost, at last.
+    """
     memory_bytes = memory_per_replica(config)
-    ends = {}
+    ends, address = {}, f"127.0.0.1:{config.grpc_port}"
     with running_service(config, ignore):
         found = FoundByDriver(resolve_models(config, ignore), memory_bytes, config.most_replicas)
         one = replace(config, num_replicas=1)
-        for name, after in (("fewer", one), ("changed", replace(one, max_num_seqs=32))):
-            with Streams(f"127.0.0.1:{config.grpc_port}") as streams:
-                deploy([ServedModel(after, found)])
-            ends[name] = dict(streams.ends)
-    return ends
+        with Watches(address) as watches:
+            for name, after in (("fewer", one), ("changed", replace(one, max_num_seqs=32))):
+                with Streams(address) as streams:
+                    deploy([ServedModel(after, found)])
+                ends[name] = dict(streams.ends)
+        with AdminClient(address) as admin:
+            while len((status := admin.status()).replicas) > 1 and not status.num_lost_replicas:
+                time.sleep(1)
+    replicas = len(status.replicas), status.num_lost_replicas
+    return {"streams": ends, "watches": watches.ends, "replicas": replicas}
 
 
 if __name__ == "__main__":

@@ -90,11 +90,13 @@ def test_sixteen_streams_survive_the_removal_of_replicas(tiny_model_dir):
     command = [sys.executable, "-m", "tests.e2e.redeployed", str(tiny_model_dir)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=450)
     assert done.returncode == 0, done.stderr[-3000:]
-    ends = json.loads(done.stdout.splitlines()[-1])
-    print(ends)
-    for each in ends.values():
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    print(outcome)
+    for each in outcome["streams"].values():
         assert each.pop("complete") >= 16
         assert set(each) <= {"refused UNAVAILABLE"}, "a running stream did not complete"
+    assert outcome["watches"] == {"the service is draining; watch another replica": 6}
+    assert outcome["replicas"] == [1, 0], "a replica was killed before it had left"
 
 
 def test_replicas_are_added_under_load_and_removed_when_idle(tiny_model_dir, tmp_path):

@@ -115,6 +115,14 @@ def is_refusal_of_proxy(start: Mapping[str, Any]) -> bool:
     return is_text and start["status"] in (404, 503)
 
 
+def is_replica_stopping() -> bool:
+    """Return whether Serve has begun to stop the replica in this process."""
+    from ray._private import worker
+
+    actors = worker.global_worker.actors.values()
+    return any(each._replica_impl._shutting_down for each in actors)
+
+
 def delete_application(name: str) -> None:
     """Start to delete a Serve application, without waiting until it is gone."""
     from ray import serve

@@ -13,7 +13,7 @@ from ray import serve
 from ray._private import node, worker
 from ray._raylet import AuthenticationMode, get_authentication_mode
 from ray.serve import context
-from ray.serve._private import default_impl, grpc_util, http_util, proxy
+from ray.serve._private import default_impl, grpc_util, http_util, proxy, replica
 from ray.serve._private.client import ServeControllerClient
 from ray.serve._private.common import DeploymentID
 from ray.serve._private.controller import ServeController
@@ -114,6 +114,19 @@ def test_refusals_of_a_proxy_itself():
     assert "convert_object_to_asgi_messages" in not_found
     on_exception = inspect.getsource(http_util.send_http_response_on_exception)
     assert "convert_object_to_asgi_messages" in on_exception
+
+
+def test_a_replica_that_serve_stops(monkeypatch):
+    own = SimpleNamespace(_shutting_down=False)
+    actors = {"id": SimpleNamespace(_replica_impl=own)}
+    monkeypatch.setattr(worker, "global_worker", SimpleNamespace(actors=actors))
+    assert not ray_internals.is_replica_stopping()
+    own._shutting_down = True
+    assert ray_internals.is_replica_stopping()
+    stop = inspect.getsource(replica.Replica._perform_graceful_shutdown)
+    assert stop.index("_shutting_down = True") < stop.index("_drain_ongoing_requests")
+    assert "self._replica_impl" in inspect.getsource(replica.ReplicaActor.__init__)
+    assert "self.actors = " in inspect.getsource(worker.Worker.__init__)
 
 
 def test_an_application_is_deleted_without_waiting(monkeypatch):
