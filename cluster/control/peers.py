@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.config.network import DEFAULT_MODEL
 from cluster.observability.metric_definitions import FleetView
 from specdec.types.errors import NotReadyError, UnknownModelError
 from specdec.types.responses import ModelInfo
@@ -151,12 +152,20 @@ class Applications:
         """Return whether this application serves the model or adapter; "" stands for its own."""
         return model in ("", self._own_model) or model in self._own_adapters()
 
+    def require_own(self, model: str) -> None:
+        """Raise UnknownModelError, with all known names, unless this application serves the model.
+
+        Callers have been authenticated by then.
+        """
+        if not self.is_own(model) and model != DEFAULT_MODEL:
+            names = (*self._own_adapters(), *sorted(self._by_model), *sorted(self._by_adapter))
+            raise UnknownModelError(model, self._own_model, *names)
+
     async def find(self, model: str) -> PeerApplication | None:
         """Return the application that serves this model; None for this one.
 
         Raises NotReadyError for a model that was there in the last two minutes, as it may be
-        redeployed, and UnknownModelError with the names of all models if there is none: callers
-        have been authenticated by then.
+        redeployed, and UnknownModelError as `require_own` does.
         """
         if self.is_own(model):
             return None
@@ -166,11 +175,11 @@ class Applications:
         if model in self._by_model:
             return self._by_model[model]
         await self._find_adapters()
-        if model not in self._by_adapter:
-            self._expect(f"the model {model}", self._last_seen_at_s.get(model))
-            names = (*self._own_adapters(), *sorted(self._by_model), *sorted(self._by_adapter))
-            raise UnknownModelError(model, self._own_model, *names)
-        return self._by_adapter[model]
+        if model in self._by_adapter:
+            return self._by_adapter[model]
+        self._expect(f"the model {model}", self._last_seen_at_s.get(model))
+        self.require_own(model)
+        return None
 
     def expect_application(self, name: str) -> None:
         """Raise NotReadyError for another application that was there in the last two minutes."""

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cluster.config.network import DEFAULT_MODEL
 from cluster.config.serve_config import ServeConfig
 from cluster.observability.logs import current_request_id
 from cluster.observability.request_context import current_caller
@@ -49,10 +50,6 @@ if TYPE_CHECKING:  # front ends have no engine
     from specdec.engine.phases import RunningEngine
 
 _VERSION = version("specdec")
-
-DEFAULT_MODEL = "default"
-"""SGLang's name for the served model; an adapter of this name takes precedence."""
-
 
 _NO_LIMIT = nullcontext()
 

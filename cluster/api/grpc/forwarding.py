@@ -46,7 +46,7 @@ class ForwardedCall:
 
 @dataclass
 class _Context:
-    """Context of a call that another Router has forwarded; the methods are grpc's.
+    """Context of a call that another Router or a front end has sent here; the methods are grpc's.
 
     It is returned after the last message, for the status of the call.
     """
@@ -154,15 +154,20 @@ class Forwarding:
         return stream
 
     async def _find_peer(self, model: str, grpc_context: Any) -> PeerApplication | None:
-        """Return the application to forward to; None for a call that was forwarded here.
+        """Return the application to forward to; None for this one.
 
         The caller needs a key or token of this application too, before any other is looked up; the
-        call is admitted, and counts, where it is answered.
+        call is admitted, and counts, where it is answered. A call that was forwarded here must be
+        for this one: it is not forwarded in a loop.
         """
-        if isinstance(grpc_context, _Context) or self.applications.is_own(model):
+        if self.applications.is_own(model):
             return None
         self.check(grpc_context)
-        return await self.applications.find(check_model(model))
+        check_model(model)
+        if isinstance(grpc_context, _Context):
+            self.applications.require_own(model)
+            return None
+        return await self.applications.find(model)
 
     async def _ask(
         self, peer: PeerApplication, method: str, request: Any, grpc_context: Any

@@ -69,18 +69,22 @@ class ForwardedRequest:
 
 
 def is_forwarded(scope: Scope) -> bool:
-    """Return whether another Router forwarded a request, so that it is not forwarded in a loop."""
+    """Return whether another Router or a front end has sent a request here."""
     return _MARK in scope
 
 
 async def find_peer(
     applications: Applications | None, request: Request, model: str
 ) -> PeerApplication | None:
-    """Return the application to forward to; None for this one, and for a forwarded request.
+    """Return the application to forward to; None for this one.
 
-    Raises UnknownModelError if no application serves the model.
+    Raises UnknownModelError if no application serves the model, and for a forwarded request if this
+    one does not: it is not forwarded in a loop.
     """
-    if applications is None or is_forwarded(request.scope):
+    if applications is None:
+        return None
+    if is_forwarded(request.scope):
+        applications.require_own(model)
         return None
     return await applications.find(model)
 

@@ -88,6 +88,16 @@ async def test_the_own_model_is_not_looked_up():
     assert environment.num_lookups == 0
 
 
+async def test_the_default_model_is_the_own_one_unless_a_peer_has_this_name():
+    applications = Applications("a", Environment("b").list_peers)
+    assert await applications.find("default") is None
+    applications.require_own("default")
+    with pytest.raises(UnknownModelError, match="served: 'a', 'b'"):
+        applications.require_own("b")
+    applications = Applications("a", Environment("default").list_peers)
+    assert (await applications.find("default")).card.model == "default"
+
+
 async def test_a_model_is_looked_up_once():
     environment = Environment("b")
     applications = Applications("a", environment.list_peers)

@@ -1,12 +1,15 @@
 """A Router on a target without a model, and a front end linked to it in this process."""
 
+from dataclasses import replace
+
 import pytest
 
 from cluster.api.app import make_app
 from cluster.api.grpc.servicers import AdminServicer
+from cluster.control.peers import Applications
 from tests.cluster.admin_service import operator_service
 from tests.cluster.api.front_ends.linked import LinkedFrontEnd
-from tests.cluster.replica_on_hash_target import running_replica
+from tests.cluster.replica_on_hash_target import MODEL, running_replica
 
 
 @pytest.fixture
@@ -17,7 +20,7 @@ async def replica(tiny_model_dir, tmp_path):
 
 @pytest.fixture
 async def front_end(replica):
-    operators = operator_service(replica.link)
+    operators = replace(operator_service(replica.link), applications=Applications(MODEL))
     app = make_app(lambda: replica.router, lambda: operators)
     front_end = await LinkedFrontEnd.start(replica.router, app, AdminServicer(operators))
     yield front_end

@@ -1,25 +1,18 @@
 # Modules: cluster.api.front_ends.router_end, cluster.api.front_ends.router_client
-# Modules: cluster.api.front_ends.remote_engine, cluster.api.front_ends.relay
+# Modules: cluster.api.front_ends.remote_engine
 # Modules: cluster.api.front_ends.messages
 """Requests through a front end, and the ends of each side."""
 
 import asyncio
 import threading
-import time
 from array import array
 from dataclasses import replace
-from types import SimpleNamespace
 
-import grpc
-import httpx
 import pytest
 
-from cluster.api.app import make_app
 from cluster.api.front_ends.front_ends import state_of
-from cluster.api.front_ends.relay import RelayedAdminServicer
 from cluster.observability.request_context import current_caller
 from cluster.replica.orders import AbortOrder
-from protos.specdec.v1 import admin_pb2
 from specdec.types.errors import (
     AbortedError,
     GrammarError,
@@ -340,32 +333,6 @@ async def test_answers_for_training_are_kept_by_the_router(replica, front_end, m
     assert kept == [(array("i", [1, 2, 3]), 1, 0.5)]
 
 
-@pytest.fixture
-async def http(front_end):
-    def refuse():
-        raise AssertionError("not relayed")
-
-    app = front_end.app(make_app(lambda: front_end.router, refuse, has_peers=False))
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        yield client
-
-
-@pytest.fixture
-def fixed_time(monkeypatch):
-    """Set the time at which applications are made, since models are listed with it."""
-    monkeypatch.setattr(time, "time", lambda: 1_800_000_000.0)
-
-
-async def test_generation_is_answered_here_and_all_else_by_the_router(fixed_time, replica, http):
-    body = {"model": "tiny", "prompt": [11, 12], "max_tokens": 3}
-    assert (await http.post("/v1/completions", json=body)).json()["usage"]["completion_tokens"] == 3
-    for path in ("/health", "/ready", "/v1/models", "/v1/speculation", "/dashboard"):
-        through, own = await http.get(path), await replica.http.get(path)
-        assert (path, through.status_code, through.content) == (path, own.status_code, own.content)
-    assert (await http.get("/nothing")).status_code == 404
-
-
 async def test_a_call_of_the_router_ends_with_its_client(front_end):
     closed = asyncio.Event()
 
@@ -381,20 +348,3 @@ async def test_a_call_of_the_router_ends_with_its_client(front_end):
     assert [await anext(results), await anext(results)] == [5, 5]
     await results.aclose()
     await closed.wait()
-
-
-async def test_administration_is_relayed_with_its_status(front_end):
-    servicer, set_status = RelayedAdminServicer(front_end.client), []
-    context = SimpleNamespace(
-        invocation_metadata=lambda: (),
-        peer=lambda: "ipv4:127.0.0.1:5",
-        set_code=set_status.append,
-        set_details=lambda text: None,
-        set_trailing_metadata=lambda metadata: None,
-    )
-    state = await servicer.GetSpeculation(admin_pb2.GetSpeculationRequest(), context)
-    assert state.state.version >= 0
-    assert not set_status
-    order = admin_pb2.UnloadAdapterRequest(name="none")
-    await servicer.UnloadAdapter(order, context)
-    assert set_status[0] in grpc.StatusCode

@@ -65,6 +65,10 @@ class Servicer:
     def is_own(self, model):
         return model in ("", self.name)
 
+    def require_own(self, model):
+        if not self.is_own(model):
+            raise UnknownModelError(model, self.name)
+
     async def find(self, model):
         self.num_lookups += 1
         if self.other is None or model != self.other.name:
@@ -168,12 +172,13 @@ async def test_a_name_that_is_too_long_is_not_looked_up():
 
 
 async def test_a_forwarded_call_is_not_forwarded_again():
-    """Even if `b` forwards calls for that model."""
+    """Even if `b` forwards calls for that model; nor does `b` answer for it."""
     b = Servicer("b", Servicer("c"))
-    call = ForwardedCall("Detokenize", pb.DetokenizeRequest(model="c"), (), "")
-    answer, status = [each async for each in grpc_forwarding.answer(b, call)]
-    assert answer.text == "b"
-    assert status.code is None
+    for model, code in (("b", None), ("c", grpc.StatusCode.NOT_FOUND)):
+        call = ForwardedCall("Detokenize", pb.DetokenizeRequest(model=model), (), "")
+        answer, status = [each async for each in grpc_forwarding.answer(b, call)]
+        assert (answer.text, status.code) == ("b" if code is None else "", code)
+    assert b.num_lookups == 0
 
 
 class ServeContext(RayServegRPCContext):

@@ -8,7 +8,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
 from cluster.api.http import forwarding
-from cluster.api.http.forwarding import ForwardedRequest, forward, is_forwarded
+from cluster.api.http.forwarding import ForwardedRequest, find_peer, forward, is_forwarded
+from cluster.control.peers import Applications
+from specdec.types.errors import UnknownModelError
 
 
 def other_app():
@@ -96,6 +98,13 @@ async def test_an_unknown_path_gets_the_response_of_the_other(client):
     answer = await client.post("/a/nothing")
     assert answer.status_code == 404
     assert answer.json() == {"detail": "Not Found"}
+
+
+async def test_a_forwarded_request_must_be_for_the_application_that_gets_it():
+    request = Request(ForwardedRequest("POST", "/echo", b"", (), b"").scope)
+    assert await find_peer(Applications("a"), request, "a") is None
+    with pytest.raises(UnknownModelError, match="model 'b' is not served; served: 'a'"):
+        await find_peer(Applications("a"), request, "b")
 
 
 async def test_closing_a_stream_cancels_the_request(other):
