@@ -77,7 +77,8 @@ def _ingress(
     access = AdminAccess(start.admin_token, keys)
     limits = HttpLimits.of(config, has_keys=not keys.is_open, budget=budget)
     own = make_app(lambda: router, _no_operators, lambda: keys, lambda: limits, has_peers=False)
-    relay = CheckHost(LimitBodies(RelayHttp(client), lambda: limits), lambda: limits.hosts)
+    limited = LimitBodies(RelayHttp(client, access, keys), lambda: limits)
+    relay = CheckHost(limited, lambda: limits.hosts)
     return EmbeddedIngress(
         RelayOthers(own, relay),
         InferenceServicer(router, keys, budget=budget),

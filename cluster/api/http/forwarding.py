@@ -27,9 +27,9 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 @dataclass(frozen=True)
 class ForwardedRequest:
-    """A whole request. path: without the prefix of the application that received it.
+    """A request. path: without the prefix of the application that received it.
 
-    client: host and port, if known.
+    body: the whole, or of a front end what its Router reads. client: host and port, if known.
     """
 
     method: str
@@ -41,7 +41,7 @@ class ForwardedRequest:
 
     @classmethod
     def of(cls, request: Request, body: bytes) -> ForwardedRequest:
-        """Return a request whose body has been read already."""
+        """Return a request with what has been read of its body."""
         scope = request.scope
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         headers = tuple((bytes(name), bytes(value)) for name, value in scope["headers"])

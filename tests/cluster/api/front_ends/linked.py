@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
+from cluster.api.base.authentication import AdminAccess, ApiKeys
 from cluster.api.front_ends.front_ends import state_of
 from cluster.api.front_ends.messages import Start
 from cluster.api.front_ends.relay import GRPC, HTTP, RelayHttp, RelayOthers
@@ -42,7 +43,7 @@ class LinkedFrontEnd:
         return cls(end, client, FrontEndRouter(await client.started, client))
 
     def app(self, own: ASGIApp) -> ASGIApp:
-        return RelayOthers(own, RelayHttp(self.client))
+        return RelayOthers(own, RelayHttp(self.client, AdminAccess(), ApiKeys()))
 
     def close(self) -> None:
         self.client.close()
