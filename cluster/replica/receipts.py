@@ -25,6 +25,7 @@ from specdec.types.deadline import Deadline
 from specdec.types.errors import InvalidValueError, SpecdecError
 from specdec.types.reports.receipts import Receipt, ReceiptModel
 from specdec.types.responses import EngineOutput
+from specdec.types.sampling.sampling_params import SamplingDefaults
 
 if TYPE_CHECKING:
     from specdec.engine.receipts.signatures import SigningKey
@@ -32,35 +33,41 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+FutureModel = Future[ReceiptModel] | asyncio.Future[ReceiptModel]
+
+
 class Receipts:
     """Issues the receipts that requests ask for, and passes a share of all answers to an auditor.
 
-    For one event loop. The weights are read once, on a thread, where there is a key.
+    For one event loop.
     """
 
     def __init__(
         self,
         config: ServeConfig,
-        directory: Path,
-        model: ModelConfig,
-        max_model_len: int,
+        defaults: SamplingDefaults,
         metrics: Metrics,
         auditor: Auditor,
+        describe: Callable[[], FutureModel],
     ) -> None:
-        """Start to read the weights. Raises InvalidValueError for a file without a key."""
-        self._config, self._defaults = config, model.sampling_defaults
+        """describe: called where there is a key. Raises InvalidValueError for a file without one.
+
+        defaults: of the model.
+        """
+        self._config, self._defaults = config, defaults
         self._metrics, self._auditor = metrics, auditor
         self._random = random.Random()
         self._key: SigningKey | None = None
-        self._model = Future[ReceiptModel]()
-        self._model.set_running_or_notify_cancel()  # a request that waits for it cannot cancel it
         if config.receipt_key_file is not None:
             from specdec.engine.receipts.signatures import SigningKey  # imports cryptography
 
             self._key = SigningKey.read(config.receipt_key_file)
-            describe = partial(receipt_model, config, directory, model, max_model_len)
-            # A daemon, unlike those of an executor: reading the weights delays no exit.
-            Thread(target=_settle, args=(self._model, describe), daemon=True).start()
+            self._model = describe()
+
+    async def model(self) -> ReceiptModel:
+        """Return the description of the model, where there is a key; wait until it is known."""
+        # A request that waits for it does not cancel it.
+        return await asyncio.shield(asyncio.wrap_future(self._model))
 
     def check(self, request: EngineRequest) -> None:
         """Raise InvalidValueError for a request whose answer cannot have a receipt."""
@@ -114,7 +121,7 @@ class Receipts:
 
     async def _issue(self, answer: Answer) -> Receipt:
         assert self._key is not None, "the request was checked"
-        model = await asyncio.wrap_future(self._model)
+        model = await self.model()
         # On a thread: hashing long outputs would delay the other streams.
         receipt = await asyncio.to_thread(
             issue, answer, self._key, model, self._defaults, int(time.time())
@@ -139,6 +146,17 @@ class Receipts:
         params = request.params
         temperature = params.resolved(self._defaults).temperature
         require_seeded(params, temperature, params.speculation.verifier or default)
+
+
+def read_model(
+    config: ServeConfig, directory: Path, model: ModelConfig, max_model_len: int
+) -> Future[ReceiptModel]:
+    """Return the description of a model; start to read all weights for it, on a thread."""
+    future = Future[ReceiptModel]()
+    describe = partial(receipt_model, config, directory, model, max_model_len)
+    # A daemon, unlike those of an executor: reading the weights delays no exit.
+    Thread(target=_settle, args=(future, describe), daemon=True).start()
+    return future
 
 
 def _settle(future: Future[ReceiptModel], describe: Callable[[], ReceiptModel]) -> None:

@@ -19,6 +19,7 @@ from cluster.replica.instrumentation import Instrumentation
 from cluster.replica.orders import AbortOrder
 from cluster.replica.phases import Loading, Serving
 from cluster.replica.ray_executor import ReplicaExecutor
+from cluster.replica.receipts import FutureModel, read_model
 from cluster.replica.report import ReplicaLoad
 from cluster.replica.router import RoutedModel, Router
 from cluster.replica.sample_buffer import SampleBuffer
@@ -186,6 +187,9 @@ class ReplicaRouter(Router):
         Raises NotReadyError.
         """
         return await self.running_engine().thread.clear_prefix_cache()
+
+    def _describe_model(self) -> FutureModel:
+        return read_model(self.config, self.routed.directory, self._model, self.max_model_len)
 
     def _client(self) -> EngineThread:
         return self.running_engine().thread

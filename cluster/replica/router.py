@@ -23,7 +23,7 @@ from cluster.observability.request_context import current_caller
 from cluster.replica.auditor import Auditor
 from cluster.replica.instrumentation import Instrumentation
 from cluster.replica.preprocessor import Preprocessor
-from cluster.replica.receipts import Receipts
+from cluster.replica.receipts import FutureModel, Receipts
 from cluster.replica.sample_buffer import SampleBuffer
 from specdec.config.engine import EngineConfig
 from specdec.engine.metrics.metrics import Metrics
@@ -36,6 +36,7 @@ from specdec.text.grammar.matcher import Grammar
 from specdec.types.deadline import Deadline
 from specdec.types.errors import AbortedError, OverloadedError, TargetFailedError, UnknownModelError
 from specdec.types.messages import BASE_MODEL
+from specdec.types.reports.receipts import ReceiptModel
 from specdec.types.request import (
     Caller,
     DetokenizeRequest,
@@ -119,15 +120,22 @@ class Router(ABC):
         self._samples = samples
         tolerance = default_tolerance(config.resolved_dtype, config.quantization)
         self.auditor = Auditor(self._client, metrics, tolerance)
-        self._receipts = Receipts(
-            config, routed.directory, routed.model, self.max_model_len, metrics, self.auditor
-        )
+        defaults = routed.model.sampling_defaults
+        self._receipts = Receipts(config, defaults, metrics, self.auditor, self._describe_model)
         seed = config.seed
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
 
     @abstractmethod
     def _client(self) -> EngineClient:
         """Return the way to the engine. Raises NotReadyError while the models load."""
+
+    @abstractmethod
+    def _describe_model(self) -> FutureModel:
+        """Return the description of the model in receipts. Called by the constructor."""
+
+    async def receipt_model(self) -> ReceiptModel:
+        """Return that description, where there is a key; wait until it is known."""
+        return await self._receipts.model()
 
     @abstractmethod
     def running_engine(self) -> RunningEngine:

@@ -18,6 +18,9 @@ from cluster.api.base.authentication import ApiKey
 from cluster.replica.router import RoutedModel
 from specdec.types.errors import TargetFailedError
 
+RECEIPT_MODEL = "receipt_model"
+"""A method that every Router has: yields its ReceiptModel. Reading the weights takes minutes."""
+
 
 @dataclass(frozen=True)
 class RouterState:

@@ -6,18 +6,21 @@ import asyncio
 import itertools
 import socket
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from cluster.api.front_ends.channel import Channel, Message
-from cluster.api.front_ends.messages import RouterState, Start
+from cluster.api.front_ends.messages import RECEIPT_MODEL, RouterState, Start
 from cluster.api.front_ends.outputs import EncodedStep
 from cluster.api.front_ends.remote_engine import RemoteEngine
 from cluster.replica.instrumentation import Instrumentation
 from cluster.replica.orders import AbortOrder
+from cluster.replica.receipts import FutureModel
 from cluster.replica.router import Router
 from cluster.replica.sample_buffer import SampleBuffer
 from specdec.engine.metrics.metrics import Metrics
 from specdec.types.errors import NotReadyError, TargetFailedError
+from specdec.types.reports.receipts import ReceiptModel
 from specdec.types.request import Caller
 from specdec.types.sampling.sampling_params import SamplingParams
 
@@ -122,14 +125,13 @@ class FrontEndRouter(Router):
     ) -> None:
         """shared_load: see RemoteEngine."""
         routed, metrics = start.routed, Metrics()
-        config = routed.config
+        config, self._link = routed.config, client
         super().__init__(
             routed,
             metrics,
             Instrumentation(config, routed.replica, metrics),
             _Samples(config.training_buffer_tokens, config.training_cache_salt or "", client.send),
         )
-        self._link = client
         client.engine = self._engine = RemoteEngine(
             routed.engine, start.prefix, client.send, lambda: self.text.tokenizer, shared_load
         )
@@ -167,6 +169,17 @@ class FrontEndRouter(Router):
     def adapter_ids(self) -> Mapping[str, int]:
         """See Router."""
         return self._link.state.adapter_ids
+
+    def _describe_model(self) -> FutureModel:
+        async def ask() -> ReceiptModel:
+            async with aclosing(self._link.call(RECEIPT_MODEL, None)) as results:
+                model: ReceiptModel = await anext(results)
+                return model
+
+        task = asyncio.ensure_future(ask())
+        # Read the error: asyncio logs one that is not read, and the Router has logged it.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
 
     async def _compile(self, params: SamplingParams, caller: Caller) -> None:
         """Leave a grammar to the Router: a compiled one cannot be sent to another process."""

@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.api.front_ends.channel import Channel, Message
-from cluster.api.front_ends.messages import RouterState, Start
+from cluster.api.front_ends.messages import RECEIPT_MODEL, RouterState, Start
 from cluster.api.front_ends.outputs import OutputEncoder
 from cluster.replica.orders import INTERNAL_FAULT, AbortOrder
 from cluster.replica.replica_router import ReplicaRouter
 from specdec.engine.requests.outputs import Delivery
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.errors import NotReadyError, SpecdecError
+from specdec.types.reports.receipts import ReceiptModel
 from specdec.types.reports.stats import Counts
 from specdec.types.request import Caller
 
@@ -54,7 +55,7 @@ class RouterEnd:
         self._on_result = on_result
         self._on_listening = on_listening
         self._router = router
-        self._methods = methods
+        self._methods: Mapping[str, Method] = {**methods, RECEIPT_MODEL: self._receipt_model}
         self._prefix = start.prefix
         self._state: RouterState | None = None
         self._encoder = OutputEncoder()
@@ -170,6 +171,9 @@ class RouterEnd:
             self._encoder.close(unique_id)
         with suppress(NotReadyError):
             self._router.running_engine().thread.withdraw(unique_id)
+
+    async def _receipt_model(self, _argument: None) -> AsyncGenerator[ReceiptModel, None]:
+        yield await self._router.receipt_model()
 
     def _on_sample(self, *sample: Any) -> None:
         self._router.add_sample(*sample)

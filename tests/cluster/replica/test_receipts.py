@@ -6,6 +6,7 @@ import threading
 from array import array
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import httpx
@@ -117,8 +118,10 @@ class Slow:
 
 def receipts_of(router, directory):
     """Return further receipts of a Router's settings, which read the weights again."""
+    config, model = router.config, router._model
+    describe = partial(receipts.read_model, config, directory, model, 160)
     return receipts.Receipts(
-        router.config, directory, router._model, 160, router.metrics, router.auditor
+        config, model.sampling_defaults, router.metrics, router.auditor, describe
     )
 
 
