@@ -74,6 +74,7 @@ class EmbeddedIngress:
                 host=config.host,
                 port=config.http_port,
                 http=BoundedConnection,
+                lifespan="off",  # no application has one, and force_exit would not end it
                 log_config=None,  # otherwise its loggers get separate handlers
                 log_level=config.log_level,
                 access_log=config.log_level in ("debug", "info"),  # uvicorn formats it in any case
@@ -124,10 +125,17 @@ class EmbeddedIngress:
     async def close(self) -> None:
         """Report not ready, wait for running calls for _GRACE_S, and close both servers."""
         await self.set_ready(False)
+        await asyncio.gather(self._grpc.stop(_GRACE_S), self._close_http())
+
+    async def _close_http(self) -> None:
+        if self._http_task is None:
+            return
         self._http.should_exit = True
-        await self._grpc.stop(_GRACE_S)
-        if self._http_task is not None:
-            await self._http_task
+        await asyncio.wait([self._http_task], timeout=_GRACE_S)
+        for connection in tuple(self._http.server_state.connections):
+            connection.transport.abort()  # its client sends a body or reads a response slowly
+        self._http.force_exit = True  # do not wait for handlers that ignore that
+        await self._http_task
 
 
 def _new_grpc_server(
