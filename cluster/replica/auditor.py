@@ -84,19 +84,20 @@ class Auditor:
 
     async def _audited(self, answer: Answer) -> bool:
         """Replay all choices of an answer and count the result; return False for a busy engine."""
-        reports = []
+        reports, num_resumed = [], len(answer.request.resume_token_ids)
         for index, tokens in sorted(answer.outputs.items()):
             found = await self._compared(answer, Replay(tuple(tokens), index, self._tolerance))
             if found is None:
                 return False
-            report = ChoiceReport(index, len(tokens), len(answer.request.resume_token_ids))
+            report = ChoiceReport(index, len(tokens), num_resumed)
             reports.append(report.with_tokens(found, self._tolerance))
         for report in reports:
             if (wrong := report.impossible) is not None:
                 place = answer.request.request_id, report.index, wrong.position, wrong.margin
                 logger.error("audit of request %s: choice %d, position %d, margin %s", *place)
         outcome = ReceiptReport.of(tuple(reports), self._tolerance).outcome
-        self._metrics.count_audit(outcome.value, sum(map(len, answer.outputs.values())))
+        num_compared = sum(len(tokens) - num_resumed for tokens in answer.outputs.values())
+        self._metrics.count_audit(outcome.value, num_compared)
         return True
 
     async def _compared(self, answer: Answer, replay: Replay) -> Logprobs | None:

@@ -111,7 +111,8 @@ class Receipts:
             async for output in stream:
                 answer.add(output)
                 if output.is_last and is_audited:
-                    self._auditor.add(answer)
+                    for part in answer.sampled_parts:
+                        self._auditor.add(part)
                 if output.is_last and request.receipt:
                     with deadline.enforce() if deadline else nullcontext():
                         receipt = await self._issue(answer)

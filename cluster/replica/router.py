@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import secrets
 import time
@@ -11,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -169,14 +167,11 @@ class Router(ABC):
         call: GenerateRequest,
         *,
         deadline: Deadline | None = None,
-        is_admitted: bool = False,
         on_admitted: Callable[[], None] | None = None,
     ) -> Generation:
         """Start a request. It and its outputs raise the engine's errors, and `deadline.error`.
 
-        is_admitted: it continues an admitted request, so that neither a drain nor a full queue
-        rejects it, and it does not expire in the queue. on_admitted: called when the engine has
-        accepted it, while the first output is awaited.
+        on_admitted: called when the engine has accepted it, while the first output is awaited.
         """
         request_id = call.request_id or secrets.token_hex(8)
         current_request_id.set(request_id)
@@ -187,17 +182,15 @@ class Router(ABC):
         with limited, self.counting_refusal(call.params.n):
             try:
                 client = self._client_for(call.model)
-                if not is_admitted:
-                    client.require_room(call.params.n)
+                client.require_room(call.params.n)
                 with (preparation := client.prepare(request_id, current_caller.get())):
-                    request = await self._prepare(request_id, call, is_admitted=is_admitted)
+                    request = await self._prepare(request_id, call)
             except BaseException as error:
                 measured.on_refused(error)
                 raise
         self.metrics.num_requests += call.params.n
         measured.on_queued(call.params, request.seed)
-        stream = partial(client.generate, is_admitted=is_admitted, on_admitted=on_admitted)
-        outputs = stream(request, measured, preparation, deadline)
+        outputs = client.generate(request, measured, preparation, deadline, on_admitted=on_admitted)
         outputs = self._followed(call, request, outputs, deadline)
         return Generation(request_id, request.seed, outputs)
 
@@ -231,11 +224,8 @@ class Router(ABC):
         temperature = call.params.resolved(self._model.sampling_defaults).temperature
         return self._samples.recording(request, temperature, outputs)
 
-    async def _prepare(
-        self, request_id: str, call: GenerateRequest, *, is_admitted: bool
-    ) -> EngineRequest:
+    async def _prepare(self, request_id: str, call: GenerateRequest) -> EngineRequest:
         """Return an admitted request with token ids, compiled grammar and seed, if it may run."""
-        timeout_s = math.inf if is_admitted else self.config.queue_timeout_s
         params = call.params
         structure, prediction = params.structured_output, params.speculation.prediction
         request = EngineRequest.of(
@@ -246,7 +236,7 @@ class Router(ABC):
             adapter_id=self._adapter_of(call.model),
             request_id=request_id,
             prediction=None if prediction is None else await self._predicted_text(prediction),
-            queue_deadline_s=time.monotonic() + timeout_s,
+            queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
         if request.receipt:
             self._receipts.check(request)

@@ -50,16 +50,22 @@ class SampleBuffer:
         """Pass the outputs of an accepted request on, and record each choice that completes.
 
         A choice of a lossy verifier is not recorded: it is not the target's own text. Tokens that a
-        request resumes count as its prompt, since the client supplied them.
+        request resumes count as its prompt, since the client supplied them, and so does the mark
+        that a thinking budget adds, with what is before it.
         """
         prefix = (*request.prompt_token_ids, *request.resume_token_ids)
+        budget = request.thinking_budget
         answers: dict[int, array[int]] = {}
         async with aclosing(outputs) as stream:
             async for output in stream:
                 answer = answers.setdefault(output.choice, array("i", prefix))
                 answer.extend(output.token_ids)
                 if output.finish_reason and output.verifier not in LOSSY_VERIFIERS:
-                    self.add(answer, len(prefix), temperature)
+                    start = len(prefix)
+                    if budget is not None and (end := budget.end_of_mark(answer[start:])):
+                        self.add(answer[: start + budget.num_tokens], start, temperature)
+                        start += end
+                    self.add(answer, start, temperature)
                 yield output
 
     def take(self, order: SampleOrder) -> SampleBatch:

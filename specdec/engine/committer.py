@@ -11,7 +11,8 @@ from specdec.engine.loaded.drafter_versions import DrafterVersions
 from specdec.engine.requests.input_processor import has_allowed_token
 from specdec.engine.requests.open_requests import OpenRequests
 from specdec.engine.requests.outputs import StepOutputs, output_of
-from specdec.engine.requests.stop_checker import Stop, append, extend
+from specdec.engine.requests.stop_checker import AT_LIMIT, Stop, append, extend
+from specdec.engine.requests.thinking_budget import ThinkingBudgets
 from specdec.engine.scheduling.async_scheduling import CollectedStep, StepsInFlight
 from specdec.engine.scheduling.decode_run import RepeatedDecodes, Rows
 from specdec.engine.scheduling.speculator import Speculator
@@ -26,6 +27,8 @@ from specdec.types.errors import BadLogitsError, NoTokenLeftError, SpecdecError
 from specdec.types.messages import BASE_MODEL, PromptLogprobs, StepRow, VerifiedRow
 from specdec.types.reports.stats import Counts, DraftCounter
 from specdec.types.responses import EngineOutput
+
+_NO_TOKENS: tuple[int, ...] = ()
 
 _CommittedRow = tuple[Sequence, EngineOutput | None]
 """A sequence that a step had tokens for, and its output; None if that is sent later."""
@@ -45,7 +48,8 @@ class Committer:
         counts: Counts,
         drafters: DrafterVersions | None,
         head_method: str | None,
-        adapters: Adapters | None = None,
+        adapters: Adapters | None,
+        budgets: ThinkingBudgets,
     ) -> None:
         """Count tokens and prefill chunks in `counts`, and drafts in `drafts`.
 
@@ -63,6 +67,7 @@ class Committer:
         self._drafters = drafters
         self._head_method = head_method
         self._adapters = adapters
+        self._budgets = budgets
         self._head_version = CONFIGURED_VERSION  # of the step that is committed
         self._is_step_in_flight = False  # after the step that is committed
         self._observes_undrafted = False  # of that step, see Speculator
@@ -84,6 +89,7 @@ class Committer:
             committed = self._commit_rows(rows, _results(verified.rows), prompts, failed)
         if saves:
             end_saves(saves, valid, verified, self._blocks)
+        self._requests.readmit_restarted()  # the latest snapshots are known now
         self._speculator.end_step()
         self.drafts.end_step()
         made = [output for _, output in committed if output is not None]
@@ -225,26 +231,33 @@ class Committer:
     ) -> EngineOutput | None:
         """Add verified tokens to a sequence; return None if its output is buffered for later."""
         token_ids = verified.token_ids
-        num_kept, stop = self._append(seq, token_ids)
+        num_kept, closing_ids, stop = self._append(seq, token_ids)
         num_verified = _num_accepted(seq, row, token_ids)
         num_drafted = min(num_kept, num_verified)
-        self._count(seq, row, num_kept, num_verified, has_ended=stop is not None)
+        has_ended = stop is not None or bool(closing_ids)
+        self._count(seq, row, num_kept, num_verified, has_ended=has_ended)
+        seq.choices.num_output_tokens += len(closing_ids)
         self._speculator.observe(seq, row.draft_depth, num_verified)
-        if stop is None:
+        if stop is not None:
+            self._requests.finish(seq)
+        elif closing_ids:
+            self._requests.restart(seq)
+        else:
             seq.lookahead = _lookahead(row, verified)
             method = NgramConfig.name if verified.next_draft_is_lookup else self._head_method
             seq.head_draft = _head_draft(seq, verified, self._head_version, method)
             self._drop_rejected(seq)
-        else:
-            self._requests.finish(seq)
         logprobs = None if verified.logprobs is None else verified.logprobs[:num_kept]
-        seq.output_buffer.add(token_ids[:num_kept], logprobs, num_drafted)
+        seq.output_buffer.add(token_ids[:num_kept] + closing_ids, logprobs, num_drafted)
         if stop is None and not seq.output_buffer.is_due:
             return None
         return output_of(seq, stop, *seq.output_buffer.take())
 
     def _commit_token(self, seq: Sequence, token_id: int) -> EngineOutput | None:
         """Commit the token of a decode: `_commit_tokens` for a row without all that is optional."""
+        if seq.reaches_budget(1, self._max_model_len):
+            row = StepRow(seq.seq_id, 0, (token_id,), 0, True, adapter_id=seq.request.adapter_id)
+            return self._commit_tokens(seq, row, VerifiedRow(seq.seq_id, (token_id,)))
         stop = append(seq, token_id, self._model.eos_token_ids, self._max_model_len)
         seq.num_computed_tokens = num_computed = len(seq.token_ids) - 1
         if num_computed % self._blocks.block_size == 0:
@@ -265,18 +278,27 @@ class Committer:
         tokens = seq.output_buffer.pass_token(token_id, is_last=stop is not None)
         return None if tokens is None else output_of(seq, stop, *tokens)
 
-    def _append(self, seq: Sequence, token_ids: tuple[int, ...]) -> tuple[int, Stop | None]:
-        """Append tokens up to the one that ends the sequence; return their number and the end."""
-        stop, num_kept = None, 0
+    def _append(
+        self, seq: Sequence, token_ids: tuple[int, ...]
+    ) -> tuple[int, tuple[int, ...], Stop | None]:
+        """Append tokens up to the one that ends the sequence or its reasoning.
+
+        Returns their number, the tokens that a thinking budget adds after them, and the end.
+        """
+        stop, num_kept, closing_ids = None, 0, _NO_TOKENS
         eos_token_ids, max_model_len = self._model.eos_token_ids, self._max_model_len
         if extend(seq, token_ids, eos_token_ids):
             num_kept = len(token_ids)
         while stop is None and num_kept < len(token_ids):
             stop = append(seq, token_ids[num_kept], eos_token_ids, max_model_len)
             num_kept += 1
-        seq.num_computed_tokens = len(seq.token_ids) - 1
+            if stop is AT_LIMIT and seq.thinking_budget is not None:
+                closing_ids, stop = self._budgets.reach(seq)
+                if closing_ids:
+                    break
+        seq.num_computed_tokens = len(seq.token_ids) - len(closing_ids) - 1
         self._publish(seq)
-        return num_kept, stop
+        return num_kept, closing_ids, stop
 
     def _count(
         self,

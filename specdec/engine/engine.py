@@ -17,6 +17,7 @@ from specdec.engine.rank_updates import RankUpdates
 from specdec.engine.requests.input_processor import InputProcessor
 from specdec.engine.requests.open_requests import OpenRequests
 from specdec.engine.requests.outputs import StepOutputs, TargetLostError
+from specdec.engine.requests.thinking_budget import ThinkingBudgets
 from specdec.engine.scheduling.adapter_seats import seats_of
 from specdec.engine.scheduling.async_scheduling import StepsInFlight
 from specdec.engine.scheduling.decode_run import Rows, sent_rows
@@ -117,19 +118,19 @@ class Engine:
             self.drafters,
             None if head is None else head.name,
             self.adapters,
+            ThinkingBudgets(self.tokenizer, model.eos_token_ids, self.config.max_model_len),
         )
 
-    def add(self, request: EngineRequest, *, is_admitted: bool = False) -> None:
+    def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises InvalidValueError or OverloadedError, and then keeps nothing.
 
         Raises UnknownModelError for an adapter that was unloaded after the request selected it.
-        is_admitted: it continues an admitted request, which a full queue does not reject.
         """
         if request.request_id in self._requests:
             raise InvalidValueError("request_id", request.request_id, "unused by a running request")
         request = request.with_adapter(self._updates.use_adapter(request.adapter_id, request.model))
         sequences = self._inputs.sequences(request, self._next_seq_id, self.control)
-        self._scheduler.add(sequences, self._clock(), is_admitted=is_admitted)
+        self._scheduler.add(sequences, self._clock())
         self._requests.add(request, sequences)
         self._next_seq_id += len(sequences)
         self._counts.num_prompt_tokens += len(sequences) * len(request.prompt_token_ids)

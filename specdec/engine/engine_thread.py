@@ -106,10 +106,8 @@ class EngineThread(EngineClient):
         """See EngineClient; those of other processes count as well."""
         return self._streams.num_sequences + self._remote.num_sequences
 
-    def _add(
-        self, request: EngineRequest, *, is_admitted: bool, is_silent: bool
-    ) -> asyncio.Future[None]:
-        add = partial(self._engine.add, request, is_admitted=is_admitted)
+    def _add(self, request: EngineRequest, *, is_silent: bool) -> asyncio.Future[None]:
+        add = partial(self._engine.add, request)
         result = self.event_loop.create_future()
         command = Command(add, result, is_brief=True, is_silent=is_silent)
         return self._call(command, self._commands.put_with_others)
@@ -122,19 +120,16 @@ class EngineThread(EngineClient):
         request: EngineRequest,
         sink: StreamSink,
         on_end: Callable[[Exception | None], None],
-        *,
-        is_admitted: bool,
     ) -> None:
         """Add a request of another process, without waiting for it. Thread-safe.
 
         request: its id is unique. on_end: called with the error of `generate`, or None, on the
-        engine's thread. is_admitted: see `generate`.
+        engine's thread.
         """
 
         def add() -> None:
-            if not is_admitted:
-                self.require_admission(request.params.n)
-            self._engine.add(request, is_admitted=is_admitted)
+            self.require_admission(request.params.n)
+            self._engine.add(request)
             self._remote.open(request.request_id, request.params.n, sink)
 
         self._commands.put(Command(add, on_end=on_end, is_brief=True))

@@ -23,7 +23,7 @@ from specdec.types.messages import (
     Snapshot,
 )
 from specdec.types.reports.stats import SpeculationStats
-from specdec.types.request import GenerateRequest
+from specdec.types.request import GenerateRequest, ThinkingBudget
 from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.types.sampling.sampling_spec import ListedTokens, Replay, SamplingRules
 
@@ -200,6 +200,7 @@ class Sequence:
     is its token alone: there is one choice, without a text, and no stream interval.
     open_length: up to this number of tokens only an end-of-sequence token ends it.
     snapshot: that the states of its recurrent layers begin with, since it was last admitted.
+    thinking_budget: None once it was reached, or without one that can be.
     """
 
     seq_id: int
@@ -234,10 +235,11 @@ class Sequence:
     choices: Choices = field(init=False)
     params: SamplingParams = field(init=False)
     opted_out: bool = field(init=False)
+    thinking_budget: ThinkingBudget | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.arrive(0.0)
-        self.params = self.request.params
+        self.params, self.thinking_budget = self.request.params, self.request.thinking_budget
         options = self.params.speculation
         self.opted_out = options.enabled is False or options.num_speculative_tokens == 0
         self.block_keys = [root_key(self.request.cache_salt, self.request.adapter_id)]
@@ -280,10 +282,25 @@ class Sequence:
         return None if report is None else report.logprobs
 
     def max_length(self, max_model_len: int) -> int:
-        """Return the number of tokens at which it ends, if nothing ends it before."""
-        if self.max_tokens is None:
-            return max_model_len
-        return min(max_model_len, self.num_prompt_tokens + self.max_tokens)
+        """Return the number of tokens at which it ends, or its thinking budget is reached."""
+        most, start = max_model_len, self.num_prompt_tokens
+        if self.max_tokens is not None:
+            most = min(most, start + self.max_tokens)
+        budget = self.thinking_budget
+        return most if budget is None else min(most, start + budget.num_tokens)
+
+    def reaches_budget(self, count: int, max_model_len: int) -> bool:
+        """Return whether up to `count` more tokens may reach its thinking budget."""
+        if self.thinking_budget is None:
+            return False
+        return self.num_tokens + count >= self.max_length(max_model_len)
+
+    def drop_idle_budget(self, max_model_len: int) -> None:
+        """Drop a thinking budget that is reached only where it ends: no step runs ahead of one."""
+        budget, self.thinking_budget = self.thinking_budget, None
+        most = self.max_length(max_model_len) - self.num_prompt_tokens
+        if budget is not None and budget.num_tokens < most:
+            self.thinking_budget = budget
 
     def longest_open(self, max_model_len: int) -> int:
         """Return the greatest length at which only an end-of-sequence token can end it."""

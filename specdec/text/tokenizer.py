@@ -180,6 +180,11 @@ class Tokenizer:
         """
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
+    def decode_long(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text as `decode` does, but release the GIL while it is made."""
+        [text] = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
+        return text
+
     def text_of_token(self, token_id: int) -> str:
         """Return the text of a token within a text, where SentencePiece keeps its first space."""
         alone = self.decode((token_id,), skip_special_tokens=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,28 @@ Prompt = str | tuple[int, ...] | Chat | Conversation
 
 
 @dataclass(frozen=True)
+class ThinkingBudget:
+    """Limit of the reasoning of an answer, in tokens.
+
+    closing_ids: the tokens that end reasoning which is longer. is_open: returns whether a text, cut
+    anywhere, ends in reasoning; a front end pickles it.
+    """
+
+    num_tokens: int
+    closing_ids: tuple[int, ...]
+    is_open: Callable[[str], bool]
+
+    def end_of_mark(self, output: Sequence[int]) -> int:
+        """Return the number of tokens of an output up to the end of the mark; 0 without one.
+
+        A token that ends the answer may cut the mark.
+        """
+        end = min(len(output), self.num_tokens + len(self.closing_ids))
+        mark = tuple(output[self.num_tokens : end])
+        return end if mark and mark == self.closing_ids[: len(mark)] else 0
+
+
+@dataclass(frozen=True)
 class GenerateRequest:
     """A request to complete one prompt.
 
@@ -71,6 +93,7 @@ class GenerateRequest:
         with the same salt.
     allow_training: whether its tokens may train the draft head of the service, if that is enabled.
     receipt: whether the last output has a signed receipt of the tokens.
+    thinking_budget: of one choice without log-probabilities, receipt and resume_token_ids.
     """
 
     prompt: Prompt = field(repr=False)
@@ -83,6 +106,7 @@ class GenerateRequest:
     cache_salt: str = ""
     allow_training: bool = False
     receipt: bool = False
+    thinking_budget: ThinkingBudget | None = None
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import SpecdecError, TargetFailedError
 from specdec.types.messages import StepInput, StepRow, VerifyOutput
-from specdec.types.request import OWN_PROCESS
+from specdec.types.request import OWN_PROCESS, ThinkingBudget
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.chaos.history import CANCELLED, FINISHED, Call, Tokens, violations
@@ -40,6 +40,8 @@ BLOCK_SIZE = 4
 VOCAB_SIZE = 383
 MAX_MODEL_LEN = 48
 MAX_STEPS_TO_END = 3_000
+MARK = (13, 10)
+"""Appended where a thinking budget is reached; none of its tokens ends a call."""
 
 Deliver = Callable[[Sequence[EngineOutput]], Sequence[EngineOutput]]
 """Passes on the outputs that a stream has for its client; a test puts a fault in its place."""
@@ -245,7 +247,8 @@ class Simulation:
             stop_token_ids=choose(((), (), (12,))),
             ignore_eos=True,
         )
-        call = Call(name, (self._expected(prompt, params),) * params.n)
+        budget = choose((None, None, None, 2, 7)) if params.n == 1 else None
+        call = Call(name, (self._expected(prompt, params, budget),) * params.n)
         self._calls.append(call)
         request = EngineRequest(
             prompt,
@@ -256,6 +259,7 @@ class Simulation:
             cache_salt=choose(("", "salt")),
             queue_deadline_s=self._now_s + choose((3.0, 1e9)),
             detokenize=choose((True, False, False)),
+            thinking_budget=None if budget is None else ThinkingBudget(budget, MARK, bool),
         )
         self._send(Client(call, request))
 
@@ -272,10 +276,16 @@ class Simulation:
         else:
             self._clients[client.request.request_id] = client
 
-    def _expected(self, prompt: Tokens, params: SamplingParams) -> Tokens:
+    def _expected(self, prompt: Tokens, params: SamplingParams, budget: int | None) -> Tokens:
         assert params.max_tokens is not None
         room = min(params.max_tokens, MAX_MODEL_LEN - len(prompt))
         tokens = self._reference.continuation(prompt, room)
+        if budget is not None and budget < room:
+            known = [*tokens[:budget], *MARK]
+            num_left = room - len(known)
+            tokens = known[:budget]
+            if num_left > 0:
+                tokens = known + self._reference.continuation((*prompt, *known), num_left)
         ends = [i for i, token in enumerate(tokens) if token in params.stop_token_ids]
         return tuple(tokens[: ends[0] + 1] if ends else tokens)
 
@@ -295,7 +305,7 @@ class Simulation:
     def _reconnect(self) -> None:
         """Break a client's stream off, and have it go on with the tokens that it received."""
         client = self._some_client()
-        if client is None or client.request.params.n > 1:
+        if client is None or client.request.params.n > 1 or client.request.thinking_budget:
             return
         self._abort(client)
         request = replace(

@@ -85,7 +85,7 @@ class MessagesBuilder(ResponseBuilder):
         self._is_limited = call is not chat.calls[0]
         self._manages_context = request.context_management is not None
         self._reader = AnswerReader(chat.reading)
-        self.thinking_budget, self.forced_calls = chat.thinking_budget, chat.forced_calls
+        self.forced_calls = chat.forced_calls
         self._info = chat.info
         self._id = message_id
         self._blocks: list[dict[str, Any]] = []

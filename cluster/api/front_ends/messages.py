@@ -4,7 +4,7 @@ From the Router: `start` (Start); `state` (RouterState); `step` (outputs, and id
 have left the queue); `settled` (id, and why it was refused, or None); `expired` (ids); `failed`
 (error of all streams); `abort` (AbortOrder); `item` and `ended` (call, result or error); `stop`.
 
-From a front end: `listening`; `submit` (number, EngineRequest, Caller, is_admitted); `withdraw`
+From a front end: `listening`; `submit` (number, EngineRequest, Caller, is_silent); `withdraw`
 (id); `sample` (see SampleBuffer.add); `counts` (Counts, open streams); `call` (call, method,
 argument), `next` and `cancel` (call).
 """

@@ -55,13 +55,11 @@ class RemoteEngine(EngineClient):
         """Open streams, with those whose last output has not been read."""
         return self._streams.num_open
 
-    def _add(
-        self, request: EngineRequest, *, is_admitted: bool, is_silent: bool
-    ) -> asyncio.Future[None]:
+    def _add(self, request: EngineRequest, *, is_silent: bool) -> asyncio.Future[None]:
         unique_id, number = request.request_id, next(self._numbers)
         remote = _RemoteRequest(unique_id, number)
         self._by_id[unique_id] = self._by_number[number] = remote
-        self._send("submit", number, request, current_caller.get(), is_admitted, is_silent)
+        self._send("submit", number, request, current_caller.get(), is_silent)
         return remote.settled
 
     def _drop(self, unique_id: str) -> None:

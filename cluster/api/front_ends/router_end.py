@@ -111,41 +111,33 @@ class RouterEnd:
         getattr(self, f"_on_{kind}")(*arguments)
 
     def _on_submit(
-        self,
-        number: int,
-        request: EngineRequest,
-        caller: Caller,
-        is_admitted: bool,
-        is_silent: bool,
+        self, number: int, request: EngineRequest, caller: Caller, is_silent: bool
     ) -> None:
         if request.params.n == 1 and not request.detokenize:
             self._encoder.open(request.request_id, number)
         if request.params.structured_output is None:
-            self._submit(request, is_admitted, is_silent)
+            self._submit(request, is_silent)
         else:
             self._compiling.add(request.request_id)  # now: a withdrawal may follow at once
-            self._run(self._compile(request, caller, is_admitted, is_silent))
+            self._run(self._compile(request, caller, is_silent))
 
-    async def _compile(
-        self, request: EngineRequest, caller: Caller, is_admitted: bool, is_silent: bool
-    ) -> None:
+    async def _compile(self, request: EngineRequest, caller: Caller, is_silent: bool) -> None:
         """Submit a request with its grammar, which only this process can use."""
         unique_id, params = request.request_id, request.params
         if unique_id not in self._compiling:
             return  # it was withdrawn
         try:
-            if not is_admitted:
-                self._router.running_engine().thread.require_admission(params.n)
+            self._router.running_engine().thread.require_admission(params.n)
             grammar = await self._router.text.compile(params.structured_output, caller, params.n)
         except Exception as error:
             self._settle(unique_id, error)
         else:
             if unique_id in self._compiling:
-                self._submit(replace(request, grammar=grammar), is_admitted, is_silent)
+                self._submit(replace(request, grammar=grammar), is_silent)
         finally:
             self._compiling.discard(unique_id)
 
-    def _submit(self, request: EngineRequest, is_admitted: bool, is_silent: bool) -> None:
+    def _submit(self, request: EngineRequest, is_silent: bool) -> None:
         unique_id = request.request_id
         try:
             thread = self._router.running_engine().thread
@@ -156,7 +148,6 @@ class RouterEnd:
             request,
             self,
             lambda error: self._settle(unique_id, error, is_silent=is_silent),
-            is_admitted=is_admitted,
         )
 
     def _settle(self, unique_id: str, error: Exception | None, *, is_silent: bool = False) -> None:

@@ -23,7 +23,6 @@ from cluster.api.openai.parsers.pieces import Content, Reasoning
 from cluster.api.openai.request_warnings import RequestWarning
 from cluster.api.openai.schemas.sampling_fields import SamplingFields
 from cluster.api.openai.streams import DONE, PromptOutput
-from cluster.api.openai.thinking_budget import ThinkingBudget
 from cluster.api.openai.usage import UsageMeter
 from cluster.replica.router import Router
 from specdec.config.engine import MAX_STREAM_INTERVAL
@@ -169,7 +168,6 @@ class ResponseBuilder(ABC):
         self.calls = calls
         self.names = names
         self.meter = UsageMeter()
-        self.thinking_budget: ThinkingBudget | None = None
         self.forced_calls: ToolUse | None = None  # if the answer ends at a repeated one
 
     def is_large(self, output: EngineOutput) -> bool:

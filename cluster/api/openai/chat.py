@@ -49,12 +49,11 @@ from cluster.api.openai.schemas.sampling_fields import (
     speculation_options,
 )
 from cluster.api.openai.streams import PromptOutput
-from cluster.api.openai.thinking_budget import ThinkingBudget
 from cluster.replica.router import Router
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.types import responses
 from specdec.types.errors import InvalidValueError
-from specdec.types.request import GenerateRequest
+from specdec.types.request import GenerateRequest, ThinkingBudget
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling.sampling_params import SamplingParams
 
@@ -84,6 +83,7 @@ async def prepare_chat(
     reading = replace(reading, prefix=chat.answer_start)
     needs_names = request.logprobs or request.prompt_logprobs is not None
     call = generate_call(router, request, prompt, params, context.request_id)
+    call = replace(call, thinking_budget=await _thinking_budget(router, request, reading, context))
     forced = _repeating(request, tools)
     if forced is not None and not request.stream:
         call = replace(call, stream_interval=OUTPUT_INTERVAL)
@@ -94,7 +94,6 @@ async def prepare_chat(
         reading=reading,
         names=token_names(router, request) if needs_names else None,
     )
-    builder.thinking_budget = await _thinking_budget(router, request, reading, context)
     builder.forced_calls = forced
     if request.resume_token_ids and not reading.is_plain:
         detokenizer = IncrementalDetokenizer.of(router.text.tokenizer, params, prompt)
@@ -158,7 +157,7 @@ async def _thinking_budget(
             raise InvalidValueError("thinking_token_budget", count, limit)
     closing = f"\n{syntax.closings[0]}\n\n"
     token_ids = await router.text.encode(closing, add_special_tokens=False)
-    return ThinkingBudget(count, token_ids, syntax)
+    return ThinkingBudget(count, token_ids, syntax.is_open)
 
 
 class ChatBuilder(ChoicesBuilder["ChatWriter"]):

@@ -36,7 +36,6 @@ from cluster.api.openai.streams import (
     PendingOutputs,
     PromptOutput,
 )
-from cluster.api.openai.thinking_budget import ThinkingBudget, generate_within_budget
 from cluster.replica.router import Router
 from specdec.types.deadline import Deadline
 from specdec.types.request import GenerateRequest
@@ -149,8 +148,8 @@ def _outputs(
     on_admitted: Callable[[], None] | None = None,
 ) -> Outputs:
     """Return the outputs of a builder's requests; forced calls end at a repeated one."""
-    calls, budget = builder.calls, builder.thinking_budget
-    outputs = generate_outputs(router, calls, deadline, budget, on_admitted)
+    calls = builder.calls
+    outputs = generate_outputs(router, calls, deadline, on_admitted)
     if builder.forced_calls is None:
         return outputs
     return until_repeated(outputs, builder.forced_calls, calls[0].params.n)
@@ -160,19 +159,16 @@ def generate_outputs(
     router: Router,
     calls: Sequence[GenerateRequest],
     deadline: Deadline,
-    budget: ThinkingBudget | None = None,
     on_admitted: Callable[[], None] | None = None,
 ) -> Outputs:
     """Return the outputs of all calls as they arrive. Closing the generator aborts the requests.
 
-    budget: of the reasoning in the answer of a single call. on_admitted: called once the engine has
-    accepted all calls.
+    on_admitted: called once the engine has accepted all calls.
 
     Its outputs raise the errors of the router and the engine, and `deadline.error`.
     """
-    assert budget is None or len(calls) == 1, "a thinking budget for several prompts"
     if len(calls) == 1:
-        return _one(router, 0, calls[0], deadline, on_admitted, budget)
+        return _one(router, 0, calls[0], deadline, on_admitted)
     return _all(router, calls, deadline, on_admitted)
 
 
@@ -182,18 +178,13 @@ async def _one(
     call: GenerateRequest,
     deadline: Deadline,
     on_admitted: Callable[[], None] | None,
-    budget: ThinkingBudget | None = None,
 ) -> Outputs:
-    if budget is None:
-        started = await router.generate(call, deadline=deadline, on_admitted=on_admitted)
-        generated = started.outputs
-    else:
-        generated = generate_within_budget(router, call, deadline, budget, on_admitted)
+    started = await router.generate(call, deadline=deadline, on_admitted=on_admitted)
     try:
-        async for output in generated:
+        async for output in started.outputs:
             yield PromptOutput(index, output)
     finally:
-        await generated.aclose()  # as `aclosing` does, without its two coroutines
+        await started.outputs.aclose()  # as `aclosing` does, without its two coroutines
 
 
 async def _all(

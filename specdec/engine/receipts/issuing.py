@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from specdec.sequences.sequence import EngineRequest
@@ -44,6 +44,21 @@ class Answer:
         tokens.extend(output.token_ids)
         if output.finish_reason is not None:
             self.ends[output.choice] = output
+
+    @property
+    def sampled_parts(self) -> tuple[Answer, ...]:
+        """The answer, or its parts before and after the mark that a thinking budget has added.
+
+        The latter resumes the former and the mark.
+        """
+        request, budget = self.request, self.request.thinking_budget
+        end = 0 if budget is None else budget.end_of_mark(self.outputs[0])
+        if budget is None or not end:
+            return (self,)
+        tokens = self.outputs[0]
+        before = Answer(request, {0: tokens[: budget.num_tokens]})
+        resumed = replace(request, resume_token_ids=tuple(tokens[:end]), thinking_budget=None)
+        return (before, Answer(resumed, {0: tokens})) if end < len(tokens) else (before,)
 
 
 def require_seeded(params: SamplingParams, temperature: float, verifier: str) -> None:

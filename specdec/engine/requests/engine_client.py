@@ -44,9 +44,7 @@ class EngineClient(ABC):
         self._preparations = Preparations()
 
     @abstractmethod
-    def _add(
-        self, request: EngineRequest, *, is_admitted: bool, is_silent: bool
-    ) -> asyncio.Future[None]:
+    def _add(self, request: EngineRequest, *, is_silent: bool) -> asyncio.Future[None]:
         """Give a request to the engine. The future raises what `Engine.add` raises.
 
         is_silent: nothing else is returned: the first output completes the future.
@@ -73,7 +71,6 @@ class EngineClient(ABC):
         preparation: Preparation | None = None,
         deadline: Deadline | None = None,
         *,
-        is_admitted: bool = False,
         on_admitted: Callable[[], None] | None = None,
     ) -> AsyncGenerator[EngineOutput, None]:
         """Stream a request's outputs, one per step and choice, or fewer for a reader that is late.
@@ -82,16 +79,16 @@ class EngineClient(ABC):
         aborts the request. Its id need not be unique; the outputs have another.
         Raises what `Engine.add` raises, AbortedError, the error of a failed output,
         TargetFailedError when the engine is lost, NotReadyError while draining, `deadline.error`.
-        preparation: of the request, if it had one. is_admitted: it continues an admitted one, so
-        no drain or full queue rejects it. on_admitted: called when the engine has accepted it.
+        preparation: of the request, if it had one. on_admitted: called when the engine has accepted
+        it.
         """
         preparation = preparation or Preparation(request.request_id)
-        self._admit(request, metrics, preparation, is_admitted=is_admitted)
+        self._admit(request, metrics, preparation)
         text = None if request.params.stop else OutputText(request, self._get_tokenizer())
         finished, stream = False, self._open(request, metrics, preparation, deadline)
         try:
             own, is_silent = request.for_stream(stream.unique_id), on_admitted is None
-            admission = self._add(own, is_admitted=is_admitted, is_silent=is_silent)
+            admission = self._add(own, is_silent=is_silent)
             await stream.wait_for(admission)
             if on_admitted is not None:
                 on_admitted()
@@ -107,17 +104,11 @@ class EngineClient(ABC):
                     metrics.on_broken_off(sys.exception())
 
     def _admit(
-        self,
-        request: EngineRequest,
-        metrics: RequestMetrics | None,
-        preparation: Preparation,
-        *,
-        is_admitted: bool,
+        self, request: EngineRequest, metrics: RequestMetrics | None, preparation: Preparation
     ) -> None:
         try:
             preparation.require_alive()
-            if not is_admitted:
-                self.require_admission(request.params.n)
+            self.require_admission(request.params.n)
         except Exception as error:
             if metrics is not None:
                 metrics.on_broken_off(error)

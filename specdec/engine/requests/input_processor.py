@@ -44,6 +44,7 @@ def check_request(request: EngineRequest, config: EngineConfig, model: ModelConf
         raise ContextLengthError(config.max_model_len, len(request.prompt_token_ids), max_tokens)
     most = max_tokens or model.sampling_defaults.max_tokens or room
     _check_resumed(request, min(most, room), model.vocab_size)
+    _check_thinking_budget(request, model.vocab_size)
     if type(request.priority) is not int:  # the queue is sorted by it
         raise InvalidValueError("priority", request.priority, "a whole number")
     require_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
@@ -96,6 +97,16 @@ def _check_resumed(request: EngineRequest, max_tokens: int, vocab_size: int) -> 
     if len(resumed) >= max_tokens:
         limit = f"fewer than the {max_tokens} that the request may generate"
         raise InvalidValueError("resume_token_ids", f"{len(resumed)} tokens", limit)
+
+
+def _check_thinking_budget(request: EngineRequest, vocab_size: int) -> None:
+    budget, params = request.thinking_budget, request.params
+    if budget is None:
+        return
+    is_whole = not request.resume_token_ids
+    is_plain = params.n == 1 and params.logprobs is None and is_whole and not request.receipt
+    assert is_plain, "tokens of a mark are not sampled"
+    check_token_ids("thinking_token_budget", budget.closing_ids, vocab_size)
 
 
 def has_allowed_token(
@@ -194,6 +205,7 @@ class InputProcessor:
         seq = Sequence(
             seq_id, request, rules, detokenizer, max_tokens, leader, output_buffer=buffer
         )
+        seq.drop_idle_budget(self._config.max_model_len)
         seq.open_length = seq.longest_open(self._config.max_model_len)
         return seq
 

@@ -23,6 +23,7 @@ class OpenRequests:
         self._steps = steps
         self._speculator = speculator
         self._choices: dict[str, Choices] = {}
+        self._restarted: list[Sequence] = []
 
     def __len__(self) -> int:
         return len(self._choices)
@@ -69,6 +70,19 @@ class OpenRequests:
         self._scheduler.preempt(seq)
         self._steps.drop(seq)
         self.release(seq)
+
+    def restart(self, seq: Sequence) -> None:
+        """Compute a running sequence again that got further tokens; no step in flight has it."""
+        assert seq not in self._steps.sequences, "its row in flight would count"
+        self._scheduler.requeue(seq)
+        self._restarted.append(seq)
+        self.release(seq)
+
+    def readmit_restarted(self) -> None:
+        """Give sequences that were restarted their seats back, before any other can join."""
+        for seq in self._restarted:
+            self._scheduler.readmit(seq)
+        self._restarted.clear()
 
     def fail(self, seq: Sequence, error: SpecdecError) -> list[EngineOutput]:
         """End all choices of the request of a sequence that cannot go on.

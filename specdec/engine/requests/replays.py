@@ -42,6 +42,7 @@ def replay_request(request: EngineRequest, replay: Replay, priority: int = 0) ->
         params=params,
         priority=priority,
         receipt=False,
+        thinking_budget=None,
         allow_training=False,
         queue_deadline_s=math.inf,
         resume_token_ids=replay.token_ids[:-1],

@@ -24,6 +24,9 @@ class Stop:
     hides_token: bool = False
 
 
+AT_LIMIT = Stop(FinishReason.LENGTH)
+
+
 def append(
     seq: Sequence, token_id: int, eos_token_ids: Set[int], max_model_len: int
 ) -> Stop | None:
@@ -38,7 +41,7 @@ def append(
     stop = check_token(seq, token_id, eos_token_ids)
     if stop is not None:
         return stop
-    return Stop(FinishReason.LENGTH) if num_tokens >= seq.max_length(max_model_len) else None
+    return AT_LIMIT if num_tokens >= seq.max_length(max_model_len) else None
 
 
 def extend(

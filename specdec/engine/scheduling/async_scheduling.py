@@ -212,7 +212,7 @@ def schedule_ahead(
     anticipated: of the rows in flight. holds_drafts: whether the drafts after drafts are held by
         the target's ranks.
     """
-    if not _are_predictable(in_flight, holds_drafts=holds_drafts):
+    if not _are_predictable(in_flight, max_model_len, holds_drafts=holds_drafts):
         return []
     ending = ending_by_length(in_flight, max_model_len)
     with anticipated:
@@ -247,16 +247,21 @@ def rows_ahead(
         return []  # it is reported when the step is scheduled again
 
 
-def _are_predictable(in_flight: Rows, *, holds_drafts: bool) -> bool:
+def _are_predictable(in_flight: Rows, max_model_len: int, *, holds_drafts: bool) -> bool:
     """Return whether the next row of each sequence depends on what the target's ranks have alone.
 
     A grammar needs the token for the mask of the next position. Of rows with guesses the engine
-    does not know how many tokens they yield. A chunk of a prompt yields none.
+    does not know how many tokens they yield. A chunk of a prompt yields none. What follows a
+    thinking budget depends on the text.
     """
     return not any(
         seq.status is SequenceStatus.RUNNING
         and row.samples
-        and (seq.constraint is not None or (row.num_guesses and not holds_drafts))
+        and (
+            seq.constraint is not None
+            or (row.num_guesses and not holds_drafts)
+            or seq.reaches_budget(1 + row.draft_depth, max_model_len)
+        )
         for seq, row in in_flight
     )
 

@@ -175,6 +175,8 @@ class _Following:
     @property
     def is_known(self) -> bool:
         """Return whether no row depends on tokens that only the target knows."""
+        if any(seq.thinking_budget is not None for seq in self.ending):
+            return False
         return not any(
             row.num_guesses or (row.samples and seq.constraint is not None)
             for seq, row in self.in_flight

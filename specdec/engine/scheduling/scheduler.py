@@ -82,12 +82,9 @@ class Scheduler:
         """Return whether any running sequence has predicted output."""
         return self.load.num_predicted > 0
 
-    def add(
-        self, sequences: list[Sequence], now_s: float = 0.0, *, is_admitted: bool = False
-    ) -> None:
-        """Queue the choices of a request, which arrive at `now_s`; the rest as in `Engine.add`."""
-        if not is_admitted:
-            self._config.require_room(self.num_running + self.num_waiting, len(sequences))
+    def add(self, sequences: list[Sequence], now_s: float = 0.0) -> None:
+        """Queue the choices of a request, which arrive at `now_s`. Raises OverloadedError."""
+        self._config.require_room(self.num_running + self.num_waiting, len(sequences))
         for seq in sequences:
             seq.arrive(now_s)
             insort(self._waiting, seq, key=_by_rank)
@@ -256,8 +253,7 @@ class Scheduler:
         """
         if not self.draft_planner.may_have_guesses:
             return
-        sequences = [row.seq for row in self._decodes()]
-        for row in self.draft_planner.plan(sequences, most):
+        for row in self.draft_planner.plan([row.seq for row in self._decodes()], most):
             self._rows[row.seq.seq_id] = row
 
     def _return_guesses(self, planned: collections.abc.Sequence[ScheduledRow]) -> None:
@@ -365,15 +361,13 @@ class Scheduler:
         self.load.join(seq)
         if self._seats is not None:
             self._seats.admitted(seq)
-        row = ScheduledRow.of_prompt(seq, budget, self.blocks.snapshots)
-        self._rows[seq.seq_id] = row
+        row = self._rows[seq.seq_id] = ScheduledRow.of_prompt(seq, budget, self.blocks.snapshots)
         return row.num_tokens
 
     def _add_row(self, row: ScheduledRow) -> bool:
         """Reserve a row's blocks, preempting later sequences; return False if that fails."""
         seq = row.seq
-        needed = seq.num_computed_tokens + row.num_tokens
-        while not self.blocks.reserve(seq.seq_id, needed):
+        while not self.blocks.reserve(seq.seq_id, seq.num_computed_tokens + row.num_tokens):
             last = self._running[-1]
             if last is seq:
                 return False
@@ -389,10 +383,18 @@ class Scheduler:
 
     def preempt(self, seq: Sequence) -> None:
         """Free the blocks of a running sequence, which is then computed again."""
+        self.requeue(seq)
+        self.preempted.append(seq)
+        self._counts.num_preemptions += 1
+
+    def readmit(self, seq: Sequence) -> None:
+        """Give a sequence its seat back after `requeue`, if enough blocks are free."""
+        self._admit(seq, 1)
+
+    def requeue(self, seq: Sequence) -> None:
+        """Free the blocks of a running sequence, for another reason than a lack of them."""
         self._leave(seq)
         self._rows.pop(seq.seq_id, None)
         self.blocks.release(seq.seq_id)
         seq.status, seq.num_computed_tokens = SequenceStatus.WAITING, 0
         insort(self._waiting, seq, key=_by_rank)
-        self.preempted.append(seq)
-        self._counts.num_preemptions += 1

@@ -257,6 +257,11 @@ class OutputConstraint:
             self._matcher.advance(token_ids[index])
             self._num_followed = index + 1
 
+    def permits(self, token_ids: Sequence[int], following: Sequence[int]) -> bool:
+        """Advance to the end of `token_ids`; return whether `following` may stand after them."""
+        self.follow(token_ids)
+        return self._matcher.num_valid(following) == len(following)
+
     def extend(self, draft: Sequence[int], limit: int) -> ConstrainedDraft:
         """Return the valid prefix of `draft`, with forced tokens inserted; at most `limit` tokens.
 

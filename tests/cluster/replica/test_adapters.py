@@ -24,7 +24,7 @@ from specdec.types.errors import (
     UnknownModelError,
     UnsupportedModelError,
 )
-from specdec.types.request import GenerateRequest
+from specdec.types.request import GenerateRequest, ThinkingBudget
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.specdec.adapters import adapter_dir
 from tests.specdec.engines import engine_config, local_engine, request, tokens_by, with_adapter
@@ -234,6 +234,30 @@ async def test_no_token_is_lost_while_adapters_come_and_go(http, router, adapter
     counts = router.running_engine().stats().counts
     assert counts.tokens_by_adapter == {"sql": 8 * NUM_TOKENS, "chat": 6 * NUM_TOKENS}
     assert counts.drafts_by_adapter["sql"].num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+async def test_a_request_keeps_its_adapter_beyond_its_thinking_budget(router, adapters, replaces):
+    """An order between the first tokens and the budget ends the name, or gives it to another."""
+    budget = ThinkingBudget(12, (7, 8, 9), bool)
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    call = GenerateRequest(PROMPT, params, model="sql", thinking_budget=budget)
+
+    async def answer(order=None):
+        token_ids = []
+        async with aclosing((await router.generate(call)).outputs) as outputs:
+            async for output in outputs:
+                token_ids += output.token_ids
+                if order is not None:
+                    await router.order_adapter(order)
+                    order = None
+        return token_ids
+
+    undisturbed = await answer()
+    assert undisturbed[12:15] == [7, 8, 9]
+    path = str(adapters["chat"])
+    order = AdapterOrder("sql", path, replaces=True) if replaces else AdapterOrder.unload("sql")
+    assert await answer(order) == undisturbed
 
 
 async def test_a_request_that_loses_the_race_with_an_unload_is_refused(router, monkeypatch):

@@ -37,7 +37,7 @@ from specdec.types.errors import (
     UnsupportedModelError,
 )
 from specdec.types.reports.receipts import Receipt, Statement
-from specdec.types.request import GenerateRequest
+from specdec.types.request import GenerateRequest, ThinkingBudget
 from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
 from tests.cluster.api.openai.conftest import alone, events
 from tests.cluster.serving import serve
@@ -263,6 +263,20 @@ async def test_answers_are_audited(routers, caplog):
     assert (await audited(router, 3))["impossible"] == 1
     assert "audit of request mine: choice 0, position 4, margin" in caplog.text
     assert "token" not in caplog.text
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_audit_omits_the_mark_of_a_thinking_budget(routers):
+    """The reasoning before it is audited, and the answer after it."""
+    router, mark = routers["audit"], (300, 301, 302)
+    before, audits = router.metrics.counts.num_audited_tokens, router.metrics.audits.copy()
+    params = replace(ALONE, max_tokens=20)
+    call = GenerateRequest((5, 6, 7, 8), params, thinking_budget=ThinkingBudget(6, mark, bool))
+    outputs = [output async for output in (await router.generate(call)).outputs]
+    assert tuple(token for each in outputs for token in each.token_ids)[6:9] == mark
+    found = await audited(router, audits.total() + 2)
+    assert found["impossible"] == audits["impossible"]
+    assert router.metrics.counts.num_audited_tokens - before == 6 + 11
 
 
 class Interrupted:

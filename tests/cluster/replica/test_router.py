@@ -2,7 +2,6 @@
 """A Router and its servicer before its models run."""
 
 import json
-import math
 import shutil
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +19,6 @@ from cluster.replica.replica_router import ReplicaRouter
 from cluster.workers.ray.resources import ReplicaMemory
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.engine.models.model_resolution import ModelDirectories
-from specdec.engine.requests.preparations import Preparation
 from specdec.types.drafters import DrafterOrder
 from specdec.types.errors import (
     InvalidValueError,
@@ -114,26 +112,6 @@ async def test_log_probabilities_of_an_answer_in_one_message_are_limited(
         StatusCode.UNAVAILABLE if fits else StatusCode.INVALID_ARGUMENT,
         StatusCode.UNAVAILABLE,
     ]
-
-
-async def test_a_later_part_of_a_request_is_admitted_and_does_not_expire(tiny_model_dir):
-    config = ServeConfig(model=str(tiny_model_dir), max_model_len=128)
-    router = ReplicaRouter(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
-    given = []
-
-    def refuse(num_choices):
-        raise OverloadedError("full")
-
-    def generate(request, metrics, preparation, deadline, *, is_admitted, on_admitted):
-        given.append((request.queue_deadline_s, is_admitted))
-
-    client = SimpleNamespace(require_room=refuse, prepare=Preparation, generate=generate)
-    serve_on(router, client)
-    call = GenerateRequest((1, 2), SamplingParams(), request_id="r")
-    with pytest.raises(OverloadedError):
-        await router.generate(call)
-    await router.generate(call, is_admitted=True)
-    assert given == [(math.inf, True)]
 
 
 async def test_demand_is_what_is_refused_for_overload_but_not_what_is_invalid(tiny_model_dir):

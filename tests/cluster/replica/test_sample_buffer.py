@@ -2,6 +2,7 @@
 """Samples kept for training: answers that request and service allow, of one salt, in memory."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from specdec.client.codec.inference import decode_request, encode_request
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.errors import TargetFailedError
 from specdec.types.reports.stats import SpeculationStats
-from specdec.types.request import GenerateRequest
+from specdec.types.request import GenerateRequest, ThinkingBudget
 from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.samples import SampleBatch, SampleOrder, ServedSample
 from specdec.types.sampling.sampling_params import SamplingParams
@@ -60,6 +61,18 @@ def test_request_service_and_salt_have_to_allow_it(
 ):
     buffer = SampleBuffer(max_tokens, salt, "r1")
     assert buffer.accepts(cache_salt, allow_training=allow_training) == is_accepted
+
+
+async def test_the_mark_of_a_thinking_budget_is_no_text_of_the_target():
+    """What follows it is a sample with the reasoning and the mark as prompt."""
+    thinking = ThinkingBudget(2, (8, 9), bool)
+    asked = replace(request(), thinking_budget=thinking)
+    buffer = SampleBuffer(100, "", "r1")
+    await record(buffer, output(4, 5, 8, 9), output(6, 7, end="stop"), asked=asked)
+    parts = ServedSample((1, 2, 3, 4, 5), 3, 0.5), ServedSample((1, 2, 3, 4, 5, 8, 9, 6, 7), 7, 0.5)
+    assert buffer.take(SampleOrder()).samples == parts
+    await record(buffer, output(4, 5, 6), output(9, end="stop"), asked=asked)
+    assert buffer.take(SampleOrder()).samples == (ServedSample((1, 2, 3, 4, 5, 6, 9), 3, 0.5),)
 
 
 async def test_each_choice_is_a_sample_once_it_completes():

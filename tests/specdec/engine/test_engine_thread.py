@@ -269,59 +269,20 @@ async def test_drain_completes_running_requests_and_rejects_new_ones(loop, targe
     assert await stream == target.continuation(PROMPT, 24)
 
 
-async def test_a_later_part_of_a_request_is_admitted_in_a_drain_and_by_a_full_queue(
-    loop, target, monkeypatch
-):
-    first = loop.generate(request("r", PROMPT))
-    await anext(first)
-    drain = asyncio.create_task(loop.drain(30))
-    await asyncio.sleep(0)
-
-    def refuse(num_choices):
-        raise OverloadedError("full")
-
-    monkeypatch.setattr(loop, "require_room", refuse)
-    outputs = [each async for each in loop.generate(request("r", PROMPT), is_admitted=True)]
-    assert outputs[-1].is_last
-    assert not drain.done()
-    await first.aclose()
-    await asyncio.wait_for(drain, 10)
-
-
-@pytest.fixture
-async def full_loop(tiny_model_dir, target):
-    """A loop whose batch and queue are full; its second step waits at the gate."""
+async def test_requests_of_all_processes_are_refused_by_a_full_queue(tiny_model_dir, target):
     config = engine_config(max_num_seqs=1, max_queue_len=0)
     loop = EngineThread(make_engine(tiny_model_dir, config, target))
+    refused = loop.event_loop.create_future()
     target.gate = threading.Semaphore(1)
     async with aclosing(loop.generate(request("other", PROMPT))) as others:
         await anext(others)
-        yield loop
+        with pytest.raises(OverloadedError, match="1 of 1 requests run or wait"):
+            await tokens_of(loop, request("new", PROMPT))
+        settle = partial(loop.event_loop.call_soon_threadsafe, refused.set_result)
+        loop.submit(request("far", PROMPT), Sink(), lambda error: settle(error))
         target.gate.release(10_000)
+        assert isinstance(await asyncio.wait_for(refused, 10), OverloadedError)
     await loop.close()
-
-
-async def test_a_later_part_of_a_request_joins_a_batch_and_a_queue_that_are_full(full_loop, target):
-    with pytest.raises(OverloadedError, match="1 of 1 requests run or wait"):
-        await tokens_of(full_loop, request("new", PROMPT))
-    async with aclosing(full_loop.generate(request("r", PROMPT), is_admitted=True)) as outputs:
-        first = asyncio.create_task(anext(outputs))
-        stats = asyncio.create_task(full_loop.stats())
-        await asyncio.sleep(0)  # both commands wait for the step
-        target.gate.release(10_000)
-        assert ((await stats).num_running, (await stats).num_waiting) == (1, 1)
-        assert (await first).token_ids[0] == target.next_token(PROMPT)
-
-
-async def test_a_later_part_from_another_process_joins_them_too(full_loop, target):
-    sink, errors, closed = Sink(), [], full_loop.event_loop.create_future()
-    sink.close_stream = partial(full_loop.event_loop.call_soon_threadsafe, closed.set_result)
-    for name, is_admitted in (("new", False), ("later", True)):
-        each = request(name, PROMPT)
-        full_loop.submit(each, sink, errors.append, is_admitted=is_admitted)
-    target.gate.release(10_000)
-    assert await asyncio.wait_for(closed, 10) == "later"
-    assert list(map(type, errors)) == [OverloadedError, type(None)]
 
 
 async def test_a_drain_without_requests_returns_immediately(loop):

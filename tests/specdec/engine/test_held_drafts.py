@@ -15,6 +15,7 @@ from specdec.sequences.prediction import PredictedText
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import TargetFailedError
+from specdec.types.request import ThinkingBudget
 from specdec.types.sampling.sampling_params import StructuredOutput
 from specdec.worker import HeadFiles, load_runner
 from tests.specdec.engines import (
@@ -22,6 +23,7 @@ from tests.specdec.engines import (
     local_engine,
     request,
     run,
+    tokens_by,
 )
 from tests.specdec.fakes import run_ranks
 from tests.specdec.grammars import grammar_compiler
@@ -270,6 +272,25 @@ def test_the_policy_observes_what_it_does_with_synchronous_scheduling(
         assert (engine.stats().counts.num_steps_ahead > 0) == is_async
     assert observed[True] == observed[False]
     assert any(made for _, made, _ in observed[True])
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_drafts_end_at_a_thinking_budget(tiny_model_dir, head_dir_of, plain, is_async):
+    """The head drafts after the mark that the budget adds as after a prompt."""
+    closing, asked, expected = (7, 8, 9), [], {}
+    for index, each in enumerate(requests()):
+        if each.params.n == 1 and each.params.logprobs is None and each.params.max_tokens > 15:
+            count = 2 + index
+            known = (*plain.tokens[each.request_id, 0][0][:count], *closing)
+            resumed = replace(each, resume_token_ids=known)
+            [rest] = tokens_by(local_engine(tiny_model_dir, engine_config(0)), [resumed]).values()
+            expected[each.request_id] = [*known, *rest]
+            asked.append(replace(each, thinking_budget=ThinkingBudget(count, closing, bool)))
+    made = Run.with_head(tiny_model_dir, head_dir_of("medusa"), async_scheduling=is_async)
+    outcome = made.finish(asked)
+    assert {name: each[0] for (name, _), each in outcome.tokens.items()} == expected
+    assert len(expected) > 3
+    assert outcome.counts.speculation.num_accepted_tokens > 0
 
 
 def test_a_lost_target_loses_both_steps_in_flight(tiny_model_dir, head_dir_of, plain):

@@ -1,10 +1,13 @@
 """Random operations on an engine, whose blocks and sequences are checked after each."""
 
+from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from specdec.engine.engine import Engine
+from specdec.types.request import ThinkingBudget
 from specdec.types.sampling.sampling_params import SpeculationOptions
 from tests.specdec.engine.test_engine import VOCAB_SIZE
 from tests.specdec.engines import (
@@ -14,6 +17,8 @@ from tests.specdec.engines import (
     make_engine,
     request,
 )
+
+MARK = (10, 12, 14)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -30,6 +35,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.target,
         )
         self.prompts: dict[str, list[int]] = {}
+        self.budgets: dict[str, int] = {}
         self.generated: dict[tuple[str, int], Transcript] = {}  # by request and choice
 
     @rule(
@@ -39,13 +45,21 @@ class EngineMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 60),
         enabled=st.booleans(),
         n=st.integers(1, 3),
+        budget=st.none() | st.integers(1, 30),
     )
-    def add(self, length: int, first: int, max_tokens: int, enabled: bool, n: int) -> str:
+    def add(
+        self, length: int, first: int, max_tokens: int, enabled: bool, n: int, budget: int | None
+    ) -> str:
         name = f"r{len(self.prompts)}"
         self.prompts[name] = [10 + (first * i) % 5 for i in range(length)]
         self.generated |= {(name, choice): Transcript() for choice in range(n)}
         params = {"max_tokens": max_tokens, "speculation": SpeculationOptions(enabled=enabled)}
-        self.engine.add(request(name, self.prompts[name], n=n, **params))
+        each = request(name, self.prompts[name], n=n, **params)
+        if budget is not None and n == 1:
+            thinking = ThinkingBudget(budget, MARK, lambda _: True)
+            each = replace(each, thinking_budget=thinking)
+            self.budgets[name] = budget
+        self.engine.add(each)
         return name
 
     @rule()
@@ -66,8 +80,14 @@ class EngineMachine(RuleBasedStateMachine):
     def generated_tokens_are_the_expected_ones(self) -> None:
         self.engine.check_integrity()
         for (name, _), generated in self.generated.items():
-            expected = self.target.continuation(self.prompts[name], len(generated.token_ids))
-            assert generated.token_ids == expected
+            assert generated.token_ids == self.expected(name, len(generated.token_ids))
+
+    def expected(self, name: str, count: int) -> list[int]:
+        prompt, budget = self.prompts[name], self.budgets.get(name)
+        if budget is None or count <= budget:
+            return self.target.continuation(prompt, count)
+        known = [*self.target.continuation(prompt, budget), *MARK]
+        return known + self.target.continuation(prompt + known, count - len(known))
 
     def teardown(self) -> None:
         for name in self.prompts:

@@ -6,7 +6,7 @@ import pytest
 
 from specdec.sequences.prediction import PredictedText
 from specdec.sequences.sequence import EngineRequest
-from specdec.types.request import GenerateRequest
+from specdec.types.request import GenerateRequest, ThinkingBudget
 from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.types.sampling.sampling_spec import Replay
 
@@ -17,7 +17,8 @@ OWN = {"seed": 7, "request_id": "own", "adapter_id": 3, "queue_deadline_s": 9.0}
 def received():
     """A request of a client, with no field at its default."""
     params = SamplingParams(max_tokens=3)
-    return GenerateRequest("a text", params, "model", "r", 1, (5,), 2, "salt", True, True)
+    budget = ThinkingBudget(5, (6,), bool)
+    return GenerateRequest("a text", params, "model", "r", 1, (5,), 2, "salt", True, True, budget)
 
 
 def test_a_request_has_the_fields_of_one_that_is_constructed(received):

@@ -2,6 +2,7 @@ import json
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +34,27 @@ def own_dir(tmp_path: Path) -> Path:
 def test_decoding_inverts_encoding(tokenizer: Tokenizer, text: str) -> None:
     token_ids = tokenizer.encode(text)
     assert tokenizer.decode(token_ids) == text
+    assert tokenizer.decode_long(token_ids) == text
     check_token_ids("token_ids", token_ids, tokenizer.vocab_size)
+
+
+def test_a_long_text_is_decoded_without_the_gil(tokenizer: Tokenizer) -> None:
+    """Another thread runs meanwhile, which the interpreter itself would not switch to."""
+    token_ids, may_run, interval = [40] * 20_000, threading.Lock(), sys.getswitchinterval()
+    may_run.acquire()
+    other = threading.Thread(target=may_run.acquire)
+    other.start()
+    try:
+        sys.setswitchinterval(1000)
+        may_run.release()
+        texts = [tokenizer.decode_long(token_ids)]
+        while other.is_alive() and len(texts) < 200:
+            texts.append(tokenizer.decode_long(token_ids))
+        assert not other.is_alive()
+    finally:
+        sys.setswitchinterval(interval)
+        other.join()
+    assert set(texts) == {tokenizer.decode(token_ids)}
 
 
 @pytest.mark.parametrize("adds", [True, False])

@@ -70,7 +70,7 @@ class ResponsesBuilder(ResponseBuilder):
         self._numbers = count()  # of the events
         self._finish_reason: FinishReason | None = None
         self._reader = AnswerReader(chat.reading)
-        self.thinking_budget, self.forced_calls = chat.thinking_budget, chat.forced_calls
+        self.forced_calls = chat.forced_calls
         self._output = OutputItems(request_id, tools)
         self._error: ResponseError | None = None
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.api.front_ends.front_ends import state_of
+from cluster.api.openai.parsers.reasoning import SYNTAXES
 from cluster.observability.request_context import current_caller
 from cluster.replica.orders import AbortOrder
 from specdec.types.errors import (
@@ -22,7 +23,7 @@ from specdec.types.errors import (
     TargetFailedError,
     UnknownModelError,
 )
-from specdec.types.request import GenerateRequest
+from specdec.types.request import GenerateRequest, ThinkingBudget
 from specdec.types.responses import FinishReason
 from specdec.types.sampling.sampling_params import SamplingParams, StructuredOutput
 from tests.cluster.replica_on_hash_target import PROMPT
@@ -47,13 +48,12 @@ def gate(replica):
     gate.set()
 
 
-async def read(router, interval=1, request_id="", **params):
-    call = GenerateRequest(
-        PROMPT,
-        SamplingParams(**{**GREEDY, **params}),
-        stream_interval=interval,
-        request_id=request_id,
-    )
+async def read(router, interval=1, request_id="", budget=None, **params):
+    fields = {"request_id": request_id, "stream_interval": interval}
+    if budget is not None:
+        is_open = SYNTAXES["deepseek_r1"].is_open
+        fields["thinking_budget"] = ThinkingBudget(budget, (7, 8, 9), is_open)
+    call = GenerateRequest(PROMPT, SamplingParams(**{**GREEDY, **params}), **fields)
     generation = await router.generate(call)
     return [output async for output in generation.outputs]
 
@@ -85,7 +85,7 @@ def answer_of(outputs):
     "params",
     [
         {},
-        {"interval": 7},
+        {"interval": 7, "budget": 9},
         {"temperature": 1.0, "seed": 3},
         {"stop": (" ",), "max_tokens": 80},
         {"stop": ("a stop string that never comes",)},

@@ -6,6 +6,13 @@ from dataclasses import replace
 import pytest
 
 from cluster.api.openai.parsers.reasoning import SYNTAXES, ReasoningSyntax
+from specdec.engine.metrics.metrics import (
+    END_TO_END,
+    FIRST_TOKEN,
+    GENERATION_TOKENS,
+    PROMPT_TOKENS,
+    QUEUE_TIME,
+)
 from specdec.text.tokenizer import Tokenizer
 from tests.cluster.api.openai.conftest import events
 from tests.cluster.api.openai.test_chat import CHAT, MORE, URL, ask, refusal
@@ -219,6 +226,22 @@ async def test_a_thinking_budget_ends_the_reasoning(http, router, tokenizer, mon
     response = await http.post(URL, json={**CHAT, **MORE, **changes, "stream": True})
     deltas = [each["choices"][0]["delta"] for each in events(response)]
     assert "".join(each.get("content") or "" for each in deltas) == choice["message"]["content"]
+
+
+async def test_a_request_with_a_thinking_budget_counts_once(http, router, monkeypatch):
+    """By rates and latencies, rules, objectives and autoscaling decide."""
+    config = replace(router.config, reasoning_parser="deepseek_r1")
+    monkeypatch.setattr(router, "config", config)
+    before = router.metrics.counts
+    usage = (await ask(http, max_tokens=40, thinking_token_budget=12))["usage"]
+    counts = router.metrics.counts
+    assert counts.num_requests == before.num_requests + 1
+    names = (FIRST_TOKEN, QUEUE_TIME, END_TO_END, PROMPT_TOKENS, GENERATION_TOKENS)
+    found = {name: (counts.histograms[name], before.histograms[name]) for name in names}
+    assert {sum(now.counts) - sum(then.counts) for now, then in found.values()} == {1}
+    totals = {name: now.total - then.total for name, (now, then) in found.items()}
+    assert totals[PROMPT_TOKENS] == usage["prompt_tokens"]
+    assert totals[GENERATION_TOKENS] == usage["completion_tokens"] == 40
 
 
 async def test_an_answer_that_a_message_begins_is_not_reasoning(http, router, monkeypatch):
