@@ -8,8 +8,8 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import aclosing, nullcontext
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +43,7 @@ from specdec.types.request import (
     TokenizeRequest,
 )
 from specdec.types.responses import EngineOutput, ModelInfo
-from specdec.types.sampling.sampling_params import SamplingParams
+from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
 
 if TYPE_CHECKING:  # front ends have no engine
     from specdec.engine.phases import RunningEngine
@@ -51,6 +51,13 @@ if TYPE_CHECKING:  # front ends have no engine
 _VERSION = version("specdec")
 
 _NO_LIMIT = nullcontext()
+
+_PROBE = EngineRequest(
+    (0,),
+    SamplingParams(max_tokens=1, temperature=0.0, speculation=SpeculationOptions(enabled=False)),
+    request_id="health-generate",
+    seed=0,
+)
 
 
 @dataclass(frozen=True)
@@ -193,6 +200,14 @@ class Router(ABC):
         outputs = client.generate(request, measured, preparation, deadline, on_admitted=on_admitted)
         outputs = self._followed(call, request, outputs, deadline)
         return Generation(request_id, request.seed, outputs)
+
+    async def probe(self) -> None:
+        """Generate a token, or raise the engine's error. No metric counts it as a request."""
+        deadline_s = time.monotonic() + self.config.queue_timeout_s
+        outputs = self._client().generate(replace(_PROBE, queue_deadline_s=deadline_s))
+        async with aclosing(outputs):
+            async for _ in outputs:
+                pass
 
     def counting_refusal(self, num_choices: int = 1) -> CountedRefusal:
         """Return what counts a request that is refused before `generate`, which does the same."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.base.operator_service import OperatorService
 from cluster.api.http.bodies import ApiRequest
-from cluster.api.openai.generation import generate_outputs, generate_response
+from cluster.api.openai.generation import generate_response
 from cluster.api.openai.request_handler import RequestHandler, authorization_of
 from cluster.api.openai.streams import cancel_on_disconnect
 from cluster.api.sglang.generate import prepare_generate
@@ -27,17 +27,9 @@ from cluster.replica.router import Router
 from specdec.config.speculation.methods import other_method_names
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.types.errors import OverloadedError, UnauthenticatedError
-from specdec.types.request import GenerateRequest as EngineCall
-from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
 
 _ALGORITHMS = {ours: name for name, ours in other_method_names().items() if name.isupper()}
 """SGLang's name of an algorithm by our method."""
-
-_PROBE = EngineCall(
-    (0,),
-    SamplingParams(max_tokens=1, temperature=0.0, speculation=SpeculationOptions(enabled=False)),
-    request_id="health-generate",
-)
 
 
 def sglang_routes(
@@ -89,11 +81,8 @@ def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
         router, context = handler.get_router(), handler.context(request, None)
 
         async def probe() -> Response:
-            outputs = generate_outputs(router, [_PROBE], context.deadline)
-            with suppress(OverloadedError):
-                async with aclosing(outputs):
-                    async for _ in outputs:
-                        pass
+            with suppress(OverloadedError), context.deadline.enforce():
+                await router.probe()
             return Response(status_code=200)
 
         return await cancel_on_disconnect(request, probe())

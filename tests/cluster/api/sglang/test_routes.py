@@ -1,7 +1,6 @@
 """Routes of SGLang beside `/generate`: descriptions, health, the cache, and aborts."""
 
 import asyncio
-from dataclasses import replace
 from types import SimpleNamespace
 
 import httpx
@@ -9,10 +8,10 @@ import pytest
 
 from cluster.api.app import make_app
 from cluster.api.base.authentication import AdminAccess, ApiKey, ApiKeys
-from cluster.api.sglang import routes
 from cluster.api.sglang.routes import _speculation_info
 from cluster.replica.orders import AbortOrder
 from specdec.config.speculative_keys import read_speculation
+from specdec.engine.metrics.metrics import FIRST_TOKEN
 from specdec.types.errors import OverloadedError
 from specdec.types.request import Caller
 from tests.cluster.api.openai.conftest import alone
@@ -63,16 +62,20 @@ async def test_speculation_is_reported_in_sglangs_names(keys, expected):
 
 
 async def test_health_generate_makes_a_token(http, router):
-    before = (await router.running_engine().thread.stats()).counts.num_generated_tokens
+    """It is no request of a client: neither rates nor latencies include it."""
+    thread, metrics = router.running_engine().thread, router.metrics
+    before = (await thread.stats()).counts.num_generated_tokens
+    requests, first = metrics.num_requests, metrics[FIRST_TOKEN].read()
     assert (await http.get("/health_generate")).status_code == 200
-    assert (await router.running_engine().thread.stats()).counts.num_generated_tokens == before + 1
+    assert (await thread.stats()).counts.num_generated_tokens == before + 1
+    assert (metrics.num_requests, metrics[FIRST_TOKEN].read()) == (requests, first)
 
 
 async def test_a_full_queue_is_healthy(http, router, monkeypatch):
-    async def full(call, **options):
+    async def full():
         raise OverloadedError("the queue is full")
 
-    monkeypatch.setattr(router, "generate", full)
+    monkeypatch.setattr(router, "probe", full)
     assert (await http.get("/health_generate")).status_code == 200
 
 
@@ -91,15 +94,14 @@ class Stalled:
 
 
 async def test_health_generate_has_a_deadline(http, router, monkeypatch):
-    monkeypatch.setattr(routes, "_PROBE", replace(routes._PROBE, prompt="a text"))
-    monkeypatch.setattr(router.text, "encode", Stalled())
+    monkeypatch.setattr(router, "probe", Stalled())
     response = await http.get("/health_generate", headers={"x-request-timeout-s": "0.05"})
     assert response.status_code == 504
 
 
 async def test_health_generate_ends_with_its_connection(router, monkeypatch):
     stalled, statuses = Stalled(), []
-    monkeypatch.setattr(router, "generate", stalled)
+    monkeypatch.setattr(router, "probe", stalled)
     messages = iter([{"type": "http.request", "body": b""}, {"type": "http.disconnect"}])
 
     async def receive():
