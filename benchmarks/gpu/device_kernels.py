@@ -23,8 +23,8 @@ from specdec.kernels.moves import AcceptedPaths, move_slots, path_moves
 from specdec.kernels.reference.attention import PagedAttention, QueryKeyNorms, Rotation, Visible
 from specdec.kernels.reference.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, Indices, SlotMove
+from specdec.kernels.reference.rows import RowKernels, quantize_rows
 from specdec.kernels.reference.triton_availability import triton_fault
-from specdec.kernels.rows import TorchRowKernels, quantize_rows
 from specdec.sampling.device.device_sampler import DeviceRules, DeviceSample, SamplingKind
 from specdec.sampling.device.device_trees import DeviceTrees, verify_trees
 from specdec.sampling.gumbel import NoiseKeys
@@ -163,7 +163,7 @@ class _Norm:
     eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        return TorchRowKernels().rms_norm(x, self.weight, self.eps)
+        return RowKernels().rms_norm(x, self.weight, self.eps)
 
 
 def _rotate_and_store(dtype: torch.dtype, device: torch.device) -> Result:
@@ -215,7 +215,7 @@ def _rows(kind: str, size: int, dtype: torch.dtype, device: torch.device) -> Res
     generator = torch.Generator().manual_seed(0)
     x, residual = torch.randn(2, 5, 2 * size, generator=generator).to(dtype)
     weight = torch.randn(size, generator=generator).to(dtype)
-    plain, kernels = TorchRowKernels(), TritonRowKernels()
+    plain, kernels = RowKernels(), TritonRowKernels()
     if kind in ("int8", "fp8"):
         to = torch.int8 if kind == "int8" else torch.float8_e4m3fn
         values, scales = quantize_rows(x, to)

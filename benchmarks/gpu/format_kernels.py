@@ -25,8 +25,8 @@ from specdec.kernels.reference.packed_weight import (
     pack_int4,
     quantize_weight,
 )
+from specdec.kernels.reference.rows import quantize_rows
 from specdec.kernels.reference.triton_availability import kv_dtype_fault
-from specdec.kernels.rows import quantize_rows
 
 _LAYERS = {"4096 to 6144": (6144, 4096), "14336 to 4096": (4096, 14336), "odd": (1000, 424)}
 _GROUPS = (

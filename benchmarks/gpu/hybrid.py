@@ -14,8 +14,7 @@ from benchmarks.gpu.device_kernels import compared, name_of, require_triton
 from benchmarks.gpu.parts import Case, Context, Result, run_cases
 from benchmarks.gpu.random_models import SMALL, random_decoder, write_config
 from benchmarks.gpu.steps import BLOCK_SIZE, FEW, GREEDY, Sizes, Steps
-from specdec.kernels.backend import KernelBackend
-from specdec.kernels.recurrence import recurrence_kernels
+from specdec.kernels.backend import KernelBackend, recurrence_kernels
 from specdec.kernels.reference.device_states import DeviceStatePool
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.reference.recurrent.recurrence import LayerStates

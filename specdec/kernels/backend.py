@@ -9,6 +9,8 @@ import torch
 from specdec.config.engine import Kernels
 from specdec.kernels.cpu import native_library
 from specdec.kernels.reference.attention import PagedAttention
+from specdec.kernels.reference.recurrent.recurrence import RecurrenceKernels
+from specdec.kernels.reference.rows import RowKernels
 from specdec.kernels.reference.torch_attention import TorchAttention
 from specdec.kernels.reference.triton_availability import triton_fault
 from specdec.types.errors import InvalidValueError
@@ -111,3 +113,21 @@ def paged_attention(
         softcap=softcap,
         latent_rank=latent_rank,
     )
+
+
+def row_kernels(backend: KernelBackend) -> RowKernels:
+    """Return the row kernels of a backend; the native kernels have their own in C++."""
+    if backend.is_triton:
+        from specdec.kernels.triton.rows import TritonRowKernels  # imports Triton
+
+        return TritonRowKernels()
+    return RowKernels()
+
+
+def recurrence_kernels(backend: KernelBackend) -> RecurrenceKernels:
+    """Return the kernels of recurrent layers; the native kernels have their own in C++."""
+    if backend.is_triton:
+        from specdec.kernels.triton.recurrence import TritonRecurrence  # imports Triton
+
+        return TritonRecurrence()
+    return RecurrenceKernels()

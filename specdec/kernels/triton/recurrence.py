@@ -11,6 +11,7 @@ from specdec.kernels.reference.recurrent.recurrence import (
     HeadNorm,
     InputConvolution,
     LayerStates,
+    RecurrenceKernels,
     ScanRule,
 )
 from specdec.kernels.triton.device import recurrence as kernels
@@ -22,8 +23,8 @@ MEMORY_TILE, SCAN_CHANNELS = 4096, 64
 """Values of a head's memory that a program has in registers; channels of a scan."""
 
 
-class TritonRecurrence:
-    """RecurrenceKernels in Triton, for plans of rows; its launches follow from shapes alone."""
+class TritonRecurrence(RecurrenceKernels):
+    """Kernels in Triton, for plans of rows; its launches follow from shapes alone."""
 
     def replay(self, x: Tensor, states: LayerStates) -> Tensor:
         """See RecurrenceKernels; the tails of a DeviceStatePool are inputs."""

@@ -1,4 +1,4 @@
-"""Row kernels on a GPU; `specdec.kernels.rows` is the reference."""
+"""Row kernels on a GPU; `specdec.kernels.reference.rows` is the reference."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import torch
 import triton
 from torch import Tensor
 
+from specdec.kernels.reference.rows import RowKernels
 from specdec.kernels.triton.device import rows as kernels
 
 _SILU_BLOCK = 1024
 
 
-class TritonRowKernels:
-    """RowKernels in Triton."""
+class TritonRowKernels(RowKernels):
+    """Row kernels in Triton."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See RowKernels; the rows of x may be apart."""
@@ -68,7 +69,7 @@ class TritonRowKernels:
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantize x [T, size] per row, as `specdec.kernels.rows.quantize_rows`."""
+    """Quantize x [T, size] per row, as `specdec.kernels.reference.rows.quantize_rows`."""
     assert x.stride(1) == 1
     num_tokens, size = x.shape
     quantized = torch.empty(num_tokens, size, dtype=dtype, device=x.device)

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec.kernels.backend import row_kernels
 from specdec.kernels.reference.experts import clamped_swiglu
-from specdec.kernels.rows import row_kernels
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.traits import XIELU_PREFIX, Activation

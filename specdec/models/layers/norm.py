@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.kernels.rows import row_kernels
+from specdec.kernels.backend import row_kernels
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.traits import DecoderTraits, NormKind
 from specdec.models.weights.checkpoint import CheckpointReader

@@ -124,18 +124,29 @@ class HeadNorm:
     is_silu: bool
 
 
-class TorchRecurrence:
-    """RecurrenceKernels on torch's operators, for the ragged batches that the host plans."""
+class RecurrenceKernels:
+    """Kernels of rows of tokens, each with a state; a row's bits do not depend on others.
+
+    These run on torch's operators, for the ragged batches that the host plans.
+    """
 
     def replay(self, x: Tensor, states: LayerStates) -> Tensor:
-        """See RecurrenceKernels."""
+        """Return the hidden states that a layer projects to inputs, and store those of guesses.
+
+        x: [T, num_hidden], of the tokens of the pass; the result is x where tails are inputs.
+        The plan's `of_hidden` finds those of the tokens.
+        """
         plan = _of_host(states)
         return states.pool.replay(states.layer, x, plan)
 
     def convolve(
         self, inputs: Tensor, convolution: InputConvolution, states: LayerStates
     ) -> Tensor:
-        """See RecurrenceKernels."""
+        """Return mixed inputs, [N, num_inputs] float32, and store what later rows need.
+
+        inputs: [T, num_inputs], of the tokens of the pass, or of what `replay` returns.
+        The plan's `of_tokens` finds those of the tokens among the N that the recurrence runs.
+        """
         plan = _of_host(states)
         extended = states.pool.extend(states.layer, inputs, plan)
         weight, bias = convolution.weight, convolution.bias
@@ -148,7 +159,10 @@ class TorchRecurrence:
         return found
 
     def run_delta(self, mixed: Tensor, rule: DeltaRule, states: LayerStates) -> Tensor:
-        """See RecurrenceKernels."""
+        """Run a rule, and commit its memories; return the outputs of the tokens of the pass.
+
+        They are [T, heads, value_dim] float32. mixed: [N, num_inputs].
+        """
         plan = _of_host(states)
         inputs, values = _delta_inputs(mixed, rule)
         found = run_gated_delta(inputs, states.memory, plan)
@@ -165,7 +179,10 @@ class TorchRecurrence:
         rule: ScanRule,
         states: LayerStates,
     ) -> Tensor:
-        """See RecurrenceKernels."""
+        """Run a selective scan, and commit its memories; return [T, channels] float32.
+
+        mixed: [N, channels]. steps: [N, channels], before softplus. keys, queries: [N, state_dim].
+        """
         plan = _of_host(states)
         sizes, shape = F.softplus(steps.float()), (-1, mixed.shape[1], -1)
         inputs = DeltaInputs(
@@ -178,7 +195,10 @@ class TorchRecurrence:
         return plan.of_tokens(found + rule.skip * mixed)
 
     def gate_heads(self, found: Tensor, gates: Tensor, norm: HeadNorm) -> Tensor:
-        """See RecurrenceKernels."""
+        """Return outputs normalized by head, multiplied by their gates, in the type of these.
+
+        found: [T, heads, value_dim] float32; gates: [T, heads * value_dim], as the result.
+        """
         dtype = gates.dtype
         values = found.to(dtype).float() if norm.rounds else found
         scale = torch.rsqrt(values.square().mean(-1, keepdim=True) + norm.eps)

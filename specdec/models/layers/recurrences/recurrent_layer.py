@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from specdec.kernels.recurrence import recurrence_kernels
+from specdec.kernels.backend import recurrence_kernels
 from specdec.kernels.reference.recurrent.recurrence import InputConvolution, LayerStates
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear, WeightPart

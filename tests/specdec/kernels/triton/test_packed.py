@@ -10,7 +10,7 @@ from specdec.kernels.reference.packed_weight import (
     pack_int4,
     quantize_weight,
 )
-from specdec.kernels.rows import quantize_rows
+from specdec.kernels.reference.rows import quantize_rows
 from specdec.kernels.triton import packed
 from specdec.models.layers.quantized_matrix import QuantizedMatrix
 

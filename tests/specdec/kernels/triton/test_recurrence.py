@@ -1,4 +1,4 @@
-# Modules: specdec.kernels.recurrence, specdec.kernels.reference.recurrent.recurrence
+# Modules: specdec.kernels.reference.recurrent.recurrence
 # Modules: specdec.kernels.triton.device.recurrence
 """Kernels of recurrent layers against torch: chunks, replay of accepted drafts, and bits."""
 
@@ -7,8 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from specdec.kernels.backend import KernelBackend
-from specdec.kernels.recurrence import recurrence_kernels
+from specdec.kernels.backend import KernelBackend, recurrence_kernels
 from specdec.kernels.reference.device_states import DeviceStatePool, StateRows
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.reference.recurrent.recurrence import (

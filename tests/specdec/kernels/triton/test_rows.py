@@ -4,11 +4,11 @@
 import pytest
 import torch
 
-from specdec.kernels import rows as reference
+from specdec.kernels.reference import rows as reference
 from specdec.kernels.triton import rows
 
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3}
-TORCH, TRITON = reference.TorchRowKernels(), rows.TritonRowKernels()
+TORCH, TRITON = reference.RowKernels(), rows.TritonRowKernels()
 
 
 def normal(*shape, dtype=torch.float32, seed=0):

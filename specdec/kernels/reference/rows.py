@@ -2,60 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.kernels.backend import KernelBackend
 
-
-class RowKernels(Protocol):
+class RowKernels:
     """Kernels that read and write one row of T at a time; a row's bits do not depend on others."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return x [..., size], normalized; weight: [size], of the type of x or float32."""
-        ...
-
-    def add_rms_norm(
-        self, residual: Tensor, x: Tensor, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        """Return residual + x, and that normalized; all [T, size]."""
-        ...
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """Return silu(gate) * up, [T, size]; gate_up: [T, 2 * size], both side by side."""
-        ...
-
-
-class TorchRowKernels:
-    """RowKernels on torch's operators, for any device."""
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See RowKernels."""
         return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
 
     def add_rms_norm(
         self, residual: Tensor, x: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """See RowKernels."""
+        """Return residual + x, and that normalized; all [T, size]."""
         total = residual + x
         return total, self.rms_norm(total, weight, eps)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """See RowKernels."""
+        """Return silu(gate) * up, [T, size]; gate_up: [T, 2 * size], both side by side."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
-
-
-def row_kernels(backend: KernelBackend) -> RowKernels:
-    """Return the row kernels of a backend; the native kernels have their own in C++."""
-    if backend.is_triton:
-        from specdec.kernels.triton.rows import TritonRowKernels  # imports Triton
-
-        return TritonRowKernels()
-    return TorchRowKernels()
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
