@@ -41,8 +41,6 @@ from specdec.worker.device.decoder import DeviceDecoder
 from specdec.worker.device.step_graphs import CudaGraphs
 from specdec.worker.draft_model_runner import DraftModelRunner
 from specdec.worker.head.adapters import HeadAdapters
-from specdec.worker.head.cascade import CascadeRunner
-from specdec.worker.head.lookup import LookupRunner
 from specdec.worker.target_model_runner import ServedHead, TargetModelRunner
 from specdec.worker.warm_up import warm_up_target
 
@@ -166,7 +164,7 @@ def _load_target(
     )
     if target.graph_report is not None:
         logger.info("decodes run on the device: %s", target.graph_report.describe())
-    if isinstance(target.head, LookupRunner | CascadeRunner):
+    if target.drafter is not None and target.drafter.has_lookups:
         logger.info("n-grams are looked up by the rank, at the end of each step")
     return target
 

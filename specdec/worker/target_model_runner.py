@@ -42,8 +42,7 @@ from specdec.worker.device.input.rows import without_next_drafts
 from specdec.worker.device.queue import DeviceQueue
 from specdec.worker.device.step_graphs import GraphBackend, GraphReport
 from specdec.worker.device.steps import DeviceSteps
-from specdec.worker.head.cascade import rank_drafter
-from specdec.worker.head.drafter import RankDrafter
+from specdec.worker.head.drafter import rank_drafter
 from specdec.worker.head.runner import HeadRunner
 from specdec.worker.head.versions import HeadVersions, LoadHead
 from specdec.worker.model_runner import ModelRunner
@@ -62,8 +61,8 @@ class ServedHead:
 class TargetModelRunner(ModelRunner):
     """Executes steps in order; with several ranks each gets the same steps.
 
-    head: drafts at the end of each step, by a draft head or by lookups; None where nothing does.
-    head_versions: those of a draft head.
+    head, head_versions: of a draft head, if there is one. drafter: drafts at the end of each step,
+    by a head or by lookups; None where nothing does.
     device_steps: runs the steps that need nothing from the host; None where the host runs all.
     graph_report: what these have captured.
     """
@@ -99,13 +98,13 @@ class TargetModelRunner(ModelRunner):
             states=states,
             row_ops=row_ops,
         )
-        runner = None if head is None else self._head_runner(head.head, limits)
-        self.head: RankDrafter | None = rank_drafter(runner, limits)
-        self.head_versions = HeadVersions(runner, head.load) if head and runner else None
+        self.head = None if head is None else self._head_runner(head.head, limits)
+        self.drafter = rank_drafter(self.head, limits)
+        self.head_versions = HeadVersions(self.head, head.load) if head and self.head else None
         self.device_steps, self.graph_report, self._queue = None, None, None
         if on_device:
             self.device_steps, self.graph_report = self._device_steps(limits, graphs)
-            self._queue = DeviceQueue(self.device_steps, self.head, group)
+            self._queue = DeviceQueue(self.device_steps, self.drafter, group)
         self._updated: StepInput | None = None  # the last step whose changes were applied
 
     def _head_runner(self, head: DraftHead, limits: EngineConfig) -> HeadRunner:
@@ -138,12 +137,12 @@ class TargetModelRunner(ModelRunner):
             max_tree_nodes=speculation.num_draft_tree_tokens if speculation else 0,
             max_tree_depth=speculation.num_speculative_tokens if speculation else 0,
             max_step_tokens=limits.max_num_batched_tokens,
-            drafter=None if self.head is None else self.head.drafter_parts,
+            drafter=None if self.drafter is None else self.drafter.parts,
         )
 
     def _replace_drafter(self) -> None:
-        if self.device_steps is not None and self.head is not None:
-            self.device_steps.replace_drafter(self.head.drafter_parts)
+        if self.device_steps is not None and self.drafter is not None:
+            self.device_steps.replace_drafter(self.drafter.parts)
 
     def close(self) -> None:
         """Drop the steps in flight, and destroy the graphs; no step may follow."""
@@ -213,21 +212,21 @@ class TargetModelRunner(ModelRunner):
         self.device_steps.forget_tokens(own)
         hidden = self.device_steps.hidden_of(rows, seq_ids)
         verified = verify_in_parts(self._verify, own, hidden, may_fail=self.group.size == 1)
-        if self.head is not None:
-            self.head.note_output(verified)
+        if self.drafter is not None:
+            self.drafter.note_output(verified)
         return with_rows(output, verified, rows)
 
     def _drafted_by_host(
         self, output: VerifyOutput, rows: Sequence[StepRow], seq_ids: Set[int]
     ) -> VerifyOutput:
-        """Draft with a head after some rows of a step that the device has run."""
-        if self.head is None or not seq_ids:
+        """Draft after some rows of a step that the device has run."""
+        if self.drafter is None or not seq_ids:
             return output
         own = without_next_drafts(rows, {row.seq_id for row in rows} - seq_ids)
         verified = tuple(row for row in output.rows if row.seq_id in seq_ids)
         if any(row.drafting.num_next or row.drafting.num_lookup for row in own):
             assert self.device_steps is not None
-            verified = self.head.draft_next(own, self.device_steps.states_of(rows), verified)
+            verified = self.drafter.draft_next(own, self.device_steps.states_of(rows), verified)
         self._batch_state.hold_drafts(verified)
         return with_rows(output, verified, rows)
 
@@ -255,8 +254,8 @@ class TargetModelRunner(ModelRunner):
         self._batch_state.update(step)
         if self.device_steps is not None:
             self.device_steps.update(step.released, step.block_table_deltas)
-        if self.head is not None:
-            self.head.update(step)
+        if self.drafter is not None:
+            self.drafter.update(step)
 
     def _run(self, step_id: int, rows: Sequence[StepRow]) -> VerifyOutput:
         """Run rows by operators that the host launches, and whose results it reads.
@@ -287,8 +286,8 @@ class TargetModelRunner(ModelRunner):
                 raise
             return None
         moves = self._compact(rows, verified)
-        if self.head is not None:
-            verified = self.head.draft(rows, batch, states, verified, moves)
+        if self.drafter is not None:
+            verified = self.drafter.draft(rows, batch, states, verified, moves)
             state.hold_drafts(verified)
         return VerifyOutput(step_id, verified, prompt_logprobs)
 
@@ -304,10 +303,10 @@ class TargetModelRunner(ModelRunner):
 
     def _forward(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """Return hidden states [T, hidden_size], and those that the head reads (`DraftHead`)."""
-        if self.head is None or not self.head.taps:
+        if self.drafter is None or not self.drafter.taps:
             hidden = self.model(batch, self.kv_cache)
             return hidden, hidden
-        return self.model.forward_with_taps(batch, self.kv_cache, self.head.taps)
+        return self.model.forward_with_taps(batch, self.kv_cache, self.drafter.taps)
 
     def execute_on_host(self, step: StepInput) -> VerifyOutput:
         """Run a step of a row or more by operators that the host launches, and none in flight."""

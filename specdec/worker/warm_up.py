@@ -25,7 +25,7 @@ def warm_up_target(runner: TargetModelRunner, num_tokens: int, max_model_len: in
     both run there and by the host's operators. Its kernels for penalties are compiled, and its
     counts of tokens allocated. Overwrites the first blocks of the pool, which must be unused.
     """
-    has_drafts = runner.head is not None and max_model_len > _NUM_TOKENS_AFTER
+    has_drafts = runner.drafter is not None and max_model_len > _NUM_TOKENS_AFTER
     num_next = _NUM_DRAFTS if has_drafts else 0
     drafting = RowDrafting(num_next=num_next, num_lookup=num_next)
     num_after = _NUM_TOKENS_AFTER if has_drafts else 1  # at least the decoded token

@@ -91,16 +91,16 @@ class StepEligibility:
         self,
         columns: StepColumns,
         states: Sequence[SequenceState],
-        head: RankDrafter | None = None,
+        drafter: RankDrafter | None = None,
         preceding: Sequence[StepRow] = (),
     ) -> HostReason | None:
         """Return why the device cannot run a step; None where it can, and holds its sequences.
 
-        head: drafts at the end of the step. preceding: rows of the step in flight, whose tokens
+        drafter: drafts at the end of the step. preceding: rows of the step in flight, whose tokens
         pending rows continue.
         """
         return (
-            _reason_of_head(head, columns.rows, preceding)
+            _reason_of_drafter(drafter, columns.rows, preceding)
             or self._reason_of_features(columns)
             or _reason_of_rows(columns.rows, states)
             or self._reason_of_shape(columns)
@@ -156,17 +156,17 @@ class StepEligibility:
         return None if has_places else HostReason.PLACES
 
 
-def _reason_of_head(
-    head: RankDrafter | None, rows: Sequence[StepRow], preceding: Sequence[StepRow]
+def _reason_of_drafter(
+    drafter: RankDrafter | None, rows: Sequence[StepRow], preceding: Sequence[StepRow]
 ) -> HostReason | None:
-    """Return why drafts cannot follow, where pairs are missing apart from those of new tokens."""
-    if head is None or not head.follows_steps:
+    """Return why drafts cannot follow, where pairs or texts lack more than new tokens."""
+    if drafter is None or not drafter.follows_steps:
         return None
     before = {row.seq_id: row.drafting for row in preceding}
     is_complete = all(
         _continues(row.drafting, before[row.seq_id])
         if row.seq_id in before
-        else head.has_pairs_before(row)
+        else drafter.has_pairs_before(row)
         for row in rows
         if row.drafting.num_next or row.drafting.num_lookup
     )

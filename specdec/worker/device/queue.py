@@ -53,10 +53,10 @@ class DeviceQueue:
     """
 
     def __init__(
-        self, steps: DeviceSteps, head: RankDrafter | None, group: TensorParallelGroup
+        self, steps: DeviceSteps, drafter: RankDrafter | None, group: TensorParallelGroup
     ) -> None:
-        """head: drafts at the end of each step. group: of the ranks that run the same steps."""
-        self._steps, self._head = steps, head
+        """drafter: drafts at the end of each step. group: of the ranks that run the same steps."""
+        self._steps, self._drafter = steps, drafter
         # Whether a step that finds no memory can be run by the host: other ranks would wait for it,
         # and one that has changed states cannot be run twice.
         self._may_fail = group.size == 1 and not steps.has_states
@@ -82,9 +82,9 @@ class DeviceQueue:
     def waits_for(self, released: Iterable[int]) -> bool:
         """Return whether the release of sequences has to wait for the steps in flight.
 
-        A head records these steps by sequence when they are settled.
+        The drafter records these steps by sequence when they are settled.
         """
-        if self._head is None or not self._begun:
+        if self._drafter is None or not self._begun:
             return False
         running = {row.seq_id for step in self._begun for row in step.rows}
         return not running.isdisjoint(released)
@@ -113,11 +113,11 @@ class DeviceQueue:
         """Begin a step after those in flight; return False where the device cannot run it."""
         columns = StepColumns(rows)
         preceding = self._begun[-1].rows if self._begun else ()
-        if self._steps.eligibility.reason(columns, states, self._head, preceding) is not None:
+        if self._steps.eligibility.reason(columns, states, self._drafter, preceding) is not None:
             return False
         try:
-            if self._head is not None:
-                self._head.prepare_device_step()
+            if self._drafter is not None:
+                self._drafter.prepare_device_step()
             tokens = self._steps.begin(columns, states)
         except torch.OutOfMemoryError:
             if not self._may_fail:
@@ -154,8 +154,8 @@ class DeviceQueue:
                 own = verified[row.seq_id]
                 state.append_output(row, own.token_ids)
                 state.hold_draft(own)
-        if self._head is not None:
-            self._head.note_device_step(result.rows, result.verified)
+        if self._drafter is not None:
+            self._drafter.note_device_step(result.rows, result.verified)
 
     def _settle_all_but_last(self) -> None:
         """Settle the step that was collected, unless it is the last one."""

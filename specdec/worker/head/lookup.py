@@ -11,43 +11,31 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from specdec.kernels.reference.forward_batch import ForwardBatch, SlotMove
 from specdec.kernels.reference.ngram import NgramLengths, Texts, lookup
 from specdec.types.messages import StepInput, StepRow, VerifiedRow
-from specdec.worker.head.parts import DrafterParts, LookupParts
+from specdec.worker.head.parts import LookupParts, Verified
 from specdec.worker.head.texts import SequenceTexts
 
 
 class LookupRunner:
-    """Drafts of a rank by prompt lookup, a RankDrafter.
+    """Drafts of a rank by prompt lookup. parts: what steps on the device look up.
 
     The device has no text of a sequence that it has not drafted for: it is copied from here.
     """
 
-    taps = ()
-    follows_steps = True
-
     def __init__(self, ngrams: NgramLengths, max_model_len: int) -> None:
         self._max_model_len = max_model_len
-        self._parts = LookupParts(ngrams, SequenceTexts())
+        self.parts = LookupParts(ngrams, SequenceTexts())
 
     @property
-    def drafter_parts(self) -> DrafterParts:
-        """Return what steps on the device look up."""
-        return DrafterParts(lookup=self._parts)
+    def follows_steps(self) -> bool:
+        """Return True: lookups need the text."""
+        return True
 
     @property
     def _texts(self) -> SequenceTexts:
-        return self._parts.texts
-
-    def has_pairs_before(self, row: StepRow) -> bool:
-        """Return True: the host knows the text of a row that follows no step in flight."""
-        return True
-
-    def prepare_device_step(self) -> None:
-        """Do nothing: the text of a sequence is copied with its first draft."""
+        return self.parts.texts
 
     def update(self, step: StepInput) -> None:
         """Apply the sequences' changes of a step."""
@@ -64,27 +52,16 @@ class LookupRunner:
         for row in verified:
             self._texts.append(row.seq_id, row.token_ids)
 
-    def draft(
-        self,
-        rows: Sequence[StepRow],
-        batch: ForwardBatch,
-        states: Tensor,
-        verified: tuple[VerifiedRow, ...],
-        moves: Sequence[SlotMove],
-    ) -> tuple[VerifiedRow, ...]:
+    def draft(self, rows: Sequence[StepRow], verified: Verified) -> Verified:
         """Record a step of the host, and draft after its verified rows."""
-        del batch, moves
         self.note_device_step(rows, verified)
-        return self.draft_next(rows, states, verified)
+        return self.draft_next(rows, verified)
 
-    def draft_next(
-        self, rows: Sequence[StepRow], states: Tensor, verified: tuple[VerifiedRow, ...]
-    ) -> tuple[VerifiedRow, ...]:
-        """Draft after the verified rows of a step that was recorded; it needs no states.
+    def draft_next(self, rows: Sequence[StepRow], verified: Verified) -> Verified:
+        """Draft after the verified rows of a step that was recorded.
 
         Rows without an occurrence keep what a head has drafted.
         """
-        del states
         wanted = {row.seq_id: row.drafting.num_lookup for row in rows if row.samples}
         return tuple(self._with_draft(row, wanted.get(row.seq_id, 0)) for row in verified)
 
@@ -102,6 +79,6 @@ class LookupRunner:
             return ()
         place, length = torch.zeros(1, dtype=torch.int64), torch.tensor([len(text)])
         texts = Texts(torch.from_numpy(np.array(text, np.int32))[None], place, length)
-        found = lookup(texts, torch.tensor([count]), self._parts.ngrams, count)
+        found = lookup(texts, torch.tensor([count]), self.parts.ngrams, count)
         num_tokens, *tokens = found[0].tolist()
         return tuple(tokens[:num_tokens])

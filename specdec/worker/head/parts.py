@@ -8,8 +8,11 @@ from torch import Tensor
 
 from specdec.kernels.reference.ngram import NgramLengths
 from specdec.models.heads.networks.base import DeviceBlockHead, DeviceHead, DeviceStateHead
+from specdec.types.messages import VerifiedRow
 from specdec.worker.head.sampler import HeadSampler
 from specdec.worker.head.texts import SequenceTexts
+
+Verified = tuple[VerifiedRow, ...]
 
 
 class PairParts(NamedTuple):

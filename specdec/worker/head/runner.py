@@ -33,10 +33,9 @@ from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.drafts.draft_tree import TreeSize, num_growth_slots
 from specdec.types.messages import StepInput, StepRow, VerifiedRow
 from specdec.worker.batch.batch_state import BatchState
-from specdec.worker.head.drafter import Verified
 from specdec.worker.head.features import HeadFeatures
 from specdec.worker.head.kv import HeadKv
-from specdec.worker.head.parts import BlockParts, DrafterParts, HeadParts, PairParts, StateParts
+from specdec.worker.head.parts import BlockParts, HeadParts, PairParts, StateParts, Verified
 from specdec.worker.head.sampler import HeadSampler, PartialDraft
 from specdec.worker.head.trees import HeadTrees
 
@@ -115,11 +114,8 @@ class HeadRunner:
         self._whole_head = cast(WholeDraftHead, head) if is_whole else None
 
     @property
-    def drafter_parts(self) -> DrafterParts:
+    def parts(self) -> HeadParts:
         """Return what steps on the device draft with."""
-        return DrafterParts(self._head_parts())
-
-    def _head_parts(self) -> HeadParts:
         head, sampler, kind = self.head, self._sampler, self.head.capabilities.on_device
         assert kind is not None, "a head of native kernels"
         if kind is DeviceDrafts.STATES:
@@ -177,11 +173,7 @@ class HeadRunner:
         verified: Verified,
         moves: Sequence[SlotMove],
     ) -> Verified:
-        """Record a step, and draft after its verified rows; return them with their drafts.
-
-        rows: of the step, whose tokens are `batch`. states: of this pass, as in
-        `DraftHead.features`. moves: of the KV of the target after it. A collective call.
-        """
+        """See RankDrafter."""
         if self._kv is not None:
             self._kv.store(rows, batch, states)
             if moves:
@@ -192,11 +184,7 @@ class HeadRunner:
 
     @torch.inference_mode()
     def draft_next(self, rows: Sequence[StepRow], states: Tensor, verified: Verified) -> Verified:
-        """Draft after a step that was recorded, by `draft` or by `note_device_step`.
-
-        The latter got rows without the drafts that these want. A head with KV reads the stored
-        features of the step, and no states. A collective call.
-        """
+        """See RankDrafter; a head with KV reads the stored features of the step, and no states."""
         tokens = {row.seq_id: row.token_ids for row in verified}
         active = [row for row in rows if row.drafting.num_next and tokens.get(row.seq_id, (0,))]
         if not active:

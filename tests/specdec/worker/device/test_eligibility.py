@@ -52,10 +52,10 @@ def admit(runner, rules, count=1):
     return runner._batch_state.states([DECODE._replace(seq_id=i) for i in range(count)])
 
 
-def reason(runner, rows, rules=GREEDY, head=None, preceding=()):
+def reason(runner, rows, rules=GREEDY, drafter=None, preceding=()):
     states = admit(runner, rules, len(rows))
     eligibility = runner.device_steps.eligibility
-    return eligibility.reason(StepColumns(rows), states, head, preceding)
+    return eligibility.reason(StepColumns(rows), states, drafter, preceding)
 
 
 def drafted(count, **more):
@@ -66,11 +66,11 @@ def drafted(count, **more):
 WITH_WORDS = SamplingRules(bad_words=((3, 4),))
 WANTS_DRAFT = RowDrafting(num_next=1)
 TREE = RowDrafting(num_next=4, next_depth=2)
-HEAD = Mock(follows_steps=True, has_pairs_before=lambda row: row.num_computed_tokens > 0)
+DRAFTER = Mock(follows_steps=True, has_pairs_before=lambda row: row.num_computed_tokens > 0)
 CHUNK = StepRow(0, 0, (3,) * 9, 0, False)
 CASES = {
     HostReason.MISSING_PAIRS: lambda runner: reason(
-        runner, [CHUNK._replace(drafting=WANTS_DRAFT)], head=HEAD
+        runner, [CHUNK._replace(drafting=WANTS_DRAFT)], drafter=DRAFTER
     ),
     HostReason.SEQUENCES: lambda runner: reason(
         runner, [DECODE._replace(seq_id=i) for i in range(NUM_SEQS + 1)]
@@ -172,7 +172,7 @@ def test_a_head_needs_the_pairs_before_the_first_token_or_a_step_in_flight_that_
         ([next_rows], [CHUNK], HostReason.MISSING_PAIRS),
         ([CHUNK], (), None),
     ):
-        assert reason(runner, rows, head=HEAD, preceding=before) is expected
+        assert reason(runner, rows, drafter=DRAFTER, preceding=before) is expected
     both = RowDrafting(num_next=1, num_lookup=1)
     for drafting, expected in (
         (both, HostReason.NEXT_DRAFTS),
@@ -181,9 +181,9 @@ def test_a_head_needs_the_pairs_before_the_first_token_or_a_step_in_flight_that_
     ):
         before = [first._replace(samples=True, drafting=drafting)]
         row = PENDING._replace(drafting=both)
-        assert reason(runner, [row], head=HEAD, preceding=before) is expected
+        assert reason(runner, [row], drafter=DRAFTER, preceding=before) is expected
     without_kv = Mock(follows_steps=False)
-    assert reason(runner, [first], head=without_kv, preceding=[CHUNK]) is None
+    assert reason(runner, [first], drafter=without_kv, preceding=[CHUNK]) is None
 
 
 def test_rows_are_verified_and_drafted_by_the_host_one_by_one(runner):

@@ -1,5 +1,5 @@
 # Modules: specdec.worker.device.head.lookup, specdec.worker.head.lookup, specdec.worker.head.texts
-# Modules: specdec.worker.head.drafter, specdec.worker.head.cascade
+# Modules: specdec.worker.head.drafter
 """Prompt lookup in steps on the device: lossless, and the drafts of the engine's proposer."""
 
 from dataclasses import replace
