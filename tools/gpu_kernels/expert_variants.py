@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specdec.kernels.reference.packed_weight import CodeKind
-from specdec.kernels.triton.device import experts, packed_experts
-from specdec.kernels.triton.experts import FEW_ROWS, PACKED_ROWS, TileSizes
+from specdec.kernels.triton.device import experts
+from specdec.kernels.triton.device.packed import NUMBERS
+from specdec.kernels.triton.experts import TileSizes
 from specdec.kernels.triton.packed import BLOCK_K, KINDS
-from specdec.kernels.triton.packed_experts import RESULTS, UNITS
 from tools.gpu_kernels.packed_variants import CODES
 from tools.gpu_kernels.variant import ELEMENT_BYTES, Variant, power_of_two
 
@@ -27,8 +27,9 @@ def expert_variants() -> Iterator[Variant]:
     for dtype, num_pairs in (("bf16", 2), ("bf16", 2**16), ("fp32", 2)):
         yield from _product_variants(dtype, num_pairs)
     for kind in CodeKind:
-        for rows in (FEW_ROWS, PACKED_ROWS):
-            yield from _packed_variants(kind, rows)
+        for num_pairs in (2, 2**16):
+            sizes = TileSizes.of(num_pairs, 8, 2, invariant=False, is_packed=True)
+            yield from _packed_variants(kind, sizes)
     types = {
         **dict.fromkeys(("results", "base", "output"), "*bf16"),
         "weights": "*fp32",
@@ -80,11 +81,17 @@ def _product_variants(dtype: str, num_pairs: int) -> Iterator[Variant]:
     sizes = TileSizes.of(num_pairs, 8, ELEMENT_BYTES[dtype], invariant=False)
     options = {"num_warps": 4, "num_stages": 3}
     name = f"{dtype}_{sizes.rows}"
-    shared = {"order": "*i32", "tiles": "*i32", "size": "i32", "inner": "i32"}
+    shared = {
+        **dict.fromkeys(("scales", "zeros", "bias", "output"), f"*{dtype}"),
+        **dict.fromkeys(("order", "tiles"), "*i32"),
+        **dict.fromkeys(("size", "inner", "group_size", "num_groups"), "i32"),
+    }
+    kind = {"KIND": NUMBERS.value, "HAS_ZEROS": False, "IS_COARSE": False}
     for is_gpt_oss in (False, True) if dtype == "bf16" else (False,):
         suffix = f"{name}{'_gpt_oss' if is_gpt_oss else ''}"
-        numbers = dict.fromkeys(("x", "gate_up", "bias", "output"), f"*{dtype}")
+        numbers = dict.fromkeys(("x", "gate_up"), f"*{dtype}")
         constants = {
+            **kind,
             **{"PER_TOKEN": 2, "IS_CLAMPED": is_gpt_oss, "HAS_BIAS": is_gpt_oss},
             **{"BLOCK_M": sizes.rows, "BLOCK_N": sizes.units, "BLOCK_K": sizes.inputs},
         }
@@ -94,8 +101,9 @@ def _product_variants(dtype: str, num_pairs: int) -> Iterator[Variant]:
         yield Variant(
             f"hidden_units_{suffix}", kernel, types, constants, options, multiples=multiples
         )
-        numbers = dict.fromkeys(("units", "down", "bias", "output"), f"*{dtype}")
+        numbers = dict.fromkeys(("units", "down"), f"*{dtype}")
         constants = {
+            **kind,
             "HAS_BIAS": is_gpt_oss,
             **{"BLOCK_M": sizes.rows, "BLOCK_N": sizes.results, "BLOCK_K": sizes.inputs},
         }
@@ -109,12 +117,11 @@ def _product_variants(dtype: str, num_pairs: int) -> Iterator[Variant]:
         )
 
 
-def _packed_variants(kind: CodeKind, rows: int) -> Iterator[Variant]:
+def _packed_variants(kind: CodeKind, sizes: TileSizes) -> Iterator[Variant]:
     """Yield both products of experts in few bits, whose groups a program loads whole."""
     has_zeros = kind is CodeKind.INT4
     integers = ("size", "inner", "group_size", "num_groups")
     shared = {
-        "codes": CODES[kind],
         "scales": "*fp16" if has_zeros else "*fp32",
         "zeros": "*u8" if has_zeros else "*fp32",
         **dict.fromkeys(("bias", "output"), "*bf16"),
@@ -123,22 +130,22 @@ def _packed_variants(kind: CodeKind, rows: int) -> Iterator[Variant]:
     }
     constants = {
         **{"KIND": KINDS[kind], "HAS_ZEROS": has_zeros, "IS_COARSE": True, "HAS_BIAS": False},
-        **{"BLOCK_M": rows, "BLOCK_K": BLOCK_K[kind]},
+        **{"BLOCK_M": sizes.rows, "BLOCK_K": BLOCK_K[kind]},
     }
     options, multiples = {"num_warps": 4, "num_stages": 3}, ("size", "inner", "group_size")
     yield Variant(
-        f"packed_hidden_units_{kind.value}_m{rows}",
-        packed_experts.packed_hidden_units,
-        {**shared, "x": "*bf16", "x_stride": "i32"},
-        {**constants, "PER_TOKEN": 2, "IS_CLAMPED": False, "BLOCK_N": UNITS},
+        f"packed_hidden_units_{kind.value}_m{sizes.rows}",
+        experts.hidden_units,
+        {**shared, "gate_up": CODES[kind], "x": "*bf16", "x_stride": "i32"},
+        {**constants, "PER_TOKEN": 2, "IS_CLAMPED": False, "BLOCK_N": sizes.units},
         options,
         multiples=(*multiples, "x_stride"),
     )
     yield Variant(
-        f"packed_expert_results_{kind.value}_m{rows}",
-        packed_experts.packed_expert_results,
-        {**shared, "units": "*bf16"},
-        {**constants, "BLOCK_N": RESULTS},
+        f"packed_expert_results_{kind.value}_m{sizes.rows}",
+        experts.expert_results,
+        {**shared, "down": CODES[kind], "units": "*bf16"},
+        {**constants, "BLOCK_N": sizes.results},
         options,
         multiples=multiples,
     )

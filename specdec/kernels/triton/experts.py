@@ -15,9 +15,9 @@ from torch import Tensor
 
 from specdec.kernels.reference.experts import ExpertStack, Routes, RoutingRule
 from specdec.kernels.reference.packed_weight import PackedWeight
-from specdec.kernels.triton import packed_experts
 from specdec.kernels.triton.device import experts as kernels
-from specdec.kernels.triton.packed_experts import PackedTiles
+from specdec.kernels.triton.device.packed import NUMBERS
+from specdec.kernels.triton.packed import BLOCK_K, KINDS, integers_of, is_coarse
 
 FEW_ROWS, PACKED_ROWS, MANY_ROWS = 16, 32, 64
 """Rows of a tile."""
@@ -49,7 +49,8 @@ class TileSizes(NamedTuple):
         """Return the sizes for pairs of tokens and experts; element_size: of the weights.
 
         invariant: whether a row is multiplied by the same instruction in any batch. is_packed:
-        whether the experts are in few bits; 16 and 32 rows have the same instruction.
+        whether the experts are in few bits, for which BLOCK_K is that of `packed`; 16 and 32 rows
+        have the same instruction.
         """
         is_few = invariant or num_pairs <= _MOST_PAIRS_OF_FEW * num_experts
         inputs = 64 if element_size == 2 else 32  # so that stages fit into shared memory
@@ -163,36 +164,58 @@ def run_experts(
     return output
 
 
+class _Matrices(NamedTuple):
+    """The matrices of all experts as arguments of a kernel: numbers, or codes in few bits.
+
+    tensors: values, scales and zero points. groups: their size and number. constants: with
+    BLOCK_K, the inputs that a program loads at once.
+    """
+
+    tensors: tuple[Tensor, Tensor, Tensor]
+    groups: tuple[int, int]
+    constants: dict[str, int]
+
+    @classmethod
+    def of(cls, matrices: Tensor | PackedWeight, inputs: int) -> _Matrices:
+        """Return the arguments; inputs: BLOCK_K of numbers."""
+        if isinstance(matrices, Tensor):
+            assert matrices.is_contiguous()
+            has = {"HAS_ZEROS": False, "IS_COARSE": False}
+            constants = {"KIND": NUMBERS.value, **has, "BLOCK_K": inputs}
+            return cls((matrices, matrices, matrices), (1, 1), constants)
+        scales, zeros, inputs = matrices.scales, matrices.zeros, BLOCK_K[matrices.kind]
+        has = {"HAS_ZEROS": zeros is not None, "IS_COARSE": is_coarse(matrices, inputs)}
+        return cls(
+            (integers_of(matrices), scales, scales if zeros is None else zeros),
+            (matrices.group_size, scales.shape[1]),
+            {"KIND": KINDS[matrices.kind], **has, "BLOCK_K": inputs},
+        )
+
+
 def _hidden_units(
     x: Tensor, stack: ExpertStack, plan: Plan, per_token: int, sizes: TileSizes
 ) -> Tensor:
     """Return the hidden units of pairs, [num_pairs, units], in the order of the plan."""
     assert x.stride(1) == 1
-    units = x.new_empty(len(plan.order), stack.units)
-    if isinstance(stack.gate_up, PackedWeight):
-        tiles, bias = PackedTiles(*plan, sizes.rows), stack.gate_up_bias
-        is_clamped = stack.is_clamped
-        packed_experts.hidden_units(
-            x, stack.gate_up, bias, tiles, units, per_token, is_clamped=is_clamped
-        )
-        return units
-    assert stack.gate_up.is_contiguous()
+    units, bias = x.new_empty(len(plan.order), stack.units), stack.gate_up_bias
+    weight = _Matrices.of(stack.gate_up, sizes.inputs)
     kernels.hidden_units[(len(plan.tiles), triton.cdiv(stack.units, sizes.units))](
         x,
-        stack.gate_up,
-        stack.gate_up if stack.gate_up_bias is None else stack.gate_up_bias,
+        *weight.tensors,
+        weight.tensors[0] if bias is None else bias,
         plan.order,
         plan.tiles,
         units,
         stack.units,
         x.shape[1],
+        *weight.groups,
         x.stride(0),
         PER_TOKEN=per_token,
         IS_CLAMPED=stack.is_clamped,
-        HAS_BIAS=stack.gate_up_bias is not None,
+        HAS_BIAS=bias is not None,
+        **weight.constants,
         BLOCK_M=sizes.rows,
         BLOCK_N=sizes.units,
-        BLOCK_K=sizes.inputs,
         num_warps=4,
         num_stages=3,
     )
@@ -201,26 +224,22 @@ def _hidden_units(
 
 def _results(units: Tensor, stack: ExpertStack, plan: Plan, sizes: TileSizes) -> Tensor:
     """Return the results of pairs, [num_pairs, hidden_size]; those of other ranks are any."""
-    size = stack.gate_up.shape[-1]
-    results = units.new_empty(len(units), size)
-    if isinstance(stack.down, PackedWeight):
-        tiles = PackedTiles(*plan, sizes.rows)
-        packed_experts.results(units, stack.down, stack.down_bias, tiles, results)
-        return results
-    assert stack.down.is_contiguous()
+    size, bias = stack.gate_up.shape[-1], stack.down_bias
+    weight, results = _Matrices.of(stack.down, sizes.inputs), units.new_empty(len(units), size)
     kernels.expert_results[(len(plan.tiles), triton.cdiv(size, sizes.results))](
         units,
-        stack.down,
-        stack.down if stack.down_bias is None else stack.down_bias,
+        *weight.tensors,
+        weight.tensors[0] if bias is None else bias,
         plan.order,
         plan.tiles,
         results,
         size,
         stack.units,
-        HAS_BIAS=stack.down_bias is not None,
+        *weight.groups,
+        HAS_BIAS=bias is not None,
+        **weight.constants,
         BLOCK_M=sizes.rows,
         BLOCK_N=sizes.results,
-        BLOCK_K=sizes.inputs,
         num_warps=4,
         num_stages=3,
     )

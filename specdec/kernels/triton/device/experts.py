@@ -9,6 +9,9 @@ at once. The sums of a row follow from the matrix alone.
 import triton
 import triton.language as tl
 
+from specdec.kernels.triton.device.packed import NUMBERS, multiply_codes
+from specdec.kernels.triton.device.products import multiply_numbers
+
 _NONE = tl.constexpr(1 << 30)
 TILE_WORDS = tl.constexpr(3)
 
@@ -130,23 +133,6 @@ def plan_tiles(
 
 
 @triton.jit
-def multiply_tile(of_rows, of_columns, is_row, is_column, inner, BLOCK_K: tl.constexpr):
-    """Return the products of rows and columns, which are addresses [M, 1] and [1, N]."""
-    total = tl.zeros([of_rows.shape[0], of_columns.shape[1]], tl.float32)
-    for block in range(0, inner, BLOCK_K):
-        places = block + tl.arange(0, BLOCK_K)
-        is_place = places < inner
-        left = tl.load(
-            of_rows + places[None, :], mask=is_row[:, None] & is_place[None, :], other=0.0
-        )
-        right = tl.load(
-            of_columns + places[:, None], mask=is_place[:, None] & is_column[None, :], other=0.0
-        )
-        total = tl.dot(left, right, total, input_precision="ieee")
-    return total
-
-
-@triton.jit
 def activate(gate, up, IS_CLAMPED: tl.constexpr):
     """Return the hidden units of gates and others, as `kernels.reference.experts.run_experts`."""
     if IS_CLAMPED:
@@ -173,67 +159,32 @@ def own_columns(size, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def store_units(
-    gate,  # [BLOCK_M, BLOCK_N] float32, like up
-    up,
-    bias,
-    of_gates,  # [BLOCK_N], rows of the gates among those of all experts
-    output,
-    places,
-    columns,
-    is_row,
-    is_column,
-    size,
-    IS_CLAMPED: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-):
-    """Store the hidden units of a tile in the order of its places.
-
-    In the bias the other units of an expert are `size` after its gates.
-    """
-    if HAS_BIAS:
-        own = bias + of_gates
-        gate += tl.load(own, mask=is_column, other=0.0).to(tl.float32)[None, :]
-        up += tl.load(own + size, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    at = output + places.to(tl.int64)[:, None] * size + columns[None, :]
-    tl.store(at, activate(gate, up, IS_CLAMPED), mask=is_row[:, None] & is_column[None, :])
-
-
-@triton.jit
-def store_results(
-    total,  # [BLOCK_M, BLOCK_N] float32
-    bias,
-    of_outputs,  # [BLOCK_N], rows of the outputs among those of all experts
-    output,
-    pairs,
-    columns,
-    is_row,
-    is_column,
-    size,
-    HAS_BIAS: tl.constexpr,
-):
-    """Store the results of a tile in the order of all pairs."""
-    if HAS_BIAS:
-        own = tl.load(bias + of_outputs, mask=is_column, other=0.0)
-        total += own.to(tl.float32)[None, :]
-    at = output + pairs.to(tl.int64)[:, None] * size + columns[None, :]
-    tl.store(at, total, mask=is_row[:, None] & is_column[None, :])
+def matrix_index(expert, KIND: tl.constexpr):
+    """Return the index of an expert's matrix, in 64 bits where that needs fewer registers."""
+    return expert.to(tl.int64) if KIND == NUMBERS else expert
 
 
 @triton.jit
 def hidden_units(
     x,  # [num_rows, inner], rows `x_stride` apart
-    gate_up,  # [num_experts, 2 * size, inner]
+    gate_up,  # of [num_experts * 2 * size, inner]; numbers, or codes as in `packed`
+    scales,  # these three unused with numbers
+    zeros,
     bias,  # [num_experts, 2 * size]; unused unless HAS_BIAS
     order,
     tiles,
     output,  # [num_pairs, size], in the order of `order`
     size,
     inner,
+    group_size,
+    num_groups,
     x_stride,
     PER_TOKEN: tl.constexpr,
     IS_CLAMPED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    KIND: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    IS_COARSE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -245,38 +196,58 @@ def hidden_units(
         places, is_row, pairs = pairs_of_tile(tile, order, BLOCK_M)
         columns, is_column = own_columns(size, BLOCK_N)
         of_rows = x + (pairs // PER_TOKEN).to(tl.int64)[:, None] * x_stride
-        of_gates = expert.to(tl.int64) * (2 * size) + columns
-        at_gates = gate_up + of_gates[None, :] * inner
-        at_ups = gate_up + (of_gates + size)[None, :] * inner
-        gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for block in range(0, inner, BLOCK_K):
-            inputs = block + tl.arange(0, BLOCK_K)
-            is_input = inputs < inner
-            is_left = is_row[:, None] & is_input[None, :]
-            left = tl.load(of_rows + inputs[None, :], mask=is_left, other=0.0)
-            is_right = is_input[:, None] & is_column[None, :]
-            gates = tl.load(at_gates + inputs[:, None], mask=is_right, other=0.0)
-            gate = tl.dot(left, gates, gate, input_precision="ieee")
-            ups = tl.load(at_ups + inputs[:, None], mask=is_right, other=0.0)
-            up = tl.dot(left, ups, up, input_precision="ieee")
-        store_units(
-            gate, up, bias, of_gates, output, places, columns, is_row, is_column, size,
-            IS_CLAMPED, HAS_BIAS,
-        )  # fmt: skip
+        of_gates = matrix_index(expert, KIND) * (2 * size) + columns
+        if KIND == NUMBERS:
+            at_gates = gate_up + of_gates[None, :] * inner
+            at_ups = gate_up + (of_gates + size)[None, :] * inner
+            gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            for block in range(0, inner, BLOCK_K):
+                inputs = block + tl.arange(0, BLOCK_K)
+                is_input = inputs < inner
+                is_left = is_row[:, None] & is_input[None, :]
+                left = tl.load(of_rows + inputs[None, :], mask=is_left, other=0.0)
+                is_right = is_input[:, None] & is_column[None, :]
+                gates = tl.load(at_gates + inputs[:, None], mask=is_right, other=0.0)
+                gate = tl.dot(left, gates, gate, input_precision="ieee")
+                ups = tl.load(at_ups + inputs[:, None], mask=is_right, other=0.0)
+                up = tl.dot(left, ups, up, input_precision="ieee")
+        else:
+            gate = multiply_codes(
+                of_rows, is_row, gate_up, scales, zeros, of_gates, is_column, 0, inner, inner,
+                group_size, num_groups, BLOCK_M, BLOCK_N, BLOCK_K, KIND, HAS_ZEROS, IS_COARSE,
+            )  # fmt: skip
+            up = multiply_codes(
+                of_rows, is_row, gate_up, scales, zeros, of_gates + size, is_column, 0, inner,
+                inner, group_size, num_groups, BLOCK_M, BLOCK_N, BLOCK_K, KIND, HAS_ZEROS,
+                IS_COARSE,
+            )  # fmt: skip
+        if HAS_BIAS:
+            own = bias + of_gates
+            gate += tl.load(own, mask=is_column, other=0.0).to(tl.float32)[None, :]
+            up += tl.load(own + size, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        at = output + places.to(tl.int64)[:, None] * size + columns[None, :]
+        tl.store(at, activate(gate, up, IS_CLAMPED), mask=is_row[:, None] & is_column[None, :])
 
 
 @triton.jit
 def expert_results(
     units,  # [num_pairs, inner], in the order of `order`
-    down,  # [num_experts, size, inner]
+    down,  # of [num_experts * size, inner]; this and the next two as in `hidden_units`
+    scales,
+    zeros,
     bias,  # [num_experts, size]; unused unless HAS_BIAS
     order,
     tiles,
     output,  # [num_pairs, size], in the order of the pairs
     size,
     inner,
+    group_size,
+    num_groups,
     HAS_BIAS: tl.constexpr,
+    KIND: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    IS_COARSE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -288,12 +259,22 @@ def expert_results(
         places, is_row, pairs = pairs_of_tile(tile, order, BLOCK_M)
         columns, is_column = own_columns(size, BLOCK_N)
         of_rows = units + places.to(tl.int64)[:, None] * inner
-        of_outputs = expert.to(tl.int64) * size + columns
-        of_columns = down + of_outputs[None, :] * inner
-        total = multiply_tile(of_rows, of_columns, is_row, is_column, inner, BLOCK_K)
-        store_results(
-            total, bias, of_outputs, output, pairs, columns, is_row, is_column, size, HAS_BIAS
-        )
+        of_outputs = matrix_index(expert, KIND) * size + columns
+        if KIND == NUMBERS:
+            of_columns = down + of_outputs[None, :] * inner
+            total = multiply_numbers(
+                of_rows, of_columns, is_row, is_column, 0, inner, inner, 1, BLOCK_K
+            )
+        else:
+            total = multiply_codes(
+                of_rows, is_row, down, scales, zeros, of_outputs, is_column, 0, inner, inner,
+                group_size, num_groups, BLOCK_M, BLOCK_N, BLOCK_K, KIND, HAS_ZEROS, IS_COARSE,
+            )  # fmt: skip
+        if HAS_BIAS:
+            own = tl.load(bias + of_outputs, mask=is_column, other=0.0)
+            total += own.to(tl.float32)[None, :]
+        at = output + pairs.to(tl.int64)[:, None] * size + columns[None, :]
+        tl.store(at, total, mask=is_row[:, None] & is_column[None, :])
 
 
 @triton.jit(do_not_specialize=("first_expert", "num_experts"))

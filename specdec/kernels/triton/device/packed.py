@@ -9,6 +9,7 @@ import triton.language as tl
 
 from specdec.kernels.triton.device.products import store_tile
 
+NUMBERS = tl.constexpr(0)  # no codes
 INT4 = tl.constexpr(4)
 INT8 = tl.constexpr(8)
 FLOAT8 = tl.constexpr(1)

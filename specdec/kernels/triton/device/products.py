@@ -36,6 +36,31 @@ def store_tile(
         tl.store(output + at, total, mask=is_output)
 
 
+@triton.jit
+def multiply_numbers(
+    of_rows,  # [BLOCK_M, 1] addresses
+    of_columns,  # [1, BLOCK_N] addresses, of numbers `inner_stride` apart
+    is_row,
+    is_column,
+    start,  # first input
+    end,  # input after the last one
+    inner,
+    inner_stride,
+    BLOCK_K: tl.constexpr,
+):
+    """Return the products of rows and columns over a range of inputs, added in their order."""
+    total = tl.zeros([of_rows.shape[0], of_columns.shape[1]], tl.float32)
+    for block in range(start, end, BLOCK_K):
+        places = block + tl.arange(0, BLOCK_K)
+        is_place = places < inner
+        is_left = is_row[:, None] & is_place[None, :]
+        left = tl.load(of_rows + places[None, :], mask=is_left, other=0.0)
+        is_right = is_place[:, None] & is_column[None, :]
+        right = tl.load(of_columns + places[:, None] * inner_stride, mask=is_right, other=0.0)
+        total = tl.dot(left, right, total, input_precision="ieee")
+    return total
+
+
 @triton.jit(do_not_specialize=("num_rows",))
 def product(
     x,  # [num_rows, inner], rows `x_stride` apart
@@ -67,20 +92,10 @@ def product(
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for index in range(1 if IS_PART else NUM_PARTS):
         start = (own_part + index) * part_size
-        part = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for block in range(start, tl.minimum(start + part_size, inner), BLOCK_K):
-            places = block + tl.arange(0, BLOCK_K)
-            is_place = places < inner
-            left = tl.load(
-                of_rows + places[None, :], mask=is_row[:, None] & is_place[None, :], other=0.0
-            )
-            right = tl.load(
-                of_columns + places[:, None] * inner_stride,
-                mask=is_place[:, None] & is_column[None, :],
-                other=0.0,
-            )
-            part = tl.dot(left, right, part, input_precision="ieee")
-        total += part
+        total += multiply_numbers(
+            of_rows, of_columns, is_row, is_column, start, tl.minimum(start + part_size, inner),
+            inner, inner_stride, BLOCK_K,
+        )  # fmt: skip
     store_tile(
         total, base, output, rows, columns, is_row, is_column, own_part, num_rows, size,
         base_stride, IS_PART, HAS_BASE,
@@ -176,14 +191,6 @@ def head_product(
     is_row, is_column = rows < num_rows, columns < size
     of_rows = x + rows.to(tl.int64)[:, None] * x_stride + head * x_head_stride
     of_columns = weight + head * inner * size + columns[None, :]
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for block in range(0, inner, BLOCK_K):
-        places = block + tl.arange(0, BLOCK_K)
-        is_place = places < inner
-        is_left = is_row[:, None] & is_place[None, :]
-        left = tl.load(of_rows + places[None, :], mask=is_left, other=0.0)
-        is_right = is_place[:, None] & is_column[None, :]
-        right = tl.load(of_columns + places[:, None] * size, mask=is_right, other=0.0)
-        total = tl.dot(left, right, total, input_precision="ieee")
+    total = multiply_numbers(of_rows, of_columns, is_row, is_column, 0, inner, inner, size, BLOCK_K)
     at = output + rows.to(tl.int64)[:, None] * stride + head * head_stride + columns[None, :]
     tl.store(at, total, mask=is_row[:, None] & is_column[None, :])

@@ -1,5 +1,4 @@
 # Modules: specdec.kernels.reference.experts, specdec.kernels.triton.device.experts
-# Modules: specdec.kernels.triton.device.packed_experts, specdec.kernels.triton.packed_experts
 # Modules: specdec.models.layers.expert_stack
 """Experts of all tokens at once: torch's routes and values, and bits of no batch."""
 
