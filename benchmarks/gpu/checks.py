@@ -23,7 +23,7 @@ from benchmarks.tiny_model import write_tiny_llama
 from specdec.config.engine import DTypeName, EngineConfig, Kernels
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
-from specdec.kernels import TorchAttention
+from specdec.kernels import PagedAttention
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.reference.triton_availability import triton_fault
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -141,7 +141,7 @@ def check_attention(dtype: DTypeName, device: torch.device) -> Check:
     cache = normal(8 * _BLOCK_SIZE, 2, kv_heads, head_dim)
     batch = _prefill([0] * num_tokens, blocks=(5, 0, 3))
     (shard,) = HeadShard.all_ranks(heads, kv_heads, 1)
-    attention = TorchAttention(shard, head_dim, _BLOCK_SIZE, device)
+    attention = PagedAttention(shard, head_dim, _BLOCK_SIZE, device)
     attended = attention.run(query, kv, cache, attention.plan(batch, DTYPES[dtype]))
     keys, values = kv.float().repeat_interleave(heads // kv_heads, dim=2).unbind(1)
     scores = torch.einsum("qhd,khd->hqk", query.float(), keys) / head_dim**0.5

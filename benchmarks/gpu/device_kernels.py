@@ -18,9 +18,9 @@ from torch import Tensor
 from benchmarks.gpu.attention_shapes import ALL_DTYPES, SHAPES, Shape
 from benchmarks.gpu.parts import Case, Context, PartSkippedError, Result, run_cases
 from benchmarks.gpu.truncation_floors import truncation_cases
-from specdec.kernels import TorchAttention
+from specdec.kernels import PagedAttention
 from specdec.kernels.moves import AcceptedPaths, move_slots, path_moves
-from specdec.kernels.reference.attention import PagedAttention, QueryKeyNorms, Rotation, Visible
+from specdec.kernels.reference.attention import QueryKeyNorms, Rotation, Visible
 from specdec.kernels.reference.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, Indices, SlotMove
 from specdec.kernels.reference.rows import RowKernels, quantize_rows
@@ -89,10 +89,10 @@ def _attention(shape: Shape, dtype: torch.dtype, device: torch.device) -> Result
 WRONG_CACHE: Result = {"passed": False, "error": "the cache has other keys or values"}
 
 
-def reference_of(shape: Shape) -> TorchAttention:
+def reference_of(shape: Shape) -> PagedAttention:
     """Return torch's attention on the CPU."""
     sizes = shape.head_dim, shape.block_size
-    return TorchAttention(
+    return PagedAttention(
         shape.shard, *sizes, _CPU, softcap=shape.softcap, latent_rank=shape.latent_rank
     )
 

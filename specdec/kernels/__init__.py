@@ -6,7 +6,7 @@ in `models`. `tensor_parallel` has the groups of ranks and their collectives; st
 belongs in `cluster.workers`.
 """
 
-from specdec.kernels.reference.attention import AttentionPlan, PagedAttention, Rotation
-from specdec.kernels.reference.torch_attention import TorchAttention
+from specdec.kernels.reference.attention import AttentionPlan, Rotation
+from specdec.kernels.reference.paged_attention import PagedAttention
 
-__all__ = ["AttentionPlan", "PagedAttention", "Rotation", "TorchAttention"]
+__all__ = ["AttentionPlan", "PagedAttention", "Rotation"]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 
 import torch
 
 from specdec.config.engine import Kernels
 from specdec.kernels.cpu import native_library
-from specdec.kernels.reference.attention import PagedAttention
+from specdec.kernels.reference.paged_attention import PagedAttention
 from specdec.kernels.reference.recurrent.recurrence import RecurrenceKernels
 from specdec.kernels.reference.rows import RowKernels
-from specdec.kernels.reference.torch_attention import TorchAttention
 from specdec.kernels.reference.triton_availability import triton_fault
 from specdec.types.errors import InvalidValueError
 from specdec.types.sharding import HeadShard
@@ -91,28 +92,13 @@ def paged_attention(
 
     Arguments as in PagedAttention.
     """
+    kind: Callable[..., PagedAttention] = PagedAttention
     if backend.is_triton:
         from specdec.kernels.triton.attention import TritonAttention  # imports Triton
 
-        return TritonAttention(
-            heads,
-            head_dim,
-            block_size,
-            device,
-            scale=scale,
-            softcap=softcap,
-            latent_rank=latent_rank,
-            invariant=backend is KernelBackend.INVARIANT,
-        )
-    return TorchAttention(
-        heads,
-        head_dim,
-        block_size,
-        device,
-        scale=scale,
-        softcap=softcap,
-        latent_rank=latent_rank,
-    )
+        kind = partial(TritonAttention, invariant=backend is KernelBackend.INVARIANT)
+    sizes = (heads, head_dim, block_size, device)
+    return kind(*sizes, scale=scale, softcap=softcap, latent_rank=latent_rank)
 
 
 def row_kernels(backend: KernelBackend) -> RowKernels:

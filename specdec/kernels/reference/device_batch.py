@@ -90,5 +90,26 @@ class RaggedBatch:
     trees: TreeNodes | None = None
     states: StateRows | None = None
 
+    def one_by_one(self) -> DeviceBatch:
+        """Return the batch with each token as a sequence, which the KV that it sees precedes."""
+        trees, context_lens = self.trees, self.positions + 1
+        if trees is not None:
+            is_node, first_nodes = trees.words != 0, trees.first_nodes[self.rows]
+            context_lens = torch.where(is_node, self.context_lens[self.rows], context_lens)
+            trees = TreeNodes(
+                words=trees.words,
+                first_nodes=torch.where(is_node, first_nodes, context_lens),
+                positions=trees.positions[self.rows],
+            )
+        return DeviceBatch(
+            self.input_ids,
+            self.positions,
+            self.slot_mapping,
+            block_tables=self.block_tables[self.rows],
+            context_lens=context_lens,
+            query_len=1,
+            trees=trees,
+        )
+
 
 AnyDeviceBatch = DeviceBatch | RaggedBatch

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.kernels.reference.attention import AttentionPlan
 from specdec.kernels.reference.kv_scales import UNIT_SCALES, KVScales
-from specdec.kernels.reference.torch_attention import AttentionGroup, TorchAttention, TorchPlan
+from specdec.kernels.reference.paged_attention import AttentionGroup, PagedAttention, TorchPlan
 from specdec.types.sharding import HeadShard
 
 _HEADS_AT_ONCE = 8
@@ -28,7 +28,7 @@ class Index(NamedTuple):
     key: Tensor  # [T, dim]
 
 
-class IndexedAttention(TorchAttention):
+class IndexedAttention(PagedAttention):
     """Attention to at most `num_chosen` tokens of a context, by latents.
 
     A slot of the KV cache has the indexer's key after that of attention. `choose` decides for `run`
@@ -105,7 +105,7 @@ class IndexedAttention(TorchAttention):
         *,
         scale: float,
     ) -> Tensor:
-        """See TorchAttention; masks of all heads are in memory for few queries at once."""
+        """See PagedAttention; masks of all heads are in memory for few queries at once."""
         attend = super()._softmax_attention
         if mask is None:
             return attend(query, keys, values, None, sinks, scale=scale)

@@ -28,7 +28,6 @@ from specdec.config.gpu.attention_splits import ENOUGH_PROGRAMS, heads_per_progr
 from specdec.kernels.reference.attention import (
     ALL_BEFORE,
     AttentionPlan,
-    PagedAttention,
     QueryKeyNorms,
     Rotation,
     Visible,
@@ -36,6 +35,7 @@ from specdec.kernels.reference.attention import (
 from specdec.kernels.reference.device_batch import AnyDeviceBatch, RaggedBatch
 from specdec.kernels.reference.forward_batch import ForwardBatch
 from specdec.kernels.reference.kv_scales import UNIT_SCALES, KVScales, is_quantized
+from specdec.kernels.reference.paged_attention import PagedAttention
 from specdec.kernels.triton.attention_plan import (
     Tiles,
     TritonPlan,
@@ -72,11 +72,13 @@ class _Pass(NamedTuple):
 
 
 class TritonAttention(PagedAttention):
-    """Grouped-query attention over one rank's paged KV cache.
+    """Paged attention by kernels.
 
     invariant: whether long chunks are computed like short queries, so that the bits of a row do not
     depend on how its text was split into passes.
     """
+
+    copies_pages = False
 
     def __init__(
         self,
@@ -135,7 +137,7 @@ class TritonAttention(PagedAttention):
     ) -> Tensor:
         """See PagedAttention."""
         assert isinstance(plan, TritonPlan)
-        query = self._store(heads, norms, rotation, kv_cache, plan.slot_mapping, scales)
+        query = self._rotate_and_write(heads, norms, rotation, kv_cache, plan.slot_mapping, scales)
         return self.attend(query, kv_cache, plan, sinks, scales)
 
     def rotate_and_store(
@@ -148,7 +150,7 @@ class TritonAttention(PagedAttention):
         scales: KVScales = UNIT_SCALES,
     ) -> None:
         """See PagedAttention."""
-        self._store(heads, norms, rotation, kv_cache, slots, scales)
+        self._rotate_and_write(heads, norms, rotation, kv_cache, slots, scales)
 
     def run(
         self,
@@ -182,7 +184,7 @@ class TritonAttention(PagedAttention):
                 self._merge(run, tiles)
         return output
 
-    def _store(
+    def _rotate_and_write(
         self,
         heads: Tensor,
         norms: QueryKeyNorms | None,

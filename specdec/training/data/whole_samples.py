@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec.kernels.reference.attention import ALL_BEFORE, AttentionPlan, Visible
 from specdec.kernels.reference.forward_batch import ForwardBatch
 from specdec.kernels.reference.kv_scales import UNIT_SCALES, KVScales
-from specdec.kernels.reference.torch_attention import TorchAttention, TorchPlan
+from specdec.kernels.reference.paged_attention import PagedAttention, TorchPlan
 from specdec.models.llama import CausalDecoder
 from specdec.training.data.padding import KeyValue, PaddedTokens
 
@@ -22,7 +22,7 @@ class WholePlan(TorchPlan):
     rows: PaddedTokens
 
 
-class WholeSampleAttention(TorchAttention):
+class WholeSampleAttention(PagedAttention):
     """Causal attention of samples that begin in the pass, by torch's kernels for padded rows.
 
     It reads the keys and values of the pass, and leaves the cache alone.

@@ -1,4 +1,4 @@
-# Modules: specdec.kernels.reference.attention_masks, specdec.kernels.reference.torch_attention
+# Modules: specdec.kernels.reference.attention_masks, specdec.kernels.reference.paged_attention
 """Reference tests: paged attention equals its definition for batches of mixed lengths."""
 
 from copy import copy
@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.kernels import TorchAttention
+from specdec.kernels import PagedAttention
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.models.weights.checkpoint import CPU
@@ -59,7 +59,7 @@ class Pages:
         return part
 
     def run(self, window, kv_start=0):
-        attention = TorchAttention(self.heads, HEAD_DIM, self.block_size, CPU)
+        attention = PagedAttention(self.heads, HEAD_DIM, self.block_size, CPU)
         plan = attention.plan(self.batch, torch.float32, Visible(window, kv_start))
         kv = self.cache[torch.from_numpy(self.batch.slot_mapping)]
         return attention.run(self.query, kv, self.cache.clone(), plan)
@@ -131,7 +131,7 @@ def test_kv_of_other_sequences_is_never_read(window):
 
 def test_window_of_context_length_needs_no_mask():
     batch = Pages([(9, 1), (9, 1)]).batch
-    attention = TorchAttention(HEADS, HEAD_DIM, BLOCK_SIZE, CPU)
+    attention = PagedAttention(HEADS, HEAD_DIM, BLOCK_SIZE, CPU)
     (group,) = attention.plan(batch, torch.float32, Visible(window=9)).groups
     assert group.mask is None
     (group,) = attention.plan(batch, torch.float32, Visible(window=8)).groups

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from specdec.kernels import TorchAttention
+from specdec.kernels import PagedAttention
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.moves import move_kv
 from specdec.kernels.reference.attention import Visible
@@ -38,7 +38,7 @@ def test_attention_is_that_of_the_stored_values(dtype, soft_cap):
     """For windows, trees and chains; the pass stores its own KV."""
     case = Case(LENGTHS, trees={2: TREE}, window=30, soft_cap=soft_cap)
     pages = Pages(case)
-    attention = TorchAttention(
+    attention = PagedAttention(
         case.heads, case.head_dim, case.block_size, CPU, softcap=case.soft_cap
     )
     cache, kv = stored_values(pages.cache, dtype, SCALES), pages.own_kv
@@ -63,7 +63,7 @@ def test_attention_is_that_of_the_stored_values(dtype, soft_cap):
 )
 def test_latents_and_sinks_have_that_of_the_stored_values(dtype, case, scales):
     pages = Pages(case)
-    attention = TorchAttention(
+    attention = PagedAttention(
         case.heads, case.head_dim, case.block_size, CPU, latent_rank=case.latent_rank
     )
     cache, kv = stored_values(pages.cache, dtype, scales), pages.own_kv

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec.config.gpu.attention_splits import SEGMENT_TOKENS, SEGMENTS_PER_LEVEL, num_segments_of
-from specdec.kernels import TorchAttention
+from specdec.kernels import PagedAttention
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import DeviceBatch
 from specdec.kernels.triton import attention_plan
@@ -174,7 +174,7 @@ def test_blocks_whose_queries_see_ahead(window, num_ahead):
         query_len=4,
     )
     expected = _seen_ahead(pages, window, num_ahead)
-    for kind in (TritonAttention, TorchAttention):
+    for kind in (TritonAttention, PagedAttention):
         attention = kind(case.heads, case.head_dim, case.block_size, CPU)
         plan = attention.plan_on_device(batch, case.dtype, Visible(window, num_ahead=num_ahead))
         found = attention.run(pages.query, pages.own_kv, pages.cache.clone(), plan)

@@ -9,7 +9,7 @@ from specdec.config.gpu.attention_splits import most_rows
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.attention_masks import mask_nodes
 from specdec.kernels.reference.device_batch import DeviceBatch, TreeNodes
-from specdec.kernels.reference.torch_attention import TorchAttention
+from specdec.kernels.reference.paged_attention import PagedAttention
 from specdec.kernels.triton import attention_plan
 from specdec.kernels.triton.attention import TritonAttention
 from specdec.models.weights.checkpoint import CPU
@@ -43,7 +43,7 @@ def check(case, make):
     pages = Pages(case)
     batch, tokens = make(pages)
     expected = pages.expected()[tokens]
-    for kind in (TritonAttention, TorchAttention):
+    for kind in (TritonAttention, PagedAttention):
         attention = kind(case.heads, case.head_dim, case.block_size, CPU)
         plan = attention.plan_on_device(batch, case.dtype, Visible(case.window))
         index = torch.full((len(batch.input_ids),), 0)

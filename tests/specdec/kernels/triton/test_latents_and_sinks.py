@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec.config.gpu.attention_splits import heads_per_program
-from specdec.kernels import Rotation, TorchAttention
+from specdec.kernels import PagedAttention, Rotation
 from specdec.kernels.reference.kv_scales import KVScales, stored_values
 from specdec.kernels.triton import attention_plan
 from specdec.models.weights.checkpoint import CPU
@@ -106,7 +106,7 @@ def test_ragged_batch_made_on_the_device(case):
     pages = Pages(replace(case, lengths=MIXED))
     batch, num_tokens = ragged(pages), len(pages.query)
     sizes = (case.heads, case.head_dim, case.block_size, CPU)
-    for attention in (attention_of(case), TorchAttention(*sizes, latent_rank=case.latent_rank)):
+    for attention in (attention_of(case), PagedAttention(*sizes, latent_rank=case.latent_rank)):
         plan = attention.plan_on_device(batch, case.dtype)
         padded = torch.cat([pages.query, torch.zeros_like(pages.query[:3])])
         kv = torch.cat([pages.own_kv, torch.full_like(pages.own_kv[:3], torch.nan)])
@@ -124,7 +124,7 @@ def test_rotation_and_store_of_latents_equal_torch():
     rotation = Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
     sizes = (case.heads, case.head_dim, case.block_size, CPU)
     outputs, caches = [], []
-    for attention in (TorchAttention(*sizes, latent_rank=16), attention_of(case)):
+    for attention in (PagedAttention(*sizes, latent_rank=16), attention_of(case)):
         cache = pages.cache.clone()
         plan = attention.plan(pages.batch, case.dtype)
         outputs.append(attention.rotate_and_run(heads.clone(), None, rotation, cache, plan))

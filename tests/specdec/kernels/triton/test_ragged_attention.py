@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from specdec.kernels import TorchAttention
+from specdec.kernels import PagedAttention
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import RaggedBatch
 from specdec.kernels.triton.attention import TritonAttention
@@ -43,7 +43,7 @@ def check_ragged(case, decode_len=4, **options):
     pages = Pages(case)
     batch, num_tokens = ragged(pages, decode_len), len(pages.query)
     expected = pages.expected()
-    for kind in (TritonAttention, TorchAttention):
+    for kind in (TritonAttention, PagedAttention):
         own = options if kind is TritonAttention else {}
         attention = kind(case.heads, case.head_dim, case.block_size, CPU, **own)
         plan = attention.plan_on_device(batch, case.dtype, Visible(case.window))

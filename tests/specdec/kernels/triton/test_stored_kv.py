@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from specdec.kernels import Rotation, TorchAttention
+from specdec.kernels import PagedAttention, Rotation
 from specdec.kernels.reference.attention import QueryKeyNorms
 from specdec.kernels.reference.kv_scales import KVScales, stored_values
 from specdec.kernels.triton.attention import TritonAttention
@@ -36,7 +36,7 @@ def test_norms_rotation_and_store_equal_torch(head_dim, has_norm):
     weights = torch.rand(2, head_dim, generator=generator) + 0.5
     norms = QueryKeyNorms(*(_Norm(weight, 1e-5) for weight in weights)) if has_norm else None
     outputs, caches = [], []
-    for kind in (TorchAttention, TritonAttention):
+    for kind in (PagedAttention, TritonAttention):
         attention = kind(case.heads, head_dim, case.block_size, CPU)
         cache = pages.cache.clone()
         plan = attention.plan(pages.batch, case.dtype)
@@ -69,7 +69,7 @@ def test_stored_8_bit_floats_are_those_of_torch(dtype):
     kv = pages.own_kv
     kv[0] = 1e6
     caches = []
-    for kind in (TorchAttention, TritonAttention):
+    for kind in (PagedAttention, TritonAttention):
         attention = kind(pages.case.heads, pages.case.head_dim, pages.case.block_size, CPU)
         cache = torch.zeros(pages.cache.shape, dtype=dtype)
         plan = attention.plan(pages.batch, torch.float32)

@@ -1,4 +1,12 @@
-"""Paged attention on torch's operators, for any device: the reference of the kernels."""
+"""Paged attention in torch: prefill, decode and draft tokens of a flat batch in one call.
+
+A `PagedAttention` is called twice: `plan`, once per forward pass on the host, and `rotate_and_run`,
+once per layer. Here is the reference, for any device; `kernels.triton.attention` runs on GPUs.
+
+The KV cache of one layer is [num_slots, 2, num_kv_heads, head_dim] (keys, then values), so that
+writing a token's KV and reading a sequence's pages are one indexed copy each. With latents it is
+[num_slots, 1, 1, head_dim]: the last dimensions of the key that all heads share are their value.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +21,12 @@ from specdec.config.gpu.attention_splits import MAX_SHORT_QUERY_TOKENS
 from specdec.kernels.reference.attention import (
     ALL_BEFORE,
     AttentionPlan,
-    PagedAttention,
     QueryKeyNorms,
     Rotation,
     Visible,
 )
 from specdec.kernels.reference.attention_masks import context_mask, mask_nodes, mask_tree
-from specdec.kernels.reference.device_batch import (
-    AnyDeviceBatch,
-    DeviceBatch,
-    RaggedBatch,
-    TreeNodes,
-)
+from specdec.kernels.reference.device_batch import AnyDeviceBatch, RaggedBatch
 from specdec.kernels.reference.forward_batch import ForwardBatch, on_device
 from specdec.kernels.reference.kv_scales import (
     UNIT_SCALES,
@@ -33,6 +35,7 @@ from specdec.kernels.reference.kv_scales import (
     is_quantized,
     stored_values,
 )
+from specdec.types.sharding import HeadShard
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class AttentionGroup:
 
 @dataclass(frozen=True)
 class TorchPlan:
-    """The AttentionPlan of TorchAttention."""
+    """The AttentionPlan of torch."""
 
     slot_mapping: Tensor  # [T] int64
     groups: tuple[AttentionGroup, ...]
@@ -65,17 +68,63 @@ class _Member:
     first_block: int
 
 
-class TorchAttention(PagedAttention):
-    """Paged attention by copies of the visible pages."""
+class PagedAttention:
+    """Grouped-query attention over one rank's paged KV cache.
+
+    missing_heads: query heads of the KV groups that other ranks hold, before this rank's and
+    after them. copies_pages: whether the visible pages are copied, for `plan_on_device` those of
+    whole tables.
+    """
 
     copies_pages = True
 
     _workspace: Tensor | None = None  # in the dtype of the cache
 
+    def __init__(
+        self,
+        heads: HeadShard,
+        head_dim: int,
+        block_size: int,
+        device: torch.device,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
+        latent_rank: int | None = None,
+    ) -> None:
+        """heads: of this rank. scale: factor of scores; None: 1 / sqrt(head_dim).
+
+        softcap: bound c of scores s, which become c * tanh(s / c); None: no bound. latent_rank:
+        dimensions of the latents that are values; None where values are apart from keys.
+        """
+        assert latent_rank is None or len(heads.kv) == 1, "all heads share one latent"
+        self.num_kv_heads = len(heads.kv)
+        self.heads_per_kv = heads.heads_per_kv
+        after = len(heads.kv) * heads.heads_per_kv - heads.first_in_group - len(heads.query)
+        self.missing_heads = (heads.first_in_group, after)
+        self.head_dim = head_dim
+        self.block_size = block_size
+        self.device = device
+        self.softcap = softcap
+        self.latent_rank = latent_rank
+        self.scale = head_dim**-0.5 if scale is None else scale
+
+    @property
+    def kv_parts(self) -> int:
+        """Vectors of a token that a KV head has in the cache: key and value, or both as one."""
+        return 2 if self.latent_rank is None else 1
+
+    @property
+    def value_dim(self) -> int:
+        """Dimensions of a value, and so of the result for a head."""
+        return self.head_dim if self.latent_rank is None else self.latent_rank
+
     def plan(
         self, batch: ForwardBatch, dtype: torch.dtype, visible: Visible = ALL_BEFORE
-    ) -> TorchPlan:
-        """Group the sequences of a batch; visible contexts within a group differ by under half."""
+    ) -> AttentionPlan:
+        """Plan the attention of a batch for all layers in which queries see the same.
+
+        Sequences are grouped; visible contexts within a group differ by under half.
+        """
         assert not visible.num_ahead, "queries see ahead in a DeviceBatch alone"
         members: dict[tuple[int, int], list[_Member]] = defaultdict(list)
         for index, context_len in enumerate(batch.context_lens.tolist()):
@@ -92,15 +141,15 @@ class TorchAttention(PagedAttention):
 
     def rotate_and_run(
         self,
-        heads: Tensor,
+        heads: Tensor,  # [T, num_heads + kv_parts * num_kv_heads, head_dim]: queries, keys, values
         norms: QueryKeyNorms | None,
         rotation: Rotation | None,
-        kv_cache: Tensor,
+        kv_cache: Tensor,  # [num_slots, kv_parts, num_kv_heads, head_dim], changed in place
         plan: AttentionPlan,
-        sinks: Tensor | None = None,
+        sinks: Tensor | None = None,  # [num_heads]
         scales: KVScales = UNIT_SCALES,
     ) -> Tensor:
-        """See PagedAttention."""
+        """Normalize and rotate queries and keys, then `run`; may change `heads`."""
         query, kv = self._rotate(heads, norms, rotation)
         return self.run(query, kv, kv_cache, plan, sinks, scales)
 
@@ -113,7 +162,7 @@ class TorchAttention(PagedAttention):
         slots: Tensor,
         scales: KVScales = UNIT_SCALES,
     ) -> None:
-        """See PagedAttention."""
+        """Write keys and values to slots [T] without attention; others as in `rotate_and_run`."""
         _, kv = self._rotate(heads, norms, rotation)
         self._store(kv, kv_cache, slots, scales)
 
@@ -138,11 +187,14 @@ class TorchAttention(PagedAttention):
 
     def plan_on_device(
         self, batch: AnyDeviceBatch, dtype: torch.dtype, visible: Visible = ALL_BEFORE
-    ) -> TorchPlan:
-        """Plan a batch as one group; contexts are padded to those of whole tables."""
+    ) -> AttentionPlan:
+        """Plan a batch of fixed shape as `plan`, without a value that the host has to read.
+
+        It is one group, whose contexts are padded to those of whole tables.
+        """
         if isinstance(batch, RaggedBatch):
             assert not visible.num_ahead, "queries see ahead in a DeviceBatch alone"
-            batch = _one_by_one(batch)
+            batch = batch.one_by_one()
         assert visible.chunk is None, "chunks are those of a ForwardBatch alone"
         num_sequences, num_blocks = batch.block_tables.shape
         slots = torch.arange(num_blocks * self.block_size, device=self.device)
@@ -178,7 +230,14 @@ class TorchAttention(PagedAttention):
         sinks: Tensor | None = None,
         scales: KVScales = UNIT_SCALES,
     ) -> Tensor:
-        """See PagedAttention."""
+        """Write this pass's `kv` to its slots, then attend; return [T, num_heads, value_dim].
+
+        sinks: [num_heads], the score of a key that every query sees and that has no value (Xiao et
+        al. 2023, section 3.3); None without.
+        query: [T, num_heads, head_dim]. kv: [T, kv_parts, num_kv_heads, head_dim], keys rotated.
+        kv_cache: [num_slots, kv_parts, num_kv_heads, head_dim], changed in place.
+        scales: of a cache of 8-bit floats; those of key and value are equal with latents.
+        """
         assert isinstance(plan, TorchPlan)
         self._store(kv, kv_cache, plan.slot_mapping, scales)
         if plan.is_one_block:
@@ -332,25 +391,3 @@ class TorchAttention(PagedAttention):
         out = workspace[:numel].view(-1, *source.shape[1:])
         found = torch.index_select(source, 0, slots, out=out)
         return found.view(kv_cache.dtype) if is_quantized(kv_cache) else found
-
-
-def _one_by_one(batch: RaggedBatch) -> DeviceBatch:
-    """Return a ragged batch with each token as a sequence, which the KV that it sees precedes."""
-    trees, context_lens = batch.trees, batch.positions + 1
-    if trees is not None:
-        first_nodes = trees.first_nodes[batch.rows]
-        context_lens = torch.where(trees.words != 0, batch.context_lens[batch.rows], context_lens)
-        trees = TreeNodes(
-            words=trees.words,
-            first_nodes=torch.where(trees.words != 0, first_nodes, context_lens),
-            positions=trees.positions[batch.rows],
-        )
-    return DeviceBatch(
-        batch.input_ids,
-        batch.positions,
-        batch.slot_mapping,
-        block_tables=batch.block_tables[batch.rows],
-        context_lens=context_lens,
-        query_len=1,
-        trees=trees,
-    )
