@@ -145,30 +145,21 @@ class DraftModelRunner(ModelRunner):
         self.grammars.update(step)
         if self.device_drafts is not None:
             self.device_drafts.update(step.released, step.block_table_deltas)
-        drafted = dict[int, DraftedRow]()
-        for draft in (self._draft_on_device, self._draft_whole, self._draft_on_host):
-            drafted |= draft([row for row in step.drafts if row.seq_id not in drafted])
+        drafted, left = dict[int, DraftedRow](), step.drafts
+        for drafter in (self.device_drafts, self.whole_drafts):
+            if drafter is not None:
+                drafted |= self._draft_plain(left, drafter)
+                left = tuple(row for row in left if row.seq_id not in drafted)
+        drafted |= self._draft_on_host(left)
         return DraftOutput(step.step_id, tuple(drafted[row.seq_id] for row in step.drafts))
-
-    def _draft_on_device(self, drafts: Sequence[DraftRow]) -> dict[int, DraftedRow]:
-        """Draft for the sequences that need nothing from the host; return the drafts by id.
-
-        There are none where the device cannot run these sequences together.
-        """
-        if self.device_drafts is None:
-            return {}
-        return self._draft_plain(drafts, self.device_drafts)
-
-    def _draft_whole(self, drafts: Sequence[DraftRow]) -> dict[int, DraftedRow]:
-        """Draft in one call of the CPU kernels for the sequences that fit; return these drafts."""
-        if self.whole_drafts is None:
-            return {}
-        return self._draft_plain(drafts, self.whole_drafts)
 
     def _draft_plain(
         self, drafts: Sequence[DraftRow], drafter: DeviceDrafts | WholeDrafts
     ) -> dict[int, DraftedRow]:
-        """Draft for the sequences that need nothing but samples of logits; return these drafts."""
+        """Draft for the sequences that need nothing but samples of logits; return these drafts.
+
+        There are none where the device cannot run these sequences together.
+        """
         plain = [row for row in drafts if self._is_plain(row.seq_id) and drafter.fits(row)]
         drafted = drafter.draft(plain)
         return {seq_id: DraftedRow(seq_id, tuple(ids)) for seq_id, ids in drafted.items()}
