@@ -26,6 +26,7 @@ from specdec.types.responses import EngineOutput
 from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
 from specdec.worker import (
     HeadFiles,
+    LoadedModel,
     LocalDraftWorker,
     LocalTarget,
     TargetModelRunner,
@@ -152,13 +153,9 @@ class EngineContender:
         if speculation is not None and speculation.head and speculation.head.model:
             files = HeadFiles(resolve(speculation.head.model))
             head = load_served_head(files, self._model, self._runner.model)
-        return TargetModelRunner(
-            self._runner.model,
-            self._runner.group,
-            self._config,
-            vocab_size=self._runner.vocab_size,
-            head=head,
-        )
+        same = self._runner
+        loaded = LoadedModel(same.model, same.group, same.vocab_size)
+        return TargetModelRunner(loaded, self._config, head=head)
 
     def _draft_model(self, config: SpeculativeConfig | None) -> Proposer | None:
         if config is None or config.draft_model is None:

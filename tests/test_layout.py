@@ -23,7 +23,6 @@ LONG_FUNCTIONS = {  # at most 5
     "cluster/workers/groups/worker_group.py:__init__",
     "specdec/engine/engine.py:__init__",
     "specdec/kernels/triton/attention.py:_launch",
-    "specdec/worker/draft_model_runner.py:__init__",
     "specdec/worker/head/runner.py:__init__",
 }
 MODULES = "# Modules: "  # the first lines of a test file of several modules, or of another's name

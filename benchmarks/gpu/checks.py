@@ -35,7 +35,7 @@ from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.types.sharding import HeadShard
-from specdec.worker import LocalTarget, TargetModelRunner
+from specdec.worker import LoadedModel, LocalTarget, TargetModelRunner
 
 _BLOCK_SIZE = 16
 _MAX_MODEL_LEN = 256
@@ -184,8 +184,8 @@ def _load(
 def _runner(model: CausalDecoder) -> TargetModelRunner:
     num_blocks = _NUM_PROMPTS * _MAX_MODEL_LEN // _BLOCK_SIZE
     limits = EngineConfig(_MAX_MODEL_LEN, num_blocks, _BLOCK_SIZE)
-    vocab_size = len(model.vocab_slice)
-    return TargetModelRunner(model, TensorParallelGroup(), limits, vocab_size=vocab_size)
+    loaded = LoadedModel(model, TensorParallelGroup(), len(model.vocab_slice))
+    return TargetModelRunner(loaded, limits)
 
 
 @torch.inference_mode()

@@ -34,7 +34,7 @@ from specdec.types.messages import (
     VerifyOutput,
 )
 from specdec.types.sampling.sampling_spec import SamplingRules
-from specdec.worker import DraftModelRunner, TargetModelRunner
+from specdec.worker import DraftModelRunner, LoadedModel, TargetModelRunner
 from specdec.worker.batch.draft_grammars import DraftGrammars
 from specdec.worker.device.step_graphs import CudaGraphs
 from specdec.worker.target_model_runner import ServedHead
@@ -52,15 +52,6 @@ def measure_draft_model(context: Context) -> Result:
     model = write_config(context.directory / "draft", SMALL if context.is_small else LLAMA_1B)
     decoder = _decoder(model, context)
     compiler = cast(GrammarCompiler, None)  # no sequence has a grammar
-    runner = DraftModelRunner(
-        decoder,
-        TensorParallelGroup(),
-        num_blocks=_NUM_BLOCKS * max(_BATCHES),
-        block_size=_BLOCK_SIZE,
-        vocab_size=model.vocab_size,
-        grammars=DraftGrammars(compiler),
-        has_padding_block=True,
-    )
     may_capture = context.is_gpu and decoder.fits_graphs
     limits = DraftLimits(
         num_blocks=_NUM_BLOCKS * max(_BATCHES),
@@ -69,8 +60,9 @@ def measure_draft_model(context: Context) -> Result:
         max_catch_up_tokens=_CONTEXT,
         max_num_seqs=max(_BATCHES),
     )
-    backend = CudaGraphs(context.device) if may_capture else None
-    report = runner.use_device_steps(limits, backend)
+    loaded = LoadedModel(decoder, TensorParallelGroup(), model.vocab_size, has_padding_block=True)
+    runner = DraftModelRunner(loaded, limits, grammars=DraftGrammars(compiler))
+    report = runner.use_device_steps(CudaGraphs(context.device) if may_capture else None)
     result: Result = {"graphs": report.describe(), "ms_per_token": {}, "profiles": {}}
     for batch in _BATCHES:
         found = result["ms_per_token"], result["profiles"]
@@ -173,11 +165,8 @@ def _runner_with_head(
     head = load_head(HeadConfig.from_directory(directory, model), decoder)
     may_capture = context.is_gpu and decoder.fits_graphs
     runner = TargetModelRunner(
-        decoder,
-        TensorParallelGroup(),
+        LoadedModel(decoder, TensorParallelGroup(), model.vocab_size, has_padding_block=True),
         limits,
-        vocab_size=model.vocab_size,
-        has_padding_block=True,
         head=ServedHead(head, _refuse),
         on_device=True,
         graphs=CudaGraphs(context.device) if may_capture else None,

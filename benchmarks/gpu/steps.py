@@ -25,7 +25,7 @@ from specdec.models.hybrid import HybridDecoder
 from specdec.models.llama import CausalDecoder
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling.sampling_spec import SamplingRules
-from specdec.worker import TargetModelRunner
+from specdec.worker import LoadedModel, TargetModelRunner
 from specdec.worker.device.step_graphs import CudaGraphs, GraphReport
 
 BLOCK_SIZE = 16
@@ -108,14 +108,11 @@ class Steps:
             ),
         )
         self.states = _states_of(decoder, limits)
+        shard = (decoder, TensorParallelGroup(), model.vocab_size)
         may_capture = has_graphs and decoder.fits_graphs and self.device.type == "cuda"
         self.runner = TargetModelRunner(
-            decoder,
-            TensorParallelGroup(),
+            LoadedModel(*shard, has_padding_block=True, states=self.states),
             limits,
-            vocab_size=model.vocab_size,
-            has_padding_block=True,
-            states=self.states,
             on_device=not isinstance(decoder, HybridDecoder) or decoder.has_fixed_shapes,
             graphs=CudaGraphs(self.device) if may_capture else None,
         )

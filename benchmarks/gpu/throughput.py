@@ -34,7 +34,7 @@ from specdec.speculation.proposers.base import DraftRequest, Proposal, Synchrono
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import StepInput, VerifyOutput
 from specdec.types.sampling.sampling_params import SamplingParams
-from specdec.worker import LocalTarget, TargetModelRunner
+from specdec.worker import LoadedModel, LocalTarget, TargetModelRunner
 from specdec.worker.device.step_graphs import CudaGraphs
 
 Drafting = Literal["none", "fixed", "policy"]
@@ -131,11 +131,10 @@ class Throughput:
         limits = self._limits(_SPECULATION)
         may_capture = self._context.is_gpu and decoder.fits_graphs
         return TargetModelRunner(
-            decoder,
-            TensorParallelGroup(),
+            LoadedModel(
+                decoder, TensorParallelGroup(), self.model.vocab_size, has_padding_block=True
+            ),
             limits,
-            vocab_size=self.model.vocab_size,
-            has_padding_block=True,
             on_device=True,
             graphs=CudaGraphs(decoder.device) if may_capture else None,
         )

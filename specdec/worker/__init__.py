@@ -17,7 +17,7 @@ from specdec.worker.loading import (
     load_warm,
 )
 from specdec.worker.local import LocalDraftWorker, LocalTarget
-from specdec.worker.model_runner import ModelRunner
+from specdec.worker.model_runner import LoadedModel, ModelRunner
 from specdec.worker.profiler import StepProfiler
 from specdec.worker.rank_comparison import RankComparison, RankMismatchError
 from specdec.worker.target_model_runner import TargetModelRunner
@@ -25,6 +25,7 @@ from specdec.worker.target_model_runner import TargetModelRunner
 __all__ = [
     "DraftModelRunner",
     "HeadFiles",
+    "LoadedModel",
     "LocalDraftWorker",
     "LocalTarget",
     "ModelRunner",

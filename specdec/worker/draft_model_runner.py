@@ -11,10 +11,7 @@ from torch import Tensor
 
 from specdec.config.engine import DraftLimits
 from specdec.config.gpu.graph_sizes import MAX_NEW_DRAFT_TOKENS
-from specdec.kernels.reference.state_pool import StatePool
-from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.loading import Decoder, WholeDraftDecoder
-from specdec.sampling.row_ops import RowOps
+from specdec.models.loading import WholeDraftDecoder
 from specdec.text.vocab_map import VocabularyMap
 from specdec.types.draft_messages import (
     AheadOutput,
@@ -26,14 +23,13 @@ from specdec.types.draft_messages import (
 )
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepRow
 from specdec.types.sampling.sampling_spec import SamplingRules
-from specdec.worker.adapters import RankAdapters
 from specdec.worker.ahead_drafter import AheadDrafter
 from specdec.worker.batch.batch_state import TokenSpan
 from specdec.worker.batch.draft_grammars import DraftGrammars
 from specdec.worker.device.drafts import MAX_IN_FLIGHT, DeviceDrafts
 from specdec.worker.device.step_graphs import GraphBackend, GraphReport
 from specdec.worker.draft_sampler import DraftSampler, PartialDraft
-from specdec.worker.model_runner import ModelRunner
+from specdec.worker.model_runner import LoadedModel, ModelRunner
 from specdec.worker.whole_drafts import WholeDrafts
 
 
@@ -74,51 +70,31 @@ class DraftModelRunner(ModelRunner):
 
     def __init__(
         self,
-        model: Decoder,
-        group: TensorParallelGroup,
+        loaded: LoadedModel,
+        limits: DraftLimits,
         *,
-        num_blocks: int,
-        block_size: int,
-        vocab_size: int,
         grammars: DraftGrammars,
         vocabulary: VocabularyMap | None = None,
-        confidence_threshold: float = 0.0,
         mask_token_id: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        has_padding_block: bool = False,
-        adapters: RankAdapters | None = None,
-        states: StatePool | None = None,
-        row_ops: RowOps | None = None,
     ) -> None:
         """Allocate the KV pool.
 
         vocabulary: map between the tokens of draft and target, if their vocabularies differ.
-        confidence_threshold: minimum probability, at temperature 1, of the most likely token; below
-            it a draft ends, unless the sequence's rules have another one.
         mask_token_id: of a model that drafts in parallel; None to draft token by token.
-        has_padding_block, states, row_ops: as in ModelRunner.
         """
-        super().__init__(
-            model,
-            group,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            vocab_size=vocab_size,
-            has_padding_block=has_padding_block,
-            adapters=adapters,
-            states=states,
-            row_ops=row_ops,
-        )
-        state, rows, device = self._batch_state, model.vocab_slice, self.kv_cache.device
-        sampler = DraftSampler(state, self._shard, rows, device, vocabulary, confidence_threshold)
+        super().__init__(loaded, limits)
+        model, state, device = self.model, self._batch_state, self.kv_cache.device
+        rows, threshold = model.vocab_slice, limits.confidence_threshold
+        sampler = DraftSampler(state, self._shard, rows, device, vocabulary, threshold)
         self.grammars, self._mask_token_id, self._sampler = grammars, mask_token_id, sampler
         if isinstance(model, WholeDraftDecoder) and model.can_draft and mask_token_id is None:
             self.whole_drafts = WholeDrafts(model, self.kv_cache, state, self._shard)
         self._ahead = AheadDrafter(
-            model, self.kv_cache, block_size, state, grammars, sampler, group, clock
+            model, self.kv_cache, self.block_size, state, grammars, sampler, self.group, clock
         )
 
-    def use_device_steps(self, limits: DraftLimits, backend: GraphBackend | None) -> GraphReport:
+    def use_device_steps(self, backend: GraphBackend | None) -> GraphReport:
         """Let the device make drafts from now on, with graphs where it can capture them.
 
         Call it before the first step, on a pool with a padding block, for a model that drafts token
@@ -126,7 +102,6 @@ class DraftModelRunner(ModelRunner):
         """
         assert self._mask_token_id is None, "the host masks"
         steps, report = self._captured_steps(
-            limits,
             backend,
             max_draft_tokens=MAX_NEW_DRAFT_TOKENS - 1,
             num_in_flight=MAX_IN_FLIGHT,

@@ -84,7 +84,9 @@ class DraftSampler:
     ) -> None:
         """shard: of the draft's vocabulary; `tokens` are those whose logits this rank computes.
 
-        vocabulary, confidence_threshold: as in DraftModelRunner.
+        vocabulary: as in DraftModelRunner. confidence_threshold: minimum probability, at
+        temperature 1, of the most likely token; below it a draft ends, unless the sequence's rules
+        have another one.
         """
         self._batch_state = batch_state
         self._shard = shard

@@ -41,6 +41,7 @@ from specdec.worker.device.decoder import DeviceDecoder
 from specdec.worker.device.step_graphs import CudaGraphs
 from specdec.worker.draft_model_runner import DraftModelRunner
 from specdec.worker.head.adapters import HeadAdapters
+from specdec.worker.model_runner import LoadedModel
 from specdec.worker.target_model_runner import ServedHead, TargetModelRunner
 from specdec.worker.warm_up import warm_up_target
 
@@ -150,14 +151,18 @@ def _load_target(
     if spec.head is not None:
         head = load_served_head(spec.head, model_config, model, head_adapters)
     target = TargetModelRunner(
-        model,
-        group,
+        LoadedModel(
+            model,
+            group,
+            model_config.vocab_size,
+            has_padding_block=_runs_on_device(spec),
+            adapters=adapters,
+            states=_states_of(
+                model, config.max_num_seqs, config.max_row_guesses, config.num_snapshots
+            ),
+            row_ops=row_ops_of(spec.kernels, spec.device),
+        ),
         config,
-        vocab_size=model_config.vocab_size,
-        has_padding_block=_runs_on_device(spec),
-        adapters=adapters,
-        states=_states_of(model, config.max_num_seqs, config.max_row_guesses, config.num_snapshots),
-        row_ops=row_ops_of(spec.kernels, spec.device),
         head=head,
         on_device=on_device,
         graphs=_graphs(spec, model, None if head is None else head.head) if on_device else None,
@@ -265,22 +270,22 @@ def _load_draft(
     tokens = token_map_of(spec.directory, limits.token_map, config.vocab_size)
     model = _load_model(spec, config, group, tokens)
     draft = DraftModelRunner(
-        model,
-        group,
-        num_blocks=limits.num_blocks,
-        block_size=limits.block_size,
-        vocab_size=config.vocab_size,
+        LoadedModel(
+            model,
+            group,
+            config.vocab_size,
+            has_padding_block=_runs_on_device(spec),
+            adapters=RankAdapters.enabled(model, limits.adapters),
+            states=_states_of(model, limits.max_num_seqs, limits.max_draft_tokens),
+            row_ops=row_ops_of(spec.kernels, spec.device),
+        ),
+        limits,
         grammars=DraftGrammars(compiler),
         vocabulary=spec.vocabulary,
-        confidence_threshold=limits.confidence_threshold,
         mask_token_id=mask_token_id,
-        has_padding_block=_runs_on_device(spec),
-        adapters=RankAdapters.enabled(model, limits.adapters),
-        states=_states_of(model, limits.max_num_seqs, limits.max_draft_tokens),
-        row_ops=row_ops_of(spec.kernels, spec.device),
     )
     if _uses_device(spec, model, "drafts"):
-        report = draft.use_device_steps(limits, _graphs(spec, model))
+        report = draft.use_device_steps(_graphs(spec, model))
         logger.info("drafts run on the device: %s", report.describe())
     return draft
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -23,42 +24,40 @@ from specdec.worker.device.steps import MAX_IN_FLIGHT, DeviceSteps
 from specdec.worker.head.parts import DrafterParts
 
 
-class ModelRunner:
-    """One rank of a model, its KV pool and the state of its sequences.
+@dataclass(frozen=True)
+class LoadedModel:
+    """One rank's shard of a model, and what its runner needs beside it.
 
-    adapters: those that rows may name; None where none can be loaded.
+    has_padding_block: whether a block follows the KV pool that no sequence has, for padded tokens.
+    adapters: those that rows may name; None where none can be loaded. states: of recurrent layers,
+    of as many sequences as there can be; None without such layers. row_ops: operations on rows of
+    logits; None for the fastest of the device.
     """
 
-    def __init__(
-        self,
-        model: Decoder,
-        group: TensorParallelGroup,
-        *,
-        num_blocks: int,
-        block_size: int,
-        vocab_size: int,
-        has_padding_block: bool = False,
-        adapters: RankAdapters | None = None,
-        states: StatePool | None = None,
-        row_ops: RowOps | None = None,
-    ) -> None:
-        """Allocate the KV pool: `num_blocks` of `block_size` tokens.
+    model: Decoder
+    group: TensorParallelGroup
+    vocab_size: int
+    has_padding_block: bool = False
+    adapters: RankAdapters | None = None
+    states: StatePool | None = None
+    row_ops: RowOps | None = None
 
-        has_padding_block: whether a block follows them that no sequence has, for padded tokens.
-        states: of recurrent layers, of as many sequences as there can be; None without such layers.
-        row_ops: operations on rows of logits; None for the fastest of the device.
-        """
-        self.model = model
-        self.adapters = adapters
-        self.group = group
-        self.num_blocks = num_blocks
-        self.has_padding_block = has_padding_block
-        self.block_size = block_size
-        self.vocab_size = vocab_size
-        self.kv_cache = model.new_kv_cache((num_blocks + has_padding_block) * block_size)
-        self._row_ops = row_ops or row_ops_of("auto", self.kv_cache.device)
-        self._has_states = states is not None
-        self._batch_state = BatchState(block_size, self.kv_cache.device, model.vocab_slice, states)
+
+class ModelRunner:
+    """One rank of a model, its KV pool and the state of its sequences."""
+
+    def __init__(self, loaded: LoadedModel, limits: EngineConfig | DraftLimits) -> None:
+        """Allocate the KV pool: `limits.num_blocks` of `limits.block_size` tokens."""
+        self.model, self.group, self.adapters = loaded.model, loaded.group, loaded.adapters
+        self.vocab_size, self.has_padding_block = loaded.vocab_size, loaded.has_padding_block
+        self.num_blocks, self.block_size = limits.num_blocks, limits.block_size
+        num_blocks = self.num_blocks + self.has_padding_block
+        self.kv_cache = self.model.new_kv_cache(num_blocks * self.block_size)
+        self._limits, self._has_states = limits, loaded.states is not None
+        self._row_ops = loaded.row_ops or row_ops_of("auto", self.kv_cache.device)
+        self._batch_state = BatchState(
+            self.block_size, self.kv_cache.device, self.model.vocab_slice, loaded.states
+        )
 
     @property
     def _shard(self) -> VocabShard:
@@ -67,7 +66,6 @@ class ModelRunner:
 
     def _captured_steps(
         self,
-        limits: EngineConfig | DraftLimits,
         backend: GraphBackend | None,
         *,
         max_draft_tokens: int,
@@ -85,9 +83,9 @@ class ModelRunner:
         max_tree_depth: as in DeviceStepLimits. drafter: as in DeviceSteps.
         """
         sizes = DeviceStepLimits(
-            max_num_seqs=limits.max_num_seqs,
+            max_num_seqs=self._limits.max_num_seqs,
             max_draft_tokens=max_draft_tokens,
-            max_model_len=limits.max_model_len,
+            max_model_len=self._limits.max_model_len,
             block_size=self.block_size,
             num_blocks=self.num_blocks,
             max_step_tokens=max_step_tokens,

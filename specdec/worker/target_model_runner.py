@@ -11,15 +11,10 @@ from torch import Tensor
 
 from specdec.config.engine import EngineConfig
 from specdec.kernels.reference.forward_batch import ForwardBatch, SlotMove
-from specdec.kernels.reference.state_pool import StatePool
-from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.heads.networks.base import DraftHead
-from specdec.models.loading import Decoder
 from specdec.sampling.logprobs import KeptLogits
-from specdec.sampling.row_ops import RowOps
 from specdec.sampling.vocab_shard import all_ranks_argmax
 from specdec.types.messages import StepInput, StepRow, VerifiedRow, VerifyOutput
-from specdec.worker.adapters import RankAdapters
 from specdec.worker.batch.batch_state import SequenceState
 from specdec.worker.batch.prompt_outputs import prompt_logprobs_of
 from specdec.worker.batch.step_rows import (
@@ -45,7 +40,7 @@ from specdec.worker.device.steps import DeviceSteps
 from specdec.worker.head.drafter import rank_drafter
 from specdec.worker.head.runner import HeadRunner
 from specdec.worker.head.versions import HeadVersions, LoadHead
-from specdec.worker.model_runner import ModelRunner
+from specdec.worker.model_runner import LoadedModel, ModelRunner
 
 logger = logging.getLogger(__name__)
 
@@ -69,42 +64,26 @@ class TargetModelRunner(ModelRunner):
 
     def __init__(
         self,
-        model: Decoder,
-        group: TensorParallelGroup,
+        loaded: LoadedModel,
         limits: EngineConfig,
         *,
-        vocab_size: int,
-        has_padding_block: bool = False,
-        adapters: RankAdapters | None = None,
-        states: StatePool | None = None,
-        row_ops: RowOps | None = None,
         head: ServedHead | None = None,
         on_device: bool = False,
         graphs: GraphBackend | None = None,
     ) -> None:
         """Allocate the KV pool, and capture graphs; with several ranks a collective call.
 
-        has_padding_block, states, row_ops: as in ModelRunner. on_device: whether the device runs
-        steps, which takes a DeviceDecoder and a padding block. graphs: captures them, if any.
+        on_device: whether the device runs steps, which takes a DeviceDecoder and a padding block.
+        graphs: captures them, if any.
         """
-        super().__init__(
-            model,
-            group,
-            num_blocks=limits.num_blocks,
-            block_size=limits.block_size,
-            vocab_size=vocab_size,
-            has_padding_block=has_padding_block,
-            adapters=adapters,
-            states=states,
-            row_ops=row_ops,
-        )
+        super().__init__(loaded, limits)
         self.head = None if head is None else self._head_runner(head.head, limits)
         self.drafter = rank_drafter(self.head, limits)
         self.head_versions = HeadVersions(self.head, head.load) if head and self.head else None
         self.device_steps, self.graph_report, self._queue = None, None, None
         if on_device:
             self.device_steps, self.graph_report = self._device_steps(limits, graphs)
-            self._queue = DeviceQueue(self.device_steps, self.drafter, group)
+            self._queue = DeviceQueue(self.device_steps, self.drafter, self.group)
         self._updated: StepInput | None = None  # the last step whose changes were applied
 
     def _head_runner(self, head: DraftHead, limits: EngineConfig) -> HeadRunner:
@@ -131,7 +110,6 @@ class TargetModelRunner(ModelRunner):
     ) -> tuple[DeviceSteps, GraphReport]:
         speculation = limits.speculation
         return self._captured_steps(
-            limits,
             graphs,
             max_draft_tokens=speculation.max_chain_tokens if speculation else 0,
             max_tree_nodes=speculation.num_draft_tree_tokens if speculation else 0,

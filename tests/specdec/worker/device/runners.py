@@ -20,7 +20,7 @@ from specdec.models.hybrid import HybridDecoder
 from specdec.models.loading import Decoder, load_model
 from specdec.sampling.row_ops import RowOps, row_ops_of
 from specdec.types.messages import StepRow
-from specdec.worker import DraftModelRunner, LocalTarget, TargetModelRunner
+from specdec.worker import DraftModelRunner, LoadedModel, LocalTarget, TargetModelRunner
 from specdec.worker.adapters import RankAdapters
 from specdec.worker.batch.draft_grammars import DraftGrammars
 from specdec.worker.device.step_graphs import GraphBackend
@@ -80,15 +80,18 @@ def device_runner(
     )
     method = config.speculation.head.name if config.speculation and head else None
     load = partial(_load_head, model, decoder, method)
-    return TargetModelRunner(
+    loaded = LoadedModel(
         decoder,
         group,
-        config,
-        vocab_size=model.vocab_size,
+        model.vocab_size,
         has_padding_block=True,
         adapters=RankAdapters.enabled(decoder, config.adapters),
         states=_states_of(decoder, config),
         row_ops=row_ops_of(kernels, torch.device("cpu")),
+    )
+    return TargetModelRunner(
+        loaded,
+        config,
         head=None if head is None else ServedHead(load(head), load),
         on_device=runs_on_device,
         graphs=graphs if runs_on_device else None,
@@ -124,18 +127,17 @@ def device_draft_runner(
         block_size=limits.block_size,
         kernels="torch",
     )
-    runner = DraftModelRunner(
+    loaded = LoadedModel(
         decoder,
         group,
-        num_blocks=limits.num_blocks,
-        block_size=limits.block_size,
-        vocab_size=model.vocab_size,
-        grammars=DraftGrammars(grammar_compiler(directory)),
+        model.vocab_size,
         has_padding_block=True,
         adapters=RankAdapters.enabled(decoder, limits.adapters),
         row_ops=RowOps(),
     )
-    runner.use_device_steps(limits, graphs)
+    grammars = DraftGrammars(grammar_compiler(directory))
+    runner = DraftModelRunner(loaded, limits, grammars=grammars)
+    runner.use_device_steps(graphs)
     return runner
 
 
