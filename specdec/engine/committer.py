@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections.abc
 from collections.abc import Iterable, Mapping
 
 from specdec.config.speculation.methods import NgramConfig
@@ -17,11 +16,12 @@ from specdec.engine.scheduling.async_scheduling import CollectedStep, StepsInFli
 from specdec.engine.scheduling.decode_run import RepeatedDecodes, Rows
 from specdec.engine.scheduling.speculator import Speculator
 from specdec.engine.scheduling.state_saves import end_saves, running
+from specdec.engine.step_results import accepted_drafts, head_draft_of, lookahead_of, results_of
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.decode_rows import SampledTokens
 from specdec.sequences.prediction import METHOD as PREDICTION
-from specdec.sequences.sequence import HeadDraft, Lookahead, Sequence, SequenceStatus
+from specdec.sequences.sequence import Sequence, SequenceStatus
 from specdec.types.drafters import CONFIGURED_VERSION
 from specdec.types.errors import BadLogitsError, NoTokenLeftError, SpecdecError
 from specdec.types.messages import BASE_MODEL, PromptLogprobs, StepRow, VerifiedRow
@@ -86,7 +86,7 @@ class Committer:
             committed = self._commit_decodes(rows, verified.rows, outputs, failed)
         else:
             prompts = {part.seq_id: part for part in verified.prompt_logprobs}
-            committed = self._commit_rows(rows, _results(verified.rows), prompts, failed)
+            committed = self._commit_rows(rows, results_of(verified.rows), prompts, failed)
         if saves:
             end_saves(saves, valid, verified, self._blocks)
         self._requests.readmit_restarted()  # the latest snapshots are known now
@@ -232,7 +232,7 @@ class Committer:
         """Add verified tokens to a sequence; return None if its output is buffered for later."""
         token_ids = verified.token_ids
         num_kept, closing_ids, stop = self._append(seq, token_ids)
-        num_verified = _num_accepted(seq, row, token_ids)
+        num_verified = accepted_drafts(seq, row, token_ids)
         num_drafted = min(num_kept, num_verified)
         has_ended = stop is not None or bool(closing_ids)
         self._count(seq, row, num_kept, num_verified, has_ended=has_ended)
@@ -243,9 +243,9 @@ class Committer:
         elif closing_ids:
             self._requests.restart(seq)
         else:
-            seq.lookahead = _lookahead(row, verified)
+            seq.lookahead = lookahead_of(row, verified)
             method = NgramConfig.name if verified.next_draft_is_lookup else self._head_method
-            seq.head_draft = _head_draft(seq, verified, self._head_version, method)
+            seq.head_draft = head_draft_of(seq, verified, self._head_version, method)
             self._drop_rejected(seq)
         logprobs = None if verified.logprobs is None else verified.logprobs[:num_kept]
         seq.output_buffer.add(token_ids[:num_kept] + closing_ids, logprobs, num_drafted)
@@ -363,53 +363,3 @@ class Committer:
             return
         if self._blocks.truncate(seq.seq_id, seq.num_computed_tokens):
             self._steps.truncate(seq.seq_id)
-
-
-def _results(rows: collections.abc.Sequence[VerifiedRow]) -> dict[int, int | VerifiedRow]:
-    """Return the result of each sequence: its token where a row has one and nothing else."""
-    if isinstance(rows, SampledTokens):
-        return dict(zip(rows.seq_ids, rows.token_ids, strict=True))
-    return {row.seq_id: row.token_ids[0] if _is_token(row) else row for row in rows}
-
-
-def _is_token(row: VerifiedRow) -> bool:
-    """Return whether a row has one token and nothing else."""
-    has_more = row.has_bad_logits or row.next_draft_token_ids or row.lookahead_token_ids
-    return len(row.token_ids) == 1 and row.logprobs is None and not has_more
-
-
-def _num_accepted(seq: Sequence, row: StepRow, token_ids: tuple[int, ...]) -> int:
-    """Return the number of drafts among the new tokens of a row.
-
-    The last token is the target's own, unless NaN logits after an accepted draft cut the row. A
-    verifier that rejects by chance may have rejected the very draft that equals it.
-    """
-    num_accepted = row.num_accepted(token_ids)
-    if seq.rules.acting_verifier == "synthetic":
-        return min(num_accepted, len(token_ids) - 1)
-    return num_accepted
-
-
-def _head_draft(
-    seq: Sequence, verified: VerifiedRow, version: int, method: str | None
-) -> HeadDraft | None:
-    """Return the draft that a rank made after the verified tokens, which `seq` has by now."""
-    if not verified.next_draft_token_ids:
-        return None
-    return HeadDraft(
-        seq.num_tokens,
-        seq.token_ids[-1],
-        verified.next_draft_token_ids,
-        verified.next_draft_parents,
-        verified.next_draft_confidences,
-        version,
-        method,
-    )
-
-
-def _lookahead(row: StepRow, verified: VerifiedRow) -> Lookahead | None:
-    """Return the target's tokens after each guess of a row with lookahead tokens."""
-    if not row.num_lookahead_tokens:
-        return None
-    lookahead = row.guesses[row.num_draft_tokens :]
-    return Lookahead(row.known_end, row.drafts, lookahead, verified.lookahead_token_ids)

@@ -347,12 +347,11 @@ class Engine:
         if decision is None or len(self._steps) != 1:
             return False
         rows, self._drafting_ahead = self._drafts.rows_ahead(self._steps.rows, decision)
-        if not rows:
-            return False
-        if self._scheduler.num_running > self.config.max_num_seqs:
-            self._steps.release_ending(self.config.max_model_len)
-        self._send(rows)
-        return True
+        if is_known := bool(rows):
+            if self._scheduler.num_running > self.config.max_num_seqs:
+                self._steps.release_ending(self.config.max_model_len)
+            self._send(rows)
+        return is_known
 
     def _keep_batch(self, *, is_as_decided: bool) -> None:
         """Go on with the step that was begun ahead."""

@@ -1,4 +1,5 @@
-# Modules: specdec.engine.committer, specdec.engine.requests.open_requests
+# Modules: specdec.engine.committer, specdec.engine.step_results
+# Modules: specdec.engine.requests.open_requests
 """The engine on a target without a model: exact tokens and counts, no lost blocks."""
 
 from dataclasses import replace
