@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -125,12 +125,17 @@ class VocabBytes:
         """Return tokens of invalid UTF-8, by longest match; bytes without a token are dropped."""
         token_ids, start = [], 0
         while start < len(data):
-            ends = range(min(len(data), start + _MAX_TOKEN_BYTES), start, -1)
-            end = next((end for end in ends if data[start:end] in self._short_ids), None)
-            if end is not None:
-                token_ids.append(self._short_ids[data[start:end]])
-            start = end or start + 1
+            text = longest_text(data, start, self._short_ids, _MAX_TOKEN_BYTES)
+            if text is not None:
+                token_ids.append(self._short_ids[text])
+            start += len(text or b" ")
         return token_ids
+
+
+def longest_text(data: bytes, start: int, texts: Container[bytes], max_bytes: int) -> bytes | None:
+    """Return the longest of `texts`, of up to `max_bytes`, that `data` has at `start`, if any."""
+    ends = range(min(len(data), start + max_bytes), start, -1)
+    return next((data[start:end] for end in ends if data[start:end] in texts), None)
 
 
 def split_text(data: bytes) -> tuple[list[str | bytes], bytes]:

@@ -11,7 +11,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from tokenizers import Tokenizer as Backend
 
 from specdec.text.tokenizer import Tokenizer
-from specdec.text.vocab_bytes import token_reader
+from specdec.text.vocab_bytes import longest_text, token_reader
 from specdec.types.errors import UnsupportedModelError
 
 
@@ -104,13 +104,9 @@ class _TextTokenizer:
     def _longest_matches(self, content: bytes) -> list[int]:
         """Return tokens up to the first byte that none begins with."""
         token_ids, start = [], 0
-        while start < len(content):
-            ends = range(min(len(content), start + self._longest), start, -1)
-            end = next((each for each in ends if content[start:each] in self._ids), None)
-            if end is None:
-                break
-            token_ids.append(self._ids[content[start:end]])
-            start = end
+        while text := longest_text(content, start, self._ids, self._longest):
+            token_ids.append(self._ids[text])
+            start += len(text)
         return token_ids
 
 
