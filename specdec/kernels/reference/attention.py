@@ -1,4 +1,4 @@
-"""What paged attention takes beside queries, keys and values, and its plans."""
+"""Arguments of paged attention beside queries, keys and values, and its plans."""
 
 from __future__ import annotations
 

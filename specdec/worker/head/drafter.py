@@ -1,4 +1,4 @@
-"""What drafts on one rank at the end of its steps: a draft head, lookups, or both."""
+"""Drafter of one rank at the end of its steps: a draft head, lookups, or both."""
 
 from __future__ import annotations
 

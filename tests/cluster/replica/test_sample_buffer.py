@@ -64,7 +64,7 @@ def test_request_service_and_salt_have_to_allow_it(
 
 
 async def test_the_mark_of_a_thinking_budget_is_no_text_of_the_target():
-    """What follows it is a sample with the reasoning and the mark as prompt."""
+    """The text after it is a sample with the reasoning and the mark as prompt."""
     thinking = ThinkingBudget(2, (8, 9), bool)
     asked = replace(request(), thinking_budget=thinking)
     buffer = SampleBuffer(100, "", "r1")
