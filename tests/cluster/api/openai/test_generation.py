@@ -3,9 +3,7 @@
 import asyncio
 import copy
 import gc
-import itertools
 import threading
-import time
 import weakref
 from contextlib import aclosing
 
@@ -174,9 +172,29 @@ async def test_the_end_is_sent_with_the_events_of_the_last_output(
 async def test_every_stream_sends_bytes_in_a_silence_between_outputs(
     http, router, monkeypatch, path, body, comment
 ):
-    engine, steps = router.running_engine().thread._engine, itertools.count()
-    step = engine.step
-    monkeypatch.setattr(engine, "step", lambda: (next(steps) and time.sleep(0.2), step())[1])
+    """The step after the first output waits until the comment has been sent."""
+    engine, has_output, is_silent = router.running_engine().thread._engine, False, threading.Event()
+    step, app, sent = engine.step, http._transport.app, bytearray()
+
+    def step_after_silence():
+        nonlocal has_output
+        if has_output:
+            assert is_silent.wait(30)
+        outputs = step()
+        has_output |= any(output.token_ids for output in outputs)
+        return outputs
+
+    async def recording(scope, receive, send):
+        async def record(message):
+            sent.extend(message.get("body", b""))
+            if comment in sent.partition(b"data: {")[2]:
+                is_silent.set()
+            await send(message)
+
+        await app(scope, receive, record)
+
+    monkeypatch.setattr(engine, "step", step_after_silence)
+    monkeypatch.setattr(http._transport, "app", recording)
     with_interval(router, monkeypatch, 0.05)
     response = await http.post(path, json={**body, "stream": True})
     after_first = response.content.partition(b"data: {")[2]
