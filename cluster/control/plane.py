@@ -112,8 +112,7 @@ class ControlPlane:
         self._request_rate = RequestRate(clock)
         self._stored = store.read()
         self._unstored: StoredSpeculation | None = None  # an expiry
-        self._active_rule: int | None = None
-        self._state = self._present_state()
+        self._state = state_of(self._stored, configured, self._limits, None)
         self._changed = asyncio.Event()
         self._reports: dict[str, _Received] = {}
         self._departed = Counts()
@@ -160,10 +159,7 @@ class ControlPlane:
         if change is not None:
             self._require_speculation(change)
             after = after_change(after, change, self._wall_clock())
-        rate = self._request_rate.per_s()
-        rules = state_of(after, self._configured, self._limits, None).rules
-        active = active_rule(rules, rate, self._active_rule if change is None else None)
-        state = state_of(after, self._configured, self._limits, active)
+        rate, state = self._request_rate.per_s(), self._state_of(after)
         num_decoding = sum(each.report.num_decoding for each in self._reports.values())
         return SpeculationPreview(rate, num_decoding, state.in_force, state.active_rule)
 
@@ -202,7 +198,8 @@ class ControlPlane:
         if (counted := self._silent.pop(report.replica_id, None)) is not None:
             self._departed = self._departed.minus(counted)
         self._reports[report.replica_id] = _Received(report, uptime_s, self._clock())
-        self._request_rate.report(report.replica_id, report.counts.num_requests)
+        is_busy = report.num_running + report.num_waiting > 0
+        self._request_rate.report(report.replica_id, report.counts.num_requests, is_busy=is_busy)
         self.tick()
         self._count_replicas()
         if self._history.is_due(self._wall_clock()):
@@ -259,10 +256,9 @@ class ControlPlane:
         expires_at_s = self._stored.expires_at_s
         if expires_at_s is not None and self._wall_clock() >= expires_at_s:
             self._expire(expires_at_s)
-        active = active_rule(self._state.rules, self._request_rate.per_s(), self._active_rule)
-        if active != self._active_rule:
-            self._active_rule = active
-            self._announce()
+        state = self._state_of(self._stored)
+        if state.active_rule != self._state.active_rule:
+            self._announce(state)
 
     @property
     def _replicas_needed(self) -> int | None:
@@ -324,19 +320,23 @@ class ControlPlane:
                 self._adopt(stored)
 
     def _adopt(self, stored: StoredSpeculation) -> None:
-        self._stored, self._active_rule = stored, None
-        self._state = self._present_state()
-        self._active_rule = active_rule(self._state.rules, self._request_rate.per_s(), None)
-        self._announce()
+        self._stored = stored
+        self._announce(self._state_of(stored))
 
-    def _announce(self) -> None:
-        self._state = self._present_state()
+    def _announce(self, state: SpeculationState) -> None:
+        self._state = state
         self._changed.set()  # wakes present watchers; later ones compare the stamp
         self._changed = asyncio.Event()
-        logger.info("speculation: %s", self._state.describe())
+        logger.info("speculation: %s", state.describe())
 
-    def _present_state(self) -> SpeculationState:
-        return state_of(self._stored, self._configured, self._limits, self._active_rule)
+    def _state_of(self, stored: StoredSpeculation) -> SpeculationState:
+        """Return the state with these settings at the present rate; an unknown one ends no rule."""
+        rules = state_of(stored, self._configured, self._limits, None).rules
+        before = self._state.active_rule if rules == self._state.rules else None
+        active = active_rule(rules, self._request_rate.per_s(), before)
+        if before is not None and not self._request_rate.is_known:
+            active = before if active is None else max(active, before)
+        return state_of(stored, self._configured, self._limits, active)
 
     def _forget(self, replica_id: str) -> bool:
         """Drop a replica but keep its counts; return False if it is unknown."""

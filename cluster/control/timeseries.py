@@ -18,6 +18,10 @@ KEPT_S = 900.0
 _PERIOD_S = 0.9
 """Less than a second, because a caller with that period is sometimes early."""
 
+_SHORT_SILENCE_S = 3.0, 30.0
+"""A replica with requests, whose values change each second, is late from the first on. After the
+second one it may be lost."""
+
 _EDGE_WINDOW_S = 3.0
 """Window of the rates in charts; shorter where traffic has begun or ended, which is no slope."""
 
@@ -29,33 +33,60 @@ _NOT_CLIENTS = _SERVER_ERRORS | {_REJECTED, "CANCELLED"}
 
 
 class RequestRate:
-    """Requests per second over the last ten seconds and all replicas."""
+    """Requests per second over the last ten seconds and all replicas.
+
+    Requests arrived evenly since the report before the one that has them. From the first report on,
+    the window grows from three to ten seconds.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._last: dict[str, int] = {}  # counter by replica
-        self._received: deque[tuple[float, int]] = deque()
+        self._began_at_s: float | None = None
+        self._last: dict[str, tuple[float, int]] = {}  # time and counter by replica
+        self._busy: dict[str, float] = {}  # time of the last report of replicas with requests
+        self._received: deque[tuple[float, float, int]] = deque()  # begin, end and number
 
-    def report(self, replica_id: str, num_requests: int) -> None:
-        """Record a replica's counter of requests since it started.
+    @property
+    def is_known(self) -> bool:
+        """Return whether no replica is late."""
+        (least, most), now_s = _SHORT_SILENCE_S, self._clock()
+        return not any(least < now_s - at_s <= most for at_s in self._busy.values())
+
+    def report(self, replica_id: str, num_requests: int, *, is_busy: bool = False) -> None:
+        """Record a replica's counter of requests since it started. is_busy: whether it has any.
 
         Requests before its first report may be old, and do not count.
         """
-        new = num_requests - self._last.get(replica_id, num_requests)
-        self._last[replica_id] = num_requests
-        if new > 0:
-            self._received.append((self._clock(), new))
+        now_s = self._clock()
+        if self._began_at_s is None:
+            self._began_at_s = now_s
+        begin_s, before = self._last.get(replica_id, (now_s, num_requests))
+        self._last[replica_id] = now_s, num_requests
+        self._busy.pop(replica_id, None)
+        if is_busy:
+            self._busy[replica_id] = now_s
+        if num_requests > before:
+            self._received.append((begin_s, now_s, num_requests - before))
 
     def forget(self, replica_id: str) -> None:
         """Forget the counter of a replica that has ended; its requests stay counted."""
         self._last.pop(replica_id, None)
+        self._busy.pop(replica_id, None)
 
     def per_s(self) -> float:
         """Return the requests per second."""
-        begin_s = self._clock() - WINDOW_S
-        while self._received and self._received[0][0] <= begin_s:
+        if self._began_at_s is None:
+            return 0.0
+        now_s = self._clock()
+        window_s = min(max(now_s - self._began_at_s, _EDGE_WINDOW_S), WINDOW_S)
+        while self._received and self._received[0][1] <= now_s - WINDOW_S:
             self._received.popleft()
-        return sum(count for _, count in self._received) / WINDOW_S
+        return sum(_share_after(now_s - window_s, *each) for each in self._received) / window_s
+
+
+def _share_after(time_s: float, begin_s: float, end_s: float, number: int) -> float:
+    """Return the part after a time of a number that is spread over an interval."""
+    return number if begin_s >= time_s else number * (end_s - time_s) / (end_s - begin_s)
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,40 @@ async def test_a_rate_around_a_limit_does_not_make_rules_flap(plane, clock):
     assert sum(a != b for a, b in pairwise(seen)) <= 1
 
 
+async def test_an_active_rule_outlasts_the_change_of_another_setting(plane, clock):
+    await plane.set_speculation(SpeculationChange(rules=RULES))
+    total = await arrive(plane, clock, 6, 12)
+    await arrive(plane, clock, 4.4, 12, total)
+    change = SpeculationChange(threshold=16)
+    assert (await plane.preview(change)).active_rule == 0
+    assert (await plane.set_speculation(change)).active_rule == 0
+    others = await plane.set_speculation(SpeculationChange(rules=RULES[:1]))
+    assert others.active_rule is None, "4.4/s are too few to begin with other rules"
+
+
+async def test_missing_reports_neither_end_nor_begin_a_rule(plane, clock):
+    """Steady 18/s, with rules at 20/s and at 5/s; no report for 12 s."""
+    await plane.set_speculation(SpeculationChange(rules=RULES))
+    for second in range(1, 50):
+        clock.now_s += 1
+        if not 20 <= second < 32:
+            counts = Counts(num_requests=18 * second)
+            report = ReplicaReport("a", is_ready=True, counts=counts, num_running=1)
+            await plane.report(report, second)
+        if second > 10:
+            assert (await plane.speculation()).active_rule == 0, second
+    clock.now_s += 29
+    assert (await plane.speculation()).active_rule == 0
+    clock.now_s += 2  # it may be lost
+    assert (await plane.speculation()).active_rule is None
+
+
+async def test_a_control_plane_that_restarts_finds_the_rule_within_seconds(plane, clock):
+    await plane.set_speculation(SpeculationChange(rules=RULES))
+    await arrive(plane, clock, 30, 5, total=1000)
+    assert (await plane.speculation()).active_rule == 1
+
+
 async def test_counts_of_replicas_that_end_are_kept(plane, clock):
     for name, count in (("a", 5), ("b", 7)):
         counts = Counts(num_requests=count, decisions={"goodput": count})
