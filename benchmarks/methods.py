@@ -43,7 +43,7 @@ class Method:
             self.config.control,
             time.monotonic,
             choosers={None: GoodputChooser(CostModel(table))},
-            max_adaptive_tokens=rule.max_tokens if rule else 0,
+            length_rule=rule,
             max_num_batched_tokens=config.max_num_batched_tokens,
         )
 

@@ -331,7 +331,8 @@ class SpeculativeConfig:
     @property
     def length_rule(self) -> LengthRule | None:
         """Return how a sequence's draft length follows its acceptance; None for a fixed length."""
-        return self._length_rule if self.adaptive_length else None
+        rule = replace(self._length_rule, configured=self.num_speculative_tokens)
+        return rule if self.adaptive_length else None
 
     @property
     def synthetic_rates(self) -> tuple[float, ...]:

@@ -262,11 +262,10 @@ class DraftPlanner:
         most, first = self._decision.shape.depth, self._decision.first_length
         if self._length_rule is None:
             return most
-        start = most if first is None else first
-        seq.draft_length = self._length_rule.begin(seq.draft_length, start)
-        return (
-            seq.draft_length.num_tokens if first is None else min(most, seq.draft_length.num_tokens)
-        )
+        if first is None:
+            first, most = most, self._length_rule.longest(most)
+        seq.draft_length = self._length_rule.begin(seq.draft_length, first)
+        return min(most, seq.draft_length.num_tokens)
 
     def _num_useful_guesses(self, seq: Sequence) -> int:
         """Return how many guesses could still become output, beside a token of the target.

@@ -64,7 +64,7 @@ def make_policy(
         time.monotonic,
         schedule=speculation.length_schedule,
         choosers=choosers,
-        max_adaptive_tokens=_max_adaptive_tokens(speculation),
+        length_rule=speculation.length_rule,
         num_tree_tokens=speculation.num_draft_tree_tokens,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
@@ -106,11 +106,6 @@ class MethodCosts(NamedTuple):
         )
 
 
-def _max_adaptive_tokens(speculation: SpeculativeConfig) -> int:
-    rule = speculation.length_rule
-    return rule.max_tokens if rule else 0
-
-
 def measure_costs(
     speculation: SpeculativeConfig,
     config: EngineConfig,
@@ -129,7 +124,8 @@ def measure_costs(
     are those of `make_policy`.
     """
     chosen = speculation.num_speculative_tokens, speculation.num_draft_tree_tokens
-    most = max(*chosen, _max_adaptive_tokens(speculation))
+    rule = speculation.length_rule
+    most = max(*chosen, rule.max_tokens if rule else 0)
     profiler = CostProfiler(config, most, time.perf_counter, text=text, draft_text=draft_text)
     # Beyond the longest chain the table grows with the rows, a little faster than the engine does.
     engine = measure_engine(min(most, MAX_NUM_SPECULATIVE_TOKENS), _ENGINE_BUDGET_S)

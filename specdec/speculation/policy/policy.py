@@ -31,7 +31,7 @@ from specdec.types.drafts.draft_decision import (
     chains,
     tree,
 )
-from specdec.types.drafts.draft_length import LengthSchedule, draft_budget
+from specdec.types.drafts.draft_length import LengthRule, LengthSchedule, draft_budget
 from specdec.types.drafts.draft_survival import AcceptanceHistory
 from specdec.types.reports.service_curve import ServiceCurve
 
@@ -65,7 +65,7 @@ class SpeculationPolicy:
         dwell_s: float = DEFAULT_DWELL_S,
         schedule: LengthSchedule | None = None,
         choosers: Mapping[str | None, GoodputChooser] = _NO_CHOOSERS,
-        max_adaptive_tokens: int = 0,
+        length_rule: LengthRule | None = None,
         num_tree_tokens: int = 0,
         max_num_batched_tokens: int = MAX_BATCHED_TOKENS,
         max_num_seqs: int = 1,
@@ -77,7 +77,7 @@ class SpeculationPolicy:
 
         choosers: goodput choosers by the method that an operator may choose, None included; empty
             for other policies.
-        max_adaptive_tokens: largest draft length of a sequence whose length follows its acceptance.
+        length_rule: how the draft length of a sequence follows its acceptance.
         num_tree_tokens: draft tokens of a tree, whose depth is the control's number; 0 for chains
             only. Fixed decisions are trees; goodput chooses, and a schedule has chains.
         max_num_batched_tokens: of a step; goodput chooses at most an even share of it.
@@ -90,7 +90,7 @@ class SpeculationPolicy:
         self._control, self._clock, self._log = control, clock, DecisionLog(clock)
         self._load = LoadHysteresis(control.threshold, hysteresis, dwell_s)
         self._schedule, self._choosers = schedule, choosers
-        self._max_adaptive_tokens, self._num_tree_tokens = max_adaptive_tokens, num_tree_tokens
+        self._length_rule, self._num_tree_tokens = length_rule, num_tree_tokens
         self._max_num_batched_tokens = max_num_batched_tokens
         self._curves = CurveEstimator(max_num_seqs, max_num_batched_tokens)
         self._is_drafter_available = is_drafter_available
@@ -380,7 +380,8 @@ class SpeculationPolicy:
         """Return the shapes for which the budget of a step suffices: chains by length, a tree."""
         share = draft_budget(self._max_num_batched_tokens, num_decoding) // num_decoding
         count = self._control.num_speculative_tokens
-        lengths = chains(max(0, min(max(count, self._max_adaptive_tokens), share)))
+        longest = count if self._length_rule is None else self._length_rule.longest(count)
+        lengths = chains(max(0, min(longest, share)))
         whole = tree(self._num_tree_tokens, depth=count)
         has_tree = whole.is_tree and whole.num_draft_tokens <= share
         ahead = (each.with_ahead(kind) for kind in self._possible_ahead[1:] for each in lengths[1:])

@@ -28,6 +28,8 @@ class DraftLength:
 class LengthRule:
     """Rule that changes a sequence's draft length after each of its verified drafts.
 
+    configured: draft length to begin with. Another one, which operators or their rules have set, is
+    the maximum, too.
     min_tokens, max_tokens: bounds of change; a start beyond them holds until the first change.
     raise_above, lower_below: shares of a draft's tokens that were accepted.
 
@@ -38,6 +40,7 @@ class LengthRule:
 
     min_tokens: int = 1
     max_tokens: int = 8
+    configured: int | None = None
     raise_above: float = 0.8
     lower_below: float = 0.4
 
@@ -47,6 +50,10 @@ class LengthRule:
         require_range(f"{key}_max", self.max_tokens, self.min_tokens, most)
         require_range(f"{key}_raise_above", self.raise_above, 0, 1)
         require_range(f"{key}_lower_below", self.lower_below, 0, self.raise_above)
+
+    def longest(self, number: int) -> int:
+        """Return the longest draft where `number` draft tokens are in force."""
+        return self.max_tokens if number == self.configured else number
 
     def begin(self, length: DraftLength | None, start: int) -> DraftLength:
         """Return `length`, or a new one if there is none or it started with another number."""

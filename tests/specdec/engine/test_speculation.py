@@ -213,12 +213,33 @@ def test_goodput_bounds_adaptive_draft_lengths(tiny_model_dir, target, proposer)
     config = engine_config(speculation=speculation)
     control = SpeculationControl("auto", 8, 3)
     policy = SpeculationPolicy(
-        control, lambda: 0.0, choosers={None: chooser}, max_adaptive_tokens=8
+        control, lambda: 0.0, choosers={None: chooser}, length_rule=speculation.length_rule
     )
     engine = make_engine(tiny_model_dir, config, target, proposer, policy)
     generated = run(engine, [request("r", PROMPT, max_tokens=40)])
     assert generated["r"].token_ids == target.continuation(PROMPT, 40)
     assert max(drafted(target.steps)) == 1
+
+
+@pytest.mark.parametrize("has_costs", [False, True])
+@pytest.mark.parametrize(("number", "longest"), [(3, 8), (2, 2), (5, 5)])
+def test_a_number_that_operators_set_bounds_adaptive_lengths(
+    tiny_model_dir, target, proposer, has_costs, number, longest
+):
+    """With these costs eight draft tokens pay; 3 is the configured number."""
+    table = CostTable((1, 8), (0, 8), ((1.0, 1.1), (1.0, 1.1)))
+    chooser = GoodputChooser(CostModel(table))
+    speculation = SpeculativeConfig.of(num_speculative_tokens=3, adaptive_length=True)
+    policy = SpeculationPolicy(
+        SpeculationControl("auto", 8, number),  # as after a restart, when it is set already
+        lambda: 0.0,
+        choosers={None: chooser} if has_costs else {},
+        length_rule=speculation.length_rule,
+    )
+    config = engine_config(speculation=speculation)
+    engine = make_engine(tiny_model_dir, config, target, proposer, policy)
+    run(engine, [request("r", PROMPT, max_tokens=60)])
+    assert max(drafted(target.steps)) == longest
 
 
 def test_two_hundred_toggles_under_load_change_no_token(tiny_model_dir, target, proposer):

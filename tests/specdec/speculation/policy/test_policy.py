@@ -19,7 +19,7 @@ from specdec.types.drafts.draft_decision import (
     PromptLoad,
     chain,
 )
-from specdec.types.drafts.draft_length import LengthSchedule
+from specdec.types.drafts.draft_length import LengthRule, LengthSchedule
 from specdec.types.errors import InvalidValueError
 from tests.clock import Clock
 
@@ -387,7 +387,7 @@ def test_nothing_is_drafted_after_prompts_that_would_not_be_beside_decoding(cloc
         AUTO,
         clock,
         choosers={None: chooser},
-        max_adaptive_tokens=3,
+        length_rule=LengthRule(max_tokens=3),
         is_drafter_available=lambda: is_available,
     )
     assert policy.decide(1).shape == policy.decide(0, 0, PROMPTS).shape == chain(3)
