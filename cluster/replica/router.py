@@ -123,7 +123,8 @@ class Router(ABC):
         self._model = routed.model
         self._instrumentation = instrumentation
         self._samples = samples
-        tolerance = default_tolerance(config.resolved_dtype, config.quantization)
+        arithmetic = config.resolved_dtype, config.quantization, config.kv_cache_dtype
+        tolerance = default_tolerance(*arithmetic)
         self.auditor = Auditor(self._client, metrics, tolerance)
         defaults = routed.model.sampling_defaults
         self._receipts = Receipts(config, defaults, metrics, self.auditor, self._describe_model)

@@ -80,7 +80,8 @@ def verify_receipt(
         return ReceiptReport(Outcome.UNVERIFIABLE, reason)
     assert receipt.opening is not None, "its absence is an obstacle"
     if tolerance is None:
-        tolerance = default_tolerance(statement.model.dtype, statement.model.quantization)
+        model = statement.model
+        tolerance = default_tolerance(model.dtype, model.quantization, model.kv_cache_dtype)
     try:
         answer = _ClaimedAnswer.of(statement, receipt.opening, replayer)
         choices = tuple(

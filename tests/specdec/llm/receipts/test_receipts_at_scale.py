@@ -201,7 +201,7 @@ def test_other_kernels_stay_within_the_tolerance(tiny_model_dir, dtype, quantiza
         return make_engine(tiny_model_dir, config, LocalTarget(runner))
 
     replayer = SteppedReplayer(tiny_model_dir, engine_with("torch"))
-    tolerance = default_tolerance(dtype, quantization or "none")
+    tolerance = default_tolerance(dtype, quantization or "none", "auto")
     found = answers(engine_with("native"), list(requests(0, 24)))
     reports = [verify_receipt(replayer.receipt(each), replayer, tolerance=100) for each in found]
     choices = [each.choices[0] for each in reports]

@@ -324,7 +324,12 @@ def test_transformers_has_no_counterpart_of_quantization(tiny_model_dir):
 
 
 def test_the_tolerance_follows_from_the_arithmetic():
-    exact = default_tolerance("float32", "none")
-    assert exact < default_tolerance("float16", "none") < default_tolerance("bfloat16", "none")
-    assert exact < default_tolerance("float32", "int8") < default_tolerance("float32", "w8a8")
-    assert default_tolerance("bfloat16", "int8") == default_tolerance("bfloat16", "none")
+    def tolerance(dtype, quantization="none", kv_cache_dtype="auto"):
+        return default_tolerance(dtype, quantization, kv_cache_dtype)
+
+    exact, rounded = tolerance("float32"), tolerance("bfloat16")
+    assert exact < tolerance("float16") < rounded
+    assert exact < tolerance("float32", "int8") < tolerance("float32", "w8a8")
+    assert tolerance("bfloat16", "int8") == rounded
+    assert tolerance("float32", kv_cache_dtype="fp8") == rounded
+    assert tolerance("float32", "int8", "fp8") == rounded
