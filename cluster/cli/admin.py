@@ -177,7 +177,10 @@ def set_speculation(
     allowed_verifiers: tuple[VerifierName, ...],
     **flags: Any,
 ) -> None:
-    """Change the given settings on every replica within a second. They persist across restarts."""
+    """Change the given settings on every replica within a second.
+
+    They persist across restarts, until all overrides expire by this or an earlier --ttl.
+    """
     connection = {name: flags.pop(name) for name in ADMIN_FLAG_NAMES}
     values = {**flags, "rules": _rules(rules, no_rules)}
     values["allowed_verifiers"] = allowed_verifiers or None
