@@ -22,6 +22,14 @@ from specdec.types.deadline import TimeLimit
 MAX_RECEIVING = 8
 """Messages that are received at the same time. Those of small requests arrive with the call."""
 
+PING_OPTIONS = (
+    # gRPC's own limit of one ping in 5 minutes would end the calls of clients that keep their
+    # connection through a load balancer open. They send one in 10 s or more.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+"""Options of a server whose clients may send keepalive pings."""
+
 CHANNEL_OPTIONS = (
     # Otherwise gRPC enlarges the flow-control window of every call on a fast connection, and
     # buffers megabytes of each message before it is read.
@@ -30,6 +38,7 @@ CHANNEL_OPTIONS = (
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.http2.settings_timeout", 10_000),
     ("grpc.max_connection_idle_ms", 120_000),
+    *PING_OPTIONS,
 )
 """Options of a server with an intake."""
 

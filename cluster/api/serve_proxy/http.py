@@ -18,13 +18,18 @@ from cluster.api.base.anthropic_errors import error_event, failure_response
 from cluster.api.base.byte_budget import ByteBudget
 from cluster.api.base.openai_errors import Failure, failure_of
 from cluster.api.base.sse import event
+from cluster.api.grpc.intake import PING_OPTIONS
 from cluster.api.http.bodies import BoundedBody
 from cluster.api.http.limits import HttpLimits
 from cluster.api.http.routing import AddRoutingHint
 from cluster.config.config_file import PATHS_OF_THE_SERVICE
 from cluster.config.serve_config import ServeConfig
 from cluster.control.peers import LOST_MESSAGE, NOT_STARTED_MESSAGE
-from cluster.workers.ray.ray_internals import is_refusal_of_proxy, set_grpc_proxy_host
+from cluster.workers.ray.ray_internals import (
+    add_grpc_proxy_options,
+    is_refusal_of_proxy,
+    set_grpc_proxy_host,
+)
 from specdec.types.errors import (
     BodyTooLargeError,
     NotReadyError,
@@ -45,7 +50,8 @@ _CONNECTION = "cluster.api.http.connection:BoundedConnection"
 
 
 def middlewares() -> list[Middleware]:
-    """Return the middlewares of a proxy, and limit its connections and the host of its gRPC."""
+    """Return the middlewares of a proxy, and set the limits of its HTTP and gRPC connections."""
+    add_grpc_proxy_options(PING_OPTIONS)
     if host := os.environ.get(GRPC_HOST_VARIABLE):
         set_grpc_proxy_host(host)  # its gRPC server starts after this call
     uvicorn.config.HTTP_PROTOCOLS["auto"] = _CONNECTION

@@ -5,7 +5,7 @@ Ray is imported inside the functions: it reads the environment when it is import
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from subprocess import Popen
@@ -138,6 +138,13 @@ def set_grpc_proxy_host(host: str) -> None:
         server.add_insecure_port(address_of(host, int(address.rpartition(":")[2])))
 
     default_impl.add_grpc_address = add_address
+
+
+def add_grpc_proxy_options(options: Sequence[tuple[str, int]]) -> None:
+    """Add options to the gRPC server that the Serve proxy of this process starts next."""
+    from ray.serve._private.constants import DEFAULT_GRPC_SERVER_OPTIONS
+
+    DEFAULT_GRPC_SERVER_OPTIONS.extend(options)
 
 
 def wrap_proxy_handlers(

@@ -3,6 +3,7 @@
 
 import asyncio
 import sys
+from contextlib import suppress
 from functools import partial
 
 import grpc
@@ -213,4 +214,26 @@ async def test_connections_that_are_not_http2_end():
             while await reader.read(2**16):
                 pass
         writer.close()
+    await server.stop(0)
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+async def test_clients_may_ping_every_ten_seconds(is_allowed):
+    """In a hundredth of the time; gRPC's own limit ends the connection."""
+    options = {name: value // 100 or value for name, value in intake.PING_OPTIONS}
+    server = grpc.aio.server(options=[*options.items()] if is_allowed else None)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000"))
+    num_answered = 0
+    with suppress(asyncio.IncompleteReadError):
+        for number in range(6):
+            payload = b"%08d" % number
+            writer.write(bytes.fromhex("000008060000000000") + payload)
+            await asyncio.wait_for(reader.readuntil(payload), 10)
+            num_answered += 1
+            await asyncio.sleep(10 / 100)
+    assert (num_answered == 6) == is_allowed
+    writer.close()
     await server.stop(0)

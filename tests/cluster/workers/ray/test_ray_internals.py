@@ -147,6 +147,18 @@ def test_a_proxy_listens_on_one_host(monkeypatch, host, address):
     server.add_insecure_port.assert_called_once_with(address)
 
 
+async def test_a_proxys_grpc_server_has_further_options(monkeypatch):
+    defaults = [*grpc_util.DEFAULT_GRPC_SERVER_OPTIONS]
+    ray_internals.add_grpc_proxy_options([("a", 1)])
+    try:
+        init = Mock()
+        monkeypatch.setattr(grpc_util.Server, "__init__", init)
+        gRPCGenericServer(Mock())
+        assert init.call_args.kwargs["options"] == [*defaults, ("a", 1)]
+    finally:
+        grpc_util.DEFAULT_GRPC_SERVER_OPTIONS[:] = defaults
+
+
 async def test_handlers_of_a_proxy_can_be_wrapped():
     class Proxy:
         proxy_router = SimpleNamespace(
