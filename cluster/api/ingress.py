@@ -29,7 +29,7 @@ from cluster.api.grpc.servicers import (
     add_inference_service,
 )
 from cluster.api.grpc.status import GenericServer
-from cluster.api.http.connection import BoundedConnection
+from cluster.api.http.connection import KEEP_ALIVE_S, BoundedConnection
 from cluster.config.network import address_of
 from cluster.config.serve_config import ServeConfig
 
@@ -74,6 +74,7 @@ class EmbeddedIngress:
                 host=config.host,
                 port=config.http_port,
                 http=BoundedConnection,
+                timeout_keep_alive=KEEP_ALIVE_S,
                 lifespan="off",  # no application has one, and force_exit would not end it
                 log_config=None,  # otherwise its loggers get separate handlers
                 log_level=config.log_level,

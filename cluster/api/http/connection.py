@@ -7,6 +7,7 @@ responses wait indefinitely for clients that do not read, and send head and body
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -26,6 +27,16 @@ MAX_HEADER_BYTES = 64 * 1024
 
 HEADER_TIMEOUT_S = 10.0
 """Limit for a header block to arrive, from the connection or the first byte on."""
+
+KEEP_ALIVE_S = 120
+"""Idle time after which a connection ends; proxies keep theirs for a minute or more."""
+
+LINGER_S = 10.0
+"""Limit for the rest of a request to arrive whose response closes the connection."""
+
+MAX_LINGERING_BYTES = 32 * 2**20
+"""Size of that rest, which is discarded. A connection that is closed while its client sends is
+reset, and the reset may overtake the response (RFC 9112, section 9.6)."""
 
 WRITE_TIMEOUT_S = 20.0
 """Limit for a client to read any part of what is buffered for it."""
@@ -52,7 +63,9 @@ class BoundedConnection(HttpToolsProtocol):
     """Bytes since the parser has completed a header block or a part of a body."""
     _waiting_since_s: float | None = None
     """By the event loop's clock; None while a complete request is processed."""
-    _header_timer: asyncio.TimerHandle | None = None
+    _num_lingering: int | None = None
+    """Bytes discarded since the last response; None while requests are read."""
+    _receive_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -66,7 +79,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the request, which is cancelled."""
-        self._stop_header_timer()
+        self._stop_receive_timer()
         self._stop_write_timer()
         super().connection_lost(exc)
         if not self._lost.done():
@@ -75,15 +88,22 @@ class BoundedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse what has arrived."""
         self._num_unparsed += len(data)
+        if self._num_lingering is not None:
+            self._num_lingering += len(data)
+            if self._num_lingering > MAX_LINGERING_BYTES:
+                self.transport.close()
+                return
         super().data_received(data)
-        if self._is_between_requests and self._header_timer is None:  # in a header block
+        if self._is_between_requests and self._receive_timer is None:  # in a header block
             self._start_header_timer()
         if self._num_unparsed > MAX_HEADER_BYTES and not self.transport.is_closing():
             self._refuse()
 
     def on_headers_complete(self) -> None:
         """Begin a request, or answer it here if its header block is too large."""
-        self._stop_header_timer()
+        if self._num_lingering is not None:
+            return
+        self._stop_receive_timer()
         self._num_unparsed = 0
         self.scope["state"][CONNECTION_LOST] = self._lost
         app, former = self.app, self.cycle
@@ -93,7 +113,8 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_headers_complete()
         self.app = app
         if self.cycle is not former:  # otherwise a WebSocket
-            own: Any = _ResponseTransport(self.transport, self.loop)  # all that a response uses
+            # all that a response uses
+            own: Any = _ResponseTransport(self.transport, self.loop, self._close_or_linger)
             self.cycle.transport = own
             self.cycle.on_response = partial(self._on_response, own)
 
@@ -106,7 +127,9 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """End what the client sends of a request."""
         self._num_unparsed = 0
-        if not self._is_between_requests:
+        if self._num_lingering is not None:
+            self.transport.close()
+        elif not self._is_between_requests:
             self._waiting_since_s = None
             self.scope["state"][BODY_ARRIVED] = True
             if not self.pipeline:  # the next request waits for the end of this one
@@ -138,6 +161,23 @@ class BoundedConnection(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is None or cycle.response_complete
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no request."""
+        if self._num_lingering is None:
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
+    def _close_or_linger(self) -> None:
+        """Close the connection, after the rest of the request if that has not arrived."""
+        if BODY_ARRIVED in self.scope["state"]:
+            self.transport.close()
+        elif self._num_lingering is None:
+            self._num_lingering = 0
+            if self.transport.can_write_eof():  # not with TLS
+                self.transport.write_eof()
+            self._receive_timer = self.loop.call_later(LINGER_S, self.transport.close)
+
     def _close_longest_waiting(self) -> None:
         waiting = [
             (each._waiting_since_s, id(each), each)
@@ -149,12 +189,12 @@ class BoundedConnection(HttpToolsProtocol):
         longest.transport.abort()
 
     def _start_header_timer(self) -> None:
-        self._header_timer = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.abort)
+        self._receive_timer = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.abort)
 
-    def _stop_header_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
+    def _stop_receive_timer(self) -> None:
+        if self._receive_timer is not None:
+            self._receive_timer.cancel()
+            self._receive_timer = None
 
     def _stop_write_timer(self) -> None:
         if self._write_timer is not None:
@@ -162,8 +202,8 @@ class BoundedConnection(HttpToolsProtocol):
             self._write_timer = None
 
     def _refuse(self) -> None:
-        """Close the connection, with a response unless one is under way."""
-        if self._is_between_requests:
+        """Close the connection, with a response unless one was sent or is under way."""
+        if self._is_between_requests and self._num_lingering is None:
             response = failure_of(HeadersTooLargeError(MAX_HEADER_BYTES)).respond()
             head = [STATUS_LINE[431], *(b"%b: %b\r\n" % pair for pair in response.raw_headers)]
             self.transport.write(b"".join([*head, b"\r\n", bytes(response.body)]))
@@ -177,9 +217,16 @@ class _ResponseTransport:
     the response is complete.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        close: Callable[[], None],
+    ) -> None:
+        """close: closes the connection, at once or later."""
         self._transport = transport
         self._loop = loop
+        self._close = close
         self._head: bytes | None = None  # b"" once it is sent
         self.is_closing = transport.is_closing
 
@@ -195,7 +242,7 @@ class _ResponseTransport:
     def close(self) -> None:
         """Close the connection once the head is sent."""
         self.send_head()
-        self._transport.close()
+        self._close()
 
     def send_head(self) -> None:
         """Send the head if it is kept."""

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import httpx
+
 from cluster.api import ingress
 from tests.cluster.ingress import running_ingress
 
@@ -23,6 +25,22 @@ async def test_a_client_that_does_not_send_its_body_delays_no_stop(
         await asyncio.sleep(0.1)
     assert await reader.read() == b"", "the connection was closed at once, not with 408"
     writer.close()
+
+
+async def test_idle_connections_outlast_those_of_proxies(tiny_model_dir, tmp_path, monkeypatch):
+    """nginx and cloud load balancers keep theirs for 60 s."""
+    handles, call_later = [], asyncio.get_running_loop().call_later
+
+    def recorded(delay_s, callback, *args):
+        if getattr(callback, "__name__", "") == "timeout_keep_alive_handler":
+            handles.append(delay_s)
+        return call_later(delay_s, callback, *args)
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", recorded)
+    async with running_ingress(tiny_model_dir, tmp_path) as served, httpx.AsyncClient() as client:
+        await client.get(f"{served.http_url}/health")
+    assert handles
+    assert min(handles) > 60
 
 
 async def test_a_handler_that_ignores_the_end_of_its_connection_delays_no_stop(

@@ -13,13 +13,14 @@ from cluster.api.app import make_app
 from cluster.api.base.authentication import AdminAccess
 from cluster.api.base.byte_budget import ByteBudget
 from cluster.api.http import bodies
+from cluster.api.http.connection import MAX_LINGERING_BYTES
 from cluster.api.http.limits import HttpLimits
 from cluster.api.serve_proxy.http import ReadBodies
 from tests.cluster.http_server import connected, running_server
 
 LIMIT = 2**20
 MIB = b" " * 2**20
-MAX_READ = 16 * 2**20
+MAX_READ = MAX_LINGERING_BYTES + 16 * 2**20
 HEADERS = b"host: localhost\r\ncontent-type: application/json\r\n"
 PATHS = ["/dashboard/generate", "/v1/completions", "/v1/admin/speculation/preview", "/health"]
 
