@@ -346,7 +346,7 @@ class Engine:
         decision = self._decision
         if decision is None or len(self._steps) != 1:
             return False
-        rows, self._drafting_ahead = self._drafts.rows_ahead(self._steps.rows, decision)
+        rows, self._drafting_ahead = self._drafts.rows_ahead(self._steps.oldest, decision)
         if is_known := bool(rows):
             if self._scheduler.num_running > self.config.max_num_seqs:
                 self._steps.release_ending(self.config.max_model_len)

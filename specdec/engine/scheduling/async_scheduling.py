@@ -43,13 +43,18 @@ from specdec.types.messages import (
 from specdec.types.ranks import Target
 
 
-class _Step(NamedTuple):
-    """A step that the target runs. head_version: of the head that drafts at its end."""
+class BegunStep(NamedTuple):
+    """A step that the target runs.
+
+    head_version: of the head that drafts at its end. is_whole: whether no row was dropped, which
+    the target still has.
+    """
 
     rows: Rows
     began_at_s: float
     head_version: int
     saves: tuple[Save, ...]
+    is_whole: bool = True
 
 
 class CollectedStep(NamedTuple):
@@ -90,7 +95,7 @@ class StepsInFlight:
         self._has_adapters = has_adapters
         self._admission = attrgetter("admission_with_tokens" if needs_tokens else "admission")
         self._worker = WorkerView(blocks, self._admission)
-        self._steps: deque[_Step] = deque()  # oldest first
+        self._steps: deque[BegunStep] = deque()  # oldest first
         self._collected_at_s = -math.inf
 
     def __len__(self) -> int:
@@ -101,7 +106,13 @@ class StepsInFlight:
         for index, step in enumerate(self._steps):
             if not isinstance(step.rows, RepeatedDecodes):
                 rows = [(each, row) for each, row in step.rows if each is not seq]
-                self._steps[index] = step._replace(rows=rows)
+                is_whole = step.is_whole and len(rows) == len(step.rows)
+                self._steps[index] = step._replace(rows=rows, is_whole=is_whole)
+
+    @property
+    def oldest(self) -> BegunStep:
+        """The oldest step."""
+        return self._steps[0]
 
     @property
     def rows(self) -> Rows:
@@ -143,13 +154,13 @@ class StepsInFlight:
             rows=sent_rows(rows),
             saves=tuple([(seq.seq_id, snapshot) for seq, snapshot in saves]),
         )
-        self._steps.append(_Step(rows, self._clock(), self.head_version, saves))
+        self._steps.append(BegunStep(rows, self._clock(), self.head_version, saves))
         self.target.begin(step)
 
     def collect(self) -> CollectedStep:
         """Wait for the oldest step and return its rows and results."""
         verified = self.target.collect()
-        rows, began_at_s, head_version, saves = self._steps.popleft()
+        rows, began_at_s, head_version, saves, _ = self._steps.popleft()
         # A step that began while another ran is timed from the end of that one.
         began_at_s, self._collected_at_s = max(began_at_s, self._collected_at_s), self._clock()
         self._recorder.record_verify(self._collected_at_s - began_at_s)

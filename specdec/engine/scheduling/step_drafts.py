@@ -8,7 +8,7 @@ from dataclasses import replace
 from specdec.config.engine import EngineConfig
 from specdec.engine.metrics.metrics import StepRecorder
 from specdec.engine.scheduling.anticipated import Anticipated
-from specdec.engine.scheduling.async_scheduling import rows_ahead, schedule_ahead
+from specdec.engine.scheduling.async_scheduling import BegunStep, rows_ahead, schedule_ahead
 from specdec.engine.scheduling.decode_run import Rows, repeat_decodes
 from specdec.engine.scheduling.drafting import NO_DRAFTING, Drafting
 from specdec.engine.scheduling.scheduled_row import ScheduledRow
@@ -77,11 +77,12 @@ class StepDrafts:
                 may_wait=decision.may_wait(len(rows)),
             )
 
-    def rows_ahead(self, in_flight: Rows, decision: Decision) -> tuple[Rows, Drafting]:
+    def rows_ahead(self, step: BegunStep, decision: Decision) -> tuple[Rows, Drafting]:
         """Return the rows after the step in flight and their drafts; none if they are unknown."""
+        in_flight = step.rows
         if decision.allows_predictions and self._is_predicted(in_flight):
             return [], NO_DRAFTING  # the next drafts depend on the tokens
-        if not decision.num_draft_tokens:
+        if not decision.num_draft_tokens and step.is_whole:
             rows = repeat_decodes(in_flight, self._scheduler, self._max_model_len)
             if rows:
                 return rows, NO_DRAFTING

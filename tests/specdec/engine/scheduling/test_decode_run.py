@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.requests.outputs import TargetLostError
 from specdec.engine.scheduling import step_drafts
 from specdec.engine.scheduling.decode_run import DecodeRun
@@ -17,7 +18,17 @@ from specdec.types.control import SpeculationControl
 from specdec.types.errors import TargetFailedError
 from specdec.types.messages import PENDING_TOKEN, StepRow, VerifiedRow
 from specdec.types.sampling.sampling_spec import SamplingRules
-from tests.specdec.engines import HashTarget, Transcript, engine_config, make_engine, request
+from tests.chaos.simulation import LossyTarget
+from tests.specdec.engines import (
+    HashTarget,
+    Transcript,
+    engine_config,
+    make_engine,
+    request,
+    tokens_by,
+)
+from tests.specdec.models.families import save_family
+from tests.specdec.tiny import train_tokenizer
 
 FIRST = tuple(StepRow(7 + i, 5 * i, (PENDING_TOKEN,), 0, True, max_end=90) for i in range(3))
 OFF = SpeculationControl("off", 32, 3)
@@ -292,3 +303,30 @@ def test_a_preemption_ends_the_run(tiny_model_dir):
         for step, repeats in zip(run.target.steps, run.repeats, strict=True)
         if repeats
     } >= {3}
+
+
+def test_a_row_that_was_dropped_is_not_repeated(tmp_path):
+    """Its sequence has recurrent layers, and bad logits of drafts while a step ahead runs."""
+    save_family(tmp_path, "lfm2-plain")
+    train_tokenizer(383).save_pretrained(tmp_path)
+    policy, made = SpeculationPolicy(replace(OFF, mode="on"), lambda: 0.0), []
+    decide, are_bad = policy.decide, []
+
+    def decide_off(*loads):
+        if made[0].stats().counts.num_steps == 4:
+            policy.update(OFF)
+            are_bad.append(True)
+        return decide(*loads)
+
+    policy.decide = decide_off
+    reference = HashTarget(4, 383)
+    target = LossyTarget(reference.continuation, lambda: bool(are_bad and are_bad.pop()))
+    speculation = SpeculativeConfig.of("medusa", 3, model="head")
+    config = engine_config(speculation=speculation, async_scheduling=True, keeps_guesses=True)
+    made.append(make_engine(tmp_path, config, target, policy=policy))
+    prompts = {name: [each, 11, 12] for each, name in enumerate("ab")}
+    asked = [request(name, prompt, max_tokens=40) for name, prompt in prompts.items()]
+    expected = {name: reference.continuation(prompt, 40) for name, prompt in prompts.items()}
+    assert tokens_by(made[0], asked) == expected
+    assert made[0].stats().counts.num_preemptions == 1
+    assert target.num_repeated > 20
