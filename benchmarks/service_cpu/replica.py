@@ -29,7 +29,7 @@ from cluster.workers.rank.actor import TargetWorker
 from cluster.workers.rank.heap import freeze_heap
 from cluster.workers.rank.target_steps import TargetSteps
 from cluster.workers.rank.worker import ModelWorker
-from specdec.engine import phases
+from specdec.engine import lifecycle
 from specdec.engine.engine_thread import EngineThread
 from specdec.worker import TargetModelRunner
 
@@ -80,7 +80,7 @@ class ClockedReplica(RouterReplica):
         self._directory = StartLine.directory = Path(ServeConfig.from_mapping(config).model)
         clocked = replace(TARGET, actor=ClockedWorker)
         patch.object(target_group, "TARGET", clocked).start()  # this process serves nothing else
-        patch.object(phases, "EngineThread", StartLine).start()
+        patch.object(lifecycle, "EngineThread", StartLine).start()
         await super().__init__(config, control_plane, found, draft_pool)
 
     async def _start(self, placement: PlacementGroup | None, found: Any) -> None:

@@ -1,7 +1,7 @@
 """The Router of a replica: the engine in this process, its models, readiness and report.
 
-`specdec.engine.core` has its engine, `phases.py` what it does before and after its start,
-`ray_executor.py` its models, and `instrumentation.py` its measurements.
+`specdec.engine.engine_setup` loads its engine, `lifecycle.py` has its states, `ray_executor.py` its
+models, and `instrumentation.py` its measurements.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ray.util.placement_group import PlacementGroup
 
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.instrumentation import Instrumentation
+from cluster.replica.lifecycle import Loading, Serving
 from cluster.replica.orders import AbortOrder
-from cluster.replica.phases import Loading, Serving
 from cluster.replica.ray_executor import ReplicaExecutor
 from cluster.replica.receipts import FutureModel, read_model
 from cluster.replica.report import ReplicaLoad
@@ -26,10 +26,10 @@ from cluster.replica.sample_buffer import SampleBuffer
 from cluster.workers.profiling import Profiling
 from cluster.workers.ray.resources import ReplicaMemory
 from cluster.workers.shared_draft.pool_seats import PoolSeats
-from specdec.engine.core import EngineCore
+from specdec.engine.engine_setup import EngineSetup
 from specdec.engine.engine_thread import EngineThread
+from specdec.engine.lifecycle import RunningEngine
 from specdec.engine.models.model_resolution import ModelDirectories
-from specdec.engine.phases import RunningEngine
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.control import SpeculationState
 from specdec.types.drafters import DrafterOrder, DrafterReport
@@ -58,21 +58,21 @@ class ReplicaRouter(Router):
         num_sharing: the number of replicas that share the cores of a node. seats: see
         ReplicaExecutor.
         """
-        self.core = EngineCore(
+        setup = self.setup = EngineSetup(
             config, directories.configs(), memory.target_bytes, memory.draft_bytes
         )
-        config, core = self.core.config, self.core
-        self.routed = RoutedModel(config, core.plan.engine, core.model, directories.target, replica)
+        config, engine = setup.config, setup.plan.engine
+        self.routed = RoutedModel(config, engine, setup.model, directories.target, replica)
         super().__init__(
             self.routed,
-            core.metrics,
-            Instrumentation(config, replica, core.metrics),
+            setup.metrics,
+            Instrumentation(config, replica, setup.metrics),
             SampleBuffer(config.training_buffer_tokens, config.training_cache_salt or "", replica),
         )
         self._replica = replica
-        self._models = ReplicaExecutor(config, directories, core.plan, num_sharing, seats)
+        self._models = ReplicaExecutor(config, directories, setup.plan, num_sharing, seats)
         self._speculation_version: int | None = None
-        self._phase: Loading | Serving = Loading(replica, core.settings)
+        self._state: Loading | Serving = Loading(replica, setup.settings)
         self._profiling = Profiling(config.profile_dir, config.profile_max_mib, replica)
 
     async def start(self, placement: PlacementGroup | None) -> None:
@@ -85,52 +85,52 @@ class ReplicaRouter(Router):
             await text
         logger.info("the models are loaded and warm")
         loaded = await asyncio.to_thread(
-            self.core.load, self._models, self.text.tokenizer, self._instrumentation
+            self.setup.load, self._models, self.text.tokenizer, self._instrumentation
         )
         self.serve(loaded.start_thread())
-        logger.info("ready: %s with %s", config.served_model_name, self.core.plan.describe())
+        logger.info("ready: %s with %s", config.served_model_name, self.setup.plan.describe())
 
     def serve(self, engine: RunningEngine) -> None:
         """Begin to serve with an engine that has been started."""
         load = ReplicaLoad(self.config.target_requests_per_replica, time.monotonic)
-        self._phase = Serving(self._replica, engine, self._models, load)
+        self._state = Serving(self._replica, engine, self._models, load)
 
     @property
     def why_not_ready(self) -> str:
         """See Router."""
-        return self._phase.why_not_ready
+        return self._state.why_not_ready
 
     @property
     def failure(self) -> TargetFailedError | None:
         """See Router."""
-        return self._phase.failure
+        return self._state.failure
 
     def running_engine(self) -> RunningEngine:
         """Return the engine. Raises NotReadyError while the models load."""
-        return self._phase.running_engine()
+        return self._state.running_engine()
 
     def load_in_requests(self) -> float:
         """Return the load for the autoscaler, which asks every few seconds. Does not block.
 
         Each choice of a request counts as one.
         """
-        return self._phase.load_in_requests()
+        return self._state.load_in_requests()
 
     async def check_models(self) -> None:
         """Restart a worker whose loss no step noticed. Raises TargetFailedError if that failed."""
-        await self._phase.check_models()
+        await self._state.check_models()
 
     async def drain(self, timeout_s: float | None = None) -> None:
         """Refuse new requests and wait until the open ones have ended, at most `timeout_s`.
 
         timeout_s: None for drain_timeout_s; 0 ends them now.
         """
-        await self._phase.drain(self.config.drain_timeout_s if timeout_s is None else timeout_s)
+        await self._state.drain(self.config.drain_timeout_s if timeout_s is None else timeout_s)
 
     async def close(self) -> None:
         """End the engine and the models; open streams end with an error."""
         await self.auditor.close()
-        await self._phase.close()
+        await self._state.close()
         await asyncio.to_thread(self._models.close)
         await asyncio.to_thread(self.text.close)
         await asyncio.to_thread(self._instrumentation.close)
@@ -138,17 +138,17 @@ class ReplicaRouter(Router):
     @property
     def kv_cache_tokens(self) -> int:
         """Number of tokens whose KV fits into the cache."""
-        engine = self.core.plan.engine
+        engine = self.setup.plan.engine
         return engine.num_blocks * engine.block_size
 
     async def apply_speculation(self, state: SpeculationState) -> None:
         """Put the settings of a state in force; the next step goes by them when this returns."""
-        await self._phase.apply_control(state.in_force)
+        await self._state.apply_control(state.in_force)
         self._speculation_version = state.version
 
     def report(self) -> ReplicaReport:
         """Return this replica's state for the ControlPlane."""
-        return self._phase.report(self._speculation_version)
+        return self._state.report(self._speculation_version)
 
     async def profile(self, order: ProfileOrder) -> ProfileReport:
         """Profile the models of this replica. Raises what `Profiling.take` raises."""
@@ -179,7 +179,7 @@ class ReplicaRouter(Router):
 
     def abort(self, order: AbortOrder) -> None:
         """End the requests that an order applies to; an unknown id is no error."""
-        self._phase.abort(order)
+        self._state.abort(order)
 
     async def flush_cache(self) -> bool:
         """Empty the prefix cache unless requests run or wait; return whether it was emptied.
@@ -197,5 +197,5 @@ class ReplicaRouter(Router):
     @property
     def adapter_ids(self) -> Mapping[str, int]:
         """See Router."""
-        adapters = self.core.adapters
+        adapters = self.setup.adapters
         return {} if adapters is None else adapters.ids

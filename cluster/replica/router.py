@@ -46,7 +46,7 @@ from specdec.types.responses import EngineOutput, ModelInfo
 from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
 
 if TYPE_CHECKING:  # front ends have no engine
-    from specdec.engine.phases import RunningEngine
+    from specdec.engine.lifecycle import RunningEngine
 
 _VERSION = version("specdec")
 

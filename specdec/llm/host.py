@@ -15,8 +15,9 @@ from importlib.metadata import entry_points
 
 from specdec.config.hardware import available_memory_bytes, require_gpu, smallest_gpu_bytes
 from specdec.config.llm import LLMConfig
-from specdec.engine.core import EngineCore
+from specdec.engine.engine_setup import EngineSetup
 from specdec.engine.executor import Executor
+from specdec.engine.lifecycle import LoadedEngine, RunningEngine, StoppedEngine
 from specdec.engine.memory.memory_plan import MemoryPlan, memory_plan
 from specdec.engine.metrics.request_metrics import RequestMetrics
 from specdec.engine.models.colocation import with_colocated_draft
@@ -28,7 +29,6 @@ from specdec.engine.models.model_resolution import (
 )
 from specdec.engine.models.preflight import check_draft_model, check_target
 from specdec.engine.orders.adapter_control import require_adapters
-from specdec.engine.phases import LoadedEngine, RunningEngine, StoppedEngine
 from specdec.engine.requests.preparations import Preparation, Preparations
 from specdec.llm.arguments import Arguments
 from specdec.llm.drafter_choice import with_fastest_drafter
@@ -92,13 +92,13 @@ class EngineHost:
         self.arguments = arguments = replace(arguments, config=config)
         directories = self.directories = resolve_models(arguments.config, print_progress)
         check_draft_model(config, directories, print_progress)
-        self.core = EngineCore(
+        self.setup = EngineSetup(
             arguments.config,
             directories.configs(),
             _memory_bytes(arguments.config),
             in_process=in_process,
         )
-        self.config, self.model = self.core.config, self.core.model
+        self.config, self.model = self.setup.config, self.setup.model
         self.tokenizer = Tokenizer(directories.target)
         self.stats_log = StatsLog(arguments.logs_stats, time.monotonic)
         seed = secrets.randbits(64) if arguments.seed is None else arguments.seed
@@ -108,11 +108,11 @@ class EngineHost:
         self.preparations = Preparations()  # requests that are prepared, or wait for an adapter
         self._lora_ids = LoRAIds()
         self._is_closed = False
-        plan = self.core.plan
+        plan = self.setup.plan
         self._executor = _make_executor(arguments.executor, self.config, directories, plan)
         self.engine: LoadedEngine | RunningEngine | StoppedEngine
         try:
-            self.engine = self.core.load(self._executor, self.tokenizer)
+            self.engine = self.setup.load(self._executor, self.tokenizer)
         except BaseException:
             self._executor.close()
             raise
@@ -164,7 +164,7 @@ class EngineHost:
             return nullcontext()
         if not isinstance(lora, LoRARequest):
             raise InvalidValueError("lora_request", lora, "a specdec.LoRARequest, or None")
-        present = require_adapters(self.core.adapters).names()
+        present = require_adapters(self.setup.adapters).names()
         return self._lora_ids.used_by_call(lora, present)
 
     def _encoded(self, prompt: PromptParts | Conversation) -> PromptParts:
@@ -184,7 +184,7 @@ class EngineHost:
         if text is None:
             return None
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
-        return PredictedText(tokens[: self.core.plan.engine.max_model_len])
+        return PredictedText(tokens[: self.setup.plan.engine.max_model_len])
 
     def compile(self, spec: StructuredOutput | None, num_sequences: int) -> Grammar | None:
         """Return the grammar of a request for all its choices; None without one. Takes seconds."""
@@ -216,9 +216,9 @@ class EngineHost:
         """
         preparation = preparation or Preparation(call.request.request_id)
         engine = self.running_engine()
-        metrics = RequestMetrics(call.request.request_id, self.core.metrics)
+        metrics = RequestMetrics(call.request.request_id, self.setup.metrics)
         metrics.on_queued(call.request.params, call.request.seed)
-        self.core.metrics.num_requests += call.request.params.n
+        self.setup.metrics.num_requests += call.request.params.n
         builder = OutputBuilder(
             call.request, call.prompt, self.tokenizer, metrics, time.time(), self._default_verifier
         )

@@ -55,12 +55,12 @@ class HostedModel:
     @property
     def speculation(self) -> SpeculationControl | None:
         """The speculation settings in force; None where nothing can draft."""
-        return self._host.core.settings.control
+        return self._host.setup.settings.control
 
     @property
     def max_model_len(self) -> int:
         """The maximum length of a prompt with its answer, in tokens."""
-        return self._host.core.plan.engine.max_model_len
+        return self._host.setup.plan.engine.max_model_len
 
     def set_speculation(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 from cluster.replica.replica_router import ReplicaRouter
 from specdec.engine.engine import Engine
 from specdec.engine.engine_thread import EngineThread
-from specdec.engine.phases import LoadedEngine, RunningEngine
+from specdec.engine.lifecycle import LoadedEngine, RunningEngine
 from specdec.types.reports.stats import Counts
 
 _NO_MODELS: Any = SimpleNamespace(counts=Counts())
@@ -23,5 +23,5 @@ def serve(router: ReplicaRouter, engine: Engine) -> EngineThread:
 
 def serve_on(router: ReplicaRouter, thread: Any, engine: Any = None) -> None:
     """Serve with what stands for the engine's thread."""
-    loaded = LoadedEngine(engine, _NO_MODELS, router.metrics, router.core.settings)
+    loaded = LoadedEngine(engine, _NO_MODELS, router.metrics, router.setup.settings)
     router.serve(RunningEngine(loaded, thread))

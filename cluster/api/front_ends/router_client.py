@@ -25,7 +25,7 @@ from specdec.types.request import Caller
 from specdec.types.sampling.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from specdec.engine.phases import RunningEngine
+    from specdec.engine.lifecycle import RunningEngine
 
 
 class RouterClient:

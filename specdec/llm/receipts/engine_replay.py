@@ -29,7 +29,7 @@ class EngineReplayer:
         """
         self._host, self._submit = host, submit
         self.model, self.tokenizer = host.model, host.tokenizer
-        directory, max_model_len = host.directories.target, host.core.plan.engine.max_model_len
+        directory, max_model_len = host.directories.target, host.setup.plan.engine.max_model_len
         self.receipt_model = receipt_model(host.config, directory, host.model, max_model_len)
 
     def grammar(self, spec: StructuredOutput, num_sequences: int) -> Grammar:

@@ -84,7 +84,7 @@ async def router(tiny_model_dir, adapters):
     )
     directories = ModelDirectories(tiny_model_dir, None)
     router = ReplicaRouter(config, directories, ReplicaMemory(2**33), replica="r1")
-    router._models = LocalModels(router.config, directories, router.core.plan)
+    router._models = LocalModels(router.config, directories, router.setup.plan)
     await router.start(None)
     yield router
     await router.running_engine().thread.close()
@@ -264,7 +264,7 @@ async def test_a_request_that_loses_the_race_with_an_unload_is_refused(router, m
     encode = router.text.encode
 
     async def encode_slowly(prompt, **options):
-        adapter_id = router.core.adapter_id("sql")
+        adapter_id = router.setup.adapter_id("sql")
         if adapter_id:
             await router.order_adapter(AdapterOrder.unload("sql"))
         return await encode(prompt, **options)
@@ -294,7 +294,7 @@ def test_without_enable_lora_orders_and_names_are_refused(tiny_model_dir):
     with pytest.raises(UnknownModelError):
         router.model_info("sql")
     with pytest.raises(InvalidValueError, match="--enable-lora"):
-        require_adapters(router.core.adapters)
+        require_adapters(router.setup.adapters)
 
 
 def test_a_wrong_module_ends_the_start(tiny_model_dir, tmp_path):
@@ -309,7 +309,7 @@ def test_a_wrong_module_ends_the_start(tiny_model_dir, tmp_path):
     )
     directories = ModelDirectories(tiny_model_dir, None)
     router = ReplicaRouter(config, directories, ReplicaMemory(2**33))
-    router._models = LocalModels(router.config, directories, router.core.plan)
+    router._models = LocalModels(router.config, directories, router.setup.plan)
     with pytest.raises(UnsupportedModelError, match=r"adapter_config\.json cannot be read"):
         asyncio.run(router.start(None))
 
@@ -320,7 +320,7 @@ def test_the_plan_reserves_memory_for_adapters(tiny_model_dir):
         config = ServeConfig.from_sources(values)
         return ReplicaRouter(
             config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**30)
-        ).core
+        ).setup
 
     with_one = plan(enable_lora=True, max_cpu_loras=1, max_lora_rank=512).plan.engine
     assert with_one.adapters == AdapterLimits(1, 512, 1)

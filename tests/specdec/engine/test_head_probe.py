@@ -238,7 +238,7 @@ def test_an_llm_warns_of_a_head_that_does_not_fit(
     directory = random_dir if is_random else head_dir
     keys = {"method": "medusa", "model": str(directory), "policy": "threshold"}
     with (
-        caplog.at_level(logging.INFO, "specdec.engine.core"),
+        caplog.at_level(logging.INFO, "specdec.engine.engine_setup"),
         LLM(**arguments(tiny_model_dir, speculative_config=keys)) as llm,
     ):
         acceptance = metrics_of(llm)["speculation_head_probe_acceptance"]
@@ -254,7 +254,7 @@ def warning_of(target_dir, head_dir, caplog):
     """Return what an LLM with Medusa heads warns of at its start."""
     keys = {"method": "medusa", "model": str(head_dir), "policy": "threshold"}
     with (
-        caplog.at_level(logging.WARNING, "specdec.engine.core"),
+        caplog.at_level(logging.WARNING, "specdec.engine.engine_setup"),
         LLM(**arguments(target_dir, speculative_config=keys)),
     ):
         [record] = [each for each in caplog.records if "draft head" in each.getMessage()]

@@ -1,6 +1,7 @@
-# Modules: specdec.engine.core, specdec.engine.metrics.metric_definitions, specdec.llm.concurrency
+# Modules: specdec.engine.engine_setup, specdec.engine.metrics.metric_definitions
+# Modules: specdec.llm.concurrency
 # Modules: specdec.llm.host, specdec.llm.hosted, specdec.llm.local_executor, specdec.llm.metrics
-# Modules: specdec.engine.executor, specdec.engine.phases
+# Modules: specdec.engine.executor, specdec.engine.lifecycle
 # Modules: specdec.llm.outputs
 """`LLM` on the tiny model: batches, outputs, metrics and shutdown."""
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.replica.phases import Loading
+from cluster.replica.lifecycle import Loading
 from cluster.replica.preprocessor import EncodeLimiter, Preprocessor
 from specdec.types.errors import OverloadedError
 
@@ -42,7 +42,7 @@ async def test_a_chat_is_tokenized_like_a_prompt(http):
     ],
 )
 async def test_requests_are_rejected_while_the_model_loads(http, router, monkeypatch, path, body):
-    monkeypatch.setattr(router, "_phase", Loading("r", router.core.settings))
+    monkeypatch.setattr(router, "_state", Loading("r", router.setup.settings))
     # The property would read it on the event loop.
     monkeypatch.delattr(Preprocessor, "tokenizer")
     assert (await http.post(path, json=body)).status_code == 503

@@ -1,13 +1,13 @@
-"""A replica in its phases: loading, then serving."""
+"""The states of a replica: loading, then serving."""
 
 from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 
+from cluster.replica.lifecycle import Loading, Serving
 from cluster.replica.orders import AbortOrder
-from cluster.replica.phases import Loading, Serving
-from specdec.engine.phases import SpeculationSettings
+from specdec.engine.lifecycle import SpeculationSettings
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import NotReadyError, TargetFailedError
 from specdec.types.reports.stats import AdaptersInUse, EngineReport, EngineStats

@@ -1,4 +1,4 @@
-"""An engine in its phases: with loaded models, with a running thread, and stopped."""
+"""The states of an engine: with loaded models, with a running thread, and stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine in its phases: loaded, running, stopped."""
+"""The states of an engine: loaded, running, stopped."""
 
 import asyncio
 from dataclasses import replace
@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from specdec.engine.lifecycle import LoadedEngine, SpeculationSettings
 from specdec.engine.metrics.metrics import Metrics
-from specdec.engine.phases import LoadedEngine, SpeculationSettings
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.adapters import AdapterOrder
 from specdec.types.control import SpeculationControl

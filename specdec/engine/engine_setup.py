@@ -1,4 +1,4 @@
-"""Plans and loads an engine: the core of a replica and of `specdec.LLM`."""
+"""Plans the memory of an engine, loads its models and makes it, for a replica and `specdec.LLM`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from specdec.engine.engine import Engine
 from specdec.engine.engine_profiler import EngineProfiler
 from specdec.engine.executor import DraftModel, Executor
 from specdec.engine.head_probe import HeadProbe, likely_causes
+from specdec.engine.lifecycle import LoadedEngine, SpeculationSettings
 from specdec.engine.loaded.adapters import Adapters
 from specdec.engine.loaded.drafter_versions import DrafterVersions
 from specdec.engine.memory.memory_plan import memory_plan
@@ -19,7 +20,6 @@ from specdec.engine.models.model_limits import draft_adapter_fault
 from specdec.engine.models.model_resolution import Models, with_resolved_dtype
 from specdec.engine.orders.adapter_control import AdapterControl
 from specdec.engine.orders.drafter_control import DrafterControl
-from specdec.engine.phases import LoadedEngine, SpeculationSettings
 from specdec.models.config.decoder_tensors import linear_layers
 from specdec.models.resolve import portable_name
 from specdec.speculation.proposers import load_corpora
@@ -33,7 +33,7 @@ Config = TypeVar("Config", bound=LLMConfig)
 logger = logging.getLogger(__name__)
 
 
-class EngineCore(Generic[Config]):
+class EngineSetup(Generic[Config]):
     """An engine before its models are loaded: configuration, plan and metrics.
 
     `load` returns the engine of loaded models, and `LoadedEngine.start_thread` runs it.

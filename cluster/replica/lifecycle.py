@@ -1,4 +1,4 @@
-"""A replica in its phases: while its models load, and once they are warm."""
+"""The states of a replica: while its models load, and once they are warm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cluster.replica.memory import MemoryMeter
 from cluster.replica.orders import AbortOrder
 from cluster.replica.ray_executor import ReplicaExecutor
 from cluster.replica.report import ReplicaLoad, decision_news
-from specdec.engine.phases import RunningEngine, SpeculationSettings
+from specdec.engine.lifecycle import RunningEngine, SpeculationSettings
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import NotReadyError, TargetFailedError
 from specdec.types.reports.fleet import DRAINING, LOADING, ReplicaReport
