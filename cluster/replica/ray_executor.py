@@ -20,7 +20,7 @@ from specdec.config.hardware import available_cpus
 from specdec.config.llm import LLMConfig
 from specdec.engine.engine_profiler import draft_profile_text
 from specdec.engine.engine_thread import EngineThread
-from specdec.engine.executor import Drafting
+from specdec.engine.executor import SpeculationFactory
 from specdec.engine.memory.memory_plan import MemoryPlan
 from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.speculation.proposers import DraftVocabulary
@@ -109,9 +109,9 @@ class ReplicaExecutor:
         await asyncio.to_thread(self._started.check, loop.mark_target_lost)
 
     @property
-    def drafting(self) -> Drafting:
+    def speculation(self) -> SpeculationFactory:
         """See Executor."""
-        return Drafting(
+        return SpeculationFactory(
             self._plan,
             self._draft,
             None if self._draft is None else self._draft.measure,

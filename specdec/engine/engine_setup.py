@@ -75,14 +75,14 @@ class EngineSetup(Generic[Config]):
         """
         versions = self._drafter_versions()
         acceptance = self._probe_head(executor, tokenizer)
-        policy, control, drafting = None, self.settings.control, executor.drafting
+        policy, control, speculation = None, self.settings.control, executor.speculation
         if control is not None:
             profiler = EngineProfiler(self.plan.engine, self.model, tokenizer)
             measured = profiler.measure, profiler.text
             policy = executor.measure(
-                lambda target: drafting.make_policy(control, target, *measured)
+                lambda target: speculation.make_policy(control, target, *measured)
             )
-        proposer = drafting.make_proposer()
+        proposer = speculation.make_proposer()
         load_corpora(proposer, partial(tokenizer.encode, add_special_tokens=False))
         engine = Engine(
             self.plan.engine,
@@ -95,7 +95,7 @@ class EngineSetup(Generic[Config]):
             adapters=self.adapters,
             recorder=recorder or self.metrics,
         )
-        adapters = self._load_adapters(engine, executor, drafting.model)
+        adapters = self._load_adapters(engine, executor, speculation.model)
         drafters = None
         if versions is not None and self._models.head is not None:
             drafters = DrafterControl(engine, versions, self._models.head)

@@ -29,8 +29,8 @@ class DraftModel(Proposer, AdapterDrafter, Protocol):
 
 
 @dataclass(frozen=True)
-class Drafting:
-    """The drafting of loaded models: proposer, policy and costs.
+class SpeculationFactory:
+    """Makes the proposer and the policy for loaded models, and measures what drafting costs.
 
     plan: limits of the models that were loaded. model, measure_draft: None without a draft model.
     text: see `draft_profile_text`. is_available: whether a configured method can draft now.
@@ -91,8 +91,8 @@ class Executor(Protocol):
         """Restarts of each model, and the draft model's catch-up tokens."""
 
     @property
-    def drafting(self) -> Drafting:
-        """The drafting of the loaded models."""
+    def speculation(self) -> SpeculationFactory:
+        """Makes what drafts with the loaded models."""
 
     def measure(self, function: Callable[[Target], Measured]) -> Measured:
         """Call a function with the target, before there is a sequence."""

@@ -99,9 +99,9 @@ class LoadedModels:
 
     def costs(self) -> CostTable:
         """Return the seconds of steps, with drafts made in this process."""
-        drafting, profiler = self._executor.drafting, self._profiler
+        speculation, profiler = self._executor.speculation, self._profiler
         measured = profiler.measure, profiler.text
-        return self._executor.measure(lambda target: drafting.measure_costs(target, *measured))
+        return self._executor.measure(lambda target: speculation.measure_costs(target, *measured))
 
     def lookup_costs(self, most: int) -> CostTable:
         """Return the seconds of steps with up to `most` draft tokens, which are looked up."""

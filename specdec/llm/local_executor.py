@@ -13,7 +13,7 @@ from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DraftLimits, EngineConf
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import QuantizationMethod
 from specdec.engine.engine_profiler import draft_profile_text
-from specdec.engine.executor import Drafting
+from specdec.engine.executor import SpeculationFactory
 from specdec.engine.memory.memory_plan import MemoryPlan
 from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -78,10 +78,10 @@ class LocalExecutor:
         return Counts() if self._draft is None else self._draft.counts
 
     @property
-    def drafting(self) -> Drafting:
+    def speculation(self) -> SpeculationFactory:
         """See Executor."""
         text = draft_profile_text(self._directories.draft)
-        return Drafting(self._plan, self._draft, self._measure_draft, text)
+        return SpeculationFactory(self._plan, self._draft, self._measure_draft, text)
 
     @property
     def _measure_draft(self) -> MeasureDraft | None:

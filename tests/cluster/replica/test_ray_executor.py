@@ -146,7 +146,7 @@ def test_a_head_is_loaded_by_the_ranks_of_the_target(tiny_model_dir, tmp_path, s
     assert started.target[0].spec.head == HeadSource(
         source, "int8", None, "./tokens.json", "medusa"
     )
-    assert isinstance(models.drafting.make_proposer(), TargetHeadProposer)
+    assert isinstance(models.speculation.make_proposer(), TargetHeadProposer)
     assert models.can_draft
     models.close()
 
@@ -260,7 +260,7 @@ def test_a_replica_without_a_draft_model(tiny_model_dir, started, speculation, d
     models = models_of(tiny_model_dir, speculation)
     models.load(PLACEMENT)
     assert started.draft == []
-    assert (models.drafting.make_proposer() is not None) is drafts
+    assert (models.speculation.make_proposer() is not None) is drafts
     assert models.is_draft_up is None
     assert list(models.profiled) == ["target"]
     models.close()
@@ -339,5 +339,5 @@ def test_executors_pass_the_text_of_the_draft_model(tmp_path, monkeypatch, execu
     monkeypatch.setattr(
         "specdec.engine.executor.make_policy", lambda *_, **own: policies.append(own)
     )
-    executor.drafting.make_policy(None, None, None, (1, 2))
+    executor.speculation.make_policy(None, None, None, (1, 2))
     assert policies == [{"text": (1, 2), "draft_text": (tmp_path / "draft", "text")}]

@@ -6,7 +6,7 @@ from specdec.config.engine import DraftLimits
 from specdec.config.speculation.method_config import DraftPlace
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine_profiler import EngineProfiler
-from specdec.engine.executor import Drafting
+from specdec.engine.executor import SpeculationFactory
 from specdec.engine.memory.memory_plan import MemoryPlan
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
@@ -200,7 +200,7 @@ def test_the_steps_of_a_method_have_the_whole_budget(measured, keys, divides_slo
 
 def test_the_trial_of_a_head_measures_only_its_steps(measured):
     config = engine_config(speculation=SpeculativeConfig.of(**HEAD))
-    Drafting(MemoryPlan(config, None), None, None).measure_costs(None, no_time, ())
+    SpeculationFactory(MemoryPlan(config, None), None, None).measure_costs(None, no_time, ())
     assert measured == [(True, 2.0)]
 
 
