@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, ClassVar, Self, Unpack, get_args
 
 from specdec.llm.arguments import LLMArguments, read_arguments
-from specdec.llm.host import EngineHost
-from specdec.llm.hosted import HostedModel
+from specdec.llm.base_llm import BaseLLM
+from specdec.llm.llm_engine import LLMEngine
 from specdec.llm.outputs import OutputKind, RequestOutput
 from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversation, read_prompt
 from specdec.types.adapters import AdapterInfo, AdapterOrder, LoRARequest
@@ -20,7 +20,7 @@ from specdec.types.request import Conversation
 from specdec.types.sampling.sampling_params import SamplingParams
 
 
-class AsyncLLM(HostedModel):
+class AsyncLLM(BaseLLM):
     """Streaming inference. The model loads at construction; the engine runs on another thread.
 
     Streams are read on one event loop at a time.
@@ -36,8 +36,8 @@ class AsyncLLM(HostedModel):
 
         Raises InvalidValueError, ModelNotFoundError, UnsupportedModelError, OutOfMemoryError.
         """
-        host = EngineHost(read_arguments(model, arguments))
-        super().__init__(host, host.close)
+        engine = LLMEngine(read_arguments(model, arguments))
+        super().__init__(engine, engine.close)
 
     def generate(
         self,
@@ -101,16 +101,16 @@ class AsyncLLM(HostedModel):
         if not isinstance(name, str):
             raise InvalidValueError("request_id", name, "a string")
         params = SamplingParams() if params is None else params
-        seed = self._host.seed_for(params)  # here, so that seeds follow the order of requests
-        preparation = self._host.preparations.begin(name)
-        with self._host.using(lora):
-            call = await asyncio.to_thread(
-                self._host.call, name, prompt, params, seed, priority, lora
+        seed = self._llm_engine.seed_for(params)  # here, so that seeds follow the order of requests
+        preparation = self._llm_engine.preparations.begin(name)
+        with self._llm_engine.using(lora):
+            prepared = await asyncio.to_thread(
+                self._llm_engine.prepare, name, prompt, params, seed, priority, lora
             )
             with suppress(AbortedError), preparation:  # its stream reports an abort
                 preparation.require_alive()
-                call = await self._host.compiled(call)
-            async with aclosing(self._host.stream(call, kind, preparation)) as stream:
+                prepared = await self._llm_engine.compiled(prepared)
+            async with aclosing(self._llm_engine.stream(prepared, kind, preparation)) as stream:
                 async for output in stream:
                     yield output
 
@@ -121,34 +121,34 @@ class AsyncLLM(HostedModel):
         version of which fewer drafts are accepted is rolled back. Returns all versions; see
         docs/drafter-versions.md. Raises what `DrafterControl.execute` raises.
         """
-        return (await self._host.order_drafter(DrafterOrder(path=path))).versions
+        return (await self._llm_engine.order_drafter(DrafterOrder(path=path))).versions
 
     async def use_drafter(self, version: int) -> tuple[DrafterVersion, ...]:
         """Draft with an earlier version of the draft head again; 1 is the configured one."""
-        return (await self._host.order_drafter(DrafterOrder(version=version))).versions
+        return (await self._llm_engine.order_drafter(DrafterOrder(version=version))).versions
 
     async def drafter_versions(self) -> tuple[DrafterVersion, ...]:
         """Return the versions of the draft head, oldest first, with their accepted drafts."""
-        return (await self._host.order_drafter(DrafterOrder())).versions
+        return (await self._llm_engine.order_drafter(DrafterOrder())).versions
 
     async def add_lora(self, lora_request: LoRARequest) -> tuple[AdapterInfo, ...]:
         """Load an adapter before a request needs it; return all loaded adapters.
 
         Raises what `AdapterControl.execute` raises, as for a name that is taken.
         """
-        return (await self._host.order_adapter(AdapterOrder.of(lora_request))).adapters
+        return (await self._llm_engine.order_adapter(AdapterOrder.of(lora_request))).adapters
 
     async def remove_lora(self, lora_name: str) -> tuple[AdapterInfo, ...]:
         """Unload an adapter; running requests complete with it. Return all adapters."""
-        return (await self._host.order_adapter(AdapterOrder.unload(lora_name))).adapters
+        return (await self._llm_engine.order_adapter(AdapterOrder.unload(lora_name))).adapters
 
     async def list_loras(self) -> tuple[AdapterInfo, ...]:
         """Return the loaded adapters, in the order in which they were loaded."""
-        return (await self._host.order_adapter(AdapterOrder())).adapters
+        return (await self._llm_engine.order_adapter(AdapterOrder())).adapters
 
     async def abort(self, request_id: str) -> None:
         """End the requests with this id; their streams end with finish reason `abort`."""
-        self._host.abort(request_id)
+        self._llm_engine.abort(request_id)
 
     async def __aenter__(self) -> Self:
         return self

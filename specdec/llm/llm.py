@@ -16,9 +16,9 @@ from tqdm.auto import tqdm
 
 from specdec.engine.receipts.report import ReceiptReport
 from specdec.llm.arguments import LLMArguments, read_arguments
+from specdec.llm.base_llm import BaseLLM
 from specdec.llm.concurrency import run_workers
-from specdec.llm.host import Call, EngineHost
-from specdec.llm.hosted import HostedModel
+from specdec.llm.llm_engine import LLMEngine, PreparedRequest
 from specdec.llm.outputs import RequestOutput, RequestOutputs
 from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversations, read_prompts
 from specdec.llm.receipts.engine_replay import EngineReplayer
@@ -40,7 +40,7 @@ _OPEN_PER_PLACE = 2
 _GRACE_S = 1.0
 
 
-class LLM(HostedModel):
+class LLM(BaseLLM):
     """Offline inference of batches. Can be used where an event loop runs, as in a notebook."""
 
     renamed: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -53,8 +53,8 @@ class LLM(HostedModel):
 
         Raises InvalidValueError, ModelNotFoundError, UnsupportedModelError, OutOfMemoryError.
         """
-        host, self._thread = EngineHost(read_arguments(model, arguments)), EventLoopThread()
-        super().__init__(host, partial(_end, host, self._thread))
+        engine, self._thread = LLMEngine(read_arguments(model, arguments)), EventLoopThread()
+        super().__init__(engine, partial(_end, engine, self._thread))
 
     def generate(
         self,
@@ -106,7 +106,7 @@ class LLM(HostedModel):
         self, receipt: Receipt, *, tolerance: float | None = None, public_key: str | None = None
     ) -> ReceiptReport:
         """Verify a receipt by a pass over its prompt and output; see `verify_receipt`."""
-        replayer = EngineReplayer(self._host, self._thread.submit)
+        replayer = EngineReplayer(self._llm_engine, self._thread.submit)
         return verify_receipt(receipt, replayer, tolerance=tolerance, public_key=public_key)
 
     def load_drafter(self, path: str) -> tuple[DrafterVersion, ...]:
@@ -142,10 +142,10 @@ class LLM(HostedModel):
         return self._order_adapter(AdapterOrder())
 
     def _order_adapter(self, order: AdapterOrder) -> tuple[AdapterInfo, ...]:
-        return self._thread.submit(self._host.order_adapter(order)).result().adapters
+        return self._thread.submit(self._llm_engine.order_adapter(order)).result().adapters
 
     def _order(self, order: DrafterOrder) -> tuple[DrafterVersion, ...]:
-        return self._thread.submit(self._host.order_drafter(order)).result().versions
+        return self._thread.submit(self._llm_engine.order_drafter(order)).result().versions
 
     def _answer(
         self,
@@ -162,15 +162,15 @@ class LLM(HostedModel):
         priorities = _one_for_each("priority", 0 if priority is None else priority, len(prompts))
         loras = _one_for_each("lora_request", lora_request, len(prompts))
         with ExitStack() as used:
-            calls = [
-                self._call(f"{field}[{index}]", used, *each)
+            requests = [
+                self._prepare(f"{field}[{index}]", used, *each)
                 for index, each in enumerate(
                     zip(prompts, all_params, priorities, loras, strict=True)
                 )
             ]
-            return self._run(calls, use_tqdm)
+            return self._run(requests, use_tqdm)
 
-    def _call(
+    def _prepare(
         self,
         where: str,
         used: ExitStack,
@@ -178,23 +178,24 @@ class LLM(HostedModel):
         params: SamplingParams,
         priority: int,
         lora: LoRARequest | None,
-    ) -> Call:
+    ) -> PreparedRequest:
         """Return one request of a batch; errors name its place. used: adapters of the batch."""
+        engine = self._llm_engine
         try:
-            used.enter_context(self._host.using(lora))
-            seed = self._host.seed_for(params)
-            call = self._host.call(str(next(self._ids)), prompt, params, seed, priority, lora)
-            return call.with_grammar(self._host.compile(params.structured_output, params.n))
+            used.enter_context(engine.using(lora))
+            seed = engine.seed_for(params)
+            prepared = engine.prepare(str(next(self._ids)), prompt, params, seed, priority, lora)
+            return prepared.with_grammar(engine.compile(params.structured_output, params.n))
         except InvalidValueError as error:
             raise InvalidValueError(f"{error.field} of {where}", error.value, error.limit) from None
 
-    def _run(self, calls: Sequence[Call], use_tqdm: UseTqdm) -> RequestOutputs:
+    def _run(self, requests: Sequence[PreparedRequest], use_tqdm: UseTqdm) -> RequestOutputs:
         """Run a batch and show progress; Ctrl-C aborts all of it."""
         ended: queue.SimpleQueue[RequestOutput | None] = queue.SimpleQueue()
-        batch = self._thread.submit(_run_all(self._host, calls, ended.put))
+        batch = self._thread.submit(_run_all(self._llm_engine, requests, ended.put))
         batch.add_done_callback(lambda _: ended.put(None))
         try:
-            with Progress(len(calls), use_tqdm) as progress:
+            with Progress(len(requests), use_tqdm) as progress:
                 while (output := ended.get()) is not None:
                     progress.add(output)
         except BaseException:
@@ -204,23 +205,26 @@ class LLM(HostedModel):
 
 
 async def _run_all(
-    host: EngineHost, calls: Sequence[Call], on_output: Callable[[RequestOutput], None]
+    llm_engine: LLMEngine,
+    requests: Sequence[PreparedRequest],
+    on_output: Callable[[RequestOutput], None],
 ) -> list[RequestOutput]:
-    """Run all calls, a limited number at once, by priority; return the outputs in order."""
-    order = sorted(range(len(calls)), key=lambda index: calls[index].request.priority)
+    """Run all requests, a limited number at once, by priority; return the outputs in order."""
+    order = sorted(range(len(requests)), key=lambda index: requests[index].request.priority)
     outputs: dict[int, RequestOutput] = {}
     waiting = iter(order)
 
     async def work() -> None:
         for index in waiting:
-            [outputs[index]] = [each async for each in host.stream(calls[index], "final_only")]
+            stream = llm_engine.stream(requests[index], "final_only")
+            [outputs[index]] = [each async for each in stream]
             on_output(outputs[index])
 
-    host.stats_log.begin(host.engine.last_stats)
-    most = _OPEN_PER_PLACE * host.config.max_num_seqs
-    await run_workers(work, min(len(calls), most))
-    host.stats_log.write(host.engine.last_stats)
-    return [outputs[index] for index in range(len(calls))]
+    llm_engine.stats_log.begin(llm_engine.engine.last_stats)
+    most = _OPEN_PER_PLACE * llm_engine.config.max_num_seqs
+    await run_workers(work, min(len(requests), most))
+    llm_engine.stats_log.write(llm_engine.engine.last_stats)
+    return [outputs[index] for index in range(len(requests))]
 
 
 def _one_for_each(field: str, given: Any, count: int) -> list[Any]:
@@ -231,8 +235,8 @@ def _one_for_each(field: str, given: Any, count: int) -> list[Any]:
     return list(given)
 
 
-def _end(host: EngineHost, thread: EventLoopThread) -> None:
-    host.close()
+def _end(engine: LLMEngine, thread: EventLoopThread) -> None:
+    engine.close()
     thread.stop()
 
 

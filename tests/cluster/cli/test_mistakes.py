@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from cluster.cli import serve as cli_serve
 from cluster.serve.ray_session import RaySession
 from specdec import LLM
-from specdec.llm import host
+from specdec.llm import llm_engine
 from specdec.models import hub
 from specdec.types.errors import ModelNotFoundError, SpecdecError
 from tests.cluster.cli import mistakes_in_files, mistakes_in_settings
@@ -121,7 +121,7 @@ def test_the_report_of_a_model_names_it_too(function, place, monkeypatch):
 @pytest.mark.parametrize("function", OF_MODELS, ids=lambda function: function.__name__)
 def test_a_program_gets_the_same_line(function, place, monkeypatch):
     monkeypatch.setenv("SPECDEC_CACHE_DIR", str(place.tmp / "cache"))
-    monkeypatch.setattr(host, "_make_executor", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(llm_engine, "_make_executor", lambda *_: pytest.fail("a model was loaded"))
     [path] = function(place)
     with pytest.raises(SpecdecError, match=MISTAKES[function]):
         LLM(str(path))

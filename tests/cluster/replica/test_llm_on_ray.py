@@ -30,7 +30,7 @@ PROGRAM = textwrap.dedent("""
 
 LOSE_A_RANK = f"""
 import ray
-ray.kill(llm._host._executor.target.ranks._workers[0])
+ray.kill(llm._llm_engine._executor.target.ranks._workers[0])
 for output in llm.generate({PROMPTS!r}, params, use_tqdm=False):
     print(*output.outputs[0].token_ids)
 """
@@ -130,6 +130,6 @@ def test_more_ranks_than_fit_are_refused_before_ray_starts(tiny_model_dir):
 
 
 def test_a_missing_cluster_package_is_reported(tiny_model_dir, monkeypatch):
-    monkeypatch.setattr("specdec.llm.host.entry_points", lambda **_: ())
+    monkeypatch.setattr("specdec.llm.llm_engine.entry_points", lambda **_: ())
     with pytest.raises(SpecdecError, match="several ranks need the executor 'ray'"):
         LLM(**arguments(tiny_model_dir, tensor_parallel_size=2))

@@ -88,14 +88,14 @@ async def test_a_request_is_aborted_by_its_id(llm):
 async def test_a_request_is_aborted_while_it_is_prepared(llm, monkeypatch):
     """Encoding a long prompt or compiling a grammar can take seconds."""
     before = metrics_of(llm)
-    prepare, is_preparing, go_on = llm._host.call, threading.Event(), threading.Event()
+    prepare, is_preparing, go_on = llm._llm_engine.prepare, threading.Event(), threading.Event()
 
     def wait_and_prepare(*arguments):
         is_preparing.set()
         assert go_on.wait(timeout=30)
         return prepare(*arguments)
 
-    monkeypatch.setattr(llm._host, "call", wait_and_prepare)
+    monkeypatch.setattr(llm._llm_engine, "prepare", wait_and_prepare)
     asked = SpeculationOptions(verifier="rejection")
     params = SamplingParams(temperature=0, max_tokens=20, speculation=asked)
     mine = asyncio.create_task(outputs_of(llm, params=params, request_id="mine"))
@@ -115,7 +115,7 @@ async def test_a_request_is_aborted_while_it_is_prepared(llm, monkeypatch):
 
 async def test_an_abort_ends_the_compilation_of_a_grammar(llm, monkeypatch):
     """No thread waits for it."""
-    compiler, submitted = llm._host._compiler(), Future()
+    compiler, submitted = llm._llm_engine._compiler(), Future()
     is_compiling = asyncio.Event()
 
     def submit(*_, **__):
@@ -202,7 +202,7 @@ def test_a_failed_engine_stays_failed_on_another_event_loop(tiny_model_dir, monk
 
     with AsyncLLM(**arguments(tiny_model_dir)) as llm:
         with monkeypatch.context() as patch:
-            patch.setattr(llm._host._executor.target, "collect", lose)
+            patch.setattr(llm._llm_engine._executor.target, "collect", lose)
             with pytest.raises(TargetFailedError, match="could not be started again"):
                 asyncio.run(outputs_of(llm))
         with pytest.raises(TargetFailedError, match="could not be started again"):
@@ -217,12 +217,12 @@ def test_another_event_loop_is_rejected_while_models_restart(tiny_model_dir, mon
 
     async def leave_while_recovering(llm):
         stream = asyncio.create_task(outputs_of(llm))
-        while not llm._host.engine.thread.is_recovering:
+        while not llm._llm_engine.engine.thread.is_recovering:
             await asyncio.sleep(0.01)
         stream.cancel()
 
     with AsyncLLM(**arguments(tiny_model_dir)) as llm:
-        executor = llm._host._executor
+        executor = llm._llm_engine._executor
         expected = asyncio.run(outputs_of(llm))[-1].outputs
 
         def start_again():
@@ -236,7 +236,7 @@ def test_another_event_loop_is_rejected_while_models_restart(tiny_model_dir, mon
         with pytest.raises(NotReadyError, match="being started again"):
             asyncio.run(outputs_of(llm))
         go_on.set()
-        while llm._host.engine.thread.is_recovering:
+        while llm._llm_engine.engine.thread.is_recovering:
             time.sleep(0.01)
         assert asyncio.run(outputs_of(llm))[-1].outputs == expected
 

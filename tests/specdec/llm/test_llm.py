@@ -1,6 +1,7 @@
 # Modules: specdec.engine.engine_setup, specdec.engine.metrics.metric_definitions
 # Modules: specdec.llm.concurrency
-# Modules: specdec.llm.host, specdec.llm.hosted, specdec.llm.local_executor, specdec.llm.metrics
+# Modules: specdec.llm.llm_engine, specdec.llm.base_llm, specdec.llm.local_executor
+# Modules: specdec.llm.metrics
 # Modules: specdec.engine.executor, specdec.engine.lifecycle
 # Modules: specdec.llm.outputs
 """`LLM` on the tiny model: batches, outputs, metrics and shutdown."""
@@ -63,7 +64,7 @@ def test_a_batch_larger_than_max_num_seqs_is_returned_in_order(llm, plain):
 def test_auto_is_the_dtype_of_the_checkpoint(tiny_model_dir, tmp_path):
     model_dir = renamed_dtype_dir(tiny_model_dir, tmp_path / "model", dtype="bfloat16")
     with LLM(**arguments(model_dir, dtype="auto", speculative_config=None)) as llm:
-        assert llm._host.config.dtype == "bfloat16"
+        assert llm._llm_engine.config.dtype == "bfloat16"
         [output] = llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)
         assert len(output.outputs[0].token_ids) == 24
 

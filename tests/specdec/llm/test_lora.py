@@ -179,7 +179,7 @@ async def test_a_request_that_waits_for_its_adapter_is_aborted(tiny_model_dir, a
             stream = llm.generate(PROMPT, PARAMS, "second", lora_request=adapters["chat"])
             return [each async for each in stream]
 
-        control = llm._host.engine.loaded.adapters
+        control = llm._llm_engine.engine.loaded.adapters
         waiting = asyncio.create_task(outputs())
         while not control._lock.locked():
             await asyncio.sleep(0.001)

@@ -54,7 +54,7 @@ def test_threads_and_processes_end_with_shutdown_or_the_last_reference(tiny_mode
 def test_shutdown_frees_the_models_and_keeps_the_metrics(tiny_model_dir):
     llm = LLM(**arguments(tiny_model_dir))
     llm.generate("Ask", GREEDY, use_tqdm=False)
-    executor = llm._host._executor
+    executor = llm._llm_engine._executor
     models = [weakref.ref(executor.target), weakref.ref(executor._draft_worker)]
     before = metrics_of(llm)
     llm.shutdown()

@@ -270,10 +270,10 @@ def test_an_llm_verifies_grammars_and_refuses_nothing_else(tiny_model_dir, trans
         temperature=1.0, max_tokens=30, structured_output=StructuredOutput(regex="[a-z ]{40}")
     )
     with LLM(str(tiny_model_dir), speculative_config=None, device="cpu") as llm:
-        host = llm._host
+        engine = llm._llm_engine
         [output] = llm.generate({"prompt_token_ids": PROMPT}, replace(params, seed=5), False)
         [choice] = output.outputs
-        grammar = host.compile(params.structured_output, params.n)
+        grammar = engine.compile(params.structured_output, params.n)
         answer = Answer(request("r", PROMPT, seed=5))
         answer.request = replace(answer.request, params=params, grammar=grammar)
         end = local_end(choice)

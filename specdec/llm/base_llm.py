@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from specdec.llm.host import EngineHost
+from specdec.llm.llm_engine import LLMEngine
 from specdec.llm.metrics import Metric, metrics_of
 from specdec.types.control import SpeculationControl, SpeculationMode
 from specdec.types.errors import InvalidValueError
@@ -29,7 +29,7 @@ _NOT_AVAILABLE: Mapping[str, str] = MappingProxyType(
 """Methods of vLLM's LLM without a counterpart, with what to write."""
 
 
-class HostedModel:
+class BaseLLM:
     """A loaded model. Ends with `shutdown`, as a context manager, or with its last reference.
 
     renamed: methods that other engines or older guides have, with what to write.
@@ -46,21 +46,21 @@ class HostedModel:
             message = f"{type(self).__name__!r} object has no attribute {name!r}{suffix}"
             raise AttributeError(message)
 
-    def __init__(self, host: EngineHost, end: Callable[[], None]) -> None:
-        """end: frees host and threads; called once."""
-        self._host = host
+    def __init__(self, engine: LLMEngine, end: Callable[[], None]) -> None:
+        """end: frees engine and threads; called once."""
+        self._llm_engine = engine
         self._ids = itertools.count()
         self._end = weakref.finalize(self, end)
 
     @property
     def speculation(self) -> SpeculationControl | None:
         """The speculation settings in force; None where nothing can draft."""
-        return self._host.setup.settings.control
+        return self._llm_engine.setup.settings.control
 
     @property
     def max_model_len(self) -> int:
         """The maximum length of a prompt with its answer, in tokens."""
-        return self._host.setup.plan.engine.max_model_len
+        return self._llm_engine.setup.plan.engine.max_model_len
 
     def set_speculation(
         self,
@@ -83,7 +83,7 @@ class HostedModel:
             "method": method,
         }
         given: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
-        control, config = self.speculation, self._host.config.speculative_config
+        control, config = self.speculation, self._llm_engine.config.speculative_config
         if control is None or config is None:
             name, value = next(iter(given.items()), ("mode", "auto"))
             limit = "left out: without speculative_config nothing drafts"
@@ -92,24 +92,25 @@ class HostedModel:
             limit = f"what is loaded: {' or '.join(config.methods)}"
             raise InvalidValueError("method", method, limit)
         control = replace(control, **given)
-        self._host.engine.set_control(control)
+        self._llm_engine.engine.set_control(control)
         return control
 
     def get_metrics(self) -> list[Metric]:
         """Return the metrics since the model was loaded, up to the last request that ended."""
-        config, arguments = self._host.config.speculative_config, self._host.arguments
+        engine = self._llm_engine
+        config, arguments = engine.config.speculative_config, engine.arguments
         num_positions = config.num_speculative_tokens if config else 0
         return metrics_of(
-            self._host.engine.stats(), arguments.metric_prefix, arguments.model_name, num_positions
+            engine.engine.stats(), arguments.metric_prefix, arguments.model_name, num_positions
         )
 
     def get_tokenizer(self) -> Any:
         """Return the model's tokenizer, a transformers PreTrainedTokenizerFast."""
-        return self._host.tokenizer.transformers
+        return self._llm_engine.tokenizer.transformers
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the defaults of sampling parameters, from the model's generation_config.json."""
-        defaults = self._host.model.sampling_defaults
+        defaults = self._llm_engine.model.sampling_defaults
         return SamplingParams(**vars(defaults))
 
     def shutdown(self) -> None:

@@ -1,4 +1,4 @@
-"""The engine of `LLM` and `AsyncLLM`, and the preparation of requests for it."""
+"""The engine of `LLM` and `AsyncLLM` in their process, and the preparation of its requests."""
 
 from __future__ import annotations
 
@@ -61,19 +61,19 @@ EXECUTORS = "specdec.executors"
 
 
 @dataclass(frozen=True)
-class Call:
+class PreparedRequest:
     """A request to the engine, with its prompt if that was a text, and its adapter if any."""
 
     request: EngineRequest
     prompt: str | None
     lora: LoRARequest | None = None
 
-    def with_grammar(self, grammar: Grammar | None) -> Call:
-        """Return the same call with a compiled grammar."""
+    def with_grammar(self, grammar: Grammar | None) -> PreparedRequest:
+        """Return the same request with a compiled grammar."""
         return replace(self, request=replace(self.request, grammar=grammar))
 
 
-class EngineHost:
+class LLMEngine:
     """An engine with loaded models, and the requests of an `LLM` to it.
 
     The engine's thread starts with the first stream.
@@ -123,7 +123,7 @@ class EngineHost:
             raise InvalidValueError("sampling_params", params, "a specdec.SamplingParams")
         return self._seeds.randrange(SEED_LIMIT) if params.seed is None else params.seed
 
-    def call(
+    def prepare(
         self,
         request_id: str,
         prompt: PromptParts | Conversation,
@@ -131,7 +131,7 @@ class EngineHost:
         seed: int,
         priority: int,
         lora: LoRARequest | None = None,
-    ) -> Call:
+    ) -> PreparedRequest:
         """Return a validated request without its grammar, within `using`.
 
         Encodes text and waits for the grammar compiler, which may take seconds: not for an event
@@ -153,10 +153,10 @@ class EngineHost:
         self.engine.check(request)
         if params.structured_output is not None:
             self._compiler().wait_until_ready()
-        return Call(request, parts.text, lora)
+        return PreparedRequest(request, parts.text, lora)
 
     def using(self, lora: LoRARequest | None) -> AbstractContextManager[None]:
-        """Return a context that reserves the id of an adapter while a call is open.
+        """Return a context that reserves the id of an adapter while a request is open.
 
         Raises InvalidValueError for another adapter's id, and where none can be loaded.
         """
@@ -190,14 +190,14 @@ class EngineHost:
         """Return the grammar of a request for all its choices; None without one. Takes seconds."""
         return None if spec is None else self._compiler().compile(spec, num_sequences)
 
-    async def compiled(self, call: Call) -> Call:
-        """Return a call with its grammar; a caller that is cancelled gives up its copies."""
-        params = call.request.params
+    async def compiled(self, prepared: PreparedRequest) -> PreparedRequest:
+        """Return a request with its grammar; a caller that is cancelled gives up its copies."""
+        params = prepared.request.params
         if params.structured_output is None:
-            return call
+            return prepared
         submitted = self._compiler().submit(params.structured_output, num_sequences=params.n)
         grammar: Grammar = await asyncio.wrap_future(submitted)
-        return call.with_grammar(grammar)
+        return prepared.with_grammar(grammar)
 
     def _compiler(self) -> GrammarCompiler:
         with self._lock:
@@ -208,22 +208,22 @@ class EngineHost:
             return self._grammars
 
     async def stream(
-        self, call: Call, kind: OutputKind, preparation: Preparation | None = None
+        self, prepared: PreparedRequest, kind: OutputKind, preparation: Preparation | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Stream the outputs of a call on the running event loop; leaving early aborts it.
+        """Stream the outputs of a request on the running event loop; leaving early aborts it.
 
-        preparation: of the call; None where nothing can abort it before its stream is open.
+        preparation: of the request; None where nothing can abort it before its stream is open.
         """
-        preparation = preparation or Preparation(call.request.request_id)
-        engine = self.running_engine()
-        metrics = RequestMetrics(call.request.request_id, self.setup.metrics)
-        metrics.on_queued(call.request.params, call.request.seed)
-        self.setup.metrics.num_requests += call.request.params.n
+        request, engine = prepared.request, self.running_engine()
+        preparation = preparation or Preparation(request.request_id)
+        metrics = RequestMetrics(request.request_id, self.setup.metrics)
+        metrics.on_queued(request.params, request.seed)
+        self.setup.metrics.num_requests += request.params.n
         builder = OutputBuilder(
-            call.request, call.prompt, self.tokenizer, metrics, time.time(), self._default_verifier
+            request, prepared.prompt, self.tokenizer, metrics, time.time(), self._default_verifier
         )
         make_output = builder.delta if kind == "delta" else builder.output
-        steps = self._steps(call, engine, metrics, preparation)
+        steps = self._steps(prepared, engine, metrics, preparation)
         try:
             async for step in steps:
                 builder.add(step)
@@ -238,10 +238,14 @@ class EngineHost:
             self.stats_log.note(self.engine.last_stats)
 
     async def _steps(
-        self, call: Call, engine: RunningEngine, metrics: RequestMetrics, preparation: Preparation
+        self,
+        prepared: PreparedRequest,
+        engine: RunningEngine,
+        metrics: RequestMetrics,
+        preparation: Preparation,
     ) -> AsyncGenerator[EngineOutput, None]:
         """Stream the engine's outputs; an adapter is loaded first, and held until the end."""
-        request, lora, thread = call.request, call.lora, engine.thread
+        request, lora, thread = prepared.request, prepared.lora, engine.thread
         async with AsyncExitStack() as held:
             if lora is not None:
                 control = require_adapters(engine.loaded.adapters)
