@@ -74,17 +74,17 @@ class ClockedReplica(RouterReplica):
         self,
         config: Mapping[str, Any],
         control_plane: Any,
-        found: Any,
+        located: Any,
         draft_pool: Any,
     ) -> None:
         self._directory = StartLine.directory = Path(ServeConfig.from_mapping(config).model)
         clocked = replace(TARGET, actor=ClockedWorker)
         patch.object(target_group, "TARGET", clocked).start()  # this process serves nothing else
         patch.object(lifecycle, "EngineThread", StartLine).start()
-        await super().__init__(config, control_plane, found, draft_pool)
+        await super().__init__(config, control_plane, located, draft_pool)
 
-    async def _start(self, placement: PlacementGroup | None, found: Any) -> None:
-        await super()._start(placement, found)
+    async def _start(self, placement: PlacementGroup | None, located: Any) -> None:
+        await super()._start(placement, located)
         names = {each.name: each.native_id for each in threading.enumerate()}
         threads = {"pid": os.getpid(), "threads": {**names, EVENT_LOOP: threading.get_native_id()}}
         (self._directory / THREADS_FILE).write_text(json.dumps(threads))

@@ -1,9 +1,13 @@
-"""The name of a model in requests that its path gives."""
+"""The names of a model in requests."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+MAX_MODEL_CHARS = 256
+DEFAULT_MODEL = "default"
+"""SGLang's name for the served model; a model or adapter of this name takes precedence."""
 
 _GGUF_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
 

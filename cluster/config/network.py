@@ -11,9 +11,6 @@ from pathlib import Path
 from specdec.config.fields import Limit, optional
 from specdec.types.errors import InvalidValueError
 
-MAX_MODEL_CHARS = 256
-DEFAULT_MODEL = "default"
-"""SGLang's name for the served model; a model or adapter of this name takes precedence."""
 ANY_HOST = "*"
 
 _HOST = re.compile(r"(\*\.)?([a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.)*[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?")

@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args
 from cluster.config.draft_workers import DraftWorkersConfig
 from cluster.config.front_ends import FRONT_ENDS, front_end_count
 from cluster.config.lora_modules import LORA_MODULES, canonical_lora_modules, read_lora_modules
-from cluster.config.model_name import default_name
-from cluster.config.network import HOSTS, MAX_MODEL_CHARS, is_loopback
+from cluster.config.model_name import MAX_MODEL_CHARS, default_name
+from cluster.config.network import HOSTS, is_loopback
 from cluster.config.parsers import ReasoningParserName, ToolCallParserName
 from cluster.config.service_checks import (
     check_cluster,

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.config.network import DEFAULT_MODEL
+from cluster.config.model_name import DEFAULT_MODEL
 from cluster.observability.metric_definitions import FleetView
 from specdec.types.errors import NotReadyError, UnknownModelError
 from specdec.types.responses import ModelInfo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cluster.config.network import MAX_MODEL_CHARS
+from cluster.config.model_name import MAX_MODEL_CHARS
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import (
     ChatMessage,

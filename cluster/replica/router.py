@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.config.network import DEFAULT_MODEL
+from cluster.config.model_name import DEFAULT_MODEL
 from cluster.config.serve_config import ServeConfig
 from cluster.observability.logs import current_request_id
 from cluster.observability.request_context import current_caller

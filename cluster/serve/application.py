@@ -11,16 +11,15 @@ from cluster.config.serve_config import ServeConfig
 from cluster.control.overrides import OverrideLimits
 from cluster.control.peers import CONTROL_PLANE, ROUTER, ServiceCard
 from cluster.control.plane import ControlPlaneReplica
-from cluster.observability.logs import SERVE_LEVELS
+from cluster.observability.logs import SERVE_LEVELS, log_progress
 from cluster.serve.autoscaling import autoscaling_config
 from cluster.serve.deployment import RouterReplica
 from cluster.serve.draft_pool import draft_pool
 from cluster.serve.request_router import request_router_config
-from cluster.workers.group_spec import log_progress
 from cluster.workers.ray.ray_internals import head_node_resource
 from cluster.workers.ray.resources import (
     CPUS_PER_ROUTER,
-    FoundByDriver,
+    LocatedModels,
     bundle_labels,
     placement_bundles,
     placement_strategy,
@@ -43,13 +42,15 @@ _HEALTH_CHECK_PERIOD_S = 3.0
 _MAX_ONGOING_REQUESTS = 100_000
 
 
-def make_application(config: ServeConfig, found: FoundByDriver | None = None) -> serve.Application:
+def make_application(
+    config: ServeConfig, located: LocatedModels | None = None
+) -> serve.Application:
     """Bind both deployments to a configuration, with the resources of a replica.
 
-    found: None lets each replica locate its models. When deployed again with another configuration,
-    Serve updates one replica at a time. The ranks of a bundle are on one node.
+    located: None lets each replica locate its models. When deployed again with another
+    configuration, Serve updates one replica at a time. The ranks of a bundle are on one node.
     """
-    if found is None:
+    if located is None:
         config = with_detected_models(config, log_progress, downloads=False)
     replica = serve.ingress(_serve_app)(RouterReplica)
     deployment = serve.deployment(replica).options(
@@ -67,8 +68,8 @@ def make_application(config: ServeConfig, found: FoundByDriver | None = None) ->
         graceful_shutdown_timeout_s=config.drain_timeout_s + _CLOSE_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.5,
     )
-    pool = draft_pool(config, found) if config.shares_draft_workers else None
-    return deployment.bind(config.to_mapping(), _control_plane(config), found, pool)
+    pool = draft_pool(config, located) if config.shares_draft_workers else None
+    return deployment.bind(config.to_mapping(), _control_plane(config), located, pool)
 
 
 def _serve_app() -> FastAPI:

@@ -56,7 +56,7 @@ from cluster.serve.router_factory import make_router
 from cluster.serve.start_errors import refusing_repeatable
 from cluster.workers.rank.heap import freeze_heap
 from cluster.workers.ray.ray_internals import is_replica_stopping
-from cluster.workers.ray.resources import FoundByDriver
+from cluster.workers.ray.resources import LocatedModels
 from cluster.workers.shared_draft.pool_seats import PoolSeats
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.drafters import DrafterOrder, DrafterReport
@@ -85,7 +85,7 @@ class RouterReplica:
         self,
         config: Mapping[str, Any],
         control_plane: Any,
-        found: FoundByDriver | None,
+        located: LocatedModels | None,
         draft_pool: Any,
     ) -> None:
         serve_config = ServeConfig.from_mapping(config)
@@ -95,14 +95,14 @@ class RouterReplica:
         self._application, self._replica_id = context.app_name, context.replica_id.unique_id
         self._has_failed = False
         placement = ray.util.get_current_placement_group()
-        with refusing_repeatable(found):
+        with refusing_repeatable(located):
             self.router = await asyncio.to_thread(
                 make_router,
                 serve_config,
                 placement,
                 self._application,
                 self._replica_id,
-                found,
+                located,
                 None if draft_pool is None else PoolSeats(draft_pool),
             )
         known = read_keys("api_key_file", serve_config.api_key_file)
@@ -111,14 +111,14 @@ class RouterReplica:
         self.http_limits = HttpLimits.of(serve_config, has_keys=has_keys, budget=budget)
         token = read_token("admin_token_file", serve_config.admin_token_file)
         self.operators = self._operator_service(serve_config, control_plane, token)
-        if found is None:  # otherwise the command reports it
+        if located is None:  # otherwise the command reports it
             _log_access(serve_config, self.operators.access, has_keys=has_keys)
         applications = self.operators.applications
         expose_rpcs(InferenceServicer(self.router, self.keys, applications, budget), self)
         admin = AdminServicer(self.operators, budget)
         expose_rpcs(admin, self)
         self._ingress = self._embedded_ingress(serve_config, admin, known, token)
-        await self._start(placement, found)
+        await self._start(placement, located)
 
     def _limits(self, config: ServeConfig, keys: tuple[ApiKey, ...]) -> tuple[ApiKeys, ByteBudget]:
         """Return the limits of this process, which front ends share."""
@@ -129,7 +129,7 @@ class RouterReplica:
         budget = ByteBudget(config.max_inflight_mib * 2**20)
         return ApiKeys(keys, min_priority=config.min_priority), budget
 
-    async def _start(self, placement: PlacementGroup | None, found: FoundByDriver | None) -> None:
+    async def _start(self, placement: PlacementGroup | None, located: LocatedModels | None) -> None:
         """Serve: alive at once, and ready once the models are warm."""
         self._calls_have_ended = asyncio.Event()
         self._stopping = asyncio.create_task(self._shut_down_when_stopped())
@@ -137,7 +137,7 @@ class RouterReplica:
         self.operators.control.start()
         if self._ingress is not None:
             await self._ingress.start()
-        with refusing_repeatable(found):
+        with refusing_repeatable(located):
             await self.router.start(placement)
         freeze_heap()
         if self._ingress is not None:

@@ -16,15 +16,15 @@ from ray import serve
 from cluster.config.serve_config import ServeConfig
 from cluster.control.peers import DRAFT_POOL
 from cluster.observability import logs
+from cluster.observability.logs import log_progress
 from cluster.replica.group_specs import draft_spec
 from cluster.serve.autoscaling import LOAD, scaling
 from cluster.serve.node_memory import node_shares
 from cluster.serve.start_errors import refusing_repeatable
-from cluster.workers.group_spec import log_progress
 from cluster.workers.groups.ranks import RANK_ENVIRONMENT
 from cluster.workers.ray.resources import (
     CPUS_PER_WORKER,
-    FoundByDriver,
+    LocatedModels,
     gpus_per_rank,
     memory_per_replica,
     shared_draft_bundle,
@@ -52,7 +52,7 @@ class DraftPoolReplica:
     """A shared draft worker. Its constructor returns when the worker is warm."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: Mapping[str, Any], found: FoundByDriver | None
+        self, config: Mapping[str, Any], located: LocatedModels | None
     ) -> None:
         """Start the worker; the arguments are those of RouterReplica."""
         serve_config = ServeConfig.from_mapping(config)
@@ -62,12 +62,12 @@ class DraftPoolReplica:
         own_id = ray.get_runtime_context().get_node_id()
         [node] = [each for each in ray.nodes() if each["NodeID"] == own_id]
         self._node = node["NodeManagerAddress"], int(node["NodeManagerPort"])
-        with refusing_repeatable(found):
-            await asyncio.to_thread(self._start, serve_config, context.app_name, found)
+        with refusing_repeatable(located):
+            await asyncio.to_thread(self._start, serve_config, context.app_name, located)
 
-    def _start(self, config: ServeConfig, application: str, found: FoundByDriver | None) -> None:
+    def _start(self, config: ServeConfig, application: str, located: LocatedModels | None) -> None:
         num_seats, bytes_of_seat = config.num_draft_seats, None
-        if found is None:
+        if located is None:
             config = with_detected_models(config, log_progress)
             directories = resolve_models(config, log_progress)
             models, num_sharing = directories.configs(), node_shares(config, application).draft
@@ -75,9 +75,9 @@ class DraftPoolReplica:
             bytes_of_seat = seat_bytes(config, models, worker_bytes, num_seats)
             limits = seat_limits(config, models, bytes_of_seat)
         else:
-            directories, models = found.directories, found.directories.configs()
-            num_sharing = found.num_sharing
-            plan = memory_plan(with_resolved_dtype(config, models), models, found.memory_bytes)
+            directories, models = located.directories, located.directories.configs()
+            num_sharing = located.num_sharing
+            plan = memory_plan(with_resolved_dtype(config, models), models, located.memory_bytes)
             assert plan.draft is not None, "no draft model is configured"
             limits = seat_of_plan(config, plan.draft)
         assert directories.draft is not None, "no draft model was found"
@@ -141,7 +141,7 @@ def seat_of_plan(config: ServeConfig, limits: DraftLimits) -> DraftLimits:
     return replace(limits, num_blocks=num_blocks)
 
 
-def draft_pool(config: ServeConfig, found: FoundByDriver | None) -> serve.Application:
+def draft_pool(config: ServeConfig, located: LocatedModels | None) -> serve.Application:
     """Bind the draft workers that the replicas of a model share."""
     fewest, most = config.fewest_shared_draft_workers, config.num_shared_draft_workers
     deployment = serve.deployment(DraftPoolReplica).options(
@@ -167,4 +167,4 @@ def draft_pool(config: ServeConfig, found: FoundByDriver | None) -> serve.Applic
         graceful_shutdown_timeout_s=_SHUTDOWN_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.1,
     )
-    return deployment.bind(config.to_mapping(), found)
+    return deployment.bind(config.to_mapping(), located)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from ray.util.placement_group import PlacementGroup
 
 from cluster.config.serve_config import ServeConfig
+from cluster.observability.logs import log_progress
 from cluster.replica.replica_router import ReplicaRouter
 from cluster.serve.node_memory import node_shares, replica_memory
-from cluster.workers.group_spec import log_progress
-from cluster.workers.ray.resources import FoundByDriver, ReplicaMemory
+from cluster.workers.ray.resources import LocatedModels, ReplicaMemory
 from cluster.workers.shared_draft.pool_seats import PoolSeats
 from specdec.config.hardware import available_memory_bytes
 from specdec.engine.models.model_detection import with_detected_models
@@ -23,11 +23,11 @@ def make_router(
     placement: PlacementGroup,
     application: str,
     replica_id: str,
-    found: FoundByDriver | None,
+    located: LocatedModels | None,
     seats: PoolSeats | None,
 ) -> ReplicaRouter:
-    """Create the Router; without `found`, locate the models and the memory of the nodes here."""
-    if found is None:
+    """Create the Router; without `located`, locate models and memory here."""
+    if located is None:
         shares = node_shares(config, application)
         config = with_detected_models(config, log_progress)
         check_target(config, log_progress)
@@ -37,6 +37,8 @@ def make_router(
         if seats is not None:
             memory = replace(memory, draft_bytes=seats.seat_bytes(config.start_timeout_s))
         return ReplicaRouter(config, directories, memory, replica_id, shares.target, seats)
-    bytes_now = available_memory_bytes() if config.device == "cpu" else found.memory_bytes
-    memory = ReplicaMemory(min(found.memory_bytes, bytes_now))
-    return ReplicaRouter(config, found.directories, memory, replica_id, found.num_sharing, seats)
+    bytes_now = available_memory_bytes() if config.device == "cpu" else located.memory_bytes
+    memory = ReplicaMemory(min(located.memory_bytes, bytes_now))
+    return ReplicaRouter(
+        config, located.directories, memory, replica_id, located.num_sharing, seats
+    )

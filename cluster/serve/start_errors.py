@@ -21,7 +21,7 @@ from specdec.types.errors import (
 if TYPE_CHECKING:
     from ray.serve.schema import ApplicationStatusOverview
 
-    from cluster.workers.ray.resources import FoundByDriver
+    from cluster.workers.ray.resources import LocatedModels
 
 _POLL_S = 0.2
 _END_S = 30.0
@@ -52,7 +52,7 @@ class RefusedStartError(SpecdecError):
 
 
 @contextmanager
-def refusing_repeatable(found: FoundByDriver | None) -> Iterator[None]:
+def refusing_repeatable(located: LocatedModels | None) -> Iterator[None]:
     """Raise RefusedStartError in place of errors that another attempt would repeat.
 
     A command that waits for the start reads the reason from a file and ends this process, which
@@ -62,7 +62,7 @@ def refusing_repeatable(found: FoundByDriver | None) -> Iterator[None]:
         yield
     except _REPEATABLE as error:
         refused = RefusedStartError(str(error))
-        refusal = None if found is None else found.refusal
+        refusal = None if located is None else located.refusal
         if refusal is not None and refusal.is_file():
             with suppress(OSError):  # Serve logs the error instead
                 refusal.write_text(str(refused), encoding="utf-8")

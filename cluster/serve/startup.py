@@ -24,7 +24,7 @@ from cluster.serve.signals import Signals
 from cluster.serve.start_errors import StartupError, wait_until_running
 from cluster.workers.ray.ray_internals import route_prefixes
 from cluster.workers.ray.resources import (
-    FoundByDriver,
+    LocatedModels,
     check_ranks,
     check_together,
     memory_per_replica,
@@ -51,19 +51,19 @@ _LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # the keys b
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model to serve. found: None if its replicas locate the model on their nodes."""
+    """A model to serve. located: None if its replicas locate the model on their nodes."""
 
     config: ServeConfig
-    found: FoundByDriver | None = None
+    located: LocatedModels | None = None
 
     @property
     def application(self) -> str:
         """The name of its Serve application."""
         return application_name(self.config)
 
-    def reporting_to(self, refusal: Path) -> FoundByDriver | None:
-        """Return what was found, with the file for reasons not to start."""
-        return None if self.found is None else replace(self.found, refusal=refusal)
+    def reporting_to(self, refusal: Path) -> LocatedModels | None:
+        """Return `located` with the file for reasons not to start."""
+        return None if self.located is None else replace(self.located, refusal=refusal)
 
 
 def serve_forever(
@@ -213,7 +213,7 @@ def _locate_models(configs: Sequence[ServeConfig], report: Report) -> list[Serve
         memory_bytes = memory_per_replica(config, num_replicas)  # before Ray allocates memory
         _check_resources(config, each, memory_bytes)
         _report_overrides(config, report)
-        served.append(ServedModel(config, FoundByDriver(each, memory_bytes, num_replicas)))
+        served.append(ServedModel(config, LocatedModels(each, memory_bytes, num_replicas)))
     return served
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.observability.logs import LogConfig
+from cluster.observability.logs import LogConfig, log_progress
 from cluster.workers.transport.transport import Endpoint, Transport
 from specdec.config.engine import (
     DEFAULT_MODEL_OPTIONS,
@@ -19,13 +18,6 @@ from specdec.config.engine import (
 from specdec.config.quantization import QuantizationMethod
 from specdec.models.resolve import resolve, resolve_adapter
 from specdec.text.vocab_map import VocabularyMap
-
-logger = logging.getLogger(__name__)
-
-
-def log_progress(line: str) -> None:
-    """Log the progress of a download that has no terminal."""
-    logger.info("%s", line)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from ray import serve
 
 from cluster.config.serve_config import ServeConfig
 from cluster.serve.startup import ServedModel, deploy, running_service
-from cluster.workers.ray.resources import FoundByDriver, memory_per_replica
+from cluster.workers.ray.resources import LocatedModels, memory_per_replica
 from specdec.client import Client, ClientError
 from specdec.engine.models.model_resolution import resolve_models
 from specdec.types.sampling.sampling_params import SamplingParams
@@ -84,7 +84,7 @@ class Neighbour:
     def __init__(self, config: ServeConfig) -> None:
         memory_bytes = memory_per_replica(config, 2)
         self._config, self._number = config, 0
-        self._found = FoundByDriver(resolve_models(config, lambda line: None), memory_bytes, 2)
+        self._found = LocatedModels(resolve_models(config, lambda line: None), memory_bytes, 2)
 
     def redeploy(self) -> None:
         """Delete its application, and deploy it again after a while."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cluster.config.serve_config import ServeConfig
 from cluster.serve.startup import ServedModel, deploy, running_service
-from cluster.workers.ray.resources import FoundByDriver, memory_per_replica
+from cluster.workers.ray.resources import LocatedModels, memory_per_replica
 from specdec.engine.models.model_resolution import resolve_models
 from tests.chaos.history import violations
 from tests.chaos.suite import NUM_CLIENTS
@@ -34,7 +34,7 @@ def update(config: ServeConfig, num_updates: int, seed: int) -> dict[str, object
         traffic.learn()
         traffic.start(NUM_CLIENTS)
         directories = resolve_models(config, lambda line: None)
-        found = FoundByDriver(directories, memory_bytes, config.most_replicas)
+        found = LocatedModels(directories, memory_bytes, config.most_replicas)
         for number in range(num_updates):
             time.sleep(PAUSE_S)
             began_at_s = time.monotonic()

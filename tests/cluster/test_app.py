@@ -20,11 +20,11 @@ CONFIG_FILES = sorted(Path("deploy/serve").glob("*.yaml"))
 def test_the_builder_does_not_read_the_model(tmp_path):
     """The model may be on other nodes, or not downloaded yet."""
     application = build({"model": "org/of-another-node", "state_dir": str(tmp_path)})
-    config, control_plane, found, draft_pool = application._bound_deployment.init_args
+    config, control_plane, located, draft_pool = application._bound_deployment.init_args
     assert config["model"] == "org/of-another-node"
     assert config["ingress"] == "serve"
     assert control_plane._bound_deployment.name == "ControlPlane"
-    assert found is None
+    assert located is None
     assert draft_pool is None
 
 

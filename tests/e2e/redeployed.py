@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from cluster.config.serve_config import ServeConfig
 from cluster.serve.startup import ServedModel, deploy, running_service
-from cluster.workers.ray.resources import FoundByDriver, memory_per_replica
+from cluster.workers.ray.resources import LocatedModels, memory_per_replica
 from specdec.client import AdminClient, Client, ClientError
 from specdec.engine.models.model_resolution import resolve_models
 from specdec.types.sampling.sampling_params import SamplingParams
@@ -110,7 +110,7 @@ def change(config):
     memory_bytes = memory_per_replica(config)
     ends, address = {}, f"127.0.0.1:{config.grpc_port}"
     with running_service(config, ignore):
-        found = FoundByDriver(resolve_models(config, ignore), memory_bytes, config.most_replicas)
+        found = LocatedModels(resolve_models(config, ignore), memory_bytes, config.most_replicas)
         one = replace(config, num_replicas=1)
         with Watches(address) as watches:
             for name, after in (("fewer", one), ("changed", replace(one, max_num_seqs=32))):

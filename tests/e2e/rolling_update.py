@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from cluster.config.serve_config import ServeConfig
 from cluster.serve.startup import ServedModel, deploy, running_service
-from cluster.workers.ray.resources import FoundByDriver, memory_per_replica
+from cluster.workers.ray.resources import LocatedModels, memory_per_replica
 from specdec.client import Client, ClientError
 from specdec.engine.models.model_resolution import resolve_models
 from specdec.types.sampling.sampling_params import SamplingParams
@@ -64,7 +64,7 @@ def update(config):
         with ShortRequests(f"127.0.0.1:{config.grpc_port}") as requests:
             started_at = time.monotonic()
             directories = resolve_models(config, lambda line: None)
-            found = FoundByDriver(directories, memory_bytes, config.most_replicas)
+            found = LocatedModels(directories, memory_bytes, config.most_replicas)
             deploy([ServedModel(replace(config, max_num_seqs=32), found)])
             took_s = time.monotonic() - started_at
         return {

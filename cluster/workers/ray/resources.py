@@ -74,8 +74,8 @@ class ReplicaMemory:
 
 
 @dataclass(frozen=True)
-class FoundByDriver:
-    """Facts that the deploying process has determined, where there is only one node.
+class LocatedModels:
+    """Models that the deploying process has located, where there is only one node.
 
     memory_bytes: that a replica may use. num_sharing: replicas that share the node's cores.
     refusal: file in which a replica reports why it cannot start; None without a reader.

@@ -22,7 +22,7 @@ from cluster.serve.start_errors import (
     wait_until_running,
 )
 from cluster.serve.startup import ServedModel, _access, _ready_message, deploy, running_service
-from cluster.workers.ray.resources import FoundByDriver
+from cluster.workers.ray.resources import LocatedModels
 from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.llm import drafter_choice
 from specdec.types.errors import (
@@ -272,14 +272,14 @@ def test_errors_of_files_and_settings_would_occur_again(monkeypatch, tmp_path, h
     refusal = tmp_path / "refusal"
     if has_reader:  # otherwise the command has ended its wait, and removed the file
         refusal.touch()
-    found = FoundByDriver(ModelDirectories(tmp_path, None, None), 1, 1, refusal)
+    located = LocatedModels(ModelDirectories(tmp_path, None, None), 1, 1, refusal)
     with (
         pytest.raises(RefusedStartError, match="would fail again: 1 GiB"),
-        refusing_repeatable(found),
+        refusing_repeatable(located),
     ):
         raise OutOfMemoryError("1 GiB\nis free")
     assert refusal.exists() == has_reader == bool(waits)
-    with pytest.raises(TargetFailedError), refusing_repeatable(found):
+    with pytest.raises(TargetFailedError), refusing_repeatable(located):
         raise TargetFailedError("rank 0 ended")
     if has_reader:
         waiting = SimpleNamespace(status="DEPLOYING", message="", deployments={})
