@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.config import gRPCOptions
 
-from cluster.api.app import make_app
+from cluster.api.http_app import make_app
 from cluster.config.serve_config import ServeConfig
 from cluster.control.overrides import OverrideLimits
 from cluster.control.peers import CONTROL_PLANE, ROUTER, ServiceCard

@@ -15,7 +15,6 @@ from fastapi import FastAPI
 from ray import serve
 from ray.util.placement_group import PlacementGroup
 
-from cluster.api.app import make_app
 from cluster.api.base.authentication import (
     AdminAccess,
     ApiKey,
@@ -38,6 +37,7 @@ from cluster.api.grpc.status import hide_reported_statuses
 from cluster.api.http import forwarding as http_forwarding
 from cluster.api.http.forwarding import ForwardedRequest, ResponseHead
 from cluster.api.http.limits import HttpLimits
+from cluster.api.http_app import make_app
 from cluster.api.ingress import EmbeddedIngress
 from cluster.config.serve_config import ServeConfig
 from cluster.control.client import ControlClient, StatsStreams

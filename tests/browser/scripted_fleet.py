@@ -19,8 +19,8 @@ from typing import Any
 
 import uvicorn
 
-from cluster.api.app import make_app
 from cluster.api.base.authentication import AdminAccess
+from cluster.api.http_app import make_app
 from cluster.control.client import ControlClient
 from cluster.control.overrides import OverrideLimits
 from cluster.control.plane import ControlPlane

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
-from cluster.api.app import make_app
 from cluster.api.base.authentication import AdminAccess, ApiKey, ApiKeys
 from cluster.api.base.byte_budget import ByteBudget
 from cluster.api.grpc.servicers import AdminServicer, InferenceServicer
 from cluster.api.http.limits import HttpLimits
+from cluster.api.http_app import make_app
 from cluster.api.ingress import EmbeddedIngress
 from tests.cluster.admin_service import operator_service
 from tests.cluster.replica_on_hash_target import Replica, running_replica

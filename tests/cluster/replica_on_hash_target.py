@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 
-from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.grpc.servicers import InferenceServicer
+from cluster.api.http_app import make_app
 from cluster.config.serve_config import ServeConfig
 from cluster.control.client import ControlClient
 from cluster.control.plane import ControlPlane

@@ -20,7 +20,6 @@ from typing import NamedTuple, NoReturn
 
 import uvloop
 
-from cluster.api.app import make_app
 from cluster.api.base.authentication import AdminAccess
 from cluster.api.front_ends.fork_server import FORK, MAX_PACKET_BYTES, WAIT
 from cluster.api.front_ends.messages import Start
@@ -31,6 +30,7 @@ from cluster.api.grpc.servicers import InferenceServicer
 from cluster.api.http.bodies import LimitBodies
 from cluster.api.http.limits import HttpLimits
 from cluster.api.http.origin import CheckHost
+from cluster.api.http_app import make_app
 from cluster.api.ingress import EmbeddedIngress
 from cluster.observability import logs
 from cluster.workers.rank.heap import freeze_heap

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.api.app import make_app
+from cluster.api.http_app import make_app
 from cluster.config.config_file import (
     PATHS_OF_THE_SERVICE,
     application_name,

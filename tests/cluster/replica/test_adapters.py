@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from cluster.api.app import make_app
 from cluster.api.base.authentication import AdminAccess
+from cluster.api.http_app import make_app
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.replica_router import ReplicaRouter
 from cluster.workers.ray.resources import ReplicaMemory

@@ -13,9 +13,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.grpc.servicers import InferenceServicer
+from cluster.api.http_app import make_app
 from cluster.config.serve_config import ServeConfig
 from cluster.replica import receipts
 from cluster.replica.auditor import MAX_WAITING

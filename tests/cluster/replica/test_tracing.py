@@ -9,10 +9,10 @@ import pytest
 from fastapi.testclient import TestClient
 from opentelemetry.trace import SpanKind, StatusCode
 
-from cluster.api.app import HttpApp
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.grpc.servicers import InferenceServicer
 from cluster.api.http.limits import HttpLimits
+from cluster.api.http_app import HttpApp
 from cluster.observability.request_context import current_headers, text_headers
 from cluster.replica.instrumentation import TracedRequest
 from cluster.replica.tracing import PHASES

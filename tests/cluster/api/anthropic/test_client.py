@@ -5,8 +5,8 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKey, ApiKeys
+from cluster.api.http_app import make_app
 from tests.cluster.api.openai.conftest import alone
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.api.app import make_app
 from cluster.api.grpc.servicers import AdminServicer
+from cluster.api.http_app import make_app
 from cluster.control.peers import Applications
 from tests.cluster.admin_service import operator_service
 from tests.cluster.api.front_ends.linked import LinkedFrontEnd

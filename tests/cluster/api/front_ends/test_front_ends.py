@@ -14,7 +14,6 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cluster.api.app import make_app
 from cluster.api.front_ends import fork_server
 from cluster.api.front_ends import front_ends as module
 from cluster.api.front_ends.front_ends import FrontEnds, reserve
@@ -22,6 +21,7 @@ from cluster.api.front_ends.shared_counters import SharedCounters
 from cluster.api.grpc import forwarding
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http import forwarding as http_forwarding
+from cluster.api.http_app import make_app
 from specdec.client import AdminClient, AsyncClient
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.cluster.admin_service import operator_service

@@ -8,13 +8,13 @@ import grpc
 import httpx
 import pytest
 
-from cluster.api.app import make_app
 from cluster.api.base.authentication import AdminAccess, ApiKey, ApiKeys
 from cluster.api.front_ends.relay import RelayedAdminServicer, RelayHttp
 from cluster.api.http.bodies import LimitBodies
 from cluster.api.http.connection import CONNECTION_LOST
 from cluster.api.http.forwarding import ForwardedRequest
 from cluster.api.http.limits import HttpLimits
+from cluster.api.http_app import make_app
 from protos.specdec.v1 import admin_pb2
 from tests.cluster.admin_service import operator_service
 from tests.cluster.api.front_ends.linked import LinkedFrontEnd

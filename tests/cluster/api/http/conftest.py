@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from cluster.api.app import make_app
+from cluster.api.http_app import make_app
 from cluster.control.client import ControlClient
 from cluster.control.plane import ControlPlane
 from cluster.control.store import ControlStore

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from cluster.api.app import make_app
 from cluster.api.base.authentication import AdminAccess
 from cluster.api.base.byte_budget import ByteBudget
 from cluster.api.http import bodies
 from cluster.api.http.connection import MAX_LINGERING_BYTES
 from cluster.api.http.limits import HttpLimits
+from cluster.api.http_app import make_app
 from cluster.api.serve_proxy.http import ReadBodies
 from tests.cluster.http_server import connected, running_server
 

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 from fastapi.testclient import TestClient
 
-from cluster.api.app import make_app
 from cluster.api.http.forwarding import ForwardedRequest, answer
 from cluster.api.http.limits import HttpLimits
 from cluster.api.http.origin import AllowedHosts
+from cluster.api.http_app import make_app
 from cluster.config.serve_config import ServeConfig
 from specdec.types.errors import UnknownHostError
 

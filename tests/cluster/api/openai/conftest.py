@@ -10,8 +10,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from cluster.api.app import make_app
 from cluster.api.base.authentication import AdminAccess, ApiKeys
+from cluster.api.http_app import make_app
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.orders import AbortOrder
 from cluster.replica.replica_router import ReplicaRouter

@@ -7,8 +7,8 @@ import pytest
 from tokenizers.normalizers import NFC
 from tokenizers.processors import TemplateProcessing
 
-from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKey, ApiKeys
+from cluster.api.http_app import make_app
 from cluster.api.openai.schemas.completion_schema import Completion
 from specdec.types.errors import OverloadedError
 from specdec.types.request import Caller

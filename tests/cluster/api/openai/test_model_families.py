@@ -3,8 +3,8 @@
 import httpx
 import pytest
 
-from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKeys
+from cluster.api.http_app import make_app
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.replica_router import ReplicaRouter
 from cluster.workers.ray.resources import ReplicaMemory

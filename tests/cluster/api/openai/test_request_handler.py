@@ -12,12 +12,12 @@ import openai
 import pytest
 from fastapi import FastAPI
 
-from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKey, ApiKeys
 from cluster.api.base.errors import INTERNAL_MESSAGE
 from cluster.api.http import forwarding
 from cluster.api.http.bodies import MAX_JSON_DEPTH
 from cluster.api.http.limits import HttpLimits
+from cluster.api.http_app import make_app
 from specdec.types.errors import (
     CrashingRequestError,
     InvalidValueError,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.base.openai_errors import ApiError, failure_of
 from cluster.api.base.sse import event
+from cluster.api.http_app import make_app
 from tests.cluster.api.openai.conftest import alone
 from tests.cluster.http_server import running_server
 from tests.shell_blocks import blocks_of

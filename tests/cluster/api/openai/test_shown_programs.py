@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKeys, read_keys
+from cluster.api.http_app import make_app
 from tests.cluster.api.openai.conftest import alone
 from tests.cluster.http_server import running_server
 from tests.shell_blocks import blocks_of

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from cluster.api.app import make_app
 from cluster.api.base.authentication import AdminAccess, ApiKey, ApiKeys
+from cluster.api.http_app import make_app
 from cluster.api.sglang.routes import _speculation_info
 from cluster.replica.orders import AbortOrder
 from specdec.config.speculative_keys import read_speculation

@@ -8,8 +8,8 @@ import openai
 import pytest
 import pytest_asyncio
 
-from cluster.api.app import make_app
 from cluster.api.base.authentication import ApiKeys
+from cluster.api.http_app import make_app
 from cluster.api.openai.logprobs import TokenLogprob
 from cluster.api.openai.parsers.harmony import HarmonyParser
 from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Reasoning

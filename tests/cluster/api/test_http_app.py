@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 from fastapi.testclient import TestClient
 
-from cluster.api.app import HttpApp, make_app
 from cluster.api.base.errors import INTERNAL_MESSAGE, NO_DESCRIPTOR_MESSAGE
 from cluster.api.http.limits import HttpLimits
+from cluster.api.http_app import HttpApp, make_app
 from cluster.control.peers import Applications
 from specdec.types.errors import TargetFailedError
 
