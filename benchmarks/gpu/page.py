@@ -30,14 +30,17 @@ _SUM_COLUMNS = ("type", "KiB", "in one shot, us", "NCCL, us")
 def page(report: PartReport) -> str:
     """Return the report as Markdown."""
     plain = report.to_json()
+    others = _other_parts(plain)
+    passed = [name for name, each in plain["parts"].items() if each.get("passed", True)]
     lines = [
         "# GPU check",
         "",
         f"`make gpu-check` on {plain['head']['device']}, torch {plain['head']['torch']}.",
         "",
-        markdown_table(("part", "result", "seconds"), _part_rows(plain)),
+        f"Passed: {', '.join(passed) or 'none'}.",
     ]
-    for title, columns, rows in _sections(plain["parts"]):
+    sections = ("Other parts", ("part", "result"), others), *_sections(plain["parts"])
+    for title, columns, rows in sections:
         if rows:
             lines += ["", f"## {title}", "", markdown_table(columns, rows)]
     return "\n".join(lines) + "\n"
@@ -63,12 +66,12 @@ def _sections(parts: dict[str, Any]) -> Iterator[tuple[str, Sequence[str], list[
     yield "Engine, service, peer", service.COLUMNS, list(service.rows(parts))
 
 
-def _part_rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    for name, part in report["parts"].items():
-        result = "passed" if part.get("passed", True) else f"failed {part.get('error', '')}".strip()
-        yield name, _cell(result), str(part["seconds"])
-    for name, reason in report["skipped"].items():
-        yield name, _cell(f"skipped: {reason}"), ""
+def _other_parts(report: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the parts that failed or were skipped, with the reason."""
+    failed = {name: each for name, each in report["parts"].items() if not each.get("passed", True)}
+    rows = [(name, f"failed {each.get('error', '')}") for name, each in failed.items()]
+    rows += [(name, f"skipped: {reason}") for name, reason in report["skipped"].items()]
+    return [(name, _cell(result.strip())) for name, result in rows]
 
 
 def _cell(text: str) -> str:

@@ -96,7 +96,7 @@ def test_the_command_reports_skipped_parts(capsys, monkeypatch, tmp_path):
     assert printed[0].startswith("passed memory plans (")
     assert printed[-1] == "skipped grid: needs a GPU"
     assert json.loads(output.read_text())["skipped"] == {"grid": "needs a GPU"}
-    assert "memory plans | passed" in output.with_suffix(".md").read_text()
+    assert "Passed: memory plans.\n" in output.with_suffix(".md").read_text()
 
 
 def test_a_part_that_hangs_is_stopped_with_what_it_found(small):
