@@ -32,5 +32,5 @@ class Objective(NamedTuple):
                 return cls(*(each / 1000 for each in limits))
         except (KeyError, ValueError):
             pass
-        limit = f"milliseconds from {_LEAST_MS} to {_MOST_MS} such as ttft:2000 tpot:40"
-        raise InvalidValueError("slo", text, limit)
+        limit = f"from {_LEAST_MS} to {_MOST_MS} such as ttft:2000 tpot:40"
+        raise InvalidValueError("slo", text, f"ttft and tpot in milliseconds, {limit}")

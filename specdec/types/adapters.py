@@ -178,8 +178,10 @@ class AdapterOrder:
     def load(cls, name: str, path: str = "", *, draft_path: str = "", **more: Any) -> Self:
         """Return an order to load an adapter. Raises InvalidValueError without name or paths."""
         check_adapter_name("name", name)
-        if not draft_path:
-            check_adapter_path("path", path)
+        if not path and not draft_path:
+            raise InvalidValueError(
+                "path", path, "a directory or Hub id, unless draft_path is given"
+            )
         return cls(name=name, path=path, draft_path=draft_path, **more)
 
     @classmethod

@@ -73,7 +73,10 @@ def test_it_listens_on_loopback_by_default(served, monkeypatch):
         ([], "endpoints is ''; it must be given, or else a pod selector, and not both"),
         (["--endpoints", "a"], "endpoints is 'a'; it must be IP:PORT"),
         (["--endpoints", "10.0.0.1:1", "--pod-selector", "a=b"], "and not both"),
-        (["--endpoints", "10.0.0.1:1", "--slo", "2 s"], "slo is '2 s'; it must be milliseconds"),
+        (
+            ["--endpoints", "10.0.0.1:1", "--slo", "2 s"],
+            "slo is '2 s'; it must be ttft and tpot in milliseconds",
+        ),
     ],
 )
 def test_mistakes_are_reported_in_a_line(flags, message):

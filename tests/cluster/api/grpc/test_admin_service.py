@@ -265,7 +265,7 @@ def test_orders_for_adapters_arrive_as_they_were_sent(handle):
     ("method", "request_", "code", "message"),
     [
         ("LoadAdapter", pb.LoadAdapterRequest(path="/a"), "INVALID_ARGUMENT", "name is ''"),
-        ("LoadAdapter", pb.LoadAdapterRequest(name="a"), "INVALID_ARGUMENT", "path is ''"),
+        ("LoadAdapter", pb.LoadAdapterRequest(name="a"), "INVALID_ARGUMENT", "unless draft_path"),
         (
             "LoadAdapter",
             pb.LoadAdapterRequest(name="a b", path="/a"),
