@@ -37,7 +37,7 @@ def draft_spec(
         kernels="auto",
         tensor_parallel_size=1,
         limits=limits,
-        num_replicas=1,
+        replicas_per_node=1,
         bundles=(0,),
         transport="ipc",
         start_timeout_s=_START_TIMEOUT_S,

@@ -21,9 +21,9 @@ _DRAFT_TIMEOUT_S = 10.0
 
 
 def target_spec(
-    config: ServeConfig, directories: ModelDirectories, limits: EngineConfig, num_sharing: int
+    config: ServeConfig, directories: ModelDirectories, limits: EngineConfig, replicas_per_node: int
 ) -> GroupSpec:
-    """Return the spec of a replica's target. num_sharing: replicas that share a node's cores."""
+    """Return the spec of a replica's target. replicas_per_node: those that share its cores."""
     spec = _group_spec(
         config,
         "target",
@@ -32,7 +32,7 @@ def target_spec(
         config.tensor_parallel_size,
         limits,
         config.quantization_method,
-        num_sharing,
+        replicas_per_node,
     )
     return replace(spec, head=_head_source(config, directories))
 
@@ -42,7 +42,7 @@ def draft_spec(
     directories: ModelDirectories,
     limits: DraftLimits,
     vocabulary: DraftVocabulary,
-    num_sharing: int,
+    replicas_per_node: int,
 ) -> GroupSpec:
     """Return the spec of a draft model, which must exist; see `target_spec`."""
     drafting, directory = config.draft_model, directories.draft
@@ -56,7 +56,7 @@ def draft_spec(
         drafting.draft_tensor_parallel_size,
         limits,
         drafting.quantization,
-        num_sharing,
+        replicas_per_node,
     )
     return replace(spec, vocabulary=vocabulary.shared)
 
@@ -82,7 +82,7 @@ def _group_spec(
     size: int,
     limits: EngineConfig | DraftLimits,
     quantization: QuantizationMethod | None,
-    num_sharing: int,
+    replicas_per_node: int,
 ) -> GroupSpec:
     from cluster.workers.group_spec import GroupSpec, ModelSource
 
@@ -98,7 +98,7 @@ def _group_spec(
         kernels=config.kernels,
         tensor_parallel_size=size,
         limits=limits,
-        num_replicas=num_sharing,
+        replicas_per_node=replicas_per_node,
         bundles=tuple(bundles[rank % len(bundles)] for rank in range(size)),
         transport=None if config.transport == "auto" else config.transport,
         start_timeout_s=config.start_timeout_s,

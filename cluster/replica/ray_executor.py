@@ -46,18 +46,18 @@ class ReplicaExecutor:
         config: ServeConfig,
         directories: ModelDirectories,
         plan: MemoryPlan,
-        num_sharing: int = 1,
+        replicas_per_node: int = 1,
         seats: PoolSeats | None = None,
     ) -> None:
         """Store what `load` needs.
 
-        num_sharing: the replicas that share a node's cores. seats: at draft workers that several
-        replicas share; None where each has its own.
+        replicas_per_node: those that share its cores. seats: at draft workers that several replicas
+        share; None where each has its own.
         """
         self._config = config
         self._directories = directories
         self._plan = plan
-        self._num_sharing = num_sharing
+        self._replicas_per_node = replicas_per_node
         self._seats = seats
         self._target: TargetSupervisor | None = None
         self._draft: DraftSupervisor | None = None
@@ -179,7 +179,7 @@ class ReplicaExecutor:
         from cluster.workers.groups.target_group import TargetGroup
 
         limits = self._plan.engine
-        spec = target_spec(self._config, self._directories, limits, self._num_sharing)
+        spec = target_spec(self._config, self._directories, limits, self._replicas_per_node)
         return TargetSupervisor(lambda: TargetGroup(spec, placement))
 
     def _start_draft(self, placement: PlacementGroup) -> DraftSupervisor | None:
@@ -197,7 +197,9 @@ class ReplicaExecutor:
         self._plan = with_possible_drafts_ahead(self._plan, vocabulary)
         if self._seats is not None:
             return self._share_draft_worker(self._seats, limits, vocabulary)
-        spec = draft_spec(self._config, self._directories, limits, vocabulary, self._num_sharing)
+        spec = draft_spec(
+            self._config, self._directories, limits, vocabulary, self._replicas_per_node
+        )
         if not self._config.spare_draft_worker:
             start = partial(AdapterGroup, DRAFT, spec, placement)
             return DraftSupervisor(start, limits, vocabulary)
@@ -216,7 +218,9 @@ class ReplicaExecutor:
         timeout_s = self._config.start_timeout_s
         limits = replace(limits, num_blocks=min(limits.num_blocks, seats.num_blocks(timeout_s)))
         self._plan = replace(self._plan, draft=limits)
-        spec = draft_spec(self._config, self._directories, limits, vocabulary, self._num_sharing)
+        spec = draft_spec(
+            self._config, self._directories, limits, vocabulary, self._replicas_per_node
+        )
         return PoolSupervisor(seats, spec, vocabulary)
 
 

@@ -50,13 +50,12 @@ class ReplicaRouter(Router):
         directories: ModelDirectories,
         memory: ReplicaMemory,
         replica: str = "local",
-        num_sharing: int = 1,
+        replicas_per_node: int = 1,
         seats: PoolSeats | None = None,
     ) -> None:
         """memory: limits of this replica. replica: its name in the cluster.
 
-        num_sharing: the number of replicas that share the cores of a node. seats: see
-        ReplicaExecutor.
+        replicas_per_node: those that share its cores. seats: see ReplicaExecutor.
         """
         setup = self.setup = EngineSetup(
             config, directories.configs(), memory.target_bytes, memory.draft_bytes
@@ -70,7 +69,7 @@ class ReplicaRouter(Router):
             SampleBuffer(config.training_buffer_tokens, config.training_cache_salt or "", replica),
         )
         self._replica = replica
-        self._models = ReplicaExecutor(config, directories, setup.plan, num_sharing, seats)
+        self._models = ReplicaExecutor(config, directories, setup.plan, replicas_per_node, seats)
         self._speculation_version: int | None = None
         self._state: Loading | Serving = Loading(replica, setup.settings)
         self._profiling = Profiling(config.profile_dir, config.profile_max_mib, replica)

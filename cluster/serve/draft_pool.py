@@ -70,13 +70,14 @@ class DraftPoolReplica:
         if located is None:
             config = with_detected_models(config, log_progress)
             directories = resolve_models(config, log_progress)
-            models, num_sharing = directories.configs(), node_shares(config, application).draft
-            worker_bytes = memory_per_replica(config, num_sharing)
+            models = directories.configs()
+            replicas_per_node = node_shares(config, application).draft
+            worker_bytes = memory_per_replica(config, replicas_per_node)
             bytes_of_seat = seat_bytes(config, models, worker_bytes, num_seats)
             limits = seat_limits(config, models, bytes_of_seat)
         else:
             directories, models = located.directories, located.directories.configs()
-            num_sharing = located.num_sharing
+            replicas_per_node = located.replicas_per_node
             plan = memory_plan(with_resolved_dtype(config, models), models, located.memory_bytes)
             assert plan.draft is not None, "no draft model is configured"
             limits = seat_of_plan(config, plan.draft)
@@ -85,7 +86,7 @@ class DraftPoolReplica:
             directories.draft, directories.target, config.model_options
         )
         config = with_resolved_dtype(config, models)
-        spec = draft_spec(config, directories, limits, vocabulary, num_sharing)
+        spec = draft_spec(config, directories, limits, vocabulary, replicas_per_node)
         self._seat = limits.num_blocks, bytes_of_seat
         self._worker = SharedDraftWorker(spec, num_seats, self._name)
 

@@ -40,5 +40,5 @@ def make_router(
     bytes_now = available_memory_bytes() if config.device == "cpu" else located.memory_bytes
     memory = ReplicaMemory(min(located.memory_bytes, bytes_now))
     return ReplicaRouter(
-        config, located.directories, memory, replica_id, located.num_sharing, seats
+        config, located.directories, memory, replica_id, located.replicas_per_node, seats
     )

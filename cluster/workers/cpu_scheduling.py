@@ -59,9 +59,9 @@ def _lower_priority() -> None:
             os.setpriority(os.PRIO_PROCESS, thread_id, max(nice, _LOW_PRIORITY))
 
 
-def threads_per_worker(tensor_parallel_size: int, num_replicas: int = 1) -> int:
+def threads_per_worker(num_local_ranks: int, replicas_per_node: int = 1) -> int:
     """Return the threads of a rank: the ranks of a group share the cores, and so do replicas."""
-    return max(1, available_cpus() // (tensor_parallel_size * num_replicas))
+    return max(1, available_cpus() // (num_local_ranks * replicas_per_node))
 
 
 def _policy() -> int | None:

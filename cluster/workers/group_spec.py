@@ -70,7 +70,7 @@ class GroupSpec:
     name: of the model's role, for messages. device: its type. gpus_per_rank: that a rank reserves
     where the device is cuda; it uses at most one.
     limits: EngineConfig for a target, DraftLimits for a draft model.
-    num_replicas: groups like this one that share the cores of a node.
+    replicas_per_node: groups like this one that share the cores of a node.
     bundles: indices into the placement group, by rank. transport: None uses ipc on this node and
     tcp to others.
     vocabulary: tokens that a draft model shares with the target, where their vocabularies differ.
@@ -86,7 +86,7 @@ class GroupSpec:
     kernels: Kernels
     tensor_parallel_size: int
     limits: EngineConfig | DraftLimits
-    num_replicas: int
+    replicas_per_node: int
     bundles: tuple[int, ...]
     transport: Transport | None
     start_timeout_s: float

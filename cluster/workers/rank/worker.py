@@ -105,7 +105,7 @@ def _join_group(
     connections: PeerConnections | None,
 ) -> TensorParallelGroup:
     size = spec.tensor_parallel_size
-    torch.set_num_threads(threads_per_worker(peers.num_local, spec.num_replicas))
+    torch.set_num_threads(threads_per_worker(peers.num_local, spec.replicas_per_node))
     if size == 1:
         return TensorParallelGroup()
     if connections is not None and peers.store is None:

@@ -77,13 +77,13 @@ class ReplicaMemory:
 class LocatedModels:
     """Models that the deploying process has located, where there is only one node.
 
-    memory_bytes: that a replica may use. num_sharing: replicas that share the node's cores.
+    memory_bytes: that a replica may use. replicas_per_node: replicas that share the node's cores.
     refusal: file in which a replica reports why it cannot start; None without a reader.
     """
 
     directories: ModelDirectories
     memory_bytes: int
-    num_sharing: int
+    replicas_per_node: int
     refusal: Path | None = None
 
 
