@@ -1,4 +1,4 @@
-"""The Router: what the interfaces ask of a replica, wherever its engine runs."""
+"""The Router: what API servers need of a replica, in the process of its engine or another."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ class RoutedModel:
 
 
 class CountedRefusal:
-    """Context that counts a request as received if overload, deadline, abort or client end it.
+    """Context that counts a request as received where overload, deadline, abort or client end it.
 
-    It is demand, unlike an invalid one.
+    A request that is invalid is not counted.
     """
 
     def __init__(self, metrics: Metrics, num_choices: int) -> None:
@@ -133,7 +133,7 @@ class Router(ABC):
 
     @abstractmethod
     def _client(self) -> EngineClient:
-        """Return the way to the engine. Raises NotReadyError while the models load."""
+        """Return the client of the engine. Raises NotReadyError while the models load."""
 
     @abstractmethod
     def _describe_model(self) -> FutureModel:
@@ -145,7 +145,7 @@ class Router(ABC):
 
     @abstractmethod
     def running_engine(self) -> RunningEngine:
-        """Return the engine, in its own process: front ends relay what needs it.
+        """Return the engine, in its own process only: front ends relay the calls that need it.
 
         Raises NotReadyError while the models load.
         """
@@ -211,7 +211,7 @@ class Router(ABC):
                 pass
 
     def counting_refusal(self, num_choices: int = 1) -> CountedRefusal:
-        """Return what counts a request that is refused before `generate`, which does the same."""
+        """Return a context that counts a refusal before `generate`, which has one itself."""
         return CountedRefusal(self.metrics, num_choices)
 
     def _followed(
@@ -221,7 +221,7 @@ class Router(ABC):
         outputs: AsyncGenerator[EngineOutput, None],
         deadline: Deadline | None,
     ) -> AsyncGenerator[EngineOutput, None]:
-        """Return the outputs, which the sample buffer, audits and a receipt follow as they pass."""
+        """Return the outputs, observed by the sample buffer, the auditor and a receipt."""
         outputs = self._recorded(call, request, outputs)
         if (is_audited := self._receipts.draw_audit()) or request.receipt:
             return self._receipts.follow(request, outputs, deadline, is_audited=is_audited)
@@ -233,7 +233,7 @@ class Router(ABC):
         request: EngineRequest,
         outputs: AsyncGenerator[EngineOutput, None],
     ) -> AsyncGenerator[EngineOutput, None]:
-        """Return the outputs, which the sample buffer records as they pass if it accepts them."""
+        """Return the outputs, recorded by the sample buffer if it accepts them."""
         is_recorded = self._samples.accepts(call.cache_salt, allow_training=call.allow_training)
         if not is_recorded or request.adapter_id != BASE_MODEL:
             return outputs
@@ -280,7 +280,7 @@ class Router(ABC):
         self._client_for(model).require_room(num_choices)
 
     def _client_for(self, model: str) -> EngineClient:
-        """Return the way to the engine for a model. Raises UnknownModelError, NotReadyError."""
+        """Return the client of the engine for a model. Raises UnknownModelError, NotReadyError."""
         self._adapter_of(model)
         return self._client()
 

@@ -146,7 +146,7 @@ class Committer:
     ) -> list[_CommittedRow]:
         """Commit tokens of decodes after others of their run, while a step is in flight.
 
-        `_commit_token` without what those leave as it is: drafts, and the ends of block tables.
+        `_commit_token` without what such rows do not change: drafts, and the ends of block tables.
         Returns the rows that are not in `outputs`.
         """
         eos_token_ids, block_size = self._model.eos_token_ids, self._blocks.block_size

@@ -1,4 +1,4 @@
-"""The streams of requests to an engine, wherever that runs, and their texts."""
+"""Client of an engine in this process or another: the streams of its requests, and their texts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MANY_TOKENS = 1024
 
 
 class EngineClient(ABC):
-    """Opens streams on one event loop; a subclass takes their requests to the engine.
+    """Opens streams on one event loop; a subclass sends their requests to the engine.
 
     is_draining: new requests are rejected because the service stops.
     """
@@ -34,7 +34,7 @@ class EngineClient(ABC):
     def __init__(
         self, config: EngineConfig, get_tokenizer: Callable[[], Tokenizer], prefix: str = ""
     ) -> None:
-        """get_tokenizer: called once requests come.
+        """get_tokenizer: called with the first request.
 
         prefix: of the serial numbers of the streams, where an engine has several clients.
         """
@@ -45,9 +45,9 @@ class EngineClient(ABC):
 
     @abstractmethod
     def _add(self, request: EngineRequest, *, is_silent: bool) -> asyncio.Future[None]:
-        """Give a request to the engine. The future raises what `Engine.add` raises.
+        """Send a request to the engine. The future raises what `Engine.add` raises.
 
-        is_silent: nothing else is returned: the first output completes the future.
+        is_silent: only an error completes the future; otherwise the first output does.
         """
 
     @abstractmethod
@@ -138,7 +138,7 @@ class EngineClient(ABC):
     def require_room(self, num_choices: int = 1) -> None:
         """Raise OverloadedError if `num_choices` more do not fit; see `EngineConfig.require_room`.
 
-        Does not block. It spares the encoding of a request under overload; `generate` checks again.
+        Does not block. Called before a request is encoded; `generate` checks again.
         """
         self.config.require_room(self.num_sequences, num_choices)
 
