@@ -1,4 +1,4 @@
-"""Orders to the replicas of an application, sent through Serve."""
+"""Orders to the replicas of an application: sent through Serve, and executed on each replica."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from ray.exceptions import RayTaskError
 
 from cluster.api.base.operator_service import ReplicaOrders
 from cluster.control.peers import ROUTER
-from cluster.replica.orders import AbortOrder, all_flushed, answers_of, reports_of
+from cluster.replica.orders import (
+    AbortOrder,
+    OrderResult,
+    all_flushed,
+    answers_of,
+    reports_of,
+    result_of,
+)
 from cluster.replica.replica_router import ReplicaRouter
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.drafters import DrafterOrder, DrafterReport
@@ -19,7 +26,7 @@ from specdec.types.samples import SampleBatch, SampleOrder
 
 
 class Broadcast:
-    """Sends orders to all replicas; RouterReplica has the methods that it calls there."""
+    """Sends orders to all replicas, each of which is a BroadcastReceiver."""
 
     def __init__(self, application: str, replica_id: str, router: ReplicaRouter) -> None:
         """router: of this replica, whose id is `replica_id`."""
@@ -94,3 +101,45 @@ class Broadcast:
         handle = serve.get_deployment_handle(ROUTER, self._application)
         responses = handle.broadcast(method, *arguments)
         return list(await responses.results_async(return_exceptions=True))
+
+
+class BroadcastReceiver:
+    """A replica: the methods that `Broadcast` calls by name. None stands for another's order."""
+
+    router: ReplicaRouter
+    _replica_id: str
+
+    def _is_addressed(self, order: DrafterOrder | AdapterOrder | SampleOrder) -> bool:
+        return order.replica_id in ("", self._replica_id)
+
+    async def profile_if_addressed(self, order: ProfileOrder) -> ProfileReport | None:
+        """Profile this replica if the order names it."""
+        return await self.router.profile(order) if order.replica_id == self._replica_id else None
+
+    async def order_drafter_if_addressed(
+        self, order: DrafterOrder
+    ) -> OrderResult[DrafterReport] | None:
+        """Execute an order for the draft head."""
+        if not self._is_addressed(order):
+            return None
+        return await result_of(self.router.order_drafter(order), self._replica_id, DrafterReport)
+
+    async def order_adapter_if_addressed(
+        self, order: AdapterOrder
+    ) -> OrderResult[AdapterReport] | None:
+        """Execute an order for the adapters."""
+        if not self._is_addressed(order):
+            return None
+        return await result_of(self.router.order_adapter(order), self._replica_id, AdapterReport)
+
+    async def take_samples_if_addressed(self, order: SampleOrder) -> SampleBatch | None:
+        """Return samples of this replica, and forget them."""
+        return self.router.take_samples(order) if self._is_addressed(order) else None
+
+    async def abort_own_requests(self, order: AbortOrder) -> None:
+        """End the requests of this replica that an order applies to."""
+        self.router.abort(order)
+
+    async def flush_own_cache(self) -> bool:
+        """Empty the prefix cache of this replica, unless requests run or wait."""
+        return await self.router.flush_cache()

@@ -43,14 +43,10 @@ from cluster.config.serve_config import ServeConfig
 from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.peers import Applications, ServeDirectory
 from cluster.observability import logs
-from cluster.replica.orders import (
-    AbortOrder,
-    OrderResult,
-    result_of,
-)
+from cluster.replica.orders import AbortOrder
 from cluster.replica.replica_router import ReplicaRouter
 from cluster.serve.autoscaling import LOAD, NEEDED
-from cluster.serve.broadcast import Broadcast
+from cluster.serve.broadcast import Broadcast, BroadcastReceiver
 from cluster.serve.request_router import KV_CACHE_TOKENS
 from cluster.serve.router_factory import make_router
 from cluster.serve.start_errors import refusing_repeatable
@@ -58,12 +54,8 @@ from cluster.workers.rank.heap import freeze_heap
 from cluster.workers.ray.ray_internals import is_replica_stopping
 from cluster.workers.ray.resources import LocatedModels
 from cluster.workers.shared_draft.pool_seats import PoolSeats
-from specdec.types.adapters import AdapterOrder, AdapterReport
-from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import TargetFailedError
-from specdec.types.reports.profile import ProfileOrder, ProfileReport
 from specdec.types.responses import ModelInfo
-from specdec.types.samples import SampleBatch, SampleOrder
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +64,7 @@ _STALE_ROUTES_S = 1.0
 """Time in which Serve's proxies may still send requests to a replica that it stops."""
 
 
-class RouterReplica:
+class RouterReplica(BroadcastReceiver):
     """One replica. Its constructor returns when the model is warm, so Serve routes to it then.
 
     operators: what operators can read and change. Serve calls RPCs, which are methods of servicers,
@@ -234,45 +226,11 @@ class RouterReplica:
         """Return what request routers learn of this replica; Serve calls this every 10 s."""
         return {KV_CACHE_TOKENS: self.router.kv_cache_tokens}
 
-    async def profile_if_addressed(self, order: ProfileOrder) -> ProfileReport | None:
-        """Profile this replica if the broadcast order names it, else return None."""
-        if order.replica_id != self._replica_id:
-            return None
-        return await self.router.profile(order)
-
-    async def order_adapter_if_addressed(
-        self, order: AdapterOrder
-    ) -> OrderResult[AdapterReport] | None:
-        """Execute a broadcast order, unless it is for another replica."""
-        if order.replica_id not in ("", self._replica_id):
-            return None
-        execution = self.router.order_adapter(order)
-        return await result_of(execution, self._replica_id, AdapterReport)
-
-    async def take_samples_if_addressed(self, order: SampleOrder) -> SampleBatch | None:
-        """Return samples of this replica, unless a broadcast order is for another one."""
-        if order.replica_id not in ("", self._replica_id):
-            return None
-        return self.router.take_samples(order)
-
     async def abort_own_requests(self, order: AbortOrder) -> None:
-        """End the requests of this replica that a broadcast order applies to."""
-        self.router.abort(order)
+        """See BroadcastReceiver; also of the front ends."""
+        await super().abort_own_requests(order)
         if isinstance(self._ingress, FrontEnds):
             self._ingress.abort(order)
-
-    async def flush_own_cache(self) -> bool:
-        """Empty the prefix cache of this replica, unless requests run or wait."""
-        return await self.router.flush_cache()
-
-    async def order_drafter_if_addressed(
-        self, order: DrafterOrder
-    ) -> OrderResult[DrafterReport] | None:
-        """Execute a broadcast order, unless it is for another replica."""
-        if order.replica_id not in ("", self._replica_id):
-            return None
-        execution = self.router.order_drafter(order)
-        return await result_of(execution, self._replica_id, DrafterReport)
 
     async def drain(self, timeout_s: float | None = None) -> None:
         """Become not ready, and wait until all requests have ended or the timeout.

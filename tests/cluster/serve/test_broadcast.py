@@ -13,14 +13,21 @@ from specdec.types.reports.profile import ProfileOrder, ProfileReport
 from specdec.types.request import Caller
 
 
+class Replica(RouterReplica):
+    """A replica that nothing has started, and that has nothing to end."""
+
+    def __init__(self, number, router):
+        self.router, self._replica_id, self._ingress = router, f"r{number}", None
+
+    def __del__(self):
+        pass
+
+
 class Replicas:
     """Stands for the handle of a deployment, whose replicas answer a broadcast in this process."""
 
     def __init__(self, *routers):
-        self.replicas = [
-            SimpleNamespace(router=router, _replica_id=f"r{number}", _ingress=None)
-            for number, router in enumerate(routers, 1)
-        ]
+        self.replicas = [Replica(*each) for each in enumerate(routers, 1)]
 
     def broadcast(self, method, *arguments):
         async def results_async(return_exceptions):
@@ -31,7 +38,7 @@ class Replicas:
 
     async def _call(self, replica, method, arguments):
         try:
-            return await getattr(RouterReplica, method)(replica, *arguments)
+            return await getattr(replica, method)(*arguments)
         except NotReadyError as error:
             return error
 
